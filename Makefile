@@ -1,0 +1,42 @@
+# Every target sets up what it needs: on a bare machine with Python 3.11+ and make, `make demo` is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+install: $(STAMP)  ## Make .venv with regard and every extra
+
+# torch goes first, pinned: whatever else depends on torch then finds it in place.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regard needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)  ## Train the date translator, check it, draw what it attends to (under 3 minutes)
+	$(BIN)/regard demo --out demo
+
+test: $(STAMP)  ## Run the tests and the documented examples
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)  ## ruff (lint and format) and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## Let ruff rewrite the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## Run every benchmark and rewrite benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks
+
+clean:  ## Remove what the targets made
+	rm -rf $(VENV) demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,24 @@
+"""For every test and documented example: shapes in signatures are checked, and random numbers are seeded."""
+
+import os
+
+# Two processes of pytest-xdist share the machine: one thread each. Set before torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from jaxtyping import install_import_hook
+
+# Not the doors (functional, masks, shapes), whose own checks and messages are under test.
+CHECKED = ("scores", "normalizations", "positions", "nn", "models", "decoding")
+install_import_hook([f"regard.{name}" for name in CHECKED], "beartype.beartype")
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+hypothesis.settings.register_profile("regard", deadline=None, derandomize=True, max_examples=40)
+hypothesis.settings.load_profile("regard")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)

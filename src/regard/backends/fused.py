@@ -1,0 +1,168 @@
+"""torch's fused kernels, with the log-sum-exp that they already compute."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Backend, Call
+from regard.backends.kernels import Kernel, kernel_for
+from regard.backends.plan import Block, Plan, live_rows, plan
+from regard.errors import BackendError
+from regard.normalizations import Softmax
+
+
+class Fused(Backend):
+    """Softmax of scaled dot products at the kernels' speed; nothing T x S is ever allocated.
+
+    The row state is the log-sum-exp, -inf for rows with no key, and it takes a gradient.
+    """
+
+    name = "fused"
+
+    def why_not(self, call: Call) -> str | None:
+        """It runs scores that are dot products, under softmax, without dropout or a learned bias."""
+        if call.score.dot_scale(call.query.shape[-1]) is None:
+            return f"torch's fused kernels compute scaled dot products; the score here: {call.score}"
+        if not isinstance(call.normalization, Softmax):
+            return f"torch's fused kernels normalise by softmax, not by {call.normalization}"
+        if call.dropout > 0:
+            return "the fused kernels have no dropout whose weights could be read"
+        if call.bias is not None and call.bias.reads_vectors:
+            return "the bias reads the vectors of queries and keys, which torch's fused kernels do not let it"
+        if call.bias is not None and torch.is_grad_enabled() and any(t.requires_grad for t in call.bias.learned()):
+            return "torch's fused kernels give no gradient to a bias"
+        if kernel_for(call.query, call.sizes, has_additive=True) is None:
+            return f"torch has no fused kernel for {call.query.dtype} on {call.query.device.type}"
+        return None
+
+    def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Cover the mask by a plan and run the kernel on its blocks."""
+        scale = call.score.dot_scale(call.query.shape[-1])
+        covering = plan(call)
+        kernel = kernel_for(call.query, call.sizes, has_additive=not covering.is_plain)
+        assert kernel is not None, "why_not has said so"
+        assert scale is not None, "why_not has said so"
+        tensors = (t.to(call.query.dtype) for t in (call.query, call.key, value))
+        query, key, value_ = _one_width(*tensors)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value_)):
+            output, lse = _FusedBlocks.apply(kernel, covering, scale, query, key, value_)
+        else:
+            output, lse, _ = _forward_blocks(kernel, covering, scale, query, key, value_)
+        lse = lse if covering.per_row is None else lse + covering.per_row.to(lse.dtype)
+        return output[..., : value.shape[-1]].to(value.dtype), lse
+
+
+def _one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Pad the narrower of query/key and value with zeros: the kernels want one width.
+
+    Zero columns change neither the scores nor the columns of the output that are kept.
+    """
+    width = max(t.shape[-1] for t in tensors)
+    if tensors[0].device.type == "cuda":
+        width += -width % 8
+    padded = (t if t.shape[-1] == width else torch.nn.functional.pad(t, (0, width - t.shape[-1])) for t in tensors)
+    # The CPU operator reads rows as if their stride were 1, and gives wrong numbers without a word where it is not.
+    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in padded)
+
+
+class _FusedBlocks(torch.autograd.Function):
+    """A kernel over the blocks of a plan: (query, key, value) -> (output, lse), both with gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: Kernel, covering: Plan, scale: float, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        output, lse, extras = _forward_blocks(kernel, covering, scale, query, key, value)
+        ctx.kernel, ctx.covering, ctx.scale, ctx.extras = kernel, covering, scale, extras
+        ctx.save_for_backward(query, key, value, output, lse)
+        ctx.set_materialize_grads(False)
+        return output, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise BackendError("backend 'fused' has no second derivative; backend='tiled' has, in linear memory")
+        query, key, value, output, lse = ctx.saved_tensors
+        if grad_output is None:
+            grad_output = torch.zeros_like(output)
+        grad_output = grad_output if grad_output.stride(-1) == 1 else grad_output.contiguous()
+        blocks = ctx.covering.blocks
+        if len(blocks) == 1 and len(blocks[0].columns) == key.shape[2]:
+            return None, None, None, *_backward_block(ctx, 0, ctx.saved_tensors, grad_output, grad_lse)
+        grads = tuple(torch.zeros_like(t) for t in (query, key, value))
+        for number, block in enumerate(blocks):
+            if not block.columns:
+                continue
+            rows, columns = _slice(block.rows), _slice(block.columns)
+            saved = (query[:, :, rows], key[:, :, columns], value[:, :, columns], output[:, :, rows], lse[:, :, rows])
+            grad_rows = None if grad_lse is None else grad_lse[:, :, rows]
+            pieces = _backward_block(ctx, number, saved, grad_output[:, :, rows], grad_rows)
+            for grad, where, piece in zip(grads, (rows, columns, columns), pieces, strict=True):
+                grad[:, :, where] += piece
+        return None, None, None, *grads
+
+
+def _forward_blocks(
+    kernel: Kernel, covering: Plan, scale: float, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+    """Output and lse of all blocks, and each block's extras."""
+    pieces = [_forward_block(kernel, covering, block, scale, query, key, value) for block in covering.blocks]
+    outputs, states, extras = zip(*pieces, strict=True)
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    lse = states[0] if len(states) == 1 else torch.cat(states, dim=2)
+    return output, lse, extras
+
+
+def _forward_block(
+    kernel: Kernel, covering: Plan, block: Block, scale: float, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+    """Output, lse (-inf on rows with no key) and the kernel's extras for one block."""
+    query = query[:, :, _slice(block.rows)]
+    if not block.columns:
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        return torch.zeros_like(query), query.new_full(query.shape[:-1], -torch.inf, dtype=dtype), ()
+    key, value = key[:, :, _slice(block.columns)], value[:, :, _slice(block.columns)]
+    additive = covering.additive(block)
+    output, lse, extras = kernel.forward(query, key, value, additive=additive, is_causal=block.is_causal, scale=scale)
+    live = live_rows(additive, block)
+    if live is not None:
+        # Kernels disagree on rows with no key (lse is 0.0 on CPU, +inf in flash): the mask says which they are.
+        lse = lse.masked_fill(~live, -torch.inf)
+        output = output if output.device.type == "cpu" else output.masked_fill(~live[..., None], 0.0)
+    return output, lse, extras
+
+
+def _backward_block(
+    ctx: Any, number: int, saved: tuple[Tensor, ...], grad_output: Tensor, grad_lse: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Gradients of the query, key and value of block `number`, from its part of what was saved."""
+    block = ctx.covering.blocks[number]
+    query, key, value, output, lse = saved
+    dim = query.shape[-1]
+    additive = ctx.covering.additive(block)
+    if additive is not None:
+        dead = lse == -torch.inf
+        # With lse = +inf a dead row's weights are exp(-inf) = 0 again, whatever the kernel's own convention.
+        lse = lse.masked_fill(dead, torch.inf)
+        grad_output = grad_output.masked_fill(dead[..., None], 0.0)
+        grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)
+    if grad_lse is not None:
+        extra = 8 if query.device.type == "cuda" else 1
+        query, key, output = (torch.nn.functional.pad(t, (0, extra)) for t in (query, key, output))
+        value = torch.nn.functional.pad(torch.nn.functional.pad(value, (0, 1), value=1.0), (0, extra - 1))
+        grad_output = torch.cat([grad_output, grad_lse[..., None].to(grad_output.dtype)], -1)
+        grad_output = torch.nn.functional.pad(grad_output, (0, extra - 1))
+    grads = ctx.kernel.backward(
+        grad_output,
+        (query, key, value, output, lse),
+        ctx.extras[number],
+        additive=additive,
+        is_causal=block.is_causal,
+        scale=ctx.scale,
+    )
+    return tuple(g[..., :dim] for g in grads)
+
+
+def _slice(where: range) -> slice:
+    return slice(where.start, where.stop)

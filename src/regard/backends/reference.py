@@ -1,0 +1,28 @@
+"""The specification: dense, readable, any dtype. Everything else is checked against it in float64."""
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Backend, Call
+
+
+class Reference(Backend):
+    """$O = \\mathrm{drop}(P) V$ with P in full: T x S numbers for each head.
+
+    Scores and weights are computed in at least float32 and the output is returned in the input's dtype.
+    """
+
+    name = "reference"
+
+    def why_not(self, call: Call) -> str | None:
+        """It runs every call."""
+        return None
+
+    def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores, weights, dropout, weighted sum."""
+        scores = call.scores(range(call.sizes.queries), range(call.sizes.keys))
+        weights, state = call.normalization.normalize(scores)
+        weights = torch.dropout(weights, call.dropout, train=call.dropout > 0)
+        dtype = value.dtype
+        value = value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
+        return (weights @ value).to(dtype), state

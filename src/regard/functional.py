@@ -1,0 +1,211 @@
+"""`attention`: the one door to the maths."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, overload
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from regard.backends import BACKENDS, choose, execute
+from regard.backends.base import Backend, Call
+from regard.biases import Bias, as_bias
+from regard.errors import ArgumentError
+from regard.masks import Mask, as_mask
+from regard.normalizations import Normalization, Softmax
+from regard.scores import ScaledDot, Score, as_score
+from regard.shapes import canonical, restore
+from regard.weights import AttentionMap
+
+AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
+
+
+class Attended(NamedTuple):
+    """What `attention(..., return_weights=True)` answers."""
+
+    output: Tensor
+    weights: AttentionMap
+
+
+@overload
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: Normalization = ...,
+    mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
+    backend: str | None = ..., return_weights: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: Normalization = ...,
+    mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
+    backend: str | None = ..., return_weights: Literal[True],
+) -> Attended: ...  # fmt: skip
+@overload
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: Normalization = ...,
+    mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
+    backend: str | None = ..., return_weights: bool,
+) -> Tensor | Attended: ...  # fmt: skip
+def attention(
+    query: Float[Tensor, "..."],
+    key: Float[Tensor, "..."],
+    value: Float[Tensor, "..."],
+    *,
+    score: AnyScore = ScaledDot(),  # noqa: B008  (frozen, without state)
+    normalization: Normalization = Softmax(),  # noqa: B008
+    mask: Mask | Tensor | None = None,
+    bias: Bias | Tensor | None = None,
+    dropout: float = 0.0,
+    backend: str | None = None,
+    return_weights: bool = False,
+) -> Tensor | Attended:
+    r"""Attend: $O = P V$ with $P = \mathrm{normalize}(s(Q, K) + b)$ where the mask allows.
+
+    Args:
+        query: (batch..., H, T, D), (batch, T, D) or (T, D).
+        key: (batch..., G, S, D) and so on, of the query's rank. G divides H: query head h reads
+            key/value head h // (H / G).
+        value: (batch..., G, S, E).
+        score: how a query and a key become a number: `ScaledDot()`, `Additive(...)`, `Gaussian(...)`, or a
+            function of one's own from a block of queries and a block of keys to scores.
+        normalization: how a row of scores becomes weights: `Softmax()`, `Sparsemax()`, `Sigmoid()`, ...
+        mask: who may attend to whom: a mask (`causal() & lengths(n)`) or a bool tensor, True = keep, of
+            the input's rank with each dimension full or 1, or (T, S). A row with no key is exactly 0.
+        bias: added to the scores: a tensor shaped like a tensor mask, or a `Bias`. -inf in it excludes.
+        dropout: the probability that a weight is dropped, in [0, 1); the output is drop(P) V. It is
+            applied whenever it is above 0: pass 0 in evaluation.
+        backend: "fused", "tiled", "reference", or None to choose. A named backend runs or raises.
+        return_weights: also return P as an `AttentionMap`, before dropout. Asking for it changes neither
+            the output's bits nor the kernel that makes it.
+
+    Returns:
+        The output, (batch..., H, T, E) in the input's dtype; with `return_weights`, a named tuple
+        `(output, weights)`.
+
+    Raises:
+        ShapeError: shapes, dtypes or devices that do not fit.
+        ArgumentError: a dropout outside [0, 1) or an unknown backend.
+        BackendError: the named backend cannot run this call.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 16)
+    >>> attention(q, k, v).shape
+    torch.Size([2, 8, 5, 16])
+    >>> output, weights = attention(q, k, v, return_weights=True)
+    >>> weights.shape, weights[0, :, 4].sum(-1).round(decimals=3).unique()
+    (torch.Size([2, 8, 5, 7]), tensor([1.]))
+    """
+    if has_torch_function_variadic(query, key, value):
+        # As F.scaled_dot_product_attention does: tensor subclasses and modes (regard.watch) see the call whole.
+        return handle_torch_function(
+            attention, (query, key, value), query, key, value, score=score, normalization=normalization, mask=mask,
+            bias=bias, dropout=dropout, backend=backend, return_weights=return_weights,
+        )  # fmt: skip
+    call, value = make_call(
+        query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
+    )
+    chosen = choose(call, backend)
+    output, state = execute(chosen, call, value)
+    output = restore(output, call.sizes)
+    if not return_weights:
+        return output
+    return Attended(output, AttentionMap(call, state, chosen, call.sizes.leading))
+
+
+def make_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: AnyScore,
+    normalization: Normalization,
+    mask: Mask | Tensor | None,
+    bias: Bias | Tensor | None,
+    dropout: float,
+) -> tuple[Call, Tensor]:
+    """Check everything once and freeze the call; the canonical value comes beside it."""
+    if not 0.0 <= dropout < 1.0:
+        raise ArgumentError(f"dropout must be in [0, 1), got {dropout}")
+    query, key, value, sizes = canonical(query, key, value)
+    chosen = as_score(score)
+    query, key = chosen.prepare(query, key)
+    allowed, added = as_mask(mask), as_bias(bias)
+    call = Call(
+        query=query,
+        key=key,
+        score=chosen,
+        normalization=normalization,
+        mask=None if allowed is None else allowed.bind(sizes, query.device),
+        bias=None if added is None else added.bind(sizes, query.device),
+        dropout=dropout,
+        sizes=sizes,
+    )
+    return call, value
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which backend runs a call, what it costs, and why each other one was not chosen."""
+
+    backend: str
+    reason: str
+    flops: int
+    """Multiplications and additions of the two products, counted on every pair of query and key."""
+    extra_bytes: int
+    """What the backend allocates that grows with T x S; 0 for backends that never do."""
+    refused: dict[str, str]
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        lines = [
+            f"{self.backend}: {self.reason}",
+            f"  {self.flops:.3g} FLOPs, {self.extra_bytes:.3g} bytes for T x S weights",
+        ]
+        return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.refused.items()])
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: AnyScore = ScaledDot(),  # noqa: B008
+    normalization: Normalization = Softmax(),  # noqa: B008
+    mask: Mask | Tensor | None = None,
+    bias: Bias | Tensor | None = None,
+    dropout: float = 0.0,
+    backend: str | None = None,
+) -> Explanation:
+    """What `attention` would do with the same arguments. Nothing is computed.
+
+    Raises:
+        The same as `attention`.
+
+    >>> import torch
+    >>> print(explain(torch.ones(4, 8), torch.ones(4, 8), torch.ones(4, 8), dropout=0.1))
+    tiled: chosen: the first that runs this call
+      512 FLOPs, 0 bytes for T x S weights
+      not fused: the fused kernels have no dropout whose weights could be read
+      not reference: 'tiled' came first
+    """
+    call, value = make_call(
+        query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
+    )
+    chosen = choose(call, backend)
+    refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call))}
+    pairs = call.sizes.flat_batch * call.sizes.heads * call.sizes.queries * call.sizes.keys
+    return Explanation(
+        backend=chosen.name,
+        reason="named by the caller" if backend else "chosen: the first that runs this call",
+        flops=2 * pairs * (call.query.shape[-1] + value.shape[-1]),
+        extra_bytes=pairs * call.compute_dtype.itemsize if chosen.name == "reference" else 0,
+        refused=refused,
+    )
+
+
+def _why_not(other: Backend, chosen: Backend, call: Call) -> str | None:
+    if other is chosen:
+        return None
+    return other.why_not(call) or f"{chosen.name!r} came first"

@@ -1,0 +1,301 @@
+"""Masks with a structure that saves work: windows, prefixes, packed documents, strides, blocks.
+
+    window(W)              the last W keys, the query's own included
+    prefix(n)              causal, but every query sees the first n keys
+    documents(ids)         keys of the query's own document, for sequences packed into one row
+    strided(n)             every n-th key before and after the query's own position
+    blocks(pattern, size)  a coarse pattern of size x size blocks
+
+Each knows the range of keys that a block of queries can see, so that what lies outside is never computed.
+As everywhere, query i stands at position offset + i, by default offset S - T.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.masks import Mask, causal, lengths
+from regard.shapes import Sizes, canonical_per_sequence
+
+
+def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset: int | None = None) -> Mask:
+    """Attend to `size` keys around the query's own position, which is one of them.
+
+    Args:
+        size: W. On the left: positions p - W + 1 .. p (sliding-window attention, which is causal by itself);
+            on the right p .. p + W - 1; both: W positions with p in the middle, W odd.
+        side: which.
+        offset: query i stands at offset + i; S - T if None.
+
+    Raises:
+        ArgumentError: a size below 1, an even size in the middle, or another side.
+
+    >>> window(2).dense(Sizes((), 1, 1, 3, 3, False)).int().squeeze()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    if size < 1 or (side == "both" and size % 2 == 0):
+        raise ArgumentError(f"window counts keys, the query's own included: at least 1, odd for 'both'; got {size}")
+    reach = {"left": (size - 1, 0), "right": (0, size - 1), "both": (size // 2, size // 2)}
+    if side not in reach:
+        raise ArgumentError(f"side must be one of {', '.join(reach)}; got {side!r}")
+    before, after = reach[side]
+    return Window(before, after, offset)
+
+
+def prefix(size: int | Int[Tensor, "..."]) -> Mask:
+    """Causal, but the first `size` keys are seen by every query: a prefix language model.
+
+    Source: Raffel et al. 2020 (arXiv:1910.10683), figure 4 ("causal with prefix").
+
+    >>> prefix(2).dense(Sizes((), 1, 1, 3, 3, False)).int().squeeze()
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
+    """
+    return lengths(size) | causal()
+
+
+def documents(
+    ids: Int[Tensor, "..."] | None = None,
+    *,
+    key_ids: Int[Tensor, "..."] | None = None,
+    offsets: Int[Tensor, " N"] | None = None,
+) -> Mask:
+    """Attend within one's own document, where several are packed into one sequence.
+
+    Args:
+        ids: the document of each query, (batch..., T), and of each key where these are as many.
+        key_ids: the document of each key, (batch..., S), where it differs from `ids`.
+        offsets: instead of ids, where each document begins and the last one ends: 0, n_1, n_1 + n_2, ...
+
+    Raises:
+        ArgumentError: neither or both of ids and offsets, or offsets that do not rise from 0.
+        ShapeError: ids that do not fit the call.
+
+    >>> documents(offsets=torch.tensor([0, 2, 3])).dense(Sizes((), 1, 1, 3, 3, False)).int().squeeze()
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    if (ids is None) == (offsets is None):
+        raise ArgumentError("documents takes either ids or offsets")
+    if ids is None:
+        assert offsets is not None
+        steps = offsets.diff()
+        if offsets.dim() != 1 or len(offsets) < 2 or int(offsets[0]) != 0 or bool((steps < 0).any()):
+            raise ArgumentError(f"offsets must rise from 0 to the whole length, got {offsets.tolist()}")
+        ids = torch.arange(len(steps), device=offsets.device).repeat_interleave(steps)
+    return Documents(ids, ids if key_ids is None else key_ids)
+
+
+def strided(stride: int, *, offset: int | None = None) -> Mask:
+    """Attend to every `stride`-th key, counted from the query's own position.
+
+    Source: Child et al. 2019 (arXiv:1904.10509), section 4.2; their strided pattern is
+    `causal() & (window(n) | strided(n))`.
+
+    Raises:
+        ArgumentError: a stride below 1.
+
+    >>> strided(2).dense(Sizes((), 1, 1, 2, 4, False)).int().squeeze()
+    tensor([[1, 0, 1, 0],
+            [0, 1, 0, 1]], dtype=torch.int32)
+    """
+    if stride < 1:
+        raise ArgumentError(f"stride must be at least 1, got {stride}")
+    return Strided(stride, offset)
+
+
+def blocks(pattern: Bool[Tensor, "..."], size: int) -> Mask:
+    """Attend where a coarse pattern says so: query i to key j where pattern[..., i // size, j // size].
+
+    Args:
+        pattern: bool (rows, columns), or (H, rows, columns) for each head its own.
+        size: queries and keys in a block.
+
+    Raises:
+        ShapeError: a pattern that is not bool, or that does not cover the call.
+
+    >>> blocks(torch.eye(2, dtype=torch.bool), 2).dense(Sizes((), 1, 1, 3, 3, False)).int().squeeze()
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    if pattern.dtype != torch.bool or pattern.dim() not in (2, 3) or size < 1:
+        raise ShapeError(
+            f"blocks takes a bool pattern (rows, columns) or (H, rows, columns) and a size of at least 1, "
+            f"got {pattern.dtype} {tuple(pattern.shape)} and {size}"
+        )
+    return Blocks(pattern if pattern.dim() == 3 else pattern[None], size)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Window(Mask):
+    """position - before <= key <= position + after. See `window`."""
+
+    before: int
+    after: int
+    offset: int | None = None
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Align the last query with the last key where no offset was given."""
+        return Window(self.before, self.after, sizes.keys - sizes.queries if self.offset is None else self.offset)
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Near enough."""
+        distance = key - query - _bound(self.offset)
+        return (distance >= -self.before) & (distance <= self.after)
+
+    def depends_on(self) -> frozenset[str]:
+        """Query and key."""
+        return frozenset({"query", "key"})
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """From what the first row sees to what the last one sees."""
+        offset = _bound(self.offset)
+        return _clip(rows.start + offset - self.before, rows.stop + offset + self.after, sizes.keys)
+
+    def __str__(self) -> str:
+        size, sides = self.before + self.after + 1, {(True, False): "", (False, True): " to the right"}
+        return f"window of {size}{sides.get((self.before > 0, self.after > 0), ' in the middle')}"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Documents(Mask):
+    """id of the query == id of the key. See `documents`."""
+
+    ids: Tensor
+    key_ids: Tensor
+    first: Tensor | None = None
+    """By query: the first key of its document, over the whole batch; on the CPU."""
+    last: Tensor | None = None
+    """By query: one beyond the last key of its document."""
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Flatten the batch, and find where each query's document begins and ends."""
+        ids = _per_sequence(self.ids, sizes, sizes.queries, "document ids of queries", device)
+        key_ids = _per_sequence(self.key_ids, sizes, sizes.keys, "document ids of keys", device)
+        first, last = _extent(ids.cpu(), key_ids.cpu())
+        return Documents(ids, key_ids, first, last)
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """The same document."""
+        return self.ids[batch, query] == self.key_ids[batch, key]
+
+    def depends_on(self) -> frozenset[str]:
+        """Not the head."""
+        return frozenset({"batch", "query", "key"})
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """From the first key of the rows' documents to the last."""
+        if self.first is None or self.last is None:
+            return range(sizes.keys)
+        part = slice(rows.start, rows.stop)
+        return _clip(int(self.first[part].min()), int(self.last[part].max()), sizes.keys)
+
+    def row_cuts(self, sizes: Sizes) -> list[int]:
+        """Where a new document begins in every sequence of the batch."""
+        change = (self.ids[:, 1:] != self.ids[:, :-1]).all(0)
+        return (change.nonzero().squeeze(-1) + 1).tolist()
+
+    def __str__(self) -> str:
+        return "documents"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Strided(Mask):
+    """(position - key) % stride == 0. See `strided`."""
+
+    stride: int
+    offset: int | None = None
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Align the last query with the last key where no offset was given."""
+        return Strided(self.stride, sizes.keys - sizes.queries if self.offset is None else self.offset)
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """A whole number of strides away."""
+        return (query + _bound(self.offset) - key) % self.stride == 0
+
+    def depends_on(self) -> frozenset[str]:
+        """Query and key."""
+        return frozenset({"query", "key"})
+
+    def __str__(self) -> str:
+        return f"strided by {self.stride}"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Blocks(Mask):
+    """pattern[head, query // size, key // size]. See `blocks`."""
+
+    pattern: Tensor
+    size: int
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Check that the pattern covers the call."""
+        heads, rows, columns = self.pattern.shape
+        if rows * self.size < sizes.queries or columns * self.size < sizes.keys or heads not in (1, sizes.heads):
+            raise ShapeError(
+                f"a pattern {tuple(self.pattern.shape)} of blocks of {self.size} does not cover "
+                f"{sizes.heads} heads, {sizes.queries} queries and {sizes.keys} keys"
+            )
+        return Blocks(self.pattern.to(device), self.size)
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """What the block says."""
+        head = head if len(self.pattern) > 1 else torch.zeros((), dtype=torch.long, device=self.pattern.device)
+        return self.pattern[head, query // self.size, key // self.size]
+
+    def depends_on(self) -> frozenset[str]:
+        """Query and key, and the head where each has its own pattern."""
+        return frozenset({"query", "key", "head"} if len(self.pattern) > 1 else {"query", "key"})
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """The hull of the rows' blocks."""
+        part = self.pattern[:, rows.start // self.size : -(-rows.stop // self.size)].flatten(0, 1).any(0)
+        where = part.nonzero()
+        if not len(where):
+            return range(0)
+        return _clip(int(where[0]) * self.size, (int(where[-1]) + 1) * self.size, sizes.keys)
+
+    def row_cuts(self, sizes: Sizes) -> list[int]:
+        """Between blocks."""
+        return list(range(self.size, sizes.queries, self.size))
+
+    def __str__(self) -> str:
+        return f"blocks of {self.size}"
+
+
+def _bound(offset: int | None) -> int:
+    if offset is None:
+        raise ArgumentError("this mask has not met a call yet: bind it, or give it an offset")
+    return offset
+
+
+def _clip(start: int, stop: int, length: int) -> range:
+    start = max(0, min(length, start))
+    return range(start, max(start, min(length, stop)))
+
+
+def _per_sequence(ids: Tensor, sizes: Sizes, length: int, name: str, device: torch.device) -> Tensor:
+    if ids.dim() == 1 and sizes.batch:
+        ids = ids.expand(*sizes.batch, ids.shape[0])
+    return canonical_per_sequence(ids.to(device), sizes, length, name=name)
+
+
+def _extent(ids: Tensor, key_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """By query: the first key of its document and one beyond the last, the widest over the batch."""
+    names, flat = torch.unique(torch.cat([ids, key_ids], dim=1), return_inverse=True)
+    of_query, of_key = flat.split([ids.shape[1], key_ids.shape[1]], dim=1)
+    where = torch.arange(key_ids.shape[1]).expand_as(key_ids)
+    shape = (len(ids), len(names))
+    first = torch.full(shape, key_ids.shape[1]).scatter_reduce(1, of_key, where, "amin")
+    last = torch.zeros(shape, dtype=torch.long).scatter_reduce(1, of_key, where + 1, "amax")
+    return first.gather(1, of_query).amin(0), last.gather(1, of_query).amax(0)

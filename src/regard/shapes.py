@@ -1,0 +1,209 @@
+"""The legend of shapes, and the only door checks of query, key, value and bias.
+
+    B  batch (any number of dimensions)     T  queries       D  query/key dim
+    H  query heads                          S  keys          E  value dim
+    G  key/value heads (G divides H)
+
+Layout `(batch..., H, T, D)`; 3-D input is `(B, T, D)` with one head and 2-D is `(T, D)`. Inside the
+package every tensor is canonical: `(B, H, T, D)` with one flat batch dimension. `Sizes` remembers what
+came in, so that outputs, masks, biases and maps follow the rank of the input.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of one attention call, in the letters of the legend."""
+
+    batch: tuple[int, ...]
+    """The batch dimensions as the caller gave them; () for 2-D input."""
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    has_heads: bool
+    """Whether the input had a dimension of heads (4-D and above)."""
+
+    @property
+    def flat_batch(self) -> int:
+        """B: the product of the batch dimensions."""
+        product = 1
+        for size in self.batch:
+            product *= size
+        return product
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The dimensions before (T, ...) in the caller's layout."""
+        return (*self.batch, self.heads) if self.has_heads else self.batch
+
+    @property
+    def map_shape(self) -> tuple[int, ...]:
+        """The shape of the weights in the caller's layout: (batch..., H, T, S)."""
+        return (*self.leading, self.queries, self.keys)
+
+
+def canonical(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Sizes]:
+    """Check query, key and value against each other and give them four dimensions.
+
+    Returns query `(B, H, T, Dq)`, key `(B, G, S, Dk)`, value `(B, G, S, E)` and their `Sizes`. Batch
+    dimensions broadcast, as views. Whether Dq must equal Dk is for the score to say.
+
+    Raises:
+        ShapeError: ranks, lengths, heads, dtypes or devices that do not fit, or an empty sequence.
+
+    >>> q, k, v, sizes = canonical(torch.ones(5, 4), torch.ones(7, 4), torch.ones(7, 3))
+    >>> q.shape, sizes.map_shape
+    (torch.Size([1, 1, 5, 4]), (5, 7))
+    """
+    tensors = {"query": query, "key": key, "value": value}
+    _check_kinds(tensors)
+    _check_ranks(tensors)
+    has_heads = query.dim() >= 4
+    batch = _common_batch(tensors)
+    sizes = Sizes(
+        batch=tuple(batch),
+        heads=query.shape[-3] if has_heads else 1,
+        kv_heads=key.shape[-3] if has_heads else 1,
+        queries=query.shape[-2],
+        keys=key.shape[-2],
+        has_heads=has_heads,
+    )
+    _check_sizes(sizes, tensors)
+    query, key, value = (_flatten(t, sizes) for t in (query, key, value))
+    return query, key, value, sizes
+
+
+def restore(output: Tensor, sizes: Sizes) -> Tensor:
+    """Give a canonical `(B, H, T, E)` output the caller's leading dimensions."""
+    return output.reshape(*sizes.leading, *output.shape[-2:])
+
+
+def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
+    """Give a mask or bias over (query, key) pairs the canonical rank of 4, each dimension full or 1.
+
+    It has the input's rank with each dimension full or 1, or is 2-D `(T, S)`.
+
+    Raises:
+        ShapeError: any other shape; the message says which shapes would do.
+    """
+    full = sizes.map_shape
+    fits = tensor.dim() == len(full) and all(n in (1, m) for n, m in zip(tensor.shape, full, strict=True))
+    plain = tensor.dim() == 2 and all(n in (1, m) for n, m in zip(tensor.shape, full[-2:], strict=True))
+    if not (fits or plain):
+        raise ShapeError(
+            f"{name} must have the rank of the input with each dimension full or 1, here {full}, "
+            f"or be 2-D {full[-2:]}; got {tuple(tensor.shape)}"
+        )
+    if not fits:
+        return tensor[None, None]
+    lead = tensor.shape[: len(sizes.batch)]
+    if all(n == 1 for n in lead):
+        tensor = tensor.reshape(1, *tensor.shape[len(lead) :])
+    else:
+        tensor = tensor.expand(*sizes.batch, *tensor.shape[len(lead) :]).flatten(0, len(lead) - 1)
+    return tensor if sizes.has_heads else tensor.unsqueeze(1)
+
+
+def canonical_per_sequence(tensor: Tensor, sizes: Sizes, *trailing: int, name: str) -> Tensor:
+    """Flatten the batch dimensions of a tensor of shape `(batch..., *trailing)` to `(B or 1, *trailing)`.
+
+    Raises:
+        ShapeError: the shape is another.
+    """
+    expected = (*sizes.batch, *trailing)
+    if tensor.dim() != len(expected) or any(n not in (1, m) for n, m in zip(tensor.shape, expected, strict=True)):
+        raise ShapeError(f"{name} must have shape {expected}, got {tuple(tensor.shape)}")
+    return tensor.expand(expected).reshape(sizes.flat_batch, *trailing)
+
+
+def take_pairs(tensor: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+    """A block of a (B or 1, H or 1, T or 1, S or 1) tensor; dimensions of size 1 are left as they are."""
+    if tensor.shape[-2] > 1:
+        tensor = take(tensor, rows)
+    if tensor.shape[-1] > 1:
+        tensor = take(tensor.mT, columns).mT
+    return tensor
+
+
+def take(tensor: Tensor, rows: range | Tensor) -> Tensor:
+    """Rows of the second-to-last dimension: a view for a range, a copy for an index tensor."""
+    if isinstance(rows, range):
+        return tensor if len(rows) == tensor.shape[-2] else tensor[..., rows.start : rows.stop, :]
+    return tensor.index_select(-2, rows)
+
+
+def _common_batch(tensors: dict[str, Tensor]) -> torch.Size:
+    batches = [_batch_of(t) for t in tensors.values()]
+    # Nearly always equal; torch.broadcast_shapes takes as long as all the other checks.
+    if batches.count(batches[0]) == len(batches):
+        return batches[0]
+    try:
+        return torch.broadcast_shapes(*batches)
+    except RuntimeError as error:
+        raise ShapeError(
+            f"the batch dimensions of query, key and value must be equal or 1, got {_shapes(tensors)}"
+        ) from error
+
+
+def _batch_of(tensor: Tensor) -> torch.Size:
+    return tensor.shape[:-3] if tensor.dim() >= 4 else tensor.shape[:-2]
+
+
+def _flatten(tensor: Tensor, sizes: Sizes) -> Tensor:
+    if not sizes.has_heads:
+        tensor = tensor.unsqueeze(-3)
+    if len(sizes.batch) == 1 and tensor.shape[0] == sizes.batch[0]:
+        return tensor
+    tail = tensor.shape[-3:]
+    return tensor.expand(*sizes.batch, *tail).reshape(sizes.flat_batch, *tail)
+
+
+def _shapes(tensors: dict[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
+
+
+def _check_kinds(tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise ShapeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if not tensor.is_floating_point():
+            raise ShapeError(f"{name} must be of a floating-point dtype, got {tensor.dtype}: embed or cast it")
+    if len({t.dtype for t in tensors.values()}) > 1:
+        kinds = ", ".join(f"{name} {t.dtype}" for name, t in tensors.items())
+        raise ShapeError(f"query, key and value must share one dtype, got {kinds}")
+    if len({t.device for t in tensors.values()}) > 1:
+        devices = ", ".join(f"{name} {t.device}" for name, t in tensors.items())
+        raise ShapeError(f"query, key and value must be on one device, got {devices}")
+
+
+def _check_ranks(tensors: dict[str, Tensor]) -> None:
+    ranks = {t.dim() for t in tensors.values()}
+    if len(ranks) > 1 or ranks.pop() < 2:
+        raise ShapeError(
+            "query, key and value must share one rank: (batch..., heads, length, dim), (batch, length, dim) "
+            f"or (length, dim); got {_shapes(tensors)}"
+        )
+
+
+def _check_sizes(sizes: Sizes, tensors: dict[str, Tensor]) -> None:
+    key, value = tensors["key"], tensors["value"]
+    if key.shape[-2] != value.shape[-2]:
+        raise ShapeError(f"key and value must have the same length, got {_shapes(tensors)}")
+    if sizes.has_heads and key.shape[-3] != value.shape[-3]:
+        raise ShapeError(f"key and value must have the same number of heads, got {_shapes(tensors)}")
+    if any(n == 0 for t in tensors.values() for n in t.shape[-3 if sizes.has_heads else -2 :]):
+        raise ShapeError(
+            f"heads, lengths and dims must be at least 1, got {_shapes(tensors)}: "
+            "drop the empty sequences from the batch, or mask them with lengths()"
+        )
+    if sizes.heads % sizes.kv_heads:
+        raise ShapeError(
+            f"the query's heads must be a multiple of the key's heads, got {sizes.heads} and {sizes.kv_heads}"
+        )

@@ -1,0 +1,92 @@
+"""What attention() refuses, and how: expected, got, what to do."""
+
+import pytest
+import torch
+
+import regard
+from regard.errors import ArgumentError, BackendError, ShapeError
+
+ONES = torch.ones
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value", "message"),
+    [
+        (ONES(2, 4), ONES(3, 5), ONES(3, 5), "one width, got 4 and 5"),
+        (ONES(2, 4), ONES(3, 4), ONES(2, 4), r"same length, got query \(2, 4\), key \(3, 4\), value \(2, 4\)"),
+        (ONES(2, 4), ONES(1, 3, 4), ONES(1, 3, 4), "share one rank"),
+        (ONES(4), ONES(4), ONES(4), "share one rank"),
+        (ONES(0, 4), ONES(3, 4), ONES(3, 4), r"at least 1, got query \(0, 4\)"),
+        (ONES(2, 4), ONES(0, 4), ONES(0, 4), "drop the empty sequences"),
+        (ONES(1, 3, 2, 4), ONES(1, 2, 3, 4), ONES(1, 2, 3, 4), "multiple of the key's heads, got 3 and 2"),
+        (ONES(1, 2, 2, 4), ONES(1, 2, 3, 4), ONES(1, 1, 3, 4), "same number of heads"),
+        (ONES(2, 2, 4), ONES(3, 3, 4), ONES(3, 3, 4), r"batch dimensions .* must be equal or 1"),
+        (ONES(2, 4).double(), ONES(3, 4), ONES(3, 4), "one dtype, got query torch.float64"),
+        (ONES(2, 4).long(), ONES(3, 4), ONES(3, 4), "query must be of a floating-point dtype, got torch.int64"),
+        ([[1.0]], ONES(3, 4), ONES(3, 4), "query must be a torch.Tensor, got list"),
+    ],
+)
+def test_wrong_tensors_are_named(query, key, value, message):
+    with pytest.raises(ShapeError, match=message):
+        regard.attention(query, key, value)
+
+
+def test_an_empty_batch_is_fine():
+    x = torch.ones(0, 2, 3, 4)
+    output, weights = regard.attention(x, x, x, return_weights=True)
+    assert output.shape == (0, 2, 3, 4)
+    assert weights.dense().shape == (0, 2, 3, 3)
+
+
+def test_batches_broadcast():
+    q, k = torch.randn(5, 1, 2, 3, 4), torch.randn(1, 6, 2, 7, 4)
+    output = regard.attention(q, k, k)
+    assert output.shape == (5, 6, 2, 3, 4)
+    torch.testing.assert_close(output[3, 2], regard.attention(q[3, 0], k[0, 2], k[0, 2]))
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, float("nan")])
+def test_dropout_out_of_range(dropout):
+    with pytest.raises(ArgumentError, match=r"\[0, 1\), got"):
+        regard.attention(ONES(2, 4), ONES(2, 4), ONES(2, 4), dropout=dropout)
+
+
+def test_a_bias_of_bools_or_of_a_wrong_shape():
+    with pytest.raises(ShapeError, match=r"got torch.bool; a bool tensor goes in as mask="):
+        regard.attention(ONES(2, 4), ONES(2, 4), ONES(2, 4), bias=torch.ones(2, 2, dtype=torch.bool))
+    with pytest.raises(ShapeError, match=r"bias must have .* got \(3, 2\)"):
+        regard.attention(ONES(2, 4), ONES(2, 4), ONES(2, 4), bias=ONES(3, 2))
+
+
+def test_a_named_backend_never_falls_back():
+    """Contract 6."""
+    x = torch.randn(2, 3, 4)
+    score = regard.Additive(ONES(4))
+    bias = torch.zeros(3, 3, requires_grad=True)
+    for options, why in (
+        ({"dropout": 0.5}, "have no dropout"),
+        ({"score": score}, "compute scaled dot products; the score here: additive score with 4 hidden units"),
+        ({"bias": bias}, "give no gradient to a bias"),
+    ):
+        with pytest.raises(BackendError, match=f"'fused' cannot run this call: .*{why}.*backend=None would take"):
+            regard.attention(x, x, x, backend="fused", **options)
+        assert why in regard.explain(x, x, x, **options).refused["fused"]
+    with pytest.raises(ArgumentError, match=r"one of fused, .*reference; got 'flash'"):
+        regard.attention(x, x, x, backend="flash")
+
+
+def test_explain_says_what_is_chosen_and_what_it_costs():
+    x = torch.randn(2, 3, 5, 4)
+    explanation = regard.explain(x, x, x, mask=regard.causal())
+    assert explanation.backend == "fused"
+    assert explanation.extra_bytes == 0
+    assert explanation.flops == 2 * 2 * 3 * 5 * 5 * 8
+    assert regard.explain(x, x, x, backend="reference").extra_bytes == 2 * 3 * 5 * 5 * 4
+
+
+def test_nan_propagates():
+    q = torch.randn(3, 4)
+    v = q.clone()
+    v[1, 2] = torch.nan
+    for backend in ("fused", "reference"):
+        assert regard.attention(q, q, v, backend=backend).isnan().any()

@@ -1,0 +1,68 @@
+"""Contract 5: nothing T x S is allocated outside `reference` and `dense()`, forward and backward."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard
+
+LENGTH = 1536
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor storage that any operator returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.numbers = max(self.numbers, storage.nbytes() // tensor.element_size())
+        return out
+
+
+WITHOUT_BATCH = [
+    None,
+    regard.causal(),
+    regard.causal(-5),
+    regard.predicate(lambda b, h, q, k: (q - k) % 7 > 0) | regard.causal(),
+]
+WITH_BATCH = [
+    regard.lengths(torch.tensor([700])),
+    regard.lengths(torch.arange(LENGTH)[None], per_query=True),
+    regard.causal() & regard.lengths(torch.tensor([LENGTH - 3])),
+]
+
+
+@pytest.mark.parametrize(
+    ("rank", "mask"),
+    [(rank, mask) for rank in (2, 3, 4) for mask in WITHOUT_BATCH + (WITH_BATCH if rank > 2 else [])],
+    ids=str,
+)
+def test_the_largest_tensor_is_far_below_t_times_s(rank, mask):
+    q, k, v = (torch.randn([1] * (rank - 2) + [LENGTH, 4], requires_grad=True) for _ in range(3))
+    with Largest() as largest:
+        output, weights = regard.attention(q, k, v, mask=mask, return_weights=True)
+        read = weights[..., 5, :].sum() + weights[..., :, 3].sum() + (weights @ torch.ones(LENGTH, 2)).sum()
+        (output.sum() + read).backward()
+    # A block of 512 queries against every key is a third of T x S here, and a constant factor times S at any length.
+    assert largest.numbers <= 512 * LENGTH
+
+
+def test_the_reference_is_seen_to_allocate_t_times_s():
+    q = torch.randn(LENGTH, 4)
+    with Largest() as largest:
+        regard.attention(q, q, q, backend="reference")
+    assert largest.numbers >= LENGTH * LENGTH
+
+
+def test_a_bias_per_key_or_per_query_is_not_expanded():
+    q = torch.randn(1, 2, LENGTH, 4)
+    for shape in ((1, 2, 1, LENGTH), (1, 1, LENGTH, 1)):
+        with Largest() as largest:
+            regard.attention(q, q, q, bias=torch.randn(shape), backend="fused")
+        assert largest.numbers <= 2 * 512 * LENGTH

@@ -1,0 +1,114 @@
+"""Normalizations against their formulas and the entmax package, on every backend that runs them."""
+
+import pytest
+import torch
+from cases import cases
+from hypothesis import given, settings
+
+import regard
+from regard.backends import BACKENDS
+from regard.errors import BackendError
+
+entmax = pytest.importorskip("entmax")
+
+
+def sink_by_hand(scores, sink=0.0):
+    sink = torch.as_tensor(sink, dtype=torch.float64)
+    sink = sink[:, None, None] if sink.dim() else sink
+    exponentials = scores.exp()
+    return exponentials / (exponentials.sum(-1, keepdim=True) + sink.exp())
+
+
+def sparse_by_package(function):
+    def normalize(scores):
+        dead = (scores == -torch.inf).all(-1, keepdim=True)
+        # The package takes no -inf: a score far below every other has the weight 0 too.
+        weights = function(scores.masked_fill(scores == -torch.inf, -1e6), dim=-1)
+        return weights.masked_fill(dead, 0.0)
+
+    return normalize
+
+
+NORMALIZATIONS = {
+    "sink": (regard.SoftmaxWithSink(), sink_by_hand),
+    "sigmoid": (regard.Sigmoid(-1.0), lambda s: torch.sigmoid(s - 1)),
+    "unnormalized": (regard.Unnormalized(), torch.exp),
+    "sparsemax": (regard.Sparsemax(), sparse_by_package(entmax.sparsemax)),
+    "entmax": (regard.Entmax15(), sparse_by_package(entmax.entmax15)),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_weights_output_and_gradients(name, backend):
+    normalization, by_hand = NORMALIZATIONS[name]
+
+    @settings(max_examples=15)
+    @given(case=cases(scores=("scaled", "additive")))
+    def check(case):
+        case = case.to(torch.float64)
+        options = {**case.options(), "normalization": normalization, "backend": backend}
+        try:
+            output, weights = regard.attention(*case.tensors(), **options, return_weights=True)
+        except BackendError:
+            return
+        # The scores are those of the softmax, whose log it is: what is left is the normalization itself.
+        q, k, v = case.tensors()
+        if q.dim() >= 4:
+            k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+        from cases import scores_by_hand
+
+        scores = scores_by_hand(case.score, q, k)
+        scores = scores if case.bias is None else scores + case.bias
+        expected = by_hand(torch.where(case.allowed, scores, -torch.inf))
+        torch.testing.assert_close(weights.dense(), expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(output, expected @ v, rtol=0, atol=1e-9)
+        assert (weights.dense()[~case.allowed] == 0).all()
+        d_output = torch.randn_like(output)
+        ours = torch.autograd.grad((output * d_output).sum(), case.tensors())
+        theirs = torch.autograd.grad((expected @ v * d_output).sum(), case.tensors())
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
+
+    check()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_gradcheck_through_output_and_weights(name, backend):
+    normalization, _ = NORMALIZATIONS[name]
+    q, k, v = (torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4))
+
+    def read(q, k, v):
+        options = {"normalization": normalization, "mask": regard.causal(), "return_weights": True}
+        output, weights = regard.attention(q, k, v, **options, backend=backend)
+        return output, weights[..., 1:, :]
+
+    try:
+        assert torch.autograd.gradcheck(read, (q, k, v))
+    except BackendError:
+        assert backend == "fused"
+        assert name != "sink"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_learned_sink_for_each_head_takes_gradients(backend):
+    q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64) for n in (5, 6, 6))
+    sink = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    mask = regard.lengths(torch.tensor([0, 6]))
+
+    def read(sink):
+        normalization = regard.SoftmaxWithSink(sink)
+        return regard.attention(q, k, v, normalization=normalization, mask=mask, backend=backend)
+
+    assert torch.autograd.gradcheck(read, (sink,))
+    scores = (q @ k.mT / 2).masked_fill(~mask.dense(regard.shapes.Sizes((2,), 3, 3, 5, 6, True)), -torch.inf)
+    torch.testing.assert_close(read(sink), sink_by_hand(scores, sink) @ v)
+
+
+def test_rows_with_a_sink_sum_to_at_most_one_and_products_agree():
+    q = torch.randn(1, 2, 5, 4)
+    weights = regard.attention(q, q, q, normalization=regard.SoftmaxWithSink(1.0), return_weights=True).weights
+    sums = weights @ torch.ones(5, 1)
+    assert (sums < 1).all()
+    torch.testing.assert_close(sums.squeeze(-1), weights.dense().sum(-1))

@@ -1,0 +1,156 @@
+"""Every score and kernel against its formula, forward and gradients, on every backend that runs it."""
+
+import pytest
+import torch
+from cases import SCORES, cases
+from hypothesis import given, settings
+from test_contracts import attend, by_hand
+
+import regard
+from regard.backends import BACKENDS
+from regard.errors import ArgumentError, BackendError, ShapeError
+
+OTHERS = [name for name in SCORES if name not in ("dot", "scaled", "additive")]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_each_score_is_its_formula(name, backend):
+    @settings(max_examples=12)
+    @given(case=cases(scores=(name,)))
+    def check(case):
+        case = case.to(torch.float64)
+        if (attended := attend(case, backend)) is None:
+            return
+        output, weights = by_hand(case)
+        torch.testing.assert_close(attended.output, output, rtol=0, atol=1e-10)
+        torch.testing.assert_close(attended.weights.dense(), weights, rtol=0, atol=1e-10)
+        rows, columns = torch.tensor([0, -1]), torch.tensor([-1, 0])
+        torch.testing.assert_close(attended.weights.at(rows, columns), weights[..., rows, columns], rtol=0, atol=1e-10)
+        first = attended.weights[0] if attended.weights.ndim > 2 else attended.weights
+        expected = weights[0] if weights.dim() > 2 else weights
+        torch.testing.assert_close(first.dense(), expected, rtol=0, atol=1e-10)
+        if name == "boxcar":  # flat: it has no gradient to compare
+            return
+        d_output = torch.randn_like(output)
+        ours = torch.autograd.grad((attended.output * d_output).sum(), case.tensors(), allow_unused=True)
+        theirs = torch.autograd.grad((output * d_output).sum(), case.tensors(), allow_unused=True)
+        for one, other in zip(ours, theirs, strict=True):
+            other = torch.zeros_like(one) if other is None else other.nan_to_num()
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
+
+    check()
+
+
+@pytest.mark.parametrize("backend", ["tiled", "reference"])
+@pytest.mark.parametrize("name", ["additive", "cosine", "bilinear", "gaussian", "laplacian", "epanechnikov"])
+def test_learned_parameters_take_gradients(name, backend):
+    """gradcheck through the score's own tensors, twice."""
+    q, k, v = (torch.randn(1, 2, n, 3, dtype=torch.float64) for n in (3, 4, 4))
+    make = {
+        "additive": lambda w: regard.Additive(w[:2], query_weight=w[2:8].view(2, 3), key_weight=w[8:14].view(2, 3)),
+        "cosine": lambda w: regard.Cosine(w[:2]),
+        "bilinear": lambda w: regard.Bilinear(w[:9].view(3, 3)),
+        "gaussian": lambda w: regard.Gaussian(w[:2].abs() + 1),
+        "laplacian": lambda w: regard.Laplacian(w[:2].abs() + 1),
+        "epanechnikov": lambda w: regard.Epanechnikov(w[:2].abs() + 4),
+    }[name]
+    w = torch.randn(14, dtype=torch.float64, requires_grad=True)
+
+    def read(w):
+        output, weights = regard.attention(q, k, v, score=make(w), backend=backend, return_weights=True)
+        return output, weights[..., 1, :]
+
+    assert torch.autograd.gradcheck(read, (w,))
+    assert torch.autograd.gradgradcheck(lambda w: read(w)[0], (w,))
+
+
+@pytest.mark.parametrize("backend", ["tiled", "reference"])
+def test_a_score_of_ones_own_takes_gradients_through_what_it_closes_over(backend):
+    q, k, v = (torch.randn(2, n, 3, dtype=torch.float64, requires_grad=True) for n in (5, 4, 4))
+    w = torch.randn(3, dtype=torch.float64, requires_grad=True)
+
+    def weighted_distance(query, key):
+        return -((query[..., :, None, :] - key[..., None, :, :]) ** 2 @ w.exp())
+
+    def read(q, k, v, w):
+        return regard.attention(q, k, v, score=weighted_distance, mask=regard.causal(), backend=backend)
+
+    assert torch.autograd.gradcheck(read, (q, k, v, w))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 3, 5, 7), (2, 1, 1, 7), (5, 7), (2, 3, 5, 1)])
+def test_a_learned_dense_bias_takes_its_gradient_in_tiles(shape, monkeypatch):
+    monkeypatch.setattr("regard.backends.tiled.TILE_ELEMENTS", 16)  # many tiles, of one cell and of several
+    q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 7, 7))
+    bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    mask = regard.causal() & regard.lengths(torch.tensor([0, 6]))
+    d_output = torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    grads = []
+    for backend in ("tiled", "reference"):
+        output = regard.attention(q, k, v, bias=bias, mask=mask, backend=backend)
+        grads.append(torch.autograd.grad((output * d_output).sum(), (q, k, v, bias)))
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_dropout_on_tiles_is_the_same_in_backward(monkeypatch):
+    monkeypatch.setattr("regard.backends.tiled.TILE_ELEMENTS", 16)
+    q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 7, 7))
+
+    def read(q, k, v):
+        torch.manual_seed(3)
+        return regard.attention(q, k, v, dropout=0.4, backend="tiled")
+
+    assert torch.autograd.gradcheck(read, (q, k, v))
+    x = torch.randn(1, 1, 200, 4)
+    ones = torch.ones(1, 1, 200, 1)
+    dropped = regard.attention(x, x, ones, dropout=0.25, backend="tiled")
+    assert abs(float(dropped.mean()) - 1) < 0.05
+    assert not torch.equal(dropped, regard.attention(x, x, ones, dropout=0.25, backend="tiled"))
+
+
+def test_luongs_concat_is_additive_with_one_matrix():
+    q, k, v = torch.randn(5, 3), torch.randn(6, 4), torch.randn(6, 2)
+    vector, weight = torch.randn(7), torch.randn(7, 7)
+    pairs = torch.cat([q[:, None].expand(5, 6, 3), k[None].expand(5, 6, 4)], -1)
+    weights = ((pairs @ weight.T).tanh() @ vector).softmax(-1)
+    score = regard.Additive.concat(vector, weight, 3)
+    torch.testing.assert_close(regard.attention(q, k, v, score=score), weights @ v)
+
+
+def test_the_gaussian_kernel_runs_fused_also_far_from_the_origin():
+    q, k, v = 1000 + torch.randn(50, 3), 1000 + torch.randn(60, 3), torch.randn(60, 2)
+    output = regard.attention(q, k, v, score=regard.Gaussian(0.5), backend="fused")
+    exact = regard.attention(*(t.double() for t in (q, k, v)), score=regard.Gaussian(0.5), backend="reference")
+    torch.testing.assert_close(output.double(), exact, rtol=0, atol=1e-4)
+    assert regard.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), score=regard.Gaussian()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("score", "error", "message"),
+    [
+        (
+            regard.Bilinear(torch.ones(3, 4)),
+            ShapeError,
+            r"weight \(3, 4\) needs query and key of these widths, got 4 and",
+        ),
+        (lambda q, k: q, ShapeError, r"expected \(1, 1, 2, 5\), got \(1, 1, 2, 4\)"),
+        ("dot", ArgumentError, "a regard score or a function"),
+        (regard.Additive(torch.ones(3)), ShapeError, "needs a query of width 3, got 4"),
+    ],
+)
+def test_a_wrong_score_is_named(score, error, message):
+    with pytest.raises(error, match=message):
+        regard.attention(torch.ones(2, 4), torch.ones(5, 4), torch.ones(5, 4), score=score, backend="reference")
+
+
+def test_a_cap_must_be_positive():
+    with pytest.raises(ArgumentError, match="above 0, got -1"):
+        regard.SoftCapped(regard.Dot(), cap=-1.0)
+
+
+def test_fused_says_why_it_does_not_run_a_score():
+    x = torch.randn(2, 3, 4)
+    with pytest.raises(BackendError, match="soft-capped at 30"):
+        regard.attention(x, x, x, score=regard.SoftCapped(regard.ScaledDot(), cap=30.0), backend="fused")

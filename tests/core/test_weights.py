@@ -1,0 +1,165 @@
+"""AttentionMap: what indexing means, what it refuses, what it says of itself."""
+
+import pytest
+import torch
+from cases import cases
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard
+from regard.errors import ShapeError, TooLargeError
+
+
+@pytest.fixture
+def weights() -> regard.AttentionMap:
+    q, k = torch.randn(2, 4, 5, 3, dtype=torch.float64), torch.randn(2, 2, 7, 3, dtype=torch.float64)
+    mask = regard.causal() & regard.lengths(torch.tensor([7, 4]))
+    bias = torch.randn(2, 4, 1, 7, dtype=torch.float64)
+    return regard.attention(q, k, k, mask=mask, bias=bias, return_weights=True).weights
+
+
+INDICES = [
+    (0,),
+    (-1, 2),
+    (slice(None), slice(1, 3)),
+    (torch.tensor([1, 0, 1]),),
+    (Ellipsis, 3, slice(None)),
+    (Ellipsis, -1),
+    (0, 1, 2, 3),
+    (slice(None), 1, slice(None, None, 2), slice(1, 6)),
+    (..., slice(4, None), torch.tensor([True, False] * 3 + [True])),
+    (1, torch.tensor([3, 0]), slice(2, 4)),
+    (torch.tensor([0, 1]), torch.tensor([3, 1])),
+    (0, ..., slice(None, 3)),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_indexing_is_that_of_the_dense_tensor(weights, index):
+    ours = weights[index]
+    theirs = weights.dense()[index]
+    assert ours.shape == theirs.shape
+    dense = ours.dense() if isinstance(ours, regard.AttentionMap) else ours
+    torch.testing.assert_close(dense, theirs, rtol=0, atol=1e-14)
+
+
+def test_two_index_tensors_mean_the_outer_block(weights):
+    rows, columns = torch.tensor([4, 0, -2]), torch.tensor([6, -7])
+    outer = weights.dense()[:, :, rows][..., columns]
+    torch.testing.assert_close(weights[..., rows, columns], outer, rtol=0, atol=1e-14)
+
+
+def test_at_is_pointwise(weights):
+    rows, columns = torch.tensor([4, 0, -2, 4]), torch.tensor([6, -7, 1, 1])
+    expected = weights.dense()[..., rows, columns]
+    torch.testing.assert_close(weights.at(rows, columns), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(weights[1, 2:].at(rows, columns), expected[1, 2:], rtol=0, atol=1e-14)
+
+
+@given(case=cases(), data=st.data())
+def test_every_block_of_every_call(case, data):
+    weights = regard.attention(*case.to(torch.float64).tensors(), **case.options(), return_weights=True).weights
+    dense = weights.dense()
+    index = []
+    for n in weights.shape:
+        i, j = sorted((data.draw(st.integers(0, n - 1)), data.draw(st.integers(1, n))))
+        index.append(data.draw(st.sampled_from([i, slice(i, max(j, i + 1)), slice(None)])))
+    got = weights[tuple(index)]
+    got = got.dense() if isinstance(got, regard.AttentionMap) else got
+    torch.testing.assert_close(got, dense[tuple(index)], rtol=0, atol=1e-12)
+    x = torch.randn(weights.shape[-1], 3, dtype=torch.float64)
+    torch.testing.assert_close(weights @ x, dense @ x, rtol=0, atol=1e-11)
+
+
+def test_products_take_values_for_groups_and_for_heads(weights):
+    dense = weights.dense()
+    for x in (
+        torch.randn(7, 9, dtype=torch.float64),
+        torch.randn(2, 4, 7, 2, dtype=torch.float64),
+        torch.randn(4, 7, 2, dtype=torch.float64),
+    ):
+        torch.testing.assert_close(weights @ x, dense @ x, rtol=0, atol=1e-12)
+    groups = torch.randn(2, 2, 7, 5, dtype=torch.float64)
+    torch.testing.assert_close(weights @ groups, dense @ groups.repeat_interleave(2, 1), rtol=0, atol=1e-12)
+
+
+def test_a_map_of_half_precision_is_float32():
+    q = torch.randn(1, 2, 5, 4, dtype=torch.bfloat16)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    assert weights.dtype == weights.dense().dtype == (weights @ torch.ones(5, 1)).dtype == torch.float32
+
+
+def test_the_map_does_not_keep_the_values_alive():
+    import gc
+    import weakref
+
+    q, value = torch.randn(5, 4), torch.randn(5, 4)
+    alive = weakref.ref(value)
+    weights = regard.attention(q, q, value, return_weights=True).weights
+    del value
+    gc.collect()
+    assert alive() is None
+    assert weights.shape == (5, 5)
+
+
+def test_gradients_flow_through_blocks_and_products():
+    q, k = (torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 6))
+    x = torch.randn(6, 2, dtype=torch.float64)
+
+    def read(q, k):
+        weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
+        return weights[0, :, 1:3], weights @ x, weights.at(torch.tensor([0, 3]), torch.tensor([1, 2]))
+
+    assert torch.autograd.gradcheck(read, (q, k))
+
+
+def test_dense_refuses_above_the_limit_and_says_the_cost():
+    q = torch.randn(1, 1, 20_000, 2)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    with pytest.raises(TooLargeError, match=r"take 1.5 GiB, above the limit of 1.0 GiB"):
+        weights.dense()
+    with pytest.raises(TooLargeError, match=r"above the limit of 1.0 KiB"):
+        weights.dense(limit_bytes=1024)
+    assert weights[0, 0, 19_999].shape == (20_000,)
+
+
+def test_repr_says_what_it_is_and_what_dense_would_cost(weights):
+    assert repr(weights) == (
+        "AttentionMap(2, 4, 5, 7) float64 on cpu: softmax of scaled dot product, causal & lengths, with a bias; "
+        "holds 1.9 KiB, dense() would take 2.2 KiB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ((0, 0, 0, 0, 0), "at most 4 indices"),
+        ((None,), "not None"),
+        ((5,), "cannot index"),
+        ((..., 7), r"key index must be in \[-7, 7\), got \[7\]"),
+        ((0, 0, 5), r"query index must be in \[-5, 5\)"),
+        ((..., torch.tensor([0.5])), "1-D tensor of integers"),
+        ((..., torch.tensor([[1]])), "1-D tensor of integers"),
+    ],
+)
+def test_a_wrong_index_is_named(weights, index, message):
+    with pytest.raises(ShapeError, match=message):
+        weights[index]
+
+
+def test_a_product_that_does_not_fit_is_named(weights):
+    with pytest.raises(ShapeError, match=r"x of shape \(..., 7, N\) for a map \(2, 4, 5, 7\), got \(5, 1\)"):
+        weights @ torch.ones(5, 1)
+    with pytest.raises(ShapeError, match="do not broadcast"):
+        weights @ torch.ones(3, 4, 7, 1)
+
+
+def test_a_choice_of_a_choice_of_heads_keeps_what_each_head_has_for_its_own():
+    q, k = torch.randn(2, 3, 4, 5, dtype=torch.float64), torch.randn(2, 3, 6, 5, dtype=torch.float64)
+    own, x = torch.rand(3, dtype=torch.float64) + 0.5, torch.randn(6, 2, dtype=torch.float64)
+    mask = regard.causal() & regard.lengths(torch.tensor([6, 2]))
+    for options in ({"score": regard.Laplacian(own)}, {"normalization": regard.SoftmaxWithSink(own)}):
+        weights = regard.attention(q, k, k, mask=mask, return_weights=True, **options).weights
+        chosen, dense = weights[1][1:], weights.dense()[1][1:]
+        torch.testing.assert_close(chosen.dense(), dense, rtol=0, atol=1e-14)
+        torch.testing.assert_close(chosen @ x, dense @ x, rtol=0, atol=1e-14)

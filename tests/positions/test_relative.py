@@ -1,0 +1,473 @@
+"""Position biases against the papers' formulas written out, and against Hugging Face, on every backend."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard
+from regard.backends import tiled
+from regard.errors import ArgumentError, BackendError, ShapeError
+from regard.positions import sinusoidal
+from regard.relative import Relative, alibi_slopes, t5_bucket
+from regard.shapes import Sizes
+
+BATCH, HEADS, GROUPS, DIM, WIDTH = 2, 4, 2, 4, 3
+LENGTHS = [(4, 4), (3, 7), (5, 2), (1, 8)]
+"""Queries and keys."""
+MASKS: dict[str, Callable[[int, int], tuple[regard.Mask | None, Tensor]]] = {
+    "everything": lambda t, s: (None, torch.ones(t, s, dtype=torch.bool)),
+    "causal": lambda t, s: (regard.causal(), torch.arange(s) <= torch.arange(t)[:, None] + s - t),
+    "causal from the start": lambda t, s: (regard.causal(0), torch.arange(s) <= torch.arange(t)[:, None]),
+    "sliding": lambda t, s: (
+        regard.causal() & regard.predicate(lambda b, h, i, j: i + s - t - j < 3),
+        (torch.arange(s) <= torch.arange(t)[:, None] + s - t)
+        & (torch.arange(t)[:, None] + s - t - torch.arange(s) < 3),
+    ),
+}
+
+
+@dataclass
+class Case:
+    bias: regard.Bias
+    learned: tuple[Tensor, ...]
+    by_hand: Callable[[Tensor, Tensor], Tensor]
+    """The bias for query and key (B, H, length, D), each pair by the paper's formula; (B, H, T, S)."""
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def pair_by_pair(number: Callable[[int, int, Tensor, Tensor], Tensor], offset: int | None = None):
+    """The dense bias from `number(head, distance, query, key)`; the distance is the key's place minus the query's."""
+
+    def dense(query: Tensor, key: Tensor) -> Tensor:
+        queries, keys = query.shape[2], key.shape[2]
+        start = keys - queries if offset is None else offset
+        heads = [
+            [
+                [number(h, j - (start + i), query[:, h, i], key[:, h, j]).expand(len(query)) for j in range(keys)]
+                for i in range(queries)
+            ]
+            for h in range(query.shape[1])
+        ]
+        return torch.stack([torch.stack([torch.stack(row) for row in rows]) for rows in heads]).movedim(-1, 0)
+
+    return dense
+
+
+def clip(x: int, k: int) -> int:
+    return max(-k, min(k, x))
+
+
+def bucket_by_hand(distance: int, buckets: int, bidirectional: bool, max_distance: int) -> int:
+    """Half of a side's buckets hold one distance each, the rest grow with the logarithm."""
+    side = buckets // 2 if bidirectional else buckets
+    away = abs(distance) if bidirectional else max(0, -distance)
+    exact = side // 2
+    if away >= exact:
+        away = min(
+            side - 1, exact + int(math.log(away / exact) / math.log(max_distance / exact) * (side - exact) + 1e-9)
+        )
+    return away + (side if bidirectional and distance > 0 else 0)
+
+
+def alibi(offset=None) -> Case:
+    slopes = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]
+    by_hand = pair_by_pair(lambda h, d, q, k: torch.tensor(-slopes[h] * abs(d), dtype=torch.float64), offset)
+    return Case(regard.ALiBi(HEADS, offset), (), by_hand)
+
+
+def learned_alibi(offset=None) -> Case:
+    slopes = normal(HEADS)
+    return Case(regard.ALiBi(slopes, offset), (slopes,), pair_by_pair(lambda h, d, q, k: -slopes[h] * abs(d), offset))
+
+
+def t5(offset=None, bidirectional=True) -> Case:
+    table = normal(8, HEADS)
+    by_hand = pair_by_pair(lambda h, d, q, k: table[bucket_by_hand(d, 8, bidirectional, 6), h], offset)
+    return Case(regard.T5Bias(table, bidirectional, max_distance=6, offset=offset), (table,), by_hand)
+
+
+def t5_decoder(offset=None) -> Case:
+    return t5(offset, bidirectional=False)
+
+
+def shaw(offset=None) -> Case:
+    table = normal(5, DIM)
+    by_hand = pair_by_pair(lambda h, d, q, k: q @ table[clip(d, 2) + 2] / math.sqrt(DIM), offset)
+    return Case(regard.Shaw(table, offset=offset), (table,), by_hand)
+
+
+def transformer_xl(offset=None) -> Case:
+    """The paper's terms (b), (c) and (d), with W_kR R_{i-j} read at i - j."""
+    u, v, r = normal(HEADS, DIM), normal(HEADS, DIM), normal(HEADS, 21, DIM)
+    by_hand = pair_by_pair(
+        lambda h, d, q, k: (q @ r[h, 10 - d] + k @ u[h] + r[h, 10 - d] @ v[h]) / math.sqrt(DIM), offset
+    )
+    return Case(regard.TransformerXL(u, v, r, first=-10, offset=offset), (u, v, r), by_hand)
+
+
+CASES = [alibi, learned_alibi, t5, t5_decoder, shaw, transformer_xl]
+
+
+def vectors(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    return normal(BATCH, HEADS, queries, DIM), normal(BATCH, GROUPS, keys, DIM), normal(BATCH, GROUPS, keys, WIDTH)
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, case: Case, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    k, v = (t.repeat_interleave(HEADS // GROUPS, 1) for t in (k, v))
+    scores = q @ k.mT / math.sqrt(DIM) + case.by_hand(q, k)
+    exponentials = torch.where(allowed, scores, -torch.inf).exp()
+    total = exponentials.sum(-1, keepdim=True)
+    weights = exponentials / torch.where(total == 0, 1.0, total)
+    return weights @ v, weights
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+@pytest.mark.parametrize("offset", [None, 2])
+def test_output_weights_and_gradients_are_the_formula(offset, queries, keys, mask, case, monkeypatch):
+    monkeypatch.setattr(tiled, "TILE_ELEMENTS", 16)  # several tiles of rows and of heads
+    monkeypatch.setattr(tiled, "TILE_ROWS", 2)
+    case, (q, k, v) = case(offset), vectors(queries, keys)
+    mask, allowed = MASKS[mask](queries, keys)
+    expected, expected_weights = formula(q, k, v, case, allowed)
+    inputs, grad = (q, k, v, *case.learned), torch.randn_like(expected)
+    expected_grads = torch.autograd.grad(expected, inputs, grad)
+    for backend in ("reference", "tiled") if case.learned else ("reference", "tiled", "fused"):
+        output, weights = regard.attention(q, k, v, mask=mask, bias=case.bias, backend=backend, return_weights=True)
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(weights.dense(), expected_weights, rtol=0, atol=1e-12)
+        for a, b in zip(torch.autograd.grad(output, inputs, grad), expected_grads, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_the_map_is_the_same_however_it_is_read(backend, case):
+    case, (q, k, v) = case(), vectors(5, 7)
+    weights = regard.attention(q, k, v, bias=case.bias, backend=backend, return_weights=True).weights
+    whole = weights.dense().detach()
+
+    def same(a: Tensor, b: Tensor) -> None:
+        torch.testing.assert_close(a.detach(), b, rtol=0, atol=1e-12)
+
+    i, j = torch.tensor([4, 0, 2]), torch.tensor([1, 6, 2])
+    same(weights.at(i, j), whole[..., i, j])
+    same(weights.block(i, j), whole[..., i[:, None], j])
+    same(weights[..., 1:3, 2:], whole[..., 1:3, 2:])
+    same(weights[1, 3].dense(), whole[1, 3])
+    same(weights[1][3].dense(), whole[1, 3])
+    same(weights[1][3].at(i, j), whole[1, 3][i, j])
+    same(weights[:, 2:4][1][..., 3, :], whole[1, 2:4, 3])
+    x = torch.randn(7, 2, dtype=torch.float64)
+    same(weights @ x, whole @ x)
+    same(weights[1] @ x, whole[1] @ x)
+    same(weights[1][2:4] @ x, whole[1, 2:4] @ x)
+
+
+@pytest.mark.parametrize("case", [learned_alibi, t5, shaw, transformer_xl], ids=lambda c: c.__name__)
+def test_gradients_are_the_finite_differences_and_can_be_differentiated_again(case):
+    case = case()
+    q, k, v = normal(1, HEADS, 2, DIM), normal(1, GROUPS, 3, DIM), normal(1, GROUPS, 3, 1)
+
+    def run(q, k, *learned):
+        return regard.attention(q, k, v.detach(), bias=case.bias, mask=regard.causal(), backend="tiled")
+
+    assert torch.autograd.gradcheck(run, (q, k, *case.learned), fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, (q, k, *case.learned), fast_mode=True)
+
+
+def test_a_table_that_is_computed_passes_its_gradient_on():
+    weight = normal(8, HEADS)
+    q, k, v = (t.detach() for t in vectors(3, 7))
+    grads = []
+    for backend in ("reference", "tiled"):
+        output = regard.attention(q, k, v, bias=regard.T5Bias(2 * weight.tanh(), max_distance=6), backend=backend)
+        grads += torch.autograd.grad(output.square().sum(), weight)
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
+    assert grads[0].abs().max() > 0.01
+
+
+def test_a_relative_bias_of_ones_own_is_five_lines():
+    @dataclass(frozen=True, eq=False)
+    class Near(Relative):
+        offset: int | None = 0
+
+        def of(self, head, distance):
+            return -((distance / (1 + head)) ** 2)
+
+    q = torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    i = torch.arange(5.0)
+    dense = -(((i - i[:, None]) / torch.arange(1.0, 4.0)[:, None, None]) ** 2)[None].double()
+    for backend in ("reference", "tiled", "fused"):
+        output = regard.attention(q, q, q, bias=Near(), backend=backend)
+        expected = regard.attention(q, q, q, bias=dense, backend="reference")
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-6)
+
+
+# -- ALiBi ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 7), (1, 9), (7, 4)])
+def test_alibi_is_exactly_a_sum_per_key_and_per_query_where_the_causal_mask_allows(queries, keys):
+    sizes = Sizes((BATCH,), HEADS, GROUPS, queries, keys, True)
+    bias = regard.ALiBi(HEADS).bind(sizes, torch.device("cpu"))
+    nothing = torch.empty(0)
+    dense = bias.block(torch.arange(queries), torch.arange(keys), query=nothing, key=nothing, sizes=sizes)
+    per_key, per_query = bias.split(sizes, torch.device("cpu"), causal=True)
+    assert per_key.shape == (1, HEADS, 1, keys)
+    assert per_query.shape == (1, HEADS, queries)
+    total = (per_key + per_query[..., None])[0]
+    allowed = regard.causal().dense(sizes)[0, 0]
+    assert torch.equal(total[:, allowed], dense[0][:, allowed])
+    assert bias.split(sizes, torch.device("cpu"), causal=False) is None
+
+
+def test_alibi_splits_only_where_no_query_sees_a_key_after_it():
+    sizes = Sizes((), 1, 1, 3, 7, False)
+    split = {
+        o: regard.ALiBi(1, o).bind(sizes, torch.device("cpu")).split(sizes, torch.device("cpu"), causal=True)
+        for o in (0, 3, 4, 5)
+    }
+    assert [o for o, parts in split.items() if parts is not None] == [4, 5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_alibi_on_the_fused_kernel_is_as_good_as_its_dtype(dtype):
+    q, k, v = (t.detach().to(dtype) for t in vectors(200, 230))
+    wide = regard.attention(
+        q.double(),
+        k.double(),
+        v.double(),
+        bias=regard.ALiBi(HEADS),
+        mask=regard.causal(),
+        backend="reference",
+        return_weights=True,
+    )
+    output, weights = regard.attention(
+        q, k, v, bias=regard.ALiBi(HEADS), mask=regard.causal(), backend="fused", return_weights=True
+    )
+    tolerance = 3e-2 if dtype == torch.bfloat16 else 5e-6
+    torch.testing.assert_close(output.double(), wide.output, rtol=0, atol=tolerance)
+    map_tolerance = 2e-4 if dtype == torch.bfloat16 else 5e-6
+    torch.testing.assert_close(weights.dense().double(), wide.weights.dense(), rtol=0, atol=map_tolerance)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 7, 8, 12, 16, 25])
+def test_alibi_is_blooms(heads):
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    q, k, v = (torch.randn(1, heads, 9, 4) for _ in range(3))
+    theirs = bloom.build_alibi_tensor(torch.ones(1, 9), heads, torch.float32)
+    torch.testing.assert_close(alibi_slopes(heads), theirs[:, 0, 1], rtol=1e-6, atol=0)
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()
+    expected = (q @ k.mT / 2 + theirs[None]).masked_fill(~causal, -torch.inf).softmax(-1) @ v
+    for backend in ("reference", "tiled", "fused"):
+        output = regard.attention(q, k, v, bias=regard.ALiBi(heads), mask=regard.causal(), backend=backend)
+        torch.testing.assert_close(output, expected, rtol=0, atol=3e-6)
+
+
+# -- T5 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (6, 5), (64, 512), (4, 2), (12, 1000)])
+def test_t5_buckets_are_hugging_faces_at_every_distance(buckets, max_distance, bidirectional):
+    t5_model = pytest.importorskip("transformers.models.t5.modeling_t5")
+    distance = torch.arange(-3000, 3001)
+    theirs = t5_model.T5Attention._relative_position_bucket(distance, bidirectional, buckets, max_distance)
+    ours = t5_bucket(distance, num_buckets=buckets, bidirectional=bidirectional, max_distance=max_distance)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("is_decoder", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(9, 9), (2, 9)])
+def test_t5_attention_is_hugging_faces(queries, keys, is_decoder):
+    transformers = pytest.importorskip("transformers")
+    t5_model = pytest.importorskip("transformers.models.t5.modeling_t5")
+    config = transformers.T5Config(
+        d_model=12, d_kv=4, num_heads=3, relative_attention_num_buckets=8, relative_attention_max_distance=20,
+        is_decoder=is_decoder,
+    )  # fmt: skip
+    theirs = t5_model.T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
+    table = theirs.relative_attention_bias.weight
+    bias = regard.T5Bias(table, bidirectional=not is_decoder, max_distance=20)
+    expected = theirs.compute_bias(queries, keys, past_seen_tokens=keys - queries)
+    sizes = Sizes((1,), 3, 3, queries, keys, True)
+    block = bias.bind(sizes, table.device).block(
+        range(queries), range(keys), query=torch.empty(0), key=torch.empty(0), sizes=sizes
+    )
+    assert torch.equal(block, expected)
+    if queries < keys:
+        return
+    x = torch.randn(2, 9, 12)
+    mask = torch.zeros(9, 9).masked_fill(~torch.ones(9, 9, dtype=torch.bool).tril(), -torch.inf)[None, None]
+    whole = theirs(x, mask=mask if is_decoder else None)[0]
+    q, k, v = (p(x).detach().unflatten(-1, (3, 4)).movedim(2, 1) for p in (theirs.q, theirs.k, theirs.v))
+    dense = expected + mask if is_decoder else expected
+    theirs_output = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=dense, scale=1.0)
+    (expected_grad,) = torch.autograd.grad(theirs_output.square().sum(), table)
+    for backend in ("reference", "tiled"):
+        output = regard.attention(
+            q, k, v, score=regard.ScaledDot(scale=1.0), bias=bias, backend=backend,
+            mask=regard.causal() if is_decoder else None,
+        )  # fmt: skip
+        torch.testing.assert_close(theirs.o(output.movedim(1, 2).flatten(-2)), whole, rtol=1e-5, atol=1e-5)
+        (grad,) = torch.autograd.grad(output.square().sum(), table)
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=1e-5)
+
+
+# -- Shaw and Transformer-XL -----------------------------------------------------------------------------------
+
+
+def test_shaw_is_the_papers_equation_4():
+    """e_ij = x_i W^Q (x_j W^K + a^K_ij)^T / sqrt(d_z), token by token."""
+    length, dim, k = 6, 4, 2
+    x, w_q, w_k, w_v = normal(length, 5), normal(5, dim), normal(5, dim), normal(5, dim)
+    table = normal(2 * k + 1, dim)
+    e = torch.empty(length, length, dtype=torch.float64)
+    for i in range(length):
+        for j in range(length):
+            e[i, j] = (x[i] @ w_q) @ (x[j] @ w_k + table[clip(j - i, k) + k]) / math.sqrt(dim)
+    expected = e.softmax(-1) @ (x @ w_v)
+    for backend in ("reference", "tiled"):
+        output = regard.attention(x @ w_q, x @ w_k, x @ w_v, bias=regard.Shaw(table), backend=backend)
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+
+
+def test_transformer_xl_is_the_papers_section_3_3():
+    """A segment of 3 after a memory of 4: the four terms of A_rel, token by token, masked and normalised."""
+    memory, segment, width, heads, dim = 4, 3, 6, 2, 4
+    h = torch.randn(memory + segment, width, dtype=torch.float64)
+    w_q, w_ke, w_v, w_kr = (torch.randn(heads, width, dim, dtype=torch.float64) for _ in range(4))
+    u, v = normal(heads, dim), normal(heads, dim)
+    big_r = sinusoidal(torch.arange(memory + segment), width, dtype=torch.float64)
+    expected = torch.zeros(heads, segment, dim, dtype=torch.float64)
+    for n in range(heads):
+        for i in range(segment):
+            a = []
+            for j in range(memory + i + 1):
+                x_i, x_j, r = h[memory + i], h[j], big_r[memory + i - j]
+                query, content, position = x_i @ w_q[n], x_j @ w_ke[n], r @ w_kr[n]
+                a.append(query @ content + query @ position + u[n] @ content + v[n] @ position)
+            weights = (torch.stack(a) / math.sqrt(dim)).softmax(-1)
+            expected[n, i] = weights @ (h[: memory + i + 1] @ w_v[n])
+    query, key, value = h[None, None, memory:] @ w_q, h @ w_ke, h @ w_v
+    bias = regard.TransformerXL(u, v, big_r @ w_kr)
+    for backend in ("reference", "tiled"):
+        for mask in (regard.causal(), None):  # without a mask: there is no r for a key after its query
+            output = regard.attention(query, key[None], value[None], mask=mask, bias=bias, backend=backend)
+            torch.testing.assert_close(output[0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [t5, shaw, transformer_xl], ids=lambda c: c.__name__)
+def test_half_precision_input_reads_a_float32_table(case):
+    case, (q, k, v) = case(), (t.detach() for t in vectors(5, 7))
+    half = [t.to(torch.bfloat16) for t in (q, k, v)]
+    expected = regard.attention(*(t.double() for t in half), bias=case.bias, backend="reference")
+    for backend in ("reference", "tiled"):
+        output = regard.attention(*half, bias=case.bias, backend=backend)
+        torch.testing.assert_close(output.double(), expected, rtol=0, atol=3e-2)
+
+
+# -- the choice, the memory, the errors ---------------------------------------------------------------------------
+
+
+def test_explain_says_why_the_fused_kernels_refuse():
+    q, k, v = vectors(5, 7)
+    why = {case: regard.explain(q, k, v, bias=case().bias).refused.get("fused", "") for case in CASES}
+    assert why.pop(alibi) == ""
+    assert "reads the vectors" in why[shaw]
+    assert "reads the vectors" in why[transformer_xl]
+    assert all("gradient to a bias" in why[case] for case in (learned_alibi, t5, t5_decoder))
+    with torch.no_grad():
+        assert regard.explain(q, k, v, bias=t5().bias).backend == "fused"
+    assert regard.explain(q, k, v, bias=alibi().bias, mask=regard.causal()).backend == "fused"
+    with pytest.raises(BackendError, match="reads the vectors"):
+        regard.attention(q, k, v, bias=shaw().bias, backend="fused")
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor storage that any operator returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.numbers = max(self.numbers, storage.nbytes() // tensor.element_size())
+        return out
+
+
+def test_causal_alibi_on_the_fused_kernel_is_one_number_per_key():
+    length, heads, dim = 2048, 2, 8
+    q, k, v = (torch.randn(1, heads, length, dim, requires_grad=True) for _ in range(3))
+    for mask in (regard.causal(), regard.causal() & regard.lengths(torch.tensor([length - 7]))):
+        with Largest() as largest:
+            output, weights = regard.attention(
+                q, k, v, bias=regard.ALiBi(heads), mask=mask, backend="fused", return_weights=True
+            )
+            (output.sum() + weights[..., 5, :].sum()).backward()
+        # Nothing beyond vectors of length T with a column or two more.
+        assert largest.numbers <= heads * length * (dim + 8)
+
+
+@pytest.mark.parametrize("mask", [None, regard.causal()], ids=str)
+def test_position_biases_take_memory_linear_in_the_lengths(mask, monkeypatch):
+    monkeypatch.setattr(tiled, "TILE_ELEMENTS", 1 << 15)
+    length, heads, dim = 512, 2, 4
+    q, k, v = (torch.randn(1, heads, length, dim, requires_grad=True) for _ in range(3))
+    table, vectors_ = (torch.randn(n, dim, requires_grad=True) for n in (9, heads))
+    rows = torch.randn(heads, 2 * length - 1, dim, requires_grad=True)
+    biases = [
+        regard.T5Bias(torch.randn(32, heads, requires_grad=True)),
+        regard.Shaw(table),
+        regard.TransformerXL(vectors_, vectors_, rows, first=1 - length),
+        regard.ALiBi(torch.rand(heads, requires_grad=True)),
+    ]
+    for bias in biases:
+        with Largest() as largest:
+            regard.attention(q, k, v, bias=bias, mask=mask, backend="tiled").sum().backward()
+        # A tile, and for Transformer-XL its products with twice as many vectors as there are keys.
+        assert largest.numbers <= 3 << 15 < length * length, bias
+
+
+def test_errors_say_what_to_do():
+    q = torch.zeros(1, 2, 3, 4)
+    row, heads = torch.zeros(2, 4), torch.zeros(2, 3, 4)
+    attend = regard.attention
+    with pytest.raises(ShapeError, match="each of the query's 2 heads, got 3 slopes"):
+        attend(q, q, q, bias=regard.ALiBi(3))
+    with pytest.raises(ShapeError, match=r"one float slope per head, got torch.float32 of shape \(2, 4\)"):
+        regard.ALiBi(row)
+    with pytest.raises(ArgumentError, match="at least one head, got 0"):
+        regard.ALiBi(0)
+    with pytest.raises(ShapeError, match="got 5 columns in its table"):
+        attend(q, q, q, bias=regard.T5Bias(torch.zeros(8, 5)))
+    with pytest.raises(ShapeError, match=r"float tensor \(buckets, H\), got torch.int64"):
+        regard.T5Bias(torch.zeros(8, 5, dtype=torch.long))
+    with pytest.raises(ArgumentError, match="the table has 7 rows"):
+        regard.T5Bias(torch.zeros(7, 2))
+    with pytest.raises(ArgumentError, match="must be above that, got 8"):
+        regard.T5Bias(torch.zeros(32, 2), max_distance=8)
+    with pytest.raises(ShapeError, match=r"2k \+ 1 rows, for the distances -k to k; got 4"):
+        regard.Shaw(torch.zeros(4, 4))
+    with pytest.raises(ShapeError, match=r"as wide as the query, 4, got \(5, 3\)"):
+        attend(q, q, q, bias=regard.Shaw(torch.zeros(5, 3)))
+    with pytest.raises(ShapeError, match=r"a content_bias of shape \(2, 4\), got \(3, 4\)"):
+        regard.TransformerXL(torch.zeros(3, 4), row, heads)
+    with pytest.raises(
+        ShapeError, match="up to distance 2, from the last query to the first key: 3 rows from distance 0 on, got 2"
+    ):
+        attend(q, q, q, bias=regard.TransformerXL(row, row, heads[:, :2]))
+    with pytest.raises(ArgumentError, match="has not met a call yet"):
+        regard.ALiBi(2).value(torch.tensor(0), torch.tensor(0), torch.tensor(0), q, q)

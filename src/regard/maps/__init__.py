@@ -1,0 +1,9 @@
+"""What can be asked of weights that are never stored: statistics, products, choices, averages, files."""
+
+from regard.maps.base import LazyMap as LazyMap
+from regard.maps.base import Transposed as Transposed
+from regard.maps.derived import stack as stack
+from regard.maps.spectrum import Spectrum as Spectrum
+from regard.maps.statistics import TopK as TopK
+
+__all__ = ["LazyMap", "Spectrum", "TopK", "Transposed", "stack"]

@@ -1,0 +1,68 @@
+"""Cutting a length into bins of nearly equal size, and reducing a tensor to them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """`count` bins that cover `length`; the first length % count have one more, as `torch.tensor_split` cuts.
+
+    >>> bins = Bins(7, 3)
+    >>> [bins.edge(b) for b in range(4)]
+    [0, 3, 5, 7]
+    """
+
+    length: int
+    count: int
+
+    @classmethod
+    def at_most(cls, count: int, length: int, name: str) -> "Bins":
+        """As many bins as asked, or one for each place where there are fewer places.
+
+        Raises:
+            ArgumentError: fewer than one.
+        """
+        if count < 1:
+            raise ArgumentError(f"pooled() needs at least 1 bin of {name}, got {count}")
+        return cls(length, min(count, length))
+
+    def edge(self, index: int) -> int:
+        """Where bin `index` begins."""
+        size, extra = divmod(self.length, self.count)
+        return index * size + min(index, extra)
+
+    def index_of(self, place: int) -> int:
+        """The bin that a place is in."""
+        size, extra = divmod(self.length, self.count)
+        big = extra * (size + 1)
+        return place // (size + 1) if place < big else extra + (place - big) // size
+
+    def sizes(self, device: torch.device) -> Tensor:
+        """How many places each bin has."""
+        size, extra = divmod(self.length, self.count)
+        return size + (torch.arange(self.count, device=device) < extra).long()
+
+    def owners(self, device: torch.device) -> Tensor:
+        """The bin of every place."""
+        return torch.arange(self.count, device=device).repeat_interleave(self.sizes(device))
+
+    def reduce(self, tensor: Tensor, dim: int, start: int, *, largest: bool) -> tuple[Tensor, int]:
+        """Sums or maxima of the places from `start` on along a negative dim, and the bin of the first."""
+        stop, first, pieces = start + tensor.shape[dim], self.index_of(start), []
+        at, index, extra = start, first, self.length % self.count
+        while at < stop:
+            begin, end = self.edge(index), self.edge(index + 1)
+            if at > begin or end > stop:
+                size, count = min(end, stop) - at, 1
+            else:
+                size = end - begin
+                count = min((extra if index < extra else self.count) - index, (stop - at) // size)
+            part = tensor.narrow(dim, at - start, size * count).unflatten(dim, (count, size))
+            pieces.append(part.amax(dim) if largest else part.sum(dim))
+            at, index = at + size * count, index + count
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim), first

@@ -1,0 +1,108 @@
+"""One pass over the tiles of a map, shared by every statistic that is asked for.
+
+A tile is a few queries of a few heads against every key that they may see. Its weights exist while the
+statistics read it, and are computed again, tile by tile, for a gradient: memory is linear in T and S.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard.backends.tiled import Tile
+
+TILE_ELEMENTS = 1 << 18
+"""Numbers that a tile's largest tensor may hold: 1 MiB in float32, so that a few of them stay in the cache."""
+TILE_ROWS = 64
+"""Queries below which a tile is rather made of fewer heads: narrow matrix products are slow."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """The weights (cells, t, s) of a tile, and their logarithms where they were at hand."""
+
+    weights: Tensor
+    logs: Tensor | None = None
+    is_scratch: bool = False
+    """Whether the logarithms may be overwritten by the one statistic that reads them."""
+
+
+Rows = range | Tensor
+Part = Callable[[Rows, Rows], Piece]
+
+
+class Source(ABC):
+    """Where tiles come from. Cells are the flat indices of the map's leading dimensions."""
+
+    cells: int
+    queries: int
+    keys: int
+    width: int = 1
+    """How many numbers are held for each pair while a tile is made."""
+
+    @abstractmethod
+    def columns(self, rows: range) -> range:
+        """The keys outside which the weights of these rows are 0."""
+
+    @abstractmethod
+    def part(self, cells: range, *, reuse: bool = False) -> Part:
+        """What gives the weights of those cells for any rows and columns.
+
+        With `reuse`, a piece may lie where the one before lay, and carries no gradient.
+        """
+
+    def groups(self) -> Iterator[tuple[range, list[range]]]:
+        """Cells that make a tile together, and the rows of its tiles: few cells and many rows where both do not fit."""
+        a_row = max(1, self.keys * self.width)
+        rows = max(1, min(self.queries, TILE_ROWS, TILE_ELEMENTS // a_row))
+        few = max(1, min(self.cells, TILE_ELEMENTS // (a_row * rows)))
+        rows = max(rows, min(self.queries, TILE_ELEMENTS // (a_row * few)))
+        cuts = [range(at, min(at + rows, self.queries)) for at in range(0, self.queries, rows)]
+        for cell in range(0, self.cells, few):
+            yield range(cell, min(cell + few, self.cells)), cuts
+
+
+class Statistic(ABC):
+    """What can be read off tiles. `read` sees each tile once and is what a gradient runs through."""
+
+    @abstractmethod
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, ...]:
+        """What one tile says."""
+
+    @abstractmethod
+    def add(self, total: Any, read: tuple[Tensor, ...], tile: Tile, source: Source) -> Any:
+        """The total of a group of cells with one more tile; None at first."""
+
+    @abstractmethod
+    def end(self, total: Any) -> tuple[Tensor, ...]:
+        """The answers (cells, ...) of a group of cells."""
+
+
+def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
+    """Every statistic's answers of shape (cells, ...), from one pass over the tiles."""
+    answers: list[list[tuple[Tensor, ...]]] = [[] for _ in statistics]
+    for cells, cuts in source.groups():
+        part, totals = source.part(cells, reuse=not torch.is_grad_enabled()), [None for _ in statistics]
+        for rows in cuts:
+            # A reduction needs a key to look at; its weight is 0.
+            tile = Tile(cells, rows, source.columns(rows) or range(1))
+            found = _read(part, tile, statistics)
+            totals = [s.add(t, r, tile, source) for s, t, r in zip(statistics, totals, found, strict=True)]
+        for answer, statistic, total in zip(answers, statistics, totals, strict=True):
+            answer.append(statistic.end(total))
+    return [tuple(torch.cat(groups) for groups in zip(*answer, strict=True)) for answer in answers]
+
+
+def _read(part: Part, tile: Tile, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
+    def read() -> list[tuple[Tensor, ...]]:
+        piece = part(tile.rows, tile.columns)
+        return [statistic.read(piece, tile) for statistic in statistics]
+
+    if not torch.is_grad_enabled():
+        return read()
+    # What a tile holds is given up at once and made again in the backward pass.
+    return checkpoint(read, use_reentrant=False, preserve_rng_state=False)

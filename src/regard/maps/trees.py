@@ -1,0 +1,30 @@
+"""The tensors inside the frozen objects that make a call."""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+def tensors_mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same tuples and dataclasses with every tensor changed."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return tuple(tensors_mapped(part, change) for part in tree)
+    if not is_dataclass(tree) or isinstance(tree, type):
+        return tree
+    values = {f.name: getattr(tree, f.name) for f in fields(tree)}
+    changed = {name: tensors_mapped(value, change) for name, value in values.items()}
+    if all(changed[name] is values[name] for name in values):
+        return tree
+    return rebuilt(type(tree), changed)
+
+
+def rebuilt(kind: type, values: dict[str, Any]) -> Any:
+    """A dataclass from the values of its fields, as they were: nothing is computed or checked again."""
+    made: Any = object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made

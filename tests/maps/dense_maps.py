@@ -1,0 +1,115 @@
+"""Every statistic written out once more, on the dense weights in float64, and the comparison with a lazy map."""
+
+import torch
+from torch import Tensor
+
+import regard
+from regard.maps import LazyMap
+
+# Of a weight against float64; sums over n weights may be off by so much for each.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 3e-4}
+
+NORMALIZATIONS = {
+    "softmax": regard.Softmax(),
+    "sink": regard.SoftmaxWithSink(0.3),
+    "sparsemax": regard.Sparsemax(),
+    "entmax": regard.Entmax15(),
+    "sigmoid": regard.Sigmoid(-0.5),
+    "unnormalized": regard.Unnormalized(),
+}
+
+
+def bins(dense: Tensor, rows: int, columns: int, reduce) -> Tensor:
+    rows, columns = min(rows, dense.shape[-2]), min(columns, dense.shape[-1])
+    bands = dense.tensor_split(rows, -2)
+    return torch.stack([torch.stack([reduce(b) for b in band.tensor_split(columns, -1)], -1) for band in bands], -2)
+
+
+def distances(queries: int, keys: int) -> Tensor:
+    return (torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)).abs().double()
+
+
+def sums_written_out(dense: Tensor, rows: int, columns: int) -> dict[str, Tensor]:
+    """Smooth statistics as functions of P."""
+    queries, keys = dense.shape[-2:]
+    positive = torch.where(dense > 0, dense, 1.0)
+    squares = dense.square().sum(-1)
+    return {
+        "received": dense.sum(-2),
+        "entropy": -(dense * positive.log()).sum(-1),
+        "participation": torch.where(squares > 0, dense.sum(-1).square() / torch.where(squares > 0, squares, 1.0), 0.0),
+        "distance": (dense * distances(queries, keys)).sum(-1),
+        "pooled_sum": bins(dense, rows, columns, lambda b: b.sum((-2, -1))),
+        "pooled_mean": bins(dense, rows, columns, lambda b: b.mean((-2, -1))),
+    }
+
+
+def sums_asked(weights: LazyMap, rows: int, columns: int) -> dict[str, Tensor]:
+    """The same, asked of the map."""
+    return {
+        "received": weights.received(),
+        "entropy": weights.entropy(),
+        "participation": weights.participation(),
+        "distance": weights.distance(),
+        "pooled_sum": weights.pooled(rows, columns, "sum"),
+        "pooled_mean": weights.pooled(rows, columns),
+    }
+
+
+def check(weights: LazyMap, dense: Tensor, *, tolerance: float, k: int, rows: int, columns: int, p: float) -> None:
+    """A map against its dense weights in float64: every statistic, product and block."""
+    dense = dense.detach()
+    queries, keys = dense.shape[-2:]
+    scale = max(1.0, float(dense.sum(-1).max()), float(dense.sum(-2).max()))
+    scores = max(1.0, float(torch.where(dense > 0, dense, 1.0).log().abs().max()))
+    assert tuple(weights.shape) == tuple(dense.shape)
+
+    def close(ours: Tensor, theirs: Tensor, times: float = 1.0) -> None:
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours.detach().double(), theirs.double(), rtol=0, atol=tolerance * scale * times)
+
+    close(weights.dense(), dense)
+    factor = {"entropy": scores, "participation": 4 * keys**2, "distance": queries + keys}
+    asked, written = sums_asked(weights, rows, columns), sums_written_out(dense, rows, columns)
+    together = weights.summary(*asked, "max", rows=rows, columns=columns)
+    for name, theirs in written.items():
+        close(asked[name], theirs, factor.get(name, 1.0))
+        close(together[name], theirs, factor.get(name, 1.0))
+    close(weights.received("mean"), dense.mean(-2))
+    close(weights.pooled(rows, columns, "max"), bins(dense, rows, columns, lambda b: b.amax((-2, -1))))
+    close(weights.max(), dense.amax(-1))
+    dead = (dense == 0).all(-1)
+    for name in ("entropy", "participation", "distance"):
+        assert (asked[name][dead] == 0).all()
+    check_largest(weights, dense, tolerance * scale, k)
+    check_quantile(weights, dense, tolerance * scale * 10, p)
+    generator = torch.Generator().manual_seed(keys)
+    x, y = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (keys, queries))
+    close(weights @ x.to(weights.dtype), dense @ x, 10)
+    close(weights.mT @ y.to(weights.dtype), dense.mT @ y, 10)
+    y = torch.randn(*dense.shape[:-1], 2, generator=generator, dtype=torch.float64)
+    close(weights.mT @ y.to(weights.dtype), dense.mT @ y, 10)
+    close(weights.expected(lambda j: j), dense @ torch.arange(keys).double(), keys)
+
+
+def check_largest(weights: LazyMap, dense: Tensor, tolerance: float, k: int) -> None:
+    top = weights.topk(k)
+    torch.testing.assert_close(top.values.detach().double(), dense.topk(k).values, rtol=0, atol=tolerance)
+    for values, indices in (top, (weights.max()[..., None], weights.argmax()[..., None])):
+        assert ((indices == -1) == (values == 0)).all()
+        there = torch.where(indices >= 0, dense.gather(-1, indices.clamp_min(0)), 0.0)
+        torch.testing.assert_close(values.detach().double(), there, rtol=0, atol=tolerance)
+    for row in top.indices.flatten(0, -2).tolist():
+        named = [key for key in row if key >= 0]
+        assert len(named) == len(set(named))
+
+
+def check_quantile(weights: LazyMap, dense: Tensor, tolerance: float, p: float) -> None:
+    """n keys hold p of the mass, and n - 1 do not."""
+    count = weights.quantile_mass(p)
+    held = torch.nn.functional.pad(dense.sort(-1, descending=True).values.cumsum(-1), (1, 0))
+    goal = p * dense.sum(-1)
+    assert ((count == 0) == (goal == 0)).all()
+    assert (held.gather(-1, count[..., None])[..., 0] >= goal - tolerance).all()
+    fewer = held.gather(-1, (count - 1).clamp_min(0)[..., None])[..., 0]
+    assert (fewer[goal > 0] <= goal[goal > 0] + tolerance).all()

@@ -1,0 +1,148 @@
+"""Maps that are written, read again, and moved."""
+
+import json
+
+import pytest
+import torch
+from cases import cases
+from hypothesis import HealthCheck, given, settings
+
+import regard
+from regard.errors import ArgumentError, DataError
+from regard.maps.trees import tensors_mapped
+from regard.masks import Predicate
+
+pytest.importorskip("safetensors")
+
+
+def holds_a_function(case) -> bool:
+    found = []
+
+    def look(tree):
+        if isinstance(tree, Predicate):
+            found.append(tree)
+        for name in getattr(tree, "__dataclass_fields__", {}):
+            look(getattr(tree, name))
+        if isinstance(tree, tuple):
+            [look(part) for part in tree]
+
+    look(case.mask)
+    return bool(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases(scores=("dot", "scaled", "cosine", "bilinear", "additive", "capped", "gaussian", "laplacian")))
+def test_a_saved_map_is_the_same_map(tmp_path, dtype, case):
+    case = case.to(dtype)
+    weights = regard.attention(*case.tensors(), **case.options(), return_weights=True).weights
+    path = tmp_path / "map.safetensors"
+    if holds_a_function(case):
+        with pytest.raises(ArgumentError, match=r"cannot be saved: .* a function or a class of one's own"):
+            weights.save(path)
+        return
+    weights.save(path)
+    loaded = regard.AttentionMap.load(path)
+    assert loaded.shape == weights.shape
+    assert repr(loaded) == repr(weights)
+    # Other strides may round otherwise.
+    tolerance = {"rtol": 0, "atol": 1e-13 if dtype == torch.float64 else 3e-5}
+    weights = weights.detach()
+    torch.testing.assert_close(loaded.dense(), weights.dense(), **tolerance)
+    torch.testing.assert_close(loaded.received(), weights.received(), **tolerance)
+    torch.testing.assert_close(loaded.entropy(), weights.entropy(), **tolerance)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalization": regard.SoftmaxWithSink(torch.randn(4))},
+        {"normalization": regard.Entmax15()},
+        {"bias": regard.ALiBi(4), "mask": regard.causal()},
+        {"bias": regard.T5Bias(torch.randn(32, 4))},
+        {"mask": regard.documents(torch.arange(9) // 4)},
+        {"score": regard.Epanechnikov(torch.rand(4) + 2)},
+    ],
+    ids=["sink", "entmax", "ALiBi", "T5", "documents", "Epanechnikov"],
+)
+def test_what_the_random_calls_do_not_draw(tmp_path, options):
+    q, k = torch.randn(2, 4, 9, 5), torch.randn(2, 2, 9, 5)
+    weights = regard.attention(q, k, k, return_weights=True, **options).weights.with_values(k)
+    for kept in (weights, weights[1][1:], weights[:, 0].with_heads()):
+        kept.save(tmp_path / "map.safetensors")
+        loaded = regard.AttentionMap.load(tmp_path / "map.safetensors")
+        assert torch.equal(loaded.dense(), kept.dense())
+        assert torch.equal(loaded.received(), kept.received())
+        assert torch.equal(loaded.value_norms().dense(), kept.value_norms().dense())
+
+
+def test_a_function_is_refused_by_name(tmp_path):
+    q = torch.randn(3, 2)
+    own = regard.predicate(lambda b, h, q, k: k <= q)
+    for options, name in (({"mask": own}, "Predicate"), ({"score": lambda q, k: q @ k.mT}, "Custom")):
+        weights = regard.attention(q, q, q, return_weights=True, **options).weights
+        with pytest.raises(ArgumentError, match=f"is a {name}.*render it"):
+            weights.save(tmp_path / "map.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_not_one_is_named(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    path = tmp_path / "map.safetensors"
+    with pytest.raises(FileNotFoundError):
+        regard.AttentionMap.load(path)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match="not a whole safetensors file"):
+        regard.AttentionMap.load(path)
+    save_file({"x": torch.ones(1)}, path)
+    with pytest.raises(DataError, match="not a saved attention map"):
+        regard.AttentionMap.load(path)
+    q = torch.randn(3, 2)
+    regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.save(path)
+    whole = path.read_bytes()
+    with safe_open(path, framework="pt") as file:
+        header, tensors = file.metadata(), {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
+    path.write_bytes(whole[:-4])
+    with pytest.raises(DataError, match="not a whole safetensors file"):
+        regard.AttentionMap.load(path)
+    for old, new in (
+        ('"kind": "masks.Causal"', '"kind": "os.system"'),
+        ('"kind": "masks.Causal"', '"kind": "masks.Padding"'),
+        ('"tensor.0"', '"tensor.9"'),
+    ):
+        save_file(tensors, path, metadata={**header, "map": header["map"].replace(old, new)})
+        with pytest.raises(DataError, match="this version of regard can read"):
+            regard.AttentionMap.load(path)
+    save_file(tensors, path, metadata={**header, "map": json.dumps([1, 2])})
+    with pytest.raises(DataError, match="this version of regard can read"):
+        regard.AttentionMap.load(path)
+
+
+def test_a_file_is_as_small_as_the_factors(tmp_path):
+    q, k = torch.randn(1, 4, 300, 8, dtype=torch.bfloat16), torch.randn(1, 2, 300, 8, dtype=torch.bfloat16)
+    regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights.save(tmp_path / "map")
+    assert (tmp_path / "map").stat().st_size < 2 * (q.numel() + k.numel()) + 4 * 4 * 300 + 2500
+
+
+@pytest.mark.parametrize("score", [None, regard.Laplacian(torch.ones(3))], ids=["dot", "laplacian"])
+def test_another_device_and_no_graph(score):
+    """The meta device has no numbers, but the whole tree must get there."""
+    q = torch.randn(2, 3, 4, 5, requires_grad=True)
+    options = {} if score is None else {"score": score}
+    mask = regard.causal() & regard.padding(torch.ones(2, 4, dtype=torch.bool)) | regard.documents(torch.arange(4))
+    weights = regard.attention(
+        q, q, q, mask=mask, bias=torch.randn(3, 1, 4)[None], normalization=regard.SoftmaxWithSink(torch.ones(3)),
+        return_weights=True, **options,
+    ).weights.with_values(q)  # fmt: skip
+    assert weights.to("cpu") is weights
+    moved, devices = weights.to("meta"), []
+    assert moved.device.type == "meta"
+    tensors_mapped((moved._call, moved._state, moved._value), lambda t: devices.append(t.device.type) or t)
+    assert set(devices) == {"meta"}
+    assert len(devices) >= 8 - (score is None)
+    detached = weights.detach()
+    assert torch.equal(detached.dense(), weights.dense())
+    assert not detached.value_norms().dense().requires_grad
+    assert weights.value_norms().received().requires_grad

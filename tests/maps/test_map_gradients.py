@@ -1,0 +1,194 @@
+"""Gradients of every smooth statistic, and what they are good for as losses."""
+
+import pytest
+import torch
+from cases import cases
+from dense_maps import NORMALIZATIONS, sums_asked, sums_written_out
+from hypothesis import given, settings
+
+import regard
+from regard.errors import BackendError
+
+CALLS = {
+    "grouped, causal, padded": {"mask": regard.causal() & regard.lengths(torch.tensor([0, 5]))},
+    "everything": {},
+    "causal from the start": {"mask": regard.causal(0)},
+    "window, bias per key": {"mask": regard.window(2), "bias": torch.randn(2, 1, 1, 6).double()},
+    "dense bias": {"bias": torch.randn(2, 4, 4, 6).double(), "mask": regard.lengths(torch.tensor([3, 6]))},
+    "sink": {"normalization": regard.SoftmaxWithSink(torch.tensor([0.3, -1.0, 0.5, 2.0]).double())},
+    "additive": {"score": regard.Additive(torch.randn(3).double())},
+    "sigmoid": {"normalization": regard.Sigmoid(), "mask": regard.causal()},
+    "tiled by name": {"backend": "tiled", "mask": regard.causal(0) & regard.padding(torch.arange(6) % 2 == 0)},
+}
+STATISTICS = {
+    "received": lambda w: w.received(),
+    "received mean": lambda w: w.received("mean"),
+    "entropy": lambda w: w.entropy(),
+    "participation": lambda w: w.participation(),
+    "expected": lambda w: w.expected(torch.arange(6).double().sin()),
+    "distance": lambda w: w.distance(),
+    "pooled": lambda w: w.pooled(2, 3),
+    "max": lambda w: w.max(),
+    "topk": lambda w: w.topk(2).values,
+    "product": lambda w: w @ torch.arange(12).double().cos().reshape(6, 2),
+    "transposed": lambda w: w.mT @ torch.arange(8).double().cos().reshape(4, 2),
+    "average": lambda w: w.average(weights=[1, 2, 3, 4]).entropy(),
+    "average received": lambda w: w.average(0).received(),
+    "selection": lambda w: w.select(heads=[1, 2], rows=slice(1, 4), columns=torch.tensor([5, 0])).received(),
+    "one head": lambda w: w[1, 2].received() + w[1, 2].expected(torch.arange(6.0)).sum(),
+}
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("call", CALLS)
+def test_gradcheck(call, statistic):
+    torch.manual_seed(3)
+    q, k = torch.randn(2, 4, 4, 3, dtype=torch.float64), torch.randn(2, 2, 6, 3, dtype=torch.float64)
+
+    def read(q, k):
+        return STATISTICS[statistic](regard.attention(q, k, k, return_weights=True, **CALLS[call]).weights)
+
+    assert torch.autograd.gradcheck(read, (q.requires_grad_(), k.requires_grad_()), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sink", "sparsemax", "unnormalized"])
+@settings(max_examples=25)
+@given(case=cases(scores=("dot", "scaled", "gaussian", "additive")))
+def test_gradients_are_those_of_the_formula(name, case):
+    """A random mixture of the sums, through the lazy map and through the dense one; dead rows stay finite."""
+    case = case.to(torch.float64)
+    options = {**case.options(), "normalization": NORMALIZATIONS[name], "return_weights": True}
+    lazy = regard.attention(*case.tensors(), **options).weights
+    dense = regard.attention(*case.tensors(), backend="reference", **options).weights.dense()
+    ours, theirs = sums_asked(lazy, 3, 4), sums_written_out(dense, 3, 4)
+    x = torch.randn(dense.shape[-2], 2, dtype=torch.float64)
+    ours["transposed"], theirs["transposed"] = lazy.mT @ x, dense.mT @ x
+    mixture = {name: torch.randn_like(value) for name, value in theirs.items()}
+    inputs = (case.query, case.key)
+    (gradient, expected) = (
+        torch.autograd.grad(sum((mixture[n] * found[n]).sum() for n in mixture), inputs, allow_unused=True)
+        for found in (ours, theirs)
+    )
+    for one, other in zip(gradient, expected, strict=True):
+        assert one.isfinite().all()
+        bound = max(1.0, float(other.abs().max()))
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9 * bound)
+
+
+def test_a_learned_bias_takes_gradients_of_statistics():
+    q, k = torch.randn(1, 2, 4, 3, dtype=torch.float64), torch.randn(1, 2, 6, 3, dtype=torch.float64)
+    for shape in ((1, 2, 1, 6), (1, 1, 4, 6)):
+        bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+        def read(bias, q=q, k=k):
+            weights = regard.attention(q, k, k, bias=bias, mask=regard.causal(), return_weights=True).weights
+            return weights.entropy(), weights.received(), weights.participation(), weights.pooled(2, 2)
+
+        assert torch.autograd.gradcheck(read, (bias,))
+
+
+def test_alibi_takes_gradients_of_statistics_in_its_slopes():
+    q, slopes = torch.randn(1, 2, 5, 3, dtype=torch.float64), torch.tensor([0.5, 0.1]).double().requires_grad_()
+
+    def read(q, slopes):
+        bias = regard.ALiBi(slopes)
+        weights = regard.attention(q, q, q, bias=bias, mask=regard.causal(), return_weights=True).weights
+        return weights.entropy(), weights.received(), weights.participation()
+
+    assert torch.autograd.gradcheck(read, (q.requires_grad_(), slopes))
+
+
+def test_second_derivatives_where_the_backend_has_them():
+    q = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
+
+    def read(q, backend):
+        weights = regard.attention(q, q, q, mask=regard.causal(), backend=backend, return_weights=True).weights
+        return weights.entropy().sum() + weights.received().square().sum() + weights.pooled(2, 2).square().sum()
+
+    assert torch.autograd.gradgradcheck(lambda q: read(q, "tiled"), (q,))
+    with pytest.raises(BackendError, match="no second derivative"):
+        torch.autograd.grad(read(q, "fused"), q, create_graph=True)
+
+
+def test_a_detached_map_carries_no_gradient():
+    q = torch.randn(1, 1, 3, 2, requires_grad=True)
+    weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    for read in STATISTICS_WITHOUT_SHAPE:
+        assert read(weights).requires_grad
+        assert not read(weights.detach()).requires_grad
+    with torch.no_grad():
+        assert not weights.entropy().requires_grad
+
+
+STATISTICS_WITHOUT_SHAPE = [
+    lambda w: w.received(),
+    lambda w: w.entropy(),
+    lambda w: w.pooled(2, 2),
+    lambda w: w.topk(1).values,
+    lambda w: w.mT @ torch.ones(3, 1),
+]
+
+
+# -- three losses ------------------------------------------------------------------------------------------
+
+
+def descend(parameters, loss, steps=60, rate=0.1):
+    optimizer = torch.optim.Adam(parameters, lr=rate)
+    first = float(loss().detach())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    return first, float(loss().detach())
+
+
+def projected(mask=None, length=12):
+    """Attention whose query and key projections are to be learned, as a function that gives its map."""
+    x = torch.randn(2, 3, length, 8)
+    w_q, w_k = (torch.nn.Parameter(torch.randn(8, 8) / 8**0.5) for _ in range(2))
+    return (w_q, w_k), lambda: regard.attention(x @ w_q, x @ w_k, x, mask=mask, return_weights=True).weights
+
+
+def test_entropy_as_a_regularizer_keeps_attention_spread():
+    """Heads whose attention collapses onto one key train badly (Zhai et al. 2023, arXiv:2303.06296)."""
+    parameters, weights = projected()
+    with torch.no_grad():
+        parameters[0].mul_(6.0)
+    floor = 0.9 * torch.log(torch.tensor(12.0))
+    before, after = descend(parameters, lambda: (floor - weights().entropy()).clamp_min(0.0).mean())
+    assert before > 0.5
+    assert after < 0.05
+
+
+def test_guided_alignment_follows_a_diagonal():
+    """Attention of a speech synthesiser is pulled to the diagonal (Tachibana et al. 2017, arXiv:1710.08969)."""
+    query, key = (torch.nn.Parameter(0.1 * torch.randn(1, 1, n, 16)) for n in (10, 20))
+    i, j = torch.arange(10) / 10, torch.arange(20) / 20
+
+    def weights():
+        return regard.attention(query, key, key, return_weights=True).weights
+
+    def loss():
+        # sum_j P_ij (i/T - j/S)^2 is a sum of three means, so that no T x S penalty is made.
+        mean, square = weights().expected(torch.stack([j, j.square()], -1)).unbind(-1)
+        return (i.square() - 2 * i * mean + square).mean()
+
+    before, after = descend((query, key), loss, steps=150)
+    assert before > 0.05
+    assert after < 0.01
+    assert (weights().expected(j)[0, 0] - i).abs().max() < 0.1
+
+
+def test_coverage_spreads_what_the_keys_receive():
+    """Every source word is to be read about once (Tu et al. 2016, arXiv:1601.04811)."""
+    query, key = (torch.nn.Parameter(torch.randn(2, 2, 12, 8)) for _ in range(2))
+    mask = regard.lengths(torch.tensor([12, 7]))
+
+    def loss():
+        received = regard.attention(query, key, key, mask=mask, return_weights=True).weights.received()
+        fair = (torch.arange(12) < torch.tensor([[12], [7]])) * 12 / torch.tensor([[12.0], [7.0]])
+        return (received - fair[:, None]).square().mean()
+
+    before, after = descend((query, key), loss)
+    assert before > 0.1
+    assert after < 1e-3

@@ -1,0 +1,117 @@
+"""Contract 5 for the statistics: nothing T x S, forward and backward; and a gradient that holds no tiles."""
+
+import gc
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard
+
+LENGTH = 1536
+LIMIT = 1 << 20
+"""A kernel's block of 512 queries and a tile of 4 MiB are constant, or linear in S, at any length."""
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor storage that any operator returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.numbers = max(self.numbers, storage.nbytes() // tensor.element_size())
+        return out
+
+
+SMOOTH = {
+    "received": lambda w: w.received().square().sum(),
+    "entropy": lambda w: w.entropy().sum(),
+    "participation": lambda w: w.participation().sum(),
+    "expected": lambda w: w.expected(lambda j: j / LENGTH).sum(),
+    "distance": lambda w: w.distance().sum(),
+    "transposed": lambda w: (w.mT @ torch.ones(LENGTH, 2)).square().sum(),
+    "pooled": lambda w: w.pooled(16, 16).square().sum(),
+    "topk": lambda w: w.topk(3).values.sum(),
+    "average": lambda w: w.average().entropy().sum() + w.average().received().square().sum(),
+    "selection": lambda w: w.select(rows=slice(7, None)).received().square().sum(),
+}
+MASKS = [
+    None,
+    regard.causal(),
+    regard.causal(-3),
+    regard.causal() & regard.lengths(torch.tensor([LENGTH - 100])),
+    regard.predicate(lambda b, h, q, k: (q - k) % 7 > 0),
+    regard.window(40),
+]
+
+
+def call(mask, score=None):
+    q, k = (torch.randn(1, 2, LENGTH, 4, requires_grad=True) for _ in range(2))
+    options = {} if score is None else {"score": score}
+    return regard.attention(q, k, k, mask=mask, return_weights=True, **options).weights
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("name", SMOOTH)
+def test_the_largest_tensor_is_far_below_t_times_s(name, mask):
+    with Largest() as largest:
+        SMOOTH[name](call(mask)).backward()
+    assert largest.numbers <= LIMIT
+
+
+def test_statistics_without_a_gradient_and_scores_that_take_tiles():
+    score = regard.Additive(torch.randn(4))
+    weights, additive = call(regard.causal()), call(regard.causal(), score)
+    with Largest() as largest, torch.no_grad():
+        weights.summary("argmax", "quantile_mass", "max", "pooled_max", "topk", k=5)
+        weights.singular_values(3)
+        weights.average().argmax()
+        additive.summary("entropy", "received", "topk")
+        regard.maps.stack([additive, weights]).entropy()
+    assert largest.numbers <= LIMIT
+    with Largest() as largest:
+        additive.received().square().sum().backward()
+    assert largest.numbers <= LIMIT
+
+
+def test_weights_times_values():
+    q, v = torch.randn(1, 2, LENGTH, 4), torch.randn(1, 2, LENGTH, 5)
+    output, weights = regard.attention(q, q, v, mask=regard.causal(), return_weights=True)
+    with Largest() as largest:
+        weights = weights.with_values(v)
+        for one in (weights.value_norms(), weights.gradient(output), weights.relevance(output)):
+            one.received(), one.topk(3), one.pooled(8, 8, "max"), one @ torch.ones(LENGTH, 1)
+    assert largest.numbers <= LIMIT
+
+
+@pytest.mark.parametrize("name", ["entropy", "received", "pooled", "topk"])
+@pytest.mark.parametrize("score", [None, regard.Additive(torch.randn(4))], ids=["dot", "additive"])
+def test_what_a_graph_holds_until_backward_is_linear(name, score):
+    """All storages alive between forward and backward, counted."""
+
+    def alive() -> int:
+        gc.collect()
+        found = {}
+        for thing in gc.get_objects():
+            if type(thing) in (torch.Tensor, torch.nn.Parameter):
+                found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+        return sum(found.values())
+
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        loss = SMOOTH[name](call(regard.causal(), score))
+    assert sum(saved) <= 200 * LENGTH + 2 * 64 * 64 * 16
+    loss.backward()
+    assert alive() < LENGTH * LENGTH * 4
+
+
+def test_the_counter_sees_a_dense_map():
+    with Largest() as largest:
+        call(None).dense()
+    assert largest.numbers >= 2 * LENGTH * LENGTH > LIMIT

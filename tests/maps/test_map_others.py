@@ -1,0 +1,186 @@
+"""Averages, choices, stacks, weights times values: each against what it is of the dense weights."""
+
+import pytest
+import torch
+from cases import cases
+from dense_maps import NORMALIZATIONS, check
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+from regard.maps import stack
+
+OPTIONS = {"tolerance": 1e-12, "k": 2, "rows": 3, "columns": 4, "p": 0.7}
+
+
+def weights_of(case, normalization=regard.Softmax()):  # noqa: B008
+    case = case.to(torch.float64)
+    with torch.no_grad():
+        return regard.attention(
+            *case.tensors(), **case.options(), normalization=normalization, return_weights=True
+        ).weights
+
+
+def k_of(dense) -> dict:
+    return {**OPTIONS, "k": min(2, dense.shape[-1])}
+
+
+@pytest.mark.parametrize("name", ["softmax", "sink", "sparsemax"])
+@settings(max_examples=20)
+@given(case=cases(), data=st.data())
+def test_averages(name, case, data):
+    weights = weights_of(case, NORMALIZATIONS[name])
+    if weights.ndim == 2:
+        return
+    dim = data.draw(st.integers(-weights.ndim, -3))
+    dense = weights.dense()
+    check(weights.average(dim), dense.mean(dim), **k_of(dense))
+    check(weights.average(dim + weights.ndim), dense.mean(dim), **k_of(dense))
+    shares = torch.rand(dense.shape[dim], dtype=torch.float64) + 0.1
+    shaped = (shares / shares.sum()).reshape(-1, *[1] * (-dim - 1))
+    check(weights.average(dim, weights=shares), (dense * shaped).sum(dim), **k_of(dense))
+    if weights.ndim > 3:
+        both = weights.average().average()
+        check(both, dense.mean(-3).mean(-3), **k_of(dense))
+        check(weights.average()[0], dense.mean(-3)[0], **k_of(dense))
+        check(weights.average(0)[-1], dense.mean(0)[-1], **k_of(dense))
+
+
+@settings(max_examples=30)
+@given(case=cases(), data=st.data())
+def test_selections(case, data):
+    weights = weights_of(case)
+    dense = weights.dense()
+    wanted = {}
+    for name, length, dim in (("rows", dense.shape[-2], -2), ("columns", dense.shape[-1], -1)):
+        kind = data.draw(st.sampled_from(["none", "slice", "tensor", "bool", "integer"]))
+        if kind == "none":
+            continue
+        start = data.draw(st.integers(0, length - 1))
+        which = torch.tensor(data.draw(st.lists(st.integers(-length, length - 1), min_size=1, max_size=5)))
+        keep = torch.arange(length) % 3 == start % min(3, length)
+        if kind == "bool" and not keep.any():
+            continue
+        index = {"slice": slice(start, None), "tensor": which, "bool": keep, "integer": start}[kind]
+        wanted[name] = index
+        taken = torch.arange(length)[index].reshape(-1)
+        dense = dense.index_select(dim, taken)
+    if weights.ndim > 2:
+        heads = data.draw(st.sampled_from([slice(None), [0], torch.tensor([-1, 0])]))
+        wanted["heads"], dense = heads, dense[..., heads, :, :]
+    check(weights.select(**wanted), dense, **k_of(dense))
+
+
+def test_a_choice_of_one_head_drops_the_dimension():
+    q = torch.randn(2, 3, 4, 5)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    assert weights.select(heads=1).shape == (2, 4, 4)
+    assert weights.select(heads=[1], rows=2).shape == (2, 1, 1, 4)
+    assert weights.select() is weights
+
+
+@settings(max_examples=20)
+@given(case=cases(), data=st.data())
+def test_maps_of_maps(case, data):
+    """Averages of selections, selections of averages and stacks of both."""
+    weights = weights_of(case)
+    if weights.ndim == 2:
+        return
+    dense = weights.dense()
+    rows = slice(data.draw(st.integers(0, dense.shape[-2] - 1)), None)
+    columns = torch.arange(dense.shape[-1]).flip(0)[: data.draw(st.integers(1, dense.shape[-1]))]
+    picked = dense[..., rows, :][..., columns]
+    check(weights.select(rows=rows, columns=columns).average(), picked.mean(-3), **k_of(picked))
+    check(weights.average().select(rows=rows, columns=columns), picked.mean(-3), **k_of(picked))
+    check(weights.select(rows=rows).select(columns=columns), picked, **k_of(picked))
+    both = stack([weights, weights.select(rows=rows)])
+    check(both, torch.cat([dense, dense[..., rows, :]], -2), **k_of(dense))
+
+
+def generation(steps=7, prompt=3, groups=2):
+    """What a cache sees: a prompt at once, then a query at a time against ever more keys."""
+    q, k = torch.randn(2, 4, prompt + steps, 5).double(), torch.randn(2, groups, prompt + steps, 5).double()
+    maps = [
+        regard.attention(
+            q[:, :, :prompt], k[:, :, :prompt], k[:, :, :prompt], mask=regard.causal(), return_weights=True
+        )
+    ]
+    for n in range(prompt, prompt + steps):
+        maps.append(regard.attention(q[:, :, n : n + 1], k[:, :, : n + 1], k[:, :, : n + 1], return_weights=True))
+    whole = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
+    return [m.weights for m in maps], whole  # fmt: skip
+
+
+def test_the_steps_of_a_generation_are_one_causal_map():
+    steps, whole = generation()
+    joined, dense = stack(steps), whole.dense()
+    check(joined, dense, **OPTIONS)
+    assert (joined.dense().triu(1) == 0).all()
+    check(joined[1], dense[1], **OPTIONS)
+    check(joined[:, 2], dense[:, 2], **OPTIONS)
+    check(joined.average(), dense.mean(-3), **OPTIONS)
+    check(stack(steps[1:]), dense[..., 3:, :], **OPTIONS)
+    rows, columns = torch.tensor([8, 0, 3, 3]), torch.tensor([0, 9, 4])
+    torch.testing.assert_close(joined[..., rows, columns], dense[..., rows, :][..., columns])
+    torch.testing.assert_close(joined[..., 2:5, 6:], dense[..., 2:5, 6:])
+    torch.testing.assert_close(joined[..., 4, :], dense[..., 4, :])
+
+
+def test_the_steps_of_a_stack_may_be_cut_into_tiles(monkeypatch):
+    monkeypatch.setattr("regard.maps.tiles.TILE_ELEMENTS", 20)
+    steps, whole = generation()
+    check(stack(steps), whole.dense(), **OPTIONS)
+
+
+@settings(max_examples=25)
+@given(case=cases())
+def test_weights_times_values(case):
+    case = case.to(torch.float64)
+    with torch.no_grad():
+        output, weights = regard.attention(*case.tensors(), **case.options(), return_weights=True)
+        dense, value = weights.dense(), case.value
+        if value.dim() > 3:
+            value = value.repeat_interleave(dense.shape[-3] // value.shape[-3], -3)
+        grad = torch.randn_like(output)
+        weights = weights.with_values(case.value)
+        products = dense[..., None] * value[..., None, :, :]
+        check(weights.value_norms(), products.norm(dim=-1), **k_of(dense))
+        through = grad @ value.mT
+        for lazy, theirs in (
+            (weights.gradient(grad), through),
+            (weights.relevance(grad), dense * through),
+            (weights[...].relevance(grad), dense * through),
+        ):
+            x, y = (torch.randn(n, 2, dtype=torch.float64) for n in dense.shape[:-3:-1])
+            torch.testing.assert_close(lazy.dense(), theirs, rtol=0, atol=1e-12)
+            torch.testing.assert_close(lazy @ x, theirs @ x, rtol=0, atol=1e-11)
+            torch.testing.assert_close(lazy.mT @ y, theirs.mT @ y, rtol=0, atol=1e-11)
+            torch.testing.assert_close(lazy.received(), theirs.sum(-2), rtol=0, atol=1e-11)
+            torch.testing.assert_close(lazy.max(), theirs.amax(-1), rtol=0, atol=1e-12)
+            torch.testing.assert_close(lazy.topk(1).values, theirs.topk(1).values, rtol=0, atol=1e-12)
+            one = theirs.amax((-2, -1), keepdim=True)
+            torch.testing.assert_close(lazy.pooled(1, 1, "max"), one, rtol=0, atol=1e-12)
+        sums = (grad * output).sum(-1)
+        torch.testing.assert_close(weights.relevance(grad).expected(lambda j: j * 0.0 + 1), sums, rtol=0, atol=1e-11)
+
+
+def test_the_gradient_is_that_of_the_loss_in_each_weight():
+    q, v = torch.randn(1, 2, 4, 3).double(), torch.randn(1, 2, 4, 5).double()
+    weights = regard.attention(q, q, v, return_weights=True).weights.with_values(v)
+    dense = weights.dense().requires_grad_()
+    output = dense @ v
+    loss = (output.tanh() * torch.arange(5)).sum()
+    grad_output, expected = torch.autograd.grad(loss, (output, dense))
+    torch.testing.assert_close(weights.gradient(grad_output).dense(), expected)
+    torch.testing.assert_close(weights.relevance(grad_output)[0, 1].dense(), (dense * expected)[0, 1])
+    torch.testing.assert_close(weights[0, 1].relevance(grad_output[0, 1]).dense(), (dense * expected)[0, 1])
+
+
+def test_repr_of_a_map_of_maps_says_what_it_is_of():
+    q = torch.zeros(2, 3, 4, 5)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    assert repr(weights.average()).startswith("Average(2, 4, 4) float32 on cpu: the mean over 3 of AttentionMap(2, 3,")
+    assert "2 steps; dense() would take 768 B" in repr(stack([weights, weights]))
+    assert repr(weights.mT).startswith("transposed AttentionMap")
+    assert weights.mT.shape == (2, 3, 4, 4)
+    assert weights.mT.mT is weights

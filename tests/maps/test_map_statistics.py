@@ -1,0 +1,221 @@
+"""Every statistic of every kind of call against the dense map in float64."""
+
+import pytest
+import torch
+from cases import DTYPES, cases
+from dense_maps import NORMALIZATIONS, TOLERANCE, check
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+from regard.errors import ArgumentError, ShapeError
+
+SCORES = ("dot", "scaled", "cosine", "gaussian", "additive", "boxcar", "laplacian")
+
+
+def drawn(data, dense) -> dict[str, int | float]:
+    return {
+        "k": data.draw(st.integers(1, dense.shape[-1])),
+        "rows": data.draw(st.integers(1, 6)),
+        "columns": data.draw(st.integers(1, 9)),
+        "p": data.draw(st.sampled_from([0.1, 0.5, 0.9, 1.0])),
+    }
+
+
+def weights_of(case, dtype, normalization=regard.Softmax(), backend=None):  # noqa: B008
+    """The map in a dtype, and the dense weights in float64 from the same numbers."""
+    case = case.to(dtype)
+    options = {"normalization": normalization, "return_weights": True}
+    lazy = regard.attention(*case.tensors(), **case.options(), backend=backend, **options).weights
+    same = case.to(torch.float64)
+    with torch.no_grad():
+        dense = regard.attention(*same.tensors(), **same.options(), backend="reference", **options).weights.dense()
+    return lazy, dense
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+@given(case=cases(scores=SCORES), data=st.data())
+def test_softmax(grad, case, data):
+    with torch.set_grad_enabled(grad):
+        weights, dense = weights_of(case, torch.float64)
+        check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@given(case=cases(scores=("dot", "scaled", "cosine")), data=st.data())
+def test_softmax_of_other_dtypes(dtype, case, data):
+    with torch.no_grad():
+        weights, dense = weights_of(case, dtype)
+        assert weights.dtype == weights.entropy().dtype == weights.received().dtype == torch.float32
+        check(weights, dense, tolerance=TOLERANCE[dtype], **drawn(data, dense))
+
+
+@pytest.mark.parametrize("name", [n for n in NORMALIZATIONS if n != "softmax"])
+@settings(max_examples=20)
+@given(case=cases(scores=SCORES), data=st.data())
+def test_other_normalizations(name, case, data):
+    with torch.no_grad():
+        weights, dense = weights_of(case, torch.float64, NORMALIZATIONS[name])
+        check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
+
+
+@pytest.mark.parametrize("backend", ["tiled", "reference"])
+@settings(max_examples=15)
+@given(case=cases(), data=st.data())
+def test_backends_that_were_named(backend, case, data):
+    with torch.no_grad():
+        weights, dense = weights_of(case, torch.float64, backend=backend)
+        check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
+
+
+@settings(max_examples=20)
+@given(case=cases(scores=("dot", "additive", "laplacian")), data=st.data())
+def test_a_choice_of_heads(case, data):
+    with torch.no_grad():
+        weights, dense = weights_of(case, torch.float64, regard.SoftmaxWithSink(0.1))
+        if weights.ndim == 2:
+            return
+        index = data.draw(st.integers(0, len(weights) - 1))
+        check(weights[index], dense[index], tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
+
+
+def long_case(mask, length=150, keys=170, dtype=torch.float32, sharp=1.0):
+    q, k = sharp * torch.randn(2, 4, length, 8, dtype=torch.float64), torch.randn(2, 2, keys, 8, dtype=torch.float64)
+    q, k = q.to(dtype), k.to(dtype)
+    lazy = regard.attention(q, k, k, mask=mask, return_weights=True).weights
+    dense = regard.attention(*[t.double() for t in (q, k, k)], mask=mask, backend="reference", return_weights=True)
+    return lazy, dense.weights.dense()
+
+
+LONG_MASKS = [
+    None,
+    regard.causal(),
+    regard.causal(0),
+    regard.causal(-40),
+    regard.causal() & regard.lengths(torch.tensor([100, 170])),
+    regard.lengths(torch.tensor([0, 90])),
+    regard.window(9),
+    regard.window(9) & regard.padding(torch.arange(170) < torch.tensor([[160], [120]])),
+    regard.documents(torch.arange(150) // 40, key_ids=torch.arange(170) // 40),
+    regard.blocks(torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.4, 16),
+    regard.causal() & regard.strided(3),
+    ~regard.causal(3) | regard.lengths(torch.tensor([3, 5])),
+]
+
+
+@pytest.mark.parametrize("mask", LONG_MASKS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_maps_of_many_tiles(monkeypatch, mask, dtype):
+    """Tiles that end within bins, cells apart from one another, and kernels' blocks."""
+    monkeypatch.setattr("regard.maps.tiles.TILE_ELEMENTS", 7 * 170)
+    monkeypatch.setattr("regard.backends.plan.BLOCK_ELEMENTS", 170 * 32)
+    weights, dense = long_case(mask, dtype=dtype)
+    check(weights, dense, tolerance=TOLERANCE[dtype], k=5, rows=11, columns=13, p=0.8)
+    check(weights, dense, tolerance=TOLERANCE[dtype], k=2, rows=150, columns=99, p=0.3)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 4e-5), (torch.bfloat16, 1e-4)], ids=str)
+def test_sharp_heads(dtype, tolerance):
+    weights, dense = long_case(regard.causal(), dtype=dtype, sharp=12.0)
+    check(weights, dense, tolerance=tolerance, k=3, rows=7, columns=8, p=0.99)
+
+
+@given(case=cases())
+def test_what_keys_receive_adds_up_to_the_live_queries(case):
+    with torch.no_grad():
+        weights, _ = weights_of(case, torch.float64)
+        live = case.allowed.any(-1).double().sum(-1)
+        torch.testing.assert_close(weights.received().sum(-1), live, rtol=0, atol=1e-11)
+
+
+def test_a_causal_map_never_looks_ahead_and_the_first_query_only_at_itself():
+    q = torch.randn(1, 2, 33, 8)
+    weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    assert (weights.entropy()[..., 0] == 0).all()
+    assert (weights.entropy() >= 0).all()
+    assert (weights.participation()[..., 0] == 1).all()
+    assert (weights.topk(5).indices[..., 0, :] == torch.tensor([0, -1, -1, -1, -1])).all()
+    assert (weights.quantile_mass(1.0) == torch.arange(1, 34)).all()
+
+
+def test_equal_weights_and_the_first_of_equals():
+    q = torch.zeros(1, 4, 2)
+    weights = regard.attention(q, q, q, mask=regard.lengths(torch.tensor([3])), return_weights=True).weights
+    assert weights.argmax().tolist() == [[0, 0, 0, 0]]
+    assert weights.quantile_mass(0.5).tolist() == [[2, 2, 2, 2]]
+
+
+def test_a_single_row_may_be_normalized_anew():
+    q, k = 60 * torch.randn(2, 3, 5, 8), torch.randn(2, 3, 9, 8)
+    for normalization in (regard.Softmax(), regard.SoftmaxWithSink(torch.randn(3)), regard.Sparsemax()):
+        lazy = regard.attention(q, k, k, mask=regard.causal(), normalization=normalization, return_weights=True).weights
+        exact = regard.attention(
+            q.double(), k.double(), k.double(), mask=regard.causal(), normalization=normalization, return_weights=True
+        ).weights
+        for i in (0, 3, -1):
+            torch.testing.assert_close(lazy.row(i), lazy.dense()[..., i, :], rtol=0, atol=1e-6)
+            anew = lazy.row(i, renormalize=True)
+            torch.testing.assert_close(anew.double(), exact.dense()[..., i, :], rtol=0, atol=5e-5)
+            if type(normalization) is regard.Softmax:
+                torch.testing.assert_close(anew.double().sum(-1), torch.ones(2, 3).double(), rtol=0, atol=3e-7)
+
+
+def test_the_share_of_long_rows_is_found_among_the_largest_or_by_sorting_the_rest(monkeypatch):
+    monkeypatch.setattr("regard.maps.statistics.SORTED", 3)
+    weights, dense = long_case(regard.causal(), dtype=torch.float64, sharp=3.0)
+    check(weights, dense, tolerance=1e-12, k=2, rows=3, columns=3, p=0.6)
+
+
+def test_one_pass_serves_a_summary(monkeypatch):
+    from regard.maps.sources import OfCall
+
+    asked = []
+    real = OfCall.part
+    monkeypatch.setattr(OfCall, "part", lambda self, cells, **o: asked.append(cells) or real(self, cells, **o))
+    q = torch.randn(2, 3, 10, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    summary = weights.summary(k=2, rows=4, columns=4)
+    assert list(summary) == ["received", "entropy", "topk", "pooled"]
+    assert len(asked) == 1
+    # Of a softmax of dot products these are calls of the kernel alone.
+    weights.summary("received", "entropy", "participation")
+    assert len(asked) == 1
+    summary = weights.summary("pooled_sum", "pooled_mean", "pooled_max", "argmax", "max", rows=2, columns=2)
+    assert len(asked) == 2
+    torch.testing.assert_close(summary["pooled_sum"], 25 * summary["pooled_mean"])
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda w: w.received("max"), ArgumentError, "'sum' or 'mean', got 'max'"),
+        (lambda w: w.topk(0), ArgumentError, r"k in \[1, 7\], the number of keys; got 0"),
+        (lambda w: w.topk(8), ArgumentError, "got 8"),
+        (lambda w: w.quantile_mass(0.0), ArgumentError, r"p in \(0, 1\], got 0.0"),
+        (lambda w: w.quantile_mass(float("nan")), ArgumentError, "got nan"),
+        (lambda w: w.pooled(0, 3), ArgumentError, "at least 1 bin of queries, got 0"),
+        (lambda w: w.pooled(3, 3, "min"), ArgumentError, "'mean', 'sum' or 'max', got 'min'"),
+        (lambda w: w.expected(torch.ones(5)), ShapeError, r"shape \(7,\) or \(7, N\), got \(5,\)"),
+        (lambda w: w.mT @ torch.ones(7, 2), ShapeError, r"x of shape \(..., 5, N\) .* got \(7, 2\)"),
+        (lambda w: w.mT @ torch.ones(3, 5, 2), ShapeError, "do not broadcast"),
+        (lambda w: w.summary("entropie"), ArgumentError, "knows received, entropy.*; got 'entropie'"),
+        (lambda w: w.singular_values(6), ArgumentError, r"k in \[1, 5\], got 6"),
+        (lambda w: w.singular_values(2, iterations=-1), ArgumentError, "at least 0, got -1"),
+        (lambda w: w.average(-2), ArgumentError, "got dim -2"),
+        (lambda w: w.average(-3, weights=[1.0]), ArgumentError, r"each of 4, got \(1,\)"),
+        (lambda w: w[0, 0].average(0), ArgumentError, "dimensions before queries"),
+        (lambda w: w[0, 0].select(heads=0), ShapeError, "no heads to choose from"),
+        (lambda w: w.select(rows=torch.tensor([9])), ShapeError, r"query index must be in \[-5, 5\)"),
+        (lambda w: w.select(columns=slice(3, 3)), ShapeError, "at least one key"),
+        (lambda w: w.row(5), ShapeError, r"query index must be in \[-5, 5\)"),
+        (lambda w: w.value_norms(), ArgumentError, r"value_norms\(\) needs the values.*with_values"),
+        (lambda w: w.with_values(torch.ones(3, 2)), ShapeError, r"values of shape \(..., 7, E\)"),
+        (lambda w: w.with_values(torch.ones(7, 2)).relevance(torch.ones(5, 2)), ShapeError, r"gradient \(2, 4, 5, 2\)"),
+        (lambda w: regard.maps.stack([]), ArgumentError, "at least one map"),
+        (lambda w: regard.maps.stack([w, w[0]]), ShapeError, "must share leading dimensions"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_named(ask, error, message):
+    q, k = torch.randn(2, 4, 5, 3), torch.randn(2, 2, 7, 3)
+    with pytest.raises(error, match=message):
+        ask(regard.attention(q, k, k, return_weights=True).weights)

@@ -1,0 +1,71 @@
+"""Singular values against the dense decomposition, and the bound that comes with them."""
+
+import pytest
+import torch
+from cases import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+
+
+def within(spectrum, exact, slack):
+    assert (spectrum.values <= exact + slack).all()
+    assert (exact <= spectrum.values + spectrum.error + slack).all()
+    assert (spectrum.error >= 0).all()
+
+
+@settings(max_examples=25)
+@given(case=cases(), data=st.data())
+def test_every_call(case, data):
+    case = case.to(torch.float64)
+    weights = regard.attention(*case.tensors(), **case.options(), return_weights=True).weights
+    exact = torch.linalg.svdvals(weights.detach().dense())
+    k = data.draw(st.integers(1, exact.shape[-1]))
+    spectrum = weights.singular_values(k, iterations=data.draw(st.integers(0, 3)), seed=data.draw(st.integers(0, 9)))
+    within(spectrum, exact[..., :k], 1e-12)
+    assert not spectrum.values.requires_grad
+
+
+@pytest.mark.parametrize("mask", [None, regard.causal(), regard.window(10)], ids=str)
+@pytest.mark.parametrize("sharp", [0.5, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_long_maps(dtype, sharp, mask):
+    """Spectra that fall quickly and spectra that are flat: the bound holds, and says which it was."""
+    q, k = sharp * torch.randn(1, 3, 160, 8, dtype=torch.float64), torch.randn(1, 3, 160, 8, dtype=torch.float64)
+    weights = regard.attention(q.to(dtype), k.to(dtype), k.to(dtype), mask=mask, return_weights=True).weights
+    dense = regard.attention(q, k, k, mask=mask, return_weights=True).weights.dense()
+    exact = torch.linalg.svdvals(dense)[..., :4]
+    slack = 1e-11 if dtype == torch.float64 else 1e-5
+    previous = None
+    for iterations in (0, 2, 6):
+        spectrum = weights.singular_values(4, iterations=iterations)
+        within(spectrum, exact, slack)
+        missed = (exact - spectrum.values).max()
+        assert previous is None or missed <= previous + slack
+        previous = missed
+    assert previous < 0.02
+
+
+def test_more_iterations_than_there_are_queries():
+    q = torch.randn(1, 1, 6, 3, dtype=torch.float64)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    spectrum = weights.singular_values(3, iterations=50)
+    torch.testing.assert_close(spectrum.values, torch.linalg.svdvals(weights.dense())[..., :3])
+    assert spectrum.error.max() < 1e-12
+
+
+def test_averages_and_stacks_have_spectra_too():
+    q = torch.randn(2, 3, 6, 3, dtype=torch.float64)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    for one in (weights.average(), regard.maps.stack([weights, weights]), weights.select(columns=slice(1, 4))):
+        within(one.singular_values(2), torch.linalg.svdvals(one.dense())[..., :2], 1e-12)
+
+
+def test_the_same_seed_gives_the_same_values():
+    q = torch.randn(1, 2, 30, 3)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    state = torch.get_rng_state()
+    one, other = weights.singular_values(3, seed=5), weights.singular_values(3, seed=5)
+    assert torch.equal(one.values, other.values)
+    assert torch.equal(state, torch.get_rng_state())

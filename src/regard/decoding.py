@@ -1,0 +1,320 @@
+"""Greedy and beam search over any model that can start, step and reorder."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import ArgumentError
+
+
+@runtime_checkable
+class Decodable(Protocol):
+    """What a search needs of a model. State is a tree of tensors with the sequences first."""
+
+    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:
+        """Read the source; the state before the first step."""
+        ...
+
+    def step(self, state: Any, tokens: Int[Tensor, " N"]) -> Any:
+        """(logits (N, V), alignment, state) after one more token of each sequence.
+
+        The alignment is None or has `dense()` of shape (N, H, 1, S). The state that was given must not be
+        used again: its buffers may be the new one's.
+        """
+        ...
+
+    def reorder(self, state: Any, index: Int[Tensor, " N"]) -> Any:
+        """The state of sequences `index`, in that order; an index may repeat or be left out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hypothesis:
+    """One translation: its tokens without the begin mark, and with the end mark if it came to an end."""
+
+    tokens: list[int]
+    score: float
+    """Sum of the tokens' log-probabilities, divided by length ** length_penalty."""
+    alignment: Float[Tensor, "T S"] | None = None
+    """What each token attended to, mean over heads; rows sum to 1."""
+
+
+@torch.no_grad()
+def greedy(
+    model: Decodable,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_steps: int,
+    alignments: bool = False,
+) -> list[Hypothesis]:
+    """The most probable token at every step, until the end mark or `max_steps` tokens.
+
+    Args:
+        model: in evaluation mode.
+        source: token ids of B sources, padded with anything.
+        source_lengths: how many of them are real.
+        bos_id: the token that every target begins with.
+        eos_id: the token that ends it.
+        max_steps: the most tokens of an answer, the end mark counted.
+        alignments: whether hypotheses come with what their tokens attended to.
+
+    Returns:
+        One hypothesis for each source; its score is the sum of log-probabilities (length penalty 0).
+
+    Raises:
+        ArgumentError: a source and lengths that do not fit, or max_steps below 1.
+
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> found = greedy(model, torch.tensor([[4, 5, 2]]), torch.tensor([3]), bos_id=1, eos_id=2, max_steps=7)
+    >>> 1 <= len(found[0].tokens) <= 7, found[0].score < 0
+    (True, True)
+    """
+    _check(source, source_lengths, max_steps)
+    count, state = len(source), model.start(source, source_lengths)
+    rows = torch.arange(count, device=source.device)
+    tokens, ended = torch.full_like(rows, bos_id), torch.zeros_like(rows, dtype=torch.bool)
+    score = torch.zeros(count, device=source.device)
+    found = tokens.new_full((count, max_steps), eos_id)
+    attended = []
+    for step in range(max_steps):
+        logits, alignment, state = model.step(state, tokens)
+        gains, best = _most_probable(logits, 1)
+        tokens = best[:, 0]
+        found[rows, step] = tokens
+        score = score + _spread(gains[:, 0].masked_fill(ended, 0.0), rows, count)
+        if alignments and alignment is not None:
+            attended.append(_spread(_mean_over_heads(alignment), rows, count))
+        ended = ended | (tokens == eos_id)
+        running = (~ended).nonzero()[:, 0]
+        if not len(running):
+            break
+        if _worth_leaving(len(rows), len(running)):
+            state = model.reorder(state, running)
+            rows, tokens, ended = rows[running], tokens[running], ended[running]
+    whole = torch.stack(attended, 1) if attended else None
+    hypotheses = []
+    for n, (sentence, total) in enumerate(zip(found.tolist(), score.tolist(), strict=True)):
+        kept = sentence[: sentence.index(eos_id) + 1] if eos_id in sentence else sentence
+        hypotheses.append(Hypothesis(kept, total, None if whole is None else whole[n, : len(kept)]))
+    return hypotheses
+
+
+@torch.no_grad()
+def beam_search(
+    model: Decodable,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_steps: int,
+    beam_size: int = 5,
+    num_best: int = 1,
+    length_penalty: float = 1.0,
+    alignments: bool = False,
+) -> list[list[Hypothesis]]:
+    r"""The `num_best` best of the hypotheses that a beam finds, for each source.
+
+    The score is $\log p(y \mid x) / |y|^\alpha$, with $\alpha$ the length penalty and the end mark counted
+    (Wu et al. 2016, arXiv:1609.08144, equation 14, divide by $((5 + |y|) / 6)^\alpha$ instead). At each step
+    the `beam_size` best continuations that do not end go on, and those among the `beam_size` best that end
+    are finished. A source is done when the worst of the `num_best` that it would return is out of reach for
+    every live one; or, once `beam_size` have finished, when no live one beats it at its present length.
+
+    Args:
+        model: in evaluation mode.
+        source: token ids of B sources, padded with anything.
+        source_lengths: how many of them are real.
+        bos_id: the token that every target begins with.
+        eos_id: the token that ends it.
+        max_steps: the most tokens of an answer, the end mark counted.
+        beam_size: live hypotheses of each source; 1 is greedy.
+        num_best: hypotheses to return, at most `beam_size`.
+        length_penalty: alpha, at least 0. At 0 the score is the log-probability, which favours the short.
+        alignments: whether hypotheses come with what their tokens attended to.
+
+    Returns:
+        For each source up to `num_best` different hypotheses, best first. Those that were cut off at
+        `max_steps` come, best first, after those that ended, and only where too few ended.
+
+    Raises:
+        ArgumentError: a source and lengths that do not fit, or a number outside its range.
+
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> source, lengths = torch.tensor([[4, 5, 2]]), torch.tensor([3])
+    >>> found = beam_search(model, source, lengths, bos_id=1, eos_id=2, max_steps=7, num_best=3, length_penalty=0.0)
+    >>> found[0][0].score >= greedy(model, source, lengths, bos_id=1, eos_id=2, max_steps=7)[0].score
+    True
+    """
+    _check(source, source_lengths, max_steps)
+    if beam_size < 1 or not 1 <= num_best <= beam_size:
+        raise ArgumentError(
+            f"beam_size must be at least 1 and num_best in 1..beam_size, got beam_size={beam_size}, num_best={num_best}"
+        )
+    if not 0 <= length_penalty < float("inf"):
+        raise ArgumentError(f"length_penalty must be at least 0 and finite, got {length_penalty}")
+    beam = _Beam(
+        len(source), source.device,
+        size=beam_size, num_best=num_best, eos_id=eos_id, max_steps=max_steps, penalty=length_penalty,
+    )  # fmt: skip
+    rows = torch.arange(len(source), device=source.device).repeat_interleave(beam_size)
+    state, tokens = model.reorder(model.start(source, source_lengths), rows), torch.full_like(rows, bos_id)
+    for length in range(1, max_steps + 1):
+        logits, alignment, state = model.step(state, tokens)
+        attended = _mean_over_heads(alignment) if alignments and alignment is not None else None
+        # The 2K best of all beams are among the 2K best of each.
+        tokens, parents = beam.advance(*_most_probable(logits, 2 * beam_size), length, attended)
+        if not len(tokens) or length == max_steps:
+            break
+        state = model.reorder(state, parents)
+    return beam.best()
+
+
+class _Trace(NamedTuple):
+    """One step: what its N rows attended to; of the M rows after it their tokens, and which of the N they continue."""
+
+    alignment: Float[Tensor, "N S"] | None
+    tokens: Int[Tensor, " M"]
+    parents: Int[Tensor, " M"]
+
+
+class _Beam:
+    """K live and K finished hypotheses of each source, as tensors; a row is a live hypothesis, K rows a source.
+
+    Rows are those of the A sources that still run, so their numbers change from step to step; the trace
+    leads back through them.
+    """
+
+    def __init__(
+        self, count: int, device: torch.device, *, size: int, num_best: int, eos_id: int, max_steps: int, penalty: float
+    ) -> None:
+        self.size, self.num_best, self.eos_id = size, num_best, eos_id
+        self.max_steps, self.penalty = max_steps, penalty
+        self.trace: list[_Trace] = []
+        # (A,) the sources that run, and (A, K) the log-probabilities of their live hypotheses. All K start
+        # equal: only the first may be continued at the first step.
+        self.sources = torch.arange(count, device=device)
+        self.live = torch.full((count, size), -torch.inf, device=device)
+        self.live[:, 0] = 0.0
+        # (B, K) the finished, best first: score, the step that ended them, and the row that they were in then.
+        self.score = torch.full((count, size), -torch.inf, device=device)
+        self.ended_at = torch.zeros((count, size), dtype=torch.long, device=device)
+        self.ended_in = torch.zeros((count, size), dtype=torch.long, device=device)
+
+    def advance(
+        self, gains: Float[Tensor, "N C"], tokens: Int[Tensor, "N C"], length: int, alignment: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Choose among C continuations of each row: the next rows' tokens, and the rows that they continue.
+
+        The answer is empty when all sources are done.
+        """
+        running, choices = len(self.sources), gains.shape[1]
+        total = (self.live.view(-1, 1) + gains).view(running, -1)
+        # Of 2K candidates at least K do not end, since each row ends in one way only.
+        scores, index = total.topk(min(2 * self.size, total.shape[1]), dim=-1)
+        first = torch.arange(running, device=index.device)[:, None] * self.size
+        parents, chosen = first + index // choices, tokens.view(running, -1).gather(1, index)
+        ends = chosen == self.eos_id
+        self._finish(scores[:, : self.size], parents[:, : self.size], ends[:, : self.size], length)
+        self.live, pick = torch.where(ends, -torch.inf, scores).topk(self.size, dim=-1)
+        chosen, parents = chosen.gather(1, pick), parents.gather(1, pick)
+        undecided = self._undecided(length)
+        self.live = self.live.masked_fill(~undecided[:, None], -torch.inf)  # whoever is done stays as it is
+        keep = undecided.nonzero()[:, 0]
+        if _worth_leaving(running, len(keep)):
+            chosen, parents, self.sources, self.live = (x[keep] for x in (chosen, parents, self.sources, self.live))
+        self.trace.append(_Trace(alignment, chosen.flatten(), parents.flatten()))
+        return chosen.flatten(), parents.flatten()
+
+    def _finish(self, scores: Tensor, parents: Tensor, ends: Tensor, length: int) -> None:
+        """Keep the best K of the finished hypotheses and of the candidates that end now."""
+        new = torch.where(ends, scores / length**self.penalty, -torch.inf)
+        at = torch.full_like(parents, length)
+        best, kept = torch.cat([self.score[self.sources], new], 1).topk(self.size, dim=-1)
+        self.score = self.score.to(best.dtype).index_copy(0, self.sources, best)
+        for past, now in ((self.ended_at, at), (self.ended_in, parents)):
+            past[self.sources] = torch.cat([past[self.sources], now], 1).gather(1, kept)
+
+    def _undecided(self, length: int) -> Tensor:
+        """Which of the running sources have a live hypothesis that may yet be returned. See `beam_search`."""
+        finished, best = self.score[self.sources], self.live[:, 0]
+        is_full, worst = finished[:, -1] > -torch.inf, finished[:, self.num_best - 1]
+        # Log-probabilities only fall, and a longer hypothesis divides them by more: nothing scores above this.
+        hope = best / self.max_steps**self.penalty
+        return torch.where(is_full, best / length**self.penalty, hope) > worst
+
+    def best(self) -> list[list[Hypothesis]]:
+        """The finished hypotheses of each source, best first, filled up with live ones."""
+        answers: list[list[Hypothesis]] = [[] for _ in self.score]
+        links = [(trace.tokens.tolist(), trace.parents.tolist()) for trace in self.trace]
+        columns = (t[:, : self.num_best].tolist() for t in (self.score, self.ended_at, self.ended_in))
+        for answer, *ended in zip(answers, *columns, strict=True):
+            for score, length, row in zip(*ended, strict=True):
+                if score > -torch.inf:
+                    tokens, path = _walk_back(links[: length - 1], row)
+                    answer.append(Hypothesis([*tokens, self.eos_id], score, self._attended([*path, row])))
+        length = len(self.trace)
+        for at, (source, totals) in enumerate(zip(self.sources.tolist(), self.live.tolist(), strict=True)):
+            for row, total in enumerate(totals, start=at * self.size):
+                if total > -torch.inf and len(answers[source]) < self.num_best:
+                    tokens, path = _walk_back(links, row)
+                    answers[source].append(Hypothesis(tokens, total / length**self.penalty, self._attended(path)))
+        return answers
+
+    def _attended(self, path: list[int]) -> Tensor | None:
+        """What the rows of a path attended to, step by step."""
+        steps = zip(self.trace, path, strict=False)
+        attended = [trace.alignment[row] for trace, row in steps if trace.alignment is not None]
+        return torch.stack(attended) if attended else None
+
+
+def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> tuple[list[int], list[int]]:
+    """The tokens that led to a row, and for each of them the row that it was added to."""
+    tokens, path = [], []
+    for chosen, parents in reversed(links):
+        tokens.append(chosen[row])
+        row = parents[row]
+        path.append(row)
+    return tokens[::-1], path[::-1]
+
+
+def _worth_leaving(running: int, undecided: int) -> bool:
+    """Whether enough sources are done to go on without them, which copies the state of the others."""
+    return 4 * undecided <= 3 * running
+
+
+def _most_probable(logits: Float[Tensor, "N V"], count: int) -> tuple[Float[Tensor, "N C"], Int[Tensor, "N C"]]:
+    """Log-probabilities and ids of each row's most probable tokens, best first.
+
+    In at least float32: sums of bfloat16 log-probabilities would tie.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    best, tokens = logits.max(-1, keepdim=True) if count == 1 else logits.topk(min(count, logits.shape[-1]), dim=-1)
+    return best - logits.logsumexp(-1, keepdim=True), tokens
+
+
+def _mean_over_heads(alignment: Any) -> Float[Tensor, "N S"]:
+    return alignment.dense().mean(1)[:, 0]
+
+
+def _spread(values: Tensor, rows: Tensor, count: int) -> Tensor:
+    """`values` at the places `rows` of `count`; zeros elsewhere."""
+    return values.new_zeros(count, *values.shape[1:]).index_copy_(0, rows, values)
+
+
+def _check(source: Tensor, source_lengths: Tensor, max_steps: int) -> None:
+    if source.dim() != 2 or source_lengths.shape != source.shape[:1]:
+        raise ArgumentError(
+            "source must be (B, S) with source_lengths (B,), "
+            f"got {tuple(source.shape)} and {tuple(source_lengths.shape)}"
+        )
+    if max_steps < 1:
+        raise ArgumentError(f"max_steps must be at least 1, got {max_steps}")

@@ -1,0 +1,274 @@
+"""The recurrent sequence-to-sequence model with attention (Bahdanau et al. 2015, Luong et al. 2015)."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.functional import Attended, attention
+from regard.masks import Mask, lengths
+from regard.models.protocol import Step
+from regard.nn import AdditiveAttention
+from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+from regard.scores import ScaledDot
+from regard.weights import AttentionMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RNNConfig:
+    """The sizes and parts of the recurrent model."""
+
+    embedding_dim: int = 256
+    """Width of the word vectors; Bahdanau's m."""
+    hidden_dim: int = 256
+    """Width of the decoder's state, and of the encoder's in each direction; Bahdanau's n."""
+    attention_dim: int = 256
+    """Hidden units of the additive score; Bahdanau's n'."""
+    decoder: Literal["bahdanau", "luong"] = "bahdanau"
+    """Attend with the state before the step (Bahdanau) or after it (Luong)."""
+    score: Literal["additive", "dot"] = "additive"
+    """Additive score (Bahdanau), or the dot product with projected keys (Luong's general)."""
+    input_feeding: bool = True
+    """Luong only: the last attentional vector is an input of the next step."""
+    encoder_layers: int = 1
+    """Layers of the bidirectional GRU encoder."""
+    dropout: float = 0.2
+    """Probability of dropping a word vector's entry or one of the readout's."""
+
+
+class AdditiveAligner(nn.Module):
+    """Additive attention of decoder states to annotations."""
+
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__()
+        self.attention = AdditiveAttention(config.hidden_dim, 2 * config.hidden_dim, config.attention_dim)
+
+    def project(self, annotations: Float[Tensor, "B S annotation"]) -> Float[Tensor, "B S A"]:
+        """U_a h_j, once for a source."""
+        return self.attention.project(annotations)
+
+    def forward(self, query: Tensor, projected: Tensor, annotations: Tensor, mask: Mask) -> Attended:
+        """Contexts and weights."""
+        return self.attention.attend(query, projected, annotations, mask=mask, return_weights=True)
+
+
+class DotAligner(nn.Module):
+    """Attention by $s^\\top W h_j$ (Luong's general score)."""
+
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__()
+        self.weight = nn.Linear(2 * config.hidden_dim, config.hidden_dim, bias=False)
+
+    def project(self, annotations: Float[Tensor, "B S annotation"]) -> Float[Tensor, "B S n"]:
+        """W h_j, once for a source."""
+        return self.weight(annotations)
+
+    def forward(self, query: Tensor, projected: Tensor, annotations: Tensor, mask: Mask) -> Attended:
+        """Contexts and weights."""
+        score = ScaledDot(scale=1.0)
+        return attention(query, projected, annotations, score=score, mask=mask, return_weights=True)
+
+
+Aligner = AdditiveAligner | DotAligner
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RNNState:
+    """What decoding hands from step to step, N sequences first."""
+
+    hidden: Float[Tensor, "N n"]
+    """s_{i-1}"""
+    fed: Float[Tensor, "N n"]
+    """Luong's attentional vector of the last step; zeros at first, and unused without input feeding."""
+    annotations: Float[Tensor, "N S annotation"]
+    projected: Float[Tensor, "N S A"]
+    source_lengths: Int[Tensor, " N"]
+    sources: Int[Tensor, " N"]
+    """Which source each sequence answers, as numbered at the start: hypotheses of one source share annotations."""
+
+
+class BahdanauDecoder(nn.Module):
+    r"""Attend with $s_{i-1}$, step with the context, read out through a maxout layer.
+
+    $c_i = \sum_j \alpha_{ij} h_j,\quad s_i = \mathrm{GRU}([E y_{i-1}; c_i], s_{i-1}),\quad
+    t_i = \mathrm{maxout}(U_o s_{i-1} + V_o E y_{i-1} + C_o c_i)$, logits $W_o t_i$.
+
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.2.2. torch's GRU applies the reset gate after
+    the recurrent product and swaps z for 1 - z; the equations are the paper's otherwise.
+    """
+
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__()
+        n, m = config.hidden_dim, config.embedding_dim
+        self.cell = nn.GRUCell(m + 2 * n, n)
+        self.readout = nn.Linear(n + m + 2 * n, 2 * n)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
+        """(what the readout reads, the query of the attention, the state after, what was attended)."""
+        mask = lengths(state.source_lengths)
+        attended = aligner(state.hidden[:, None], state.projected, state.annotations, mask)
+        context = attended.output[:, 0]
+        features = torch.cat([state.hidden, word, context], dim=-1)
+        hidden = self.cell(torch.cat([word, context], dim=-1), state.hidden)
+        return features, state.hidden, replace(state, hidden=hidden), attended
+
+    def read(self, features: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch n"]:
+        """t: the larger of each pair of units."""
+        return self.dropout(self.readout(features).unflatten(-1, (-1, 2)).amax(-1))
+
+
+class LuongDecoder(nn.Module):
+    r"""Step first, attend with $s_i$, and predict from $\tilde s_i = \tanh(W_c [c_i; s_i])$.
+
+    Source: Luong et al. 2015 (arXiv:1508.04025), equation 5; input feeding is their section 3.3.
+    """
+
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__()
+        n, m = config.hidden_dim, config.embedding_dim
+        self.input_feeding = config.input_feeding
+        self.cell = nn.GRUCell(m + n * config.input_feeding, n)
+        self.combine = nn.Linear(3 * n, n, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
+        """(what the readout reads, the query of the attention, the state after, what was attended)."""
+        inputs = torch.cat([word, state.fed], dim=-1) if self.input_feeding else word
+        hidden = self.cell(inputs, state.hidden)
+        mask = lengths(state.source_lengths)
+        attended = aligner(hidden[:, None], state.projected, state.annotations, mask)
+        combined = torch.tanh(self.combine(torch.cat([attended.output[:, 0], hidden], dim=-1)))
+        return combined, hidden, replace(state, hidden=hidden, fed=combined), attended
+
+    def read(self, features: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+        """The attentional vector itself."""
+        return self.dropout(features)
+
+
+ALIGNERS: dict[str, type[AdditiveAligner] | type[DotAligner]] = {"additive": AdditiveAligner, "dot": DotAligner}
+DECODERS: dict[str, type[BahdanauDecoder] | type[LuongDecoder]] = {"bahdanau": BahdanauDecoder, "luong": LuongDecoder}
+
+
+class RNNSeq2Seq(nn.Module):
+    """Bidirectional GRU encoder, and a GRU decoder that attends at every step.
+
+    Args:
+        config: sizes and parts.
+        source_vocab_size: number of source tokens; the paper's K_x.
+        target_vocab_size: number of target tokens, V; the paper's K_y.
+
+    Raises:
+        ArgumentError: a part that does not exist, or a size below 1.
+
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A; with decoder="luong", Luong et al. 2015
+    (arXiv:1508.04025).
+
+    >>> config = RNNConfig(embedding_dim=6, hidden_dim=4, attention_dim=5)
+    >>> model = RNNSeq2Seq(config, source_vocab_size=11, target_vocab_size=13)
+    >>> source, lengths = torch.randint(4, 11, (2, 5)), torch.tensor([5, 3])
+    >>> model(source, lengths, torch.randint(4, 13, (2, 7))).shape
+    torch.Size([2, 7, 13])
+    """
+
+    max_length = None
+
+    def __init__(self, config: RNNConfig, *, source_vocab_size: int, target_vocab_size: int) -> None:
+        super().__init__()
+        _check(config, source_vocab_size, target_vocab_size)
+        self.config = config
+        n, m = config.hidden_dim, config.embedding_dim
+        self.source_embedding = nn.Embedding(source_vocab_size, m)
+        self.target_embedding = nn.Embedding(target_vocab_size, m)
+        self.encoder = nn.GRU(m, n, config.encoder_layers, bidirectional=True, batch_first=True)
+        self.bridge = nn.Linear(n, n)
+        self.aligner: Aligner = ALIGNERS[config.score](config)
+        self.decoder: BahdanauDecoder | LuongDecoder = DECODERS[config.decoder](config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(n, target_vocab_size)
+
+    def forward(
+        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of each next target token, teacher forced; see `Transformer.forward`."""
+        features, _, _ = self._run(source, source_lengths, target_input)
+        return self.output(self.decoder.read(features))
+
+    def _run(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor, RNNState]:
+        """Features and attention queries of every target position, (B, T, ...), and the last state."""
+        state = self.start(source, source_lengths)
+        words = self.dropout(self.target_embedding(target))
+        features, queries = [], []
+        for word in words.unbind(1):
+            feature, query, state, _ = self.decoder.step(state, word, self.aligner)
+            features.append(feature)
+            queries.append(query)
+        return torch.stack(features, 1), torch.stack(queries, 1), state
+
+    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> RNNState:
+        """Annotations of the source, their keys, and $s_0 = \\tanh(W_s \\overleftarrow{h}_1)$ (section A.2.2).
+
+        Raises:
+            ArgumentError: a length that is not in 1..S.
+        """
+        counts = source_lengths.cpu()
+        if len(counts) and not 1 <= int(counts.min()) <= int(counts.max()) <= source.shape[1]:
+            raise ArgumentError(
+                f"every source needs 1 to {source.shape[1]} tokens, as the batch is wide; got lengths {counts.tolist()}"
+            )
+        words = self.dropout(self.source_embedding(source))
+        packed = nn.utils.rnn.pack_padded_sequence(words, counts, batch_first=True, enforce_sorted=False)
+        outputs, last = self.encoder(packed)
+        annotations, _ = nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
+        # The backward direction ends at the first word: its last state is the paper's h_1 from the right.
+        hidden = torch.tanh(self.bridge(last[-1]))
+        projected = self.aligner.project(annotations)
+        sources = torch.arange(len(source), device=source.device)
+        return RNNState(hidden, torch.zeros_like(hidden), annotations, projected, source_lengths, sources)
+
+    def step(self, state: RNNState, tokens: Int[Tensor, " N"]) -> Step:
+        """Logits after one more token, and what the step attended to."""
+        features, _, after, attended = self.decoder.step(state, self.target_embedding(tokens), self.aligner)
+        return Step(self.output(self.decoder.read(features)), attended.weights.with_heads(), after)
+
+    def reorder(self, state: RNNState, index: Int[Tensor, " N"]) -> RNNState:
+        """Sequences `index` of the state. Where they answer the same sources as before, no annotation is copied."""
+        hidden, fed, sources = (t.index_select(0, index) for t in (state.hidden, state.fed, state.sources))
+        if torch.equal(sources, state.sources):
+            return replace(state, hidden=hidden, fed=fed)
+        annotations, projected = state.annotations.index_select(0, index), state.projected.index_select(0, index)
+        return RNNState(hidden, fed, annotations, projected, state.source_lengths[index], sources)
+
+    def attend(
+        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
+    ) -> dict[str, AttentionMap]:
+        """The alignment of a teacher-forced pass, as one map (B, 1, T, S) named decoder.cross."""
+        _, queries, state = self._run(source, source_lengths, target_input)
+        attended = self.aligner(queries, state.projected, state.annotations, lengths(state.source_lengths))
+        return {"decoder.cross": attended.weights.with_heads()}
+
+    @property
+    def alignment_names(self) -> list[str]:
+        """The one map."""
+        return ["decoder.cross"]
+
+
+def _check(config: RNNConfig, source_vocab_size: int, target_vocab_size: int) -> None:
+    """Sizes and names.
+
+    Raises:
+        ArgumentError: names the field, what it may be and what it is.
+    """
+    require_one_of("decoder", config.decoder, DECODERS)
+    require_one_of("score", config.score, ALIGNERS)
+    require_sizes(
+        embedding_dim=config.embedding_dim,
+        hidden_dim=config.hidden_dim,
+        encoder_layers=config.encoder_layers,
+        source_vocab_size=source_vocab_size,
+        target_vocab_size=target_vocab_size,
+    )
+    require_dropout(dropout=config.dropout)

@@ -1,0 +1,314 @@
+"""The encoder-decoder Transformer of Vaswani et al. 2017 (arXiv:1706.03762)."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.functional import Attended
+from regard.masks import Mask, causal, lengths
+from regard.models.protocol import Step
+from regard.nn import (
+    FeedForward,
+    GatedFeedForward,
+    KeyValue,
+    LearnedPositions,
+    MultiHeadAttention,
+    PostNorm,
+    PreNorm,
+    SinusoidalPositions,
+    TokenEmbedding,
+)
+from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+from regard.weights import AttentionMap
+
+Record = Callable[[str, AttentionMap], None]
+"""Told the name and the map of every attention call of a pass."""
+
+NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+BLOCKS: dict[str, type[PreNorm] | type[PostNorm]] = {"pre": PreNorm, "post": PostNorm}
+FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
+    "relu": partial(FeedForward, activation=nn.functional.relu),
+    "gelu": partial(FeedForward, activation=nn.functional.gelu),
+    "swiglu": GatedFeedForward,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig:
+    """The sizes and parts of an encoder-decoder Transformer."""
+
+    dim: int = 256
+    """Width of the model; the paper's d_model."""
+    num_heads: int = 4
+    """Attention heads; the paper's h."""
+    num_kv_heads: int | None = None
+    """Key/value heads that the heads share; None: one each."""
+    encoder_layers: int = 3
+    """Layers of the encoder; the paper's N."""
+    decoder_layers: int = 3
+    """Layers of the decoder."""
+    feed_forward_dim: int = 1024
+    """Hidden width of the feed-forward networks; the paper's d_ff."""
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    """Activation of the feed-forward networks."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm or RMSNorm."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """Norm before each sublayer (trains without care) or after it (the paper)."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """Positions that are added to the embeddings."""
+    max_length: int = 1024
+    """Longest sequence of tokens, where positions are learned."""
+    dropout: float = 0.1
+    """Probability of dropping an embedding, a sublayer's output or a hidden unit."""
+    attention_dropout: float = 0.0
+    """Probability of dropping an attention weight; above 0 the fused kernels cannot run."""
+    shared_embeddings: bool = False
+    """One matrix for source and target embeddings; needs one vocabulary."""
+    tied_output: bool = True
+    """The output layer is the target embedding."""
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then a feed-forward network."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attention = _attention(config)
+        self.feed_forward = _feed_forward(config)
+        self.residuals = nn.ModuleList([_residual(config) for _ in range(2)])
+
+    def forward(self, x: Tensor, mask: Mask, record: Record | None, name: str) -> Tensor:
+        """(B, S, D) to (B, S, D)."""
+        x = self.residuals[0](x, lambda y: _told(self.self_attention, record, name, y, mask=mask))
+        return self.residuals[1](x, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the encoder's output, then a feed-forward network."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attention = _attention(config)
+        self.cross_attention = _attention(config)
+        self.feed_forward = _feed_forward(config)
+        self.residuals = nn.ModuleList([_residual(config) for _ in range(3)])
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Mask, record: Record | None, name: str) -> Tensor:
+        """(B, T, D) to (B, T, D); `mask` says which memory is padding."""
+        x = self.residuals[0](x, lambda y: _told(self.self_attention, record, f"{name}.self", y, mask=causal()))
+        x = self.residuals[1](x, lambda y: _told(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask))
+        return self.residuals[2](x, self.feed_forward)
+
+    def step(
+        self, x: Float[Tensor, "N 1 D"], cache: KeyValue | None, memory: KeyValue, mask: Mask
+    ) -> tuple[Tensor, KeyValue, AttentionMap]:
+        """One position, with the cache of those before it; hands back the longer cache and the alignment."""
+        caches: list[KeyValue] = []
+        alignments: list[AttentionMap] = []
+
+        def look_back(y: Tensor) -> Tensor:
+            output, longer = self.self_attention.extend(y, cache)
+            caches.append(longer)
+            return output
+
+        def look_across(y: Tensor) -> Tensor:
+            attended = self.cross_attention.attend(y, memory, mask=mask, return_weights=True)
+            alignments.append(attended.weights)
+            return attended.output
+
+        x = self.residuals[0](x, look_back)
+        x = self.residuals[1](x, look_across)
+        return self.residuals[2](x, self.feed_forward), caches[0], alignments[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransformerState:
+    """What decoding hands from step to step, N sequences first."""
+
+    caches: tuple[KeyValue | None, ...]
+    """Keys and values of the target so far, by layer."""
+    memory: tuple[KeyValue, ...]
+    """Keys and values of the source, by layer."""
+    source_lengths: Int[Tensor, " N"]
+    sources: Int[Tensor, " N"]
+    """Which source each sequence answers, as numbered at the start: hypotheses of one source share its memory."""
+    position: int
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder with attention alone.
+
+    Args:
+        config: sizes and parts.
+        source_vocab_size: number of source tokens.
+        target_vocab_size: number of target tokens, V.
+
+    Raises:
+        ArgumentError: a part that does not exist, or sizes that do not fit together.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3 and figure 1, with norm_position="post" and
+    shared_embeddings; normalisation before the sublayers is Xiong et al. 2020 (arXiv:2002.04745).
+
+    >>> import torch
+    >>> model = Transformer(TransformerConfig(dim=8, num_heads=2), source_vocab_size=11, target_vocab_size=13)
+    >>> source, lengths = torch.randint(4, 11, (2, 5)), torch.tensor([5, 3])
+    >>> model(source, lengths, torch.randint(4, 13, (2, 7))).shape
+    torch.Size([2, 7, 13])
+    >>> {name: tuple(m.shape) for name, m in model.attend(source, lengths, source[:, :4]).items()}["decoder.2.cross"]
+    (2, 2, 4, 5)
+    """
+
+    def __init__(self, config: TransformerConfig, *, source_vocab_size: int, target_vocab_size: int) -> None:
+        super().__init__()
+        _check(config)
+        if config.shared_embeddings and source_vocab_size != target_vocab_size:
+            raise ArgumentError(
+                f"shared embeddings need one vocabulary, got sizes {source_vocab_size} and {target_vocab_size}"
+            )
+        self.config = config
+        self.max_length = config.max_length if config.positions == "learned" else None
+        self.target_embedding = TokenEmbedding(target_vocab_size, config.dim)
+        self.source_embedding = (
+            self.target_embedding if config.shared_embeddings else TokenEmbedding(source_vocab_size, config.dim)
+        )
+        self.source_positions, self.target_positions = _positions(config), _positions(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder = nn.ModuleList([EncoderLayer(config) for _ in range(config.encoder_layers)])
+        self.decoder = nn.ModuleList([DecoderLayer(config) for _ in range(config.decoder_layers)])
+        self.encoder_norm, self.decoder_norm = _final_norm(config), _final_norm(config)
+        self.output = nn.Linear(config.dim, target_vocab_size, bias=False)
+        nn.init.normal_(self.output.weight, std=config.dim**-0.5)
+        if config.tied_output:
+            self.output.weight = self.target_embedding.weight
+
+    def forward(
+        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of each next target token, teacher forced.
+
+        Args:
+            source: token ids; what lies beyond a sequence's length is never looked at.
+            source_lengths: number of source tokens of each sequence.
+            target_input: the target shifted right, beginning with the begin mark.
+
+        Raises:
+            ArgumentError: a sequence longer than learned positions.
+            ShapeError: a batch of targets that is not that of the sources.
+        """
+        return self._decode(target_input, self.encode(source, source_lengths), lengths(source_lengths), None)
+
+    def encode(
+        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], record: Record | None = None
+    ) -> Float[Tensor, "B S D"]:
+        """The encoder's output."""
+        x = self.dropout(self.source_positions(self.source_embedding(source)))
+        mask = lengths(source_lengths)
+        for number, layer in enumerate(self.encoder):
+            x = layer(x, mask, record, f"encoder.{number}")
+        return self.encoder_norm(x)
+
+    def _decode(self, target: Tensor, memory: Tensor, mask: Mask, record: Record | None) -> Tensor:
+        x = self.dropout(self.target_positions(self.target_embedding(target)))
+        for number, layer in enumerate(self.decoder):
+            x = layer(x, memory, mask, record, f"decoder.{number}")
+        return self.output(self.decoder_norm(x))
+
+    def attend(
+        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
+    ) -> dict[str, AttentionMap]:
+        """Every attention map of a teacher-forced pass: encoder.n, decoder.n.self and decoder.n.cross."""
+        maps: dict[str, AttentionMap] = {}
+        memory = self.encode(source, source_lengths, maps.__setitem__)
+        self._decode(target_input, memory, lengths(source_lengths), maps.__setitem__)
+        return maps
+
+    @property
+    def alignment_names(self) -> list[str]:
+        """The decoder's attention to the source, first layer first."""
+        return [f"decoder.{number}.cross" for number in range(len(self.decoder))]
+
+    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> TransformerState:
+        """Encode the source and project its keys and values once for each decoder layer."""
+        encoded = self.encode(source, source_lengths)
+        memory = tuple(layer.cross_attention.project(encoded) for layer in self._decoder_layers())
+        sources = torch.arange(len(source), device=source.device)
+        return TransformerState((None,) * len(memory), memory, source_lengths, sources, 0)
+
+    def step(self, state: TransformerState, tokens: Int[Tensor, " N"]) -> Step:
+        """Logits after one more token; the alignment is the last layer's."""
+        x = self.target_positions(self.target_embedding(tokens[:, None]), offset=state.position)
+        mask = lengths(state.source_lengths)
+        caches = []
+        for layer, cache, memory in zip(self._decoder_layers(), state.caches, state.memory, strict=True):
+            x, longer, alignment = layer.step(x, cache, memory, mask)
+            caches.append(longer)
+        logits = self.output(self.decoder_norm(x))[:, 0]
+        return Step(logits, alignment, replace(state, caches=tuple(caches), position=state.position + 1))
+
+    def _decoder_layers(self) -> Iterator[DecoderLayer]:
+        return (cast(DecoderLayer, layer) for layer in self.decoder)
+
+    def reorder(self, state: TransformerState, index: Int[Tensor, " N"]) -> TransformerState:
+        """Sequences `index` of the state. Where they answer the same sources as before, no memory is copied."""
+        caches = tuple(None if cache is None else cache.reorder(index) for cache in state.caches)
+        sources = state.sources[index]
+        if torch.equal(sources, state.sources):
+            return replace(state, caches=caches)
+        memory = tuple(kv.reorder(index) for kv in state.memory)
+        return TransformerState(caches, memory, state.source_lengths[index], sources, state.position)
+
+
+def _check(config: TransformerConfig) -> None:
+    """What the parts do not check themselves.
+
+    Raises:
+        ArgumentError: names the field, what it may be and what it is.
+    """
+    require_one_of("activation", config.activation, FEED_FORWARDS)
+    require_one_of("norm", config.norm, NORMS)
+    require_one_of("norm_position", config.norm_position, BLOCKS)
+    require_one_of("positions", config.positions, ("sinusoidal", "learned"))
+    require_sizes(encoder_layers=config.encoder_layers, decoder_layers=config.decoder_layers)
+    require_dropout(dropout=config.dropout, attention_dropout=config.attention_dropout)
+
+
+def _told(attention: MultiHeadAttention, record: Record | None, name: str, *inputs: Tensor, mask: Mask) -> Tensor:
+    """Run an attention module and tell the record, if there is one, its name and map."""
+    attended = attention(*inputs, mask=mask, return_weights=record is not None)
+    if not isinstance(attended, Attended):
+        return attended
+    assert record is not None
+    record(name, attended.weights)
+    return attended.output
+
+
+def _attention(config: TransformerConfig) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.dim, config.num_heads, num_kv_heads=config.num_kv_heads, dropout=config.attention_dropout
+    )
+
+
+def _feed_forward(config: TransformerConfig) -> nn.Module:
+    return FEED_FORWARDS[config.activation](config.dim, config.feed_forward_dim, dropout=config.dropout)
+
+
+def _residual(config: TransformerConfig) -> nn.Module:
+    return BLOCKS[config.norm_position](config.dim, dropout=config.dropout, norm=NORMS[config.norm])
+
+
+def _final_norm(config: TransformerConfig) -> nn.Module:
+    needed = BLOCKS[config.norm_position].needs_final_norm
+    return NORMS[config.norm](config.dim) if needed else nn.Identity()
+
+
+def _positions(config: TransformerConfig) -> nn.Module:
+    if config.positions == "learned":
+        return LearnedPositions(config.max_length, config.dim)
+    return SinusoidalPositions(config.dim)

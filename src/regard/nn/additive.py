@@ -1,0 +1,146 @@
+"""Additive (Bahdanau) attention as a module."""
+
+from typing import Literal, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import ShapeError
+from regard.functional import Attended, attention
+from regard.masks import Mask
+from regard.nn.arguments import require_dropout, require_sizes
+from regard.scores import Additive
+
+
+class AdditiveAttention(nn.Module):
+    r"""$s_{ij} = v^\top \tanh(W_q q_i + W_k k_j)$, weights by softmax, output $\sum_j P_{ij} v_j$.
+
+    Args:
+        query_dim: width of the queries.
+        key_dim: width of the keys.
+        hidden_dim: number of hidden units, A; the paper's n'.
+        dropout: probability that a weight is dropped in training, in [0, 1).
+
+    Raises:
+        ArgumentError: sizes below 1, or a dropout outside its range.
+
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.1.2: their $v_a$, $W_a$ and $U_a$ are our `vector`,
+    `query_weight` and `key_weight`.
+
+    >>> import regard
+    >>> attend = AdditiveAttention(4, 6, 8)
+    >>> memory = torch.randn(2, 5, 6)
+    >>> attend(torch.randn(2, 1, 4), memory, mask=regard.lengths(torch.tensor([2, 5]))).shape
+    torch.Size([2, 1, 6])
+
+    Keys that many queries attend to, one after the other, are projected once:
+
+    >>> projected = attend.project(memory)
+    >>> attend.attend(torch.randn(2, 1, 4), projected, memory).shape
+    torch.Size([2, 1, 6])
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        require_sizes(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
+        require_dropout(dropout=dropout)
+        self.query_weight = nn.Parameter(torch.empty(hidden_dim, query_dim))
+        self.key_weight = nn.Parameter(torch.empty(hidden_dim, key_dim))
+        self.vector = nn.Parameter(torch.empty(hidden_dim))
+        self.dropout = dropout
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot uniform; v as the row of a layer with one output."""
+        nn.init.xavier_uniform_(self.query_weight)
+        nn.init.xavier_uniform_(self.key_weight)
+        nn.init.xavier_uniform_(self.vector.detach()[None])
+
+    @overload
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
+        backend: str | None = ..., return_weights: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+    @overload
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
+        backend: str | None = ..., return_weights: Literal[True],
+    ) -> Attended: ...  # fmt: skip
+    @overload
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
+        backend: str | None = ..., return_weights: bool,
+    ) -> Tensor | Attended: ...  # fmt: skip
+    def forward(
+        self,
+        query: Float[Tensor, "*batch T query_dim"],
+        key: Float[Tensor, "*batch S key_dim"],
+        value: Float[Tensor, "*batch S E"] | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        backend: str | None = None,
+        return_weights: bool = False,
+    ) -> Tensor | Attended:
+        """Attend from query to key and value.
+
+        Args:
+            query: (batch..., T, query_dim).
+            key: (batch..., S, key_dim).
+            value: (batch..., S, E); the key itself if None.
+            mask: as `regard.attention` takes it, over (batch..., T, S).
+            backend: as `regard.attention` takes it.
+            return_weights: also return the weights, an `AttentionMap` of shape (batch..., T, S).
+
+        Returns:
+            (batch..., T, E), or the named tuple (output, weights).
+
+        Raises:
+            ShapeError: inputs that do not fit.
+        """
+        value = key if value is None else value
+        projected = self.project(key)
+        return self.attend(query, projected, value, mask=mask, backend=backend, return_weights=return_weights)
+
+    def project(self, key: Float[Tensor, "*batch S key_dim"]) -> Float[Tensor, "*batch S A"]:
+        """W_k k, to be handed to `attend`, once or often."""
+        if key.shape[-1] != self.key_weight.shape[1]:
+            raise ShapeError(f"the key must be {self.key_weight.shape[1]} wide, got {key.shape[-1]}")
+        return nn.functional.linear(key, self.key_weight)
+
+    @overload
+    def attend(
+        self, query: Tensor, projected: Tensor, value: Tensor, *, mask: Mask | Tensor | None = ...,
+        backend: str | None = ..., return_weights: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+    @overload
+    def attend(
+        self, query: Tensor, projected: Tensor, value: Tensor, *, mask: Mask | Tensor | None = ...,
+        backend: str | None = ..., return_weights: Literal[True],
+    ) -> Attended: ...  # fmt: skip
+    @overload
+    def attend(
+        self, query: Tensor, projected: Tensor, value: Tensor, *, mask: Mask | Tensor | None = ...,
+        backend: str | None = ..., return_weights: bool,
+    ) -> Tensor | Attended: ...  # fmt: skip
+    def attend(
+        self,
+        query: Float[Tensor, "*batch T query_dim"],
+        projected: Float[Tensor, "*batch S A"],
+        value: Float[Tensor, "*batch S E"],
+        *,
+        mask: Mask | Tensor | None = None,
+        backend: str | None = None,
+        return_weights: bool = False,
+    ) -> Tensor | Attended:
+        """Attend to keys that are already projected; otherwise as `forward`."""
+        return attention(
+            query,
+            projected,
+            value,
+            score=Additive(self.vector, query_weight=self.query_weight),
+            mask=mask,
+            dropout=self.dropout if self.training else 0.0,
+            backend=backend,
+            return_weights=return_weights,
+        )

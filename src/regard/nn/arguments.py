@@ -1,0 +1,40 @@
+"""Checks that the constructors of modules share."""
+
+from collections.abc import Iterable
+
+from regard.errors import ArgumentError
+
+
+def require_sizes(**sizes: int) -> None:
+    """Every size is at least 1.
+
+    Raises:
+        ArgumentError: one is not.
+
+    >>> require_sizes(dim=4, hidden_dim=0)
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: sizes must be at least 1, got dim=4, hidden_dim=0
+    """
+    if min(sizes.values()) < 1:
+        raise ArgumentError(f"sizes must be at least 1, got {', '.join(f'{k}={v}' for k, v in sizes.items())}")
+
+
+def require_dropout(**probabilities: float) -> None:
+    """Every probability of dropping is in [0, 1).
+
+    Raises:
+        ArgumentError: one is not.
+    """
+    for name, probability in probabilities.items():
+        if not 0.0 <= probability < 1.0:
+            raise ArgumentError(f"{name} must be in [0, 1), got {probability}")
+
+
+def require_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
+    """The value is one of the names that there are.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if value not in (allowed := list(allowed)):
+        raise ArgumentError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

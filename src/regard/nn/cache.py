@@ -1,0 +1,66 @@
+"""Projected keys and values: the state that attention is handed, and hands back."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyValue:
+    """Projected keys and values of S positions, over buffers that may have room for more.
+
+    Made by `MultiHeadAttention.project`; extended by `append`. Appending may write into the free room of
+    the buffers, so the object that was appended to keeps its own positions but must not be appended to again.
+
+    >>> kv = KeyValue.of(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
+    >>> kv.append(KeyValue.of(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))).key.shape
+    torch.Size([1, 2, 4, 4])
+    """
+
+    key_buffer: Float[Tensor, "*batch G capacity D"]
+    value_buffer: Float[Tensor, "*batch G capacity D"]
+    length: int
+    """S: how many positions of the buffers are filled."""
+
+    @classmethod
+    def of(cls, key: Float[Tensor, "*batch G S D"], value: Float[Tensor, "*batch G S D"]) -> "KeyValue":
+        """Keys and values with no free room."""
+        return cls(key, value, key.shape[-2])
+
+    @property
+    def key(self) -> Float[Tensor, "*batch G S D"]:
+        """The filled part of the keys, a view."""
+        return self.key_buffer[..., : self.length, :]
+
+    @property
+    def value(self) -> Float[Tensor, "*batch G S D"]:
+        """The filled part of the values, a view."""
+        return self.value_buffer[..., : self.length, :]
+
+    def append(self, new: "KeyValue") -> "KeyValue":
+        """These positions followed by the new ones.
+
+        While gradients are recorded the buffers are never written to. Otherwise they are, where they have
+        room, and grow to twice the length where they have none: n appends copy no more than 2n positions.
+        """
+        if torch.is_grad_enabled():
+            return KeyValue.of(torch.cat([self.key, new.key], -2), torch.cat([self.value, new.value], -2))
+        length = self.length + new.length
+        room = self if length <= self.key_buffer.shape[-2] else self._with_capacity(2 * length)
+        room.key_buffer[..., self.length : length, :] = new.key
+        room.value_buffer[..., self.length : length, :] = new.value
+        return KeyValue(room.key_buffer, room.value_buffer, length)
+
+    def reorder(self, index: Int[Tensor, " N"]) -> "KeyValue":
+        """Rows `index` of the first batch dimension, in that order; in buffers of their own."""
+        return KeyValue(self.key_buffer.index_select(0, index), self.value_buffer.index_select(0, index), self.length)
+
+    def _with_capacity(self, capacity: int) -> "KeyValue":
+        free = capacity - self.length
+        return KeyValue(
+            torch.nn.functional.pad(self.key, (0, 0, 0, free)),
+            torch.nn.functional.pad(self.value, (0, 0, 0, free)),
+            self.length,
+        )

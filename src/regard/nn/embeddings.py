@@ -1,0 +1,112 @@
+"""Tokens and positions as vectors."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.nn.arguments import require_sizes
+from regard.positions import require_even, sinusoidal
+
+
+class TokenEmbedding(nn.Module):
+    r"""$x_t = \sqrt{d}\, E_{w_t}$.
+
+    The factor is the one of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4; with the initialisation
+    $E \sim N(0, 1/d)$ it makes entries of unit variance, and the same matrix serves as output layer.
+
+    Args:
+        vocab_size: number of tokens.
+        dim: d.
+        pad_id: a token whose vector starts at zero and takes no gradient here.
+
+    Raises:
+        ArgumentError: sizes below 1, or a pad_id outside the vocabulary.
+
+    >>> TokenEmbedding(10, 4, pad_id=0)(torch.tensor([[1, 2, 0]])).shape
+    torch.Size([1, 3, 4])
+    """
+
+    def __init__(self, vocab_size: int, dim: int, *, pad_id: int | None = None) -> None:
+        super().__init__()
+        require_sizes(vocab_size=vocab_size, dim=dim)
+        if pad_id is not None and not 0 <= pad_id < vocab_size:
+            raise ArgumentError(f"pad_id must be in [0, {vocab_size}), got {pad_id}")
+        self.weight = nn.Parameter(torch.empty(vocab_size, dim))
+        self.pad_id = pad_id
+        self.scale = dim**0.5
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 1/d), with zeros for the padding token."""
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+        if self.pad_id is not None:
+            with torch.no_grad():
+                self.weight[self.pad_id].zero_()
+
+    def forward(self, tokens: Int[Tensor, "*batch T"]) -> Float[Tensor, "*batch T D"]:
+        """Vectors of token ids."""
+        return nn.functional.embedding(tokens, self.weight, padding_idx=self.pad_id) * self.scale
+
+
+class SinusoidalPositions(nn.Module):
+    """Adds `regard.positions.sinusoidal`; any length, nothing to learn.
+
+    Raises:
+        ArgumentError: dim is odd or not positive.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
+
+    >>> SinusoidalPositions(4)(torch.zeros(1, 2, 4))[0, 0]
+    tensor([0., 1., 0., 1.])
+    """
+
+    max_length = None
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        require_even(dim)
+        self.dim = dim
+
+    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: int = 0) -> Float[Tensor, "*batch T D"]:
+        """x plus the vectors of positions offset .. offset + T - 1."""
+        positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
+        return x + sinusoidal(positions, self.dim, dtype=x.dtype)
+
+
+class LearnedPositions(nn.Module):
+    """Adds one learned vector per position, up to `max_length`.
+
+    Raises:
+        ArgumentError: sizes below 1.
+
+    Source: Gehring et al. 2017 (arXiv:1705.03122), section 3.1.
+
+    >>> LearnedPositions(8, 4)(torch.zeros(1, 2, 4)).shape
+    torch.Size([1, 2, 4])
+    """
+
+    def __init__(self, max_length: int, dim: int) -> None:
+        super().__init__()
+        require_sizes(max_length=max_length, dim=dim)
+        self.max_length = max_length
+        self.weight = nn.Parameter(torch.empty(max_length, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 0.02^2), as GPT-2 does."""
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: int = 0) -> Float[Tensor, "*batch T D"]:
+        """x plus the vectors of positions offset .. offset + T - 1.
+
+        Raises:
+            ArgumentError: a position at or beyond `max_length`.
+        """
+        end = offset + x.shape[-2]
+        if end > self.max_length:
+            raise ArgumentError(
+                f"the learned positions serve up to {self.max_length} tokens, got a sequence that reaches {end}: "
+                "cut it, or train with a larger max_length or sinusoidal positions"
+            )
+        return x + self.weight[offset:end]

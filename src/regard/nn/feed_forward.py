@@ -1,0 +1,80 @@
+"""The position-wise feed-forward network of a Transformer layer."""
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.nn.arguments import require_sizes
+
+
+class FeedForward(nn.Module):
+    r"""$W_2\, \mathrm{drop}(a(W_1 x + b_1)) + b_2$ with an activation a.
+
+    Args:
+        dim: width of input and output; the paper's d_model.
+        hidden_dim: number of hidden units; the paper's d_ff.
+        activation: a.
+        dropout: probability that a hidden unit is dropped in training.
+
+    Raises:
+        ArgumentError: sizes below 1.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 2 (a = ReLU).
+
+    >>> import torch
+    >>> FeedForward(4, 16, activation=nn.functional.gelu)(torch.ones(2, 4)).shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        *,
+        activation: Callable[[Tensor], Tensor] = nn.functional.relu,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        require_sizes(dim=dim, hidden_dim=hidden_dim)
+        self.up = nn.Linear(dim, hidden_dim)
+        self.down = nn.Linear(hidden_dim, dim)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """The network at each position."""
+        return self.down(self.dropout(self.activation(self.up(x))))
+
+
+class GatedFeedForward(nn.Module):
+    r"""$W_2\, \mathrm{drop}(a(W_g x) \odot W_1 x)$; SwiGLU with a = SiLU. No biases.
+
+    Args and errors as for `FeedForward`. At equal numbers of parameters its hidden_dim is 2/3 of theirs.
+
+    Source: Shazeer 2020 (arXiv:2002.05202), equation 6.
+
+    >>> import torch
+    >>> GatedFeedForward(4, 16)(torch.ones(2, 4)).shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        *,
+        activation: Callable[[Tensor], Tensor] = nn.functional.silu,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        require_sizes(dim=dim, hidden_dim=hidden_dim)
+        self.gate_and_up = nn.Linear(dim, 2 * hidden_dim, bias=False)
+        self.down = nn.Linear(hidden_dim, dim, bias=False)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """The network at each position."""
+        gate, up = self.gate_and_up(x).chunk(2, dim=-1)
+        return self.down(self.dropout(self.activation(gate) * up))

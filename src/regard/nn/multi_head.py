@@ -1,0 +1,298 @@
+"""Multi-head attention."""
+
+from typing import Literal, overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.biases import Bias
+from regard.errors import ArgumentError, ShapeError
+from regard.functional import Attended, attention
+from regard.masks import Mask, causal
+from regard.nn.arguments import require_dropout, require_sizes
+from regard.nn.cache import KeyValue
+
+
+class MultiHeadAttention(nn.Module):
+    r"""$\mathrm{MHA}(x, y) = W_o\,[O_1; \dots; O_H]$ with $O_h = \mathrm{attention}(W_q^h x, W_k^h y, W_v^h y)$.
+
+    Args:
+        dim: width of the query input and of the output.
+        num_heads: H.
+        num_kv_heads: G, a divisor of H; H / G query heads share one key/value head (1 is multi-query
+            attention, Shazeer 2019, arXiv:1911.02150; between, Ainslie et al. 2023, arXiv:2305.13245).
+        key_dim: width of the key input; `dim` if None.
+        value_dim: width of the value input; `key_dim` if None.
+        head_dim: width of one head; dim / H if None.
+        bias: whether the projections have biases.
+        dropout: probability that a weight is dropped in training, in [0, 1).
+
+    Raises:
+        ArgumentError: sizes below 1, heads that do not divide, or a dropout outside its range.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
+
+    Self-attention is one call, and so is cross-attention:
+
+    >>> import regard
+    >>> x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    >>> attend = MultiHeadAttention(16, 4)
+    >>> attend(x, mask=regard.causal()).shape, attend(x, memory).shape
+    (torch.Size([2, 5, 16]), torch.Size([2, 5, 16]))
+
+    State is passed in and handed back: `project` the keys and values once, `attend` as often as you like.
+
+    >>> keys_and_values = attend.project(memory)
+    >>> torch.equal(attend.attend(x, keys_and_values), attend(x, memory))
+    True
+
+    Causal self-attention a few positions at a time, as in decoding:
+
+    >>> first, cache = attend.extend(x[:, :4], None)
+    >>> last, cache = attend.extend(x[:, 4:], cache)
+    >>> torch.allclose(torch.cat([first, last], dim=1), attend(x, mask=regard.causal()), atol=1e-6)
+    True
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        key_dim = dim if key_dim is None else key_dim
+        value_dim = key_dim if value_dim is None else value_dim
+        require_sizes(dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, key_dim=key_dim, value_dim=value_dim)
+        require_dropout(dropout=dropout)
+        if num_heads % num_kv_heads:
+            raise ArgumentError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+        if head_dim is None and dim % num_heads:
+            raise ArgumentError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}; or give head_dim")
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.head_dim = dim // num_heads if head_dim is None else head_dim
+        require_sizes(head_dim=self.head_dim)
+        self.dropout = dropout
+        inner, kv_inner = num_heads * self.head_dim, num_kv_heads * self.head_dim
+        # One matrix for all inputs of one width: one product is faster than three.
+        self.widths = (dim, key_dim, value_dim)
+        self.sizes = (inner, kv_inner, kv_inner)
+        if len(set(self.widths)) == 1:
+            self.in_weights = nn.ParameterList([torch.empty(sum(self.sizes), dim)])
+        else:
+            self.in_weights = nn.ParameterList(
+                [torch.empty(n, width) for n, width in zip(self.sizes, self.widths, strict=True)]
+            )
+        self.in_bias = nn.Parameter(torch.empty(sum(self.sizes))) if bias else None
+        self.out = nn.Linear(inner, dim, bias=bias)
+        self.reset_parameters()
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
+        """The same attention with the weights of a `torch.nn.MultiheadAttention`, copied; batch first always.
+
+        Raises:
+            ArgumentError: the module has `add_bias_kv` or `add_zero_attn`; `regard.nn.compat` has these.
+
+        >>> theirs = nn.MultiheadAttention(8, 2, batch_first=True)
+        >>> x = torch.randn(3, 5, 8)
+        >>> torch.allclose(MultiHeadAttention.from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
+        True
+        """
+        if module.bias_k is not None or module.add_zero_attn:
+            raise ArgumentError("from_torch cannot take add_bias_kv or add_zero_attn; use regard.nn.compat")
+        ours = cls(
+            module.embed_dim,
+            module.num_heads,
+            key_dim=module.kdim,
+            value_dim=module.vdim,
+            bias=module.in_proj_bias is not None,
+            dropout=module.dropout,
+        ).to(module.out_proj.weight)
+        packed = (module.in_proj_weight,)
+        theirs = packed if packed[0] is not None else (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        with torch.no_grad():
+            source = torch.cat(theirs).split(ours.sizes) if len(theirs) == 1 else theirs
+            for mine, other in zip(ours._weights(), source, strict=True):
+                mine.copy_(other)
+            if ours.in_bias is not None:
+                ours.in_bias.copy_(module.in_proj_bias)
+            ours.out.load_state_dict(module.out_proj.state_dict())
+        return ours.train(module.training)
+
+    def reset_parameters(self) -> None:
+        """Glorot uniform for each projection by itself, zero biases."""
+        for weight in (*self._weights(), self.out.weight):
+            nn.init.xavier_uniform_(weight.detach())
+        for bias in (self.in_bias, self.out.bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    @overload
+    def forward(
+        self, query: Tensor, key: Tensor | None = ..., value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
+        bias: Bias | Tensor | None = ..., backend: str | None = ..., return_weights: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+    @overload
+    def forward(
+        self, query: Tensor, key: Tensor | None = ..., value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
+        bias: Bias | Tensor | None = ..., backend: str | None = ..., return_weights: Literal[True],
+    ) -> Attended: ...  # fmt: skip
+    @overload
+    def forward(
+        self, query: Tensor, key: Tensor | None = ..., value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
+        bias: Bias | Tensor | None = ..., backend: str | None = ..., return_weights: bool,
+    ) -> Tensor | Attended: ...  # fmt: skip
+    def forward(
+        self,
+        query: Float[Tensor, "*batch T dim"],
+        key: Float[Tensor, "*batch S key_dim"] | None = None,
+        value: Float[Tensor, "*batch S value_dim"] | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | Tensor | None = None,
+        backend: str | None = None,
+        return_weights: bool = False,
+    ) -> Tensor | Attended:
+        """Attend from query to key and value.
+
+        Args:
+            query: (batch..., T, dim).
+            key: (batch..., S, key_dim); the query itself if None (self-attention).
+            value: (batch..., S, value_dim); the key if None.
+            mask: as `regard.attention` takes it, over (batch..., H, T, S).
+            bias: added to the scores, likewise.
+            backend: as `regard.attention` takes it.
+            return_weights: also return the weights, an `AttentionMap` of shape (batch..., H, T, S).
+
+        Returns:
+            (batch..., T, dim), or the named tuple (output, weights).
+
+        Raises:
+            ShapeError: inputs that do not fit, or without a batch dimension.
+        """
+        if key is None and value is None and len(self.in_weights) == 1:
+            heads, k, v = self._project(query, 0, 1, 2)
+            return self._attend(heads, KeyValue.of(k, v), mask, bias, backend, return_weights)
+        key_value = self.project(query if key is None else key, value)
+        return self.attend(
+            query, key_value, mask=mask, bias=bias, backend=backend, return_weights=return_weights
+        )  # fmt: skip
+
+    def project(
+        self, key: Float[Tensor, "*batch S key_dim"], value: Float[Tensor, "*batch S value_dim"] | None = None
+    ) -> KeyValue:
+        """Keys, and values (the key itself if None), as heads: to be attended to by `attend`, once or often."""
+        if (value is None or value is key) and len(self.in_weights) == 1:
+            return KeyValue.of(*self._project(key, 1, 2))
+        return KeyValue.of(*self._project(key, 1), *self._project(key if value is None else value, 2))
+
+    @overload
+    def attend(
+        self, query: Tensor, key_value: KeyValue, *, mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ...,
+        backend: str | None = ..., return_weights: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+    @overload
+    def attend(
+        self, query: Tensor, key_value: KeyValue, *, mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ...,
+        backend: str | None = ..., return_weights: Literal[True],
+    ) -> Attended: ...  # fmt: skip
+    @overload
+    def attend(
+        self, query: Tensor, key_value: KeyValue, *, mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ...,
+        backend: str | None = ..., return_weights: bool,
+    ) -> Tensor | Attended: ...  # fmt: skip
+    def attend(
+        self,
+        query: Float[Tensor, "*batch T dim"],
+        key_value: KeyValue,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | Tensor | None = None,
+        backend: str | None = None,
+        return_weights: bool = False,
+    ) -> Tensor | Attended:
+        """Attend to keys and values that are already projected; otherwise as `forward`."""
+        (heads,) = self._project(query, 0)
+        return self._attend(heads, key_value, mask, bias, backend, return_weights)
+
+    def extend(
+        self,
+        x: Float[Tensor, "*batch T dim"],
+        cache: KeyValue | None,
+        *,
+        mask: Mask | Tensor | None = causal(),  # noqa: B008  (frozen, without state)
+        backend: str | None = None,
+    ) -> tuple[Tensor, KeyValue]:
+        """Self-attention of the positions that follow those of a cache.
+
+        Args:
+            x: (batch..., T, dim), the new positions.
+            cache: what the call before handed back; None at the beginning. It must not be extended again.
+            mask: over (batch..., H, T, S), with S the positions of the cache and the new ones.
+            backend: as `regard.attention` takes it.
+
+        Returns:
+            (batch..., T, dim), and the cache with the new positions in it.
+
+        Raises:
+            ShapeError: inputs that do not fit.
+        """
+        if len(self.in_weights) > 1:
+            raise ShapeError(f"self-attention needs keys and values as wide as the queries, here {self.widths}")
+        heads, k, v = self._project(x, 0, 1, 2)
+        new = KeyValue.of(k, v)
+        longer = new if cache is None else cache.append(new)
+        output = self._attend(heads, longer, mask, None, backend, return_weights=False)
+        assert isinstance(output, Tensor)
+        return output, longer
+
+    def _attend(
+        self,
+        query: Tensor,
+        key_value: KeyValue,
+        mask: Mask | Tensor | None,
+        bias: Bias | Tensor | None,
+        backend: str | None,
+        return_weights: bool,
+    ) -> Tensor | Attended:
+        attended = attention(
+            query,
+            key_value.key,
+            key_value.value,
+            mask=mask,
+            bias=bias,
+            dropout=self.dropout if self.training else 0.0,
+            backend=backend,
+            return_weights=return_weights,
+        )
+        output = attended.output if isinstance(attended, Attended) else attended
+        output = self.out(output.transpose(-3, -2).flatten(-2))
+        return Attended(output, attended.weights) if isinstance(attended, Attended) else output
+
+    def _weights(self) -> tuple[Tensor, ...]:
+        """W_q, W_k and W_v as views."""
+        packed = self.in_weights[0]
+        return packed.split(self.sizes) if len(self.in_weights) == 1 else tuple(self.in_weights)
+
+    def _project(self, x: Tensor, *parts: int) -> list[Tensor]:
+        """Consecutive parts (0 query, 1 key, 2 value) of one input as heads (batch..., heads, T, D): one product."""
+        first, last = parts[0], parts[-1] + 1
+        if x.dim() < 3:
+            raise ShapeError(f"MultiHeadAttention takes (batch..., length, dim), got {tuple(x.shape)}: pass x[None]")
+        if x.shape[-1] != self.widths[first]:
+            name = ("query", "key", "value")[first]
+            raise ShapeError(f"the {name} must be {self.widths[first]} wide, got {x.shape[-1]}")
+        rows = slice(sum(self.sizes[:first]), sum(self.sizes[:last]))
+        weight = self.in_weights[0][rows] if len(self.in_weights) == 1 else self.in_weights[first]
+        bias = None if self.in_bias is None else self.in_bias[rows]
+        projected = nn.functional.linear(x, weight, bias).split(self.sizes[first:last], dim=-1)
+        return [part.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2) for part in projected]

@@ -1,0 +1,51 @@
+"""A sublayer between its skip connection and its norm."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+Norm = Callable[[int], nn.Module]
+
+
+class PreNorm(nn.Module):
+    r"""$x + \mathrm{drop}(f(\mathrm{norm}(x)))$.
+
+    Source: Xiong et al. 2020 (arXiv:2002.04745), figure 1b. A last norm after the stack belongs to it.
+
+    >>> import torch
+    >>> PreNorm(4)(torch.ones(1, 4), lambda x: x)
+    tensor([[1., 1., 1., 1.]], grad_fn=<AddBackward0>)
+    """
+
+    needs_final_norm = True
+
+    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
+        super().__init__()
+        self.norm = norm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Normalise, apply, drop, add."""
+        return x + self.dropout(sublayer(self.norm(x)))
+
+
+class PostNorm(nn.Module):
+    r"""$\mathrm{norm}(x + \mathrm{drop}(f(x)))$.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.1.
+
+    >>> import torch
+    >>> PostNorm(4)(torch.arange(4.0)[None], lambda x: x).sum().abs() < 1e-5
+    tensor(True)
+    """
+
+    needs_final_norm = False
+
+    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
+        super().__init__()
+        self.norm = norm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply, drop, add, normalise."""
+        return self.norm(x + self.dropout(sublayer(x)))

@@ -1,0 +1,178 @@
+"""What holds for both models: padding never changes a result, and nothing looks ahead; and they learn by heart."""
+
+from collections.abc import Callable
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from regard.decoding import beam_search, greedy
+from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
+
+PAD, BOS, EOS, VOCAB = 0, 1, 2, 17
+SOURCE, TARGET = 7, 5
+
+
+def transformer(**changes: object) -> Transformer:
+    sizes = {"dim": 12, "num_heads": 3, "encoder_layers": 2, "decoder_layers": 2, "feed_forward_dim": 19}
+    config = TransformerConfig(**(sizes | {"dropout": 0.0, "tied_output": False} | changes))
+    return Transformer(config, source_vocab_size=VOCAB, target_vocab_size=VOCAB)
+
+
+def rnn(**changes: object) -> RNNSeq2Seq:
+    sizes = {"embedding_dim": 5, "hidden_dim": 7, "attention_dim": 11, "dropout": 0.0}
+    return RNNSeq2Seq(RNNConfig(**(sizes | changes)), source_vocab_size=VOCAB, target_vocab_size=VOCAB)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "transformer": transformer,
+    "transformer post-norm, grouped, learned": lambda: transformer(
+        norm_position="post", num_kv_heads=1, positions="learned", max_length=SOURCE
+    ),
+    "transformer swiglu rms": lambda: transformer(activation="swiglu", norm="rms"),
+    "bahdanau": rnn,
+    "luong dot": lambda: rnn(decoder="luong", score="dot"),
+    "two layers": lambda: rnn(encoder_layers=2),
+}
+every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+
+
+def padded_batch(lengths: list[int], target_lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Sources and target inputs padded with PAD to more than the longest."""
+    source = torch.full((len(lengths), SOURCE), PAD)
+    target = torch.full((len(lengths), TARGET), PAD)
+    for b, (n, m) in enumerate(zip(lengths, target_lengths, strict=True)):
+        source[b, :n] = torch.randint(3, VOCAB, (n,))
+        target[b, :m] = torch.randint(3, VOCAB, (m,))
+    return source, torch.tensor(lengths), target
+
+
+@every_model
+@settings(max_examples=8)
+@given(lengths=st.lists(st.integers(1, SOURCE), min_size=2, max_size=3), seed=st.integers(0, 99))
+def test_alone_and_in_a_padded_batch_the_logits_are_the_same(
+    make: Callable[[], nn.Module], lengths: list[int], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    model = make()
+    target_lengths = torch.randint(1, TARGET + 1, (len(lengths),)).tolist()
+    source, source_lengths, target = padded_batch(lengths, target_lengths)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        model = model.to(dtype)
+        with torch.no_grad():
+            together = model(source, source_lengths, target)
+            for b, (n, m) in enumerate(zip(lengths, target_lengths, strict=True)):
+                alone = model(source[b : b + 1, :n], source_lengths[b : b + 1], target[b : b + 1, :m])
+                torch.testing.assert_close(together[b : b + 1, :m], alone, rtol=0, atol=tolerance)
+
+
+@every_model
+def test_what_stands_in_the_padding_changes_no_bit(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    source, lengths, target = padded_batch([7, 3, 1], [5, 5, 5])
+    other = torch.where(torch.arange(SOURCE) < lengths[:, None], source, torch.randint(3, VOCAB, source.shape))
+    assert torch.equal(model(source, lengths, target), model(other, lengths, target))
+
+
+@every_model
+def test_padding_takes_no_gradient(make: Callable[[], nn.Module]) -> None:
+    """PAD stands in no real place and the output matrix is its own: its embeddings learn exactly nothing."""
+    model = make().double()
+    target_lengths = [5, 2, 1]
+    source, lengths, target = padded_batch([7, 3, 1], target_lengths)
+    logits = model(source, lengths, target)
+    real = torch.arange(TARGET) < torch.tensor(target_lengths)[:, None]
+    labels = torch.randint(3, VOCAB, (int(real.sum()),))
+    nn.functional.cross_entropy(logits[real], labels).backward()
+    for table in (model.source_embedding, model.target_embedding):
+        assert torch.equal(table.weight.grad[PAD], torch.zeros_like(table.weight[PAD]))
+    assert model.source_embedding.weight.grad[source[0, 0]].any()
+    assert model.target_embedding.weight.grad[target[0, 0]].any()
+
+
+def embedded_gradients(model: nn.Module, source: Tensor, lengths: Tensor, target: Tensor, t: int) -> tuple:
+    """Gradients of sentence 0's logits at t with respect to every source and target vector."""
+    vectors: dict[str, Tensor] = {}
+    tables = {"source": model.source_embedding, "target": model.target_embedding}
+
+    def keep(name: str) -> Callable[..., Tensor]:
+        def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+            vectors[name] = output.detach().requires_grad_()
+            return vectors[name]
+
+        return hook
+
+    hooks = [table.register_forward_hook(keep(name)) for name, table in tables.items()]
+    logits = model(source, lengths, target)[0, t]
+    for hook in hooks:
+        hook.remove()
+    return torch.autograd.grad((logits * torch.randn_like(logits)).sum(), [vectors["source"], vectors["target"]])
+
+
+@every_model
+@pytest.mark.parametrize("t", range(TARGET))
+def test_logits_depend_on_the_past_the_present_and_the_source_alone(make: Callable[[], nn.Module], t: int) -> None:
+    model = make().double()
+    source, lengths, target = padded_batch([4, 7], [5, 5])
+    by_source, by_target = embedded_gradients(model, source, lengths, target, t)
+    assert not by_target[0, t + 1 :].any()
+    assert by_target[0, : t + 1].abs().amax(-1).min() > 0
+    assert not by_source[0, 4:].any()
+    assert by_source[0, :4].abs().amax(-1).min() > 0
+    assert not by_source[1].any()
+    assert not by_target[1].any()
+
+
+@pytest.fixture
+def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checks of signatures that run under pytest alone: they take most of a small model's time."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+# -- learning by heart -------------------------------------------------------------------------------
+
+
+def random_sentences(count: int, fewest: int) -> list[Tensor]:
+    """Token ids of varying number, ended by EOS."""
+    lengths = torch.randint(fewest, 6, (count,)).tolist()
+    return [torch.cat([torch.randint(3, VOCAB, (n,)), torch.tensor([EOS])]) for n in lengths]
+
+
+def random_pairs(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sources with their lengths, target inputs and targets: related by nothing, and no two sources equal."""
+    sources = nn.utils.rnn.pad_sequence(random_sentences(count, fewest=2), batch_first=True, padding_value=PAD)
+    numbers = torch.arange(count)
+    sources[:, 0], sources[:, 1] = numbers % 14 + 3, numbers // 14 + 3
+    targets = nn.utils.rnn.pad_sequence(random_sentences(count, fewest=0), batch_first=True, padding_value=PAD)
+    begun = torch.cat([torch.full((count, 1), BOS), targets[:, :-1]], 1)
+    return sources, (sources != PAD).sum(1), begun, targets
+
+
+LEARNERS: dict[str, tuple[Callable[[], nn.Module], float, int]] = {
+    "transformer": (lambda: transformer(dim=32, num_heads=4, feed_forward_dim=64), 1e-2, 80),
+    "rnn": (lambda: rnn(embedding_dim=24, hidden_dim=32, attention_dim=24), 1e-2, 80),
+}
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.usefixtures("as_installed")
+def test_fifty_pairs_are_learnt_by_heart(learner: str) -> None:
+    make, rate, steps = LEARNERS[learner]
+    sources, lengths, begun, targets = random_pairs(50)
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    for _ in range(steps):
+        logits = model(sources, lengths, begun)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PAD)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    wanted = [row[row != PAD].tolist() for row in targets]
+    limits = {"bos_id": BOS, "eos_id": EOS, "max_steps": 11}
+    assert [found.tokens for found in greedy(model, sources, lengths, **limits)] == wanted
+    beams = beam_search(model, sources, lengths, beam_size=3, **limits)
+    assert [found[0].tokens for found in beams] == wanted

@@ -1,0 +1,292 @@
+"""The Transformer against torch.nn.Transformer with copied weights, its maps, variants and errors."""
+
+import dataclasses
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, ShapeError
+from regard.models import Seq2Seq, Transformer, TransformerConfig
+
+SOURCE_VOCAB, TARGET_VOCAB, PAD = 13, 17, 0
+BATCH, SOURCE, TARGET = 3, 7, 5
+TINY = TransformerConfig(dim=12, num_heads=3, encoder_layers=2, decoder_layers=2, feed_forward_dim=19, dropout=0.0)
+LENGTHS = torch.tensor([7, 4, 1])
+
+
+def make(config: TransformerConfig = TINY, dtype: torch.dtype = torch.float64, **changes: Any) -> Transformer:
+    """A model whose every parameter is away from its initial value, so that no bias or gain goes unseen."""
+    config = dataclasses.replace(config, **changes)
+    vocab = TARGET_VOCAB if config.shared_embeddings else SOURCE_VOCAB
+    model = Transformer(config, source_vocab_size=vocab, target_vocab_size=TARGET_VOCAB).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
+    """Source, its lengths, and target input; beyond a length stands anything."""
+    return torch.randint(1, SOURCE_VOCAB, (BATCH, SOURCE)), LENGTHS, torch.randint(1, TARGET_VOCAB, (BATCH, TARGET))
+
+
+# -- against torch -----------------------------------------------------------------------------------
+
+
+def copy_attention(ours: nn.Module, theirs: nn.MultiheadAttention) -> None:
+    theirs.in_proj_weight.copy_(ours.in_weights[0])
+    theirs.in_proj_bias.copy_(ours.in_bias)
+    theirs.out_proj.load_state_dict(ours.out.state_dict())
+
+
+def torchs(model: Transformer) -> nn.Transformer:
+    """torch.nn.Transformer with the weights of ours."""
+    config = model.config
+    is_pre = config.norm_position == "pre"
+    theirs = nn.Transformer(
+        config.dim, config.num_heads, config.encoder_layers, config.decoder_layers, config.feed_forward_dim,
+        dropout=0.0, activation=config.activation, batch_first=True, norm_first=is_pre, dtype=torch.float64,
+    )  # fmt: skip
+    if is_pre:
+        theirs.encoder.norm.load_state_dict(model.encoder_norm.state_dict())
+        theirs.decoder.norm.load_state_dict(model.decoder_norm.state_dict())
+    else:  # torch adds final norms to post-norm stacks too, which the paper has not
+        theirs.encoder.norm = theirs.decoder.norm = None
+    with torch.no_grad():
+        for mine, other in [*zip(model.encoder, theirs.encoder.layers), *zip(model.decoder, theirs.decoder.layers)]:  # noqa: B905
+            copy_attention(mine.self_attention, other.self_attn)
+            if hasattr(mine, "cross_attention"):
+                copy_attention(mine.cross_attention, other.multihead_attn)
+            other.linear1.load_state_dict(mine.feed_forward.up.state_dict())
+            other.linear2.load_state_dict(mine.feed_forward.down.state_dict())
+            for number, residual in enumerate(mine.residuals, start=1):
+                getattr(other, f"norm{number}").load_state_dict(residual.norm.state_dict())
+    return theirs
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_equals_torch(norm_position: str, activation: str) -> None:
+    model = make(norm_position=norm_position, activation=activation, tied_output=False)
+    theirs = torchs(model).train()  # in training it takes no shortcut, and dropout is 0
+    source, lengths, target = inputs()
+    padded = torch.arange(SOURCE) >= lengths[:, None]
+    ahead = torch.ones(TARGET, TARGET, dtype=torch.bool).triu(1)
+    hidden = theirs(
+        model.source_positions(model.source_embedding(source)),
+        model.target_positions(model.target_embedding(target)),
+        tgt_mask=ahead, src_key_padding_mask=padded, memory_key_padding_mask=padded,
+    )  # fmt: skip
+    expected = hidden @ model.output.weight.T
+    logits = model(source, lengths, target)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+    names = ["target_embedding.weight", "source_embedding.weight", "output.weight"]
+    parameters = [model.get_parameter(name) for name in names]
+    for one, two in zip(
+        torch.autograd.grad(logits.square().sum(), parameters),
+        torch.autograd.grad(expected.square().sum(), parameters), strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+# -- the maps ----------------------------------------------------------------------------------------
+
+
+def test_attend_names_every_map() -> None:
+    model = make(encoder_layers=1)
+    source, lengths, target = inputs()
+    maps = model.attend(source, lengths, target)
+    assert {name: tuple(m.shape) for name, m in maps.items()} == {
+        "encoder.0": (BATCH, 3, SOURCE, SOURCE),
+        "decoder.0.self": (BATCH, 3, TARGET, TARGET),
+        "decoder.0.cross": (BATCH, 3, TARGET, SOURCE),
+        "decoder.1.self": (BATCH, 3, TARGET, TARGET),
+        "decoder.1.cross": (BATCH, 3, TARGET, SOURCE),
+    }
+    assert model.alignment_names == ["decoder.0.cross", "decoder.1.cross"]
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 99))
+def test_maps_are_distributions_over_what_may_be_seen(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = make(num_kv_heads=1)
+    source, lengths, target = inputs()
+    padded = (torch.arange(SOURCE) >= lengths[:, None])[:, None, None]
+    ahead = torch.ones(TARGET, TARGET, dtype=torch.bool).triu(1)
+    for name, weights in model.attend(source, lengths, target).items():
+        dense = weights.dense()
+        torch.testing.assert_close(dense.sum(-1), torch.ones(dense.shape[:-1]).double(), rtol=0, atol=1e-12)
+        forbidden = ahead if name.endswith("self") else padded
+        assert torch.equal(dense.masked_select(forbidden), torch.zeros(int(forbidden.expand_as(dense).sum())).double())
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3])
+def test_maps_are_those_of_the_pass_itself(kv_heads: int) -> None:
+    """Each map, times the values of its layer, through the output projection, is what the layer answered."""
+    model = make(num_kv_heads=kv_heads)
+    calls: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    attentions = {f"encoder.{n}": layer.self_attention for n, layer in enumerate(model.encoder)}
+    for n, layer in enumerate(model.decoder):
+        attentions |= {f"decoder.{n}.self": layer.self_attention, f"decoder.{n}.cross": layer.cross_attention}
+    for name, module in attentions.items():
+        module.register_forward_hook(
+            lambda _, given, answer, name=name: calls.__setitem__(name, (given[0], given[-1], answer.output))
+        )
+    source, lengths, target = inputs()
+    for name, weights in model.attend(source, lengths, target).items():
+        module, (query, key, output) = attentions[name], calls[name]
+        q, k, v = module.in_weights[0].split(module.sizes)
+        q_bias, k_bias, v_bias = module.in_bias.split(module.sizes)
+        split = [
+            (x @ w.T + b).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
+            for x, w, b in ((query, q, q_bias), (key, k, k_bias), (key, v, v_bias))
+        ]
+        heads, keys, values = split[0], *(t.repeat_interleave(3 // kv_heads, 1) for t in split[1:])
+        scores = heads @ keys.mT / module.head_dim**0.5
+        masked = torch.ones(TARGET, TARGET, dtype=torch.bool).triu(1)
+        if not name.endswith("self"):
+            masked = (torch.arange(SOURCE) >= lengths[:, None])[:, None, None]
+        again = scores.masked_fill(masked, -torch.inf).softmax(-1)
+        torch.testing.assert_close(weights.dense(), again, rtol=0, atol=1e-12)
+        answer = module.out((weights.dense() @ values).transpose(1, 2).flatten(-2))
+        torch.testing.assert_close(answer, output, rtol=0, atol=1e-12)
+
+
+# -- the variants ------------------------------------------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {"norm_position": "post"},
+    "modern": {"norm": "rms", "activation": "swiglu", "num_kv_heads": 1},
+    "post-norm rms": {"norm": "rms", "norm_position": "post", "activation": "gelu"},
+    "learned positions": {"positions": "learned", "max_length": 7},
+    "shared embeddings": {"shared_embeddings": True},
+    "untied": {"tied_output": False},
+    "dropout": {"dropout": 0.3, "attention_dropout": 0.3},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_every_variant_trains_and_decodes_alike(changes: dict[str, Any]) -> None:
+    model = make(**changes)
+    source, lengths, target = inputs()
+    logits = model(source, lengths, target)
+    logits.square().sum().backward()
+    assert logits.shape == (BATCH, TARGET, TARGET_VOCAB)
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+    model.eval()
+    state, expected = model.start(source, lengths), model(source, lengths, target)
+    for t in range(TARGET):
+        step, alignment, state = model.step(state, target[:, t])
+        torch.testing.assert_close(step, expected[:, t], rtol=0, atol=1e-10)
+        torch.testing.assert_close(alignment.dense().sum(-1), torch.ones(BATCH, 3, 1).double(), rtol=0, atol=1e-10)
+
+
+def test_tied_and_shared_matrices_are_one_parameter() -> None:
+    model = make(shared_embeddings=True)
+    assert model.output.weight is model.target_embedding.weight
+    assert model.source_embedding is model.target_embedding
+    untied = make(tied_output=False)
+    assert untied.output.weight is not untied.target_embedding.weight
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (make(), untied)]
+    assert sizes[1] - sizes[0] == TARGET_VOCAB * TINY.dim
+
+
+def test_fresh_logits_are_near_a_guess() -> None:
+    """The loss of an untrained model is that of a guess plus half the variance of its logits: about 1/2."""
+    for tied in (True, False):
+        model = Transformer(
+            dataclasses.replace(TINY, dim=48, tied_output=tied),
+            source_vocab_size=SOURCE_VOCAB, target_vocab_size=TARGET_VOCAB,
+        )  # fmt: skip
+        source, lengths, target = inputs()
+        logits = model(source, lengths, target)
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), target[:, 1:].flatten())
+        guess = torch.tensor(float(TARGET_VOCAB)).log()
+        assert guess - 1 < loss < guess + 1.5
+
+
+def test_is_a_seq2seq_with_or_without_a_longest_sequence() -> None:
+    assert isinstance(make(), Seq2Seq)
+    assert make().max_length is None
+    assert make(positions="learned", max_length=11).max_length == 11
+
+
+def test_state_dict_round_trip() -> None:
+    one, two = make(), make()
+    two.load_state_dict(one.state_dict())
+    assert torch.equal(one(*(given := inputs())), two(*given))
+
+
+def test_bfloat16_is_close_to_float32() -> None:
+    model = Transformer(TINY, source_vocab_size=SOURCE_VOCAB, target_vocab_size=TARGET_VOCAB)
+    given = inputs()
+    expected = model(*given)
+    half = model.bfloat16()(*given)
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+# -- errors ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checks of signatures that run under pytest alone: what a user's wrong call meets."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation": "tanh"}, "activation must be one of relu, gelu, swiglu, got 'tanh'"),
+        ({"norm": "batch"}, "norm must be one of layer, rms, got 'batch'"),
+        ({"norm_position": "mid"}, "norm_position must be one of pre, post, got 'mid'"),
+        ({"positions": "rotary"}, "positions must be one of sinusoidal, learned, got 'rotary'"),
+        ({"encoder_layers": 0}, "encoder_layers=0"),
+        ({"decoder_layers": 0}, "decoder_layers=0"),
+        ({"feed_forward_dim": 0}, "hidden_dim=0"),
+        ({"dropout": 1.5}, r"dropout must be in \[0, 1\), got 1.5"),
+        ({"attention_dropout": -1.0}, r"attention_dropout must be in \[0, 1\), got -1.0"),
+        ({"dim": 14}, "got 14 and 3"),
+        ({"dim": 9}, "even dim of at least 2, got 9"),
+        ({"num_kv_heads": 2}, "got 3 and 2"),
+    ],
+)
+@pytest.mark.usefixtures("as_installed")
+def test_configurations_that_make_no_model(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make(**changes)
+
+
+def test_shared_embeddings_need_one_vocabulary() -> None:
+    config = dataclasses.replace(TINY, shared_embeddings=True)
+    with pytest.raises(ArgumentError, match="one vocabulary, got sizes 13 and 17"):
+        Transformer(config, source_vocab_size=13, target_vocab_size=17)
+
+
+def test_learned_positions_have_an_end() -> None:
+    model = make(positions="learned", max_length=6)
+    source, lengths, target = inputs()
+    with pytest.raises(ArgumentError, match="up to 6 tokens, got a sequence that reaches 7"):
+        model(source, lengths, target)
+    with pytest.raises(ArgumentError, match="reaches 7"):
+        model.start(source, lengths)
+    state = model.start(source[:, :6], lengths.clamp(max=6))
+    for _ in range(6):
+        _, _, state = model.step(state, target[:, 0])
+    with pytest.raises(ArgumentError, match="reaches 7"):
+        model.step(state, target[:, 0])
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_batches_that_do_not_fit() -> None:
+    source, lengths, target = inputs()
+    with pytest.raises(ShapeError, match=r"lengths must have shape \(3,\), got \(2,\)"):
+        make()(source, lengths[:2], target)

@@ -1,0 +1,115 @@
+"""`AdditiveAttention` against the formula written out in float64, pair by pair."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import regard
+from regard.errors import ArgumentError, ShapeError
+from regard.nn import AdditiveAttention
+
+
+def written_out(module: AdditiveAttention, query: Tensor, key: Tensor, value: Tensor, valid: int) -> tuple:
+    """Output and weights of one query (Dq,), keys (S, Dk) and values (S, E); Bahdanau et al. 2015, A.1.2."""
+    scores = [
+        sum(
+            v * torch.tanh(w_q @ query + w_k @ key[j])
+            for v, w_q, w_k in zip(module.vector, module.query_weight, module.key_weight, strict=True)
+        )
+        for j in range(valid)
+    ]
+    exponentials = [torch.exp(s) for s in scores]
+    weights = torch.zeros(len(key), dtype=torch.float64)
+    for j, e in enumerate(exponentials):
+        weights[j] = e / sum(exponentials)
+    return sum((w * v for w, v in zip(weights, value, strict=True)), torch.zeros_like(value[0])), weights
+
+
+@settings(max_examples=20)
+@given(valid=st.lists(st.integers(0, 5), min_size=2, max_size=2), seed=st.integers(0, 99))
+def test_equals_the_formula(valid: list[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    module = AdditiveAttention(3, 7, 11).double()
+    query, key, value = (
+        torch.randn(2, n, d, dtype=torch.float64) for n, d in ((2, 3), (5, 7), (5, 4))
+    )  # fmt: skip
+    with torch.no_grad():
+        output, weights = module(query, key, value, mask=regard.lengths(torch.tensor(valid)), return_weights=True)
+        for b in range(2):
+            for i in range(2):
+                expected, row = written_out(module, query[b, i], key[b], value[b], valid[b])
+                torch.testing.assert_close(output[b, i], expected, rtol=0, atol=1e-12)
+                torch.testing.assert_close(weights[b, i], row, rtol=0, atol=1e-12)
+
+
+def test_a_sequence_of_length_zero_is_exactly_zero_with_finite_gradients() -> None:
+    module = AdditiveAttention(3, 7, 11)
+    query, key = torch.randn(2, 2, 3, requires_grad=True), torch.randn(2, 5, 7, requires_grad=True)
+    output, weights = module(query, key, mask=regard.lengths(torch.tensor([0, 4])), return_weights=True)
+    assert torch.equal(output[0], torch.zeros(2, 7))
+    assert torch.equal(weights.dense()[0], torch.zeros(2, 5))
+    (output.square().sum() + weights.dense().square().sum()).backward()
+    assert torch.equal(query.grad[0], torch.zeros(2, 3))
+    assert torch.equal(key.grad[1, 4:], torch.zeros(1, 7))
+    assert all(p.grad.isfinite().all() for p in module.parameters())
+    assert query.grad[1].abs().min() > 0
+
+
+def test_projected_once_is_projected_inside() -> None:
+    module = AdditiveAttention(3, 7, 11)
+    query, memory = torch.randn(2, 2, 3), torch.randn(2, 5, 7)
+    mask = regard.lengths(torch.tensor([3, 5]))
+    once = module.attend(query, module.project(memory), memory, mask=mask)
+    assert torch.equal(once, module(query, memory, mask=mask))
+
+
+def test_the_value_is_the_key_unless_given() -> None:
+    module = AdditiveAttention(3, 7, 11)
+    query, key = torch.randn(2, 2, 3), torch.randn(2, 5, 7)
+    assert torch.equal(module(query, key), module(query, key, key))
+
+
+def test_weights_times_values_is_the_output() -> None:
+    module = AdditiveAttention(3, 7, 11)
+    query, key = torch.randn(2, 2, 3), torch.randn(2, 5, 7)
+    output, weights = module(query, key, return_weights=True)
+    torch.testing.assert_close(weights @ key, output, rtol=0, atol=2e-6)
+    torch.testing.assert_close(weights.dense().sum(-1), torch.ones(2, 2), rtol=0, atol=1e-6)
+
+
+def test_gradients_are_right() -> None:
+    module = AdditiveAttention(3, 2, 5).double()
+    query, key = (
+        torch.randn(1, n, d, dtype=torch.float64, requires_grad=True) for n, d in ((2, 3), (3, 2))
+    )  # fmt: skip
+    mask = regard.lengths(torch.tensor([2]))
+    assert torch.autograd.gradcheck(lambda q, k: module(q, k, mask=mask), (query, key))
+
+
+def test_dropout_only_in_training() -> None:
+    module = AdditiveAttention(3, 7, 11, dropout=0.5)
+    query, key = torch.randn(2, 2, 3), torch.randn(2, 5, 7)
+    assert not torch.equal(module(query, key), module(query, key))
+    module.eval()
+    assert torch.equal(module(query, key), module(query, key))
+
+
+def test_state_dict_round_trip() -> None:
+    one, two = AdditiveAttention(3, 7, 11), AdditiveAttention(3, 7, 11)
+    two.load_state_dict(one.state_dict())
+    query, key = torch.randn(2, 2, 3), torch.randn(2, 5, 7)
+    assert torch.equal(one(query, key), two(query, key))
+
+
+def test_bad_arguments() -> None:
+    module = AdditiveAttention(3, 7, 11)
+    with pytest.raises(ShapeError, match="query of width 3, got 4"):
+        module(torch.randn(2, 2, 4), torch.randn(2, 5, 7))
+    with pytest.raises(ShapeError, match="key must be 7 wide, got 6"):
+        module(torch.randn(2, 2, 3), torch.randn(2, 5, 6))
+    with pytest.raises(ArgumentError, match="at least 1, got query_dim=3, key_dim=0, hidden_dim=11"):
+        AdditiveAttention(3, 0, 11)
+    with pytest.raises(ArgumentError, match=r"dropout must be in \[0, 1\), got -0.1"):
+        AdditiveAttention(3, 7, 11, dropout=-0.1)

@@ -1,0 +1,362 @@
+"""`MultiHeadAttention` against torch.nn.MultiheadAttention, and against itself by another route."""
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import regard
+from regard.errors import ArgumentError, ShapeError
+from regard.nn import KeyValue, MultiHeadAttention
+
+BATCH, QUERIES, KEYS, HEADS, DIM = 2, 5, 7, 3, 33
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-12}
+
+
+def twins(*, bias: bool = True, dtype: torch.dtype = torch.float64, **widths: int) -> tuple[nn.Module, nn.Module]:
+    """torch's module with random biases, and ours with its weights; `widths` are kdim and vdim."""
+    theirs = nn.MultiheadAttention(DIM, HEADS, bias=bias, batch_first=True, dtype=dtype, **widths)
+    ours = MultiHeadAttention(
+        DIM, HEADS, bias=bias, key_dim=widths.get("kdim"), value_dim=widths.get("vdim")
+    ).to(dtype)  # fmt: skip
+    with torch.no_grad():
+        if bias:
+            theirs.in_proj_bias.normal_()
+            theirs.out_proj.bias.normal_()
+            ours.in_bias.copy_(theirs.in_proj_bias)
+        if theirs.in_proj_weight is not None:
+            packed = [theirs.in_proj_weight]
+        else:
+            packed = [theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight]
+        for mine, other in zip(ours.in_weights, packed, strict=True):
+            mine.copy_(other)
+        ours.out.load_state_dict(theirs.out_proj.state_dict())
+    return theirs, ours
+
+
+def assert_same_gradients(mine: Tensor, other: Tensor, my_inputs: list[Tensor], other_inputs: list[Tensor]) -> None:
+    upstream = torch.randn_like(other)
+    for one, two in zip(
+        torch.autograd.grad(mine, my_inputs, upstream), torch.autograd.grad(other, other_inputs, upstream), strict=True
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+
+
+@given(
+    batch=st.integers(1, 3),
+    queries=st.integers(1, 5),
+    keys=st.integers(1, 7),
+    is_self=st.booleans(),
+    is_causal=st.booleans(),
+    has_padding=st.booleans(),
+    bias=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 99),
+)
+def test_equals_torch(
+    *, batch: int, queries: int, keys: int, is_self: bool, is_causal: bool, has_padding: bool, bias: bool,
+    dtype: torch.dtype, seed: int,
+) -> None:  # fmt: skip
+    torch.manual_seed(seed)
+    theirs, ours = twins(bias=bias, dtype=dtype)
+    x = torch.randn(batch, queries, DIM, dtype=dtype)
+    y = x if is_self else torch.randn(batch, keys, DIM, dtype=dtype)
+    keys = y.shape[1]
+    valid = torch.randint(1, keys + 1, (batch,)) if has_padding else torch.full((batch,), keys)
+    mask = regard.lengths(valid)
+    forbidden = torch.zeros(queries, keys, dtype=torch.bool)
+    if is_causal:
+        mask = mask & regard.causal(0)
+        forbidden = torch.ones(queries, keys, dtype=torch.bool).triu(1)
+    # torch's masks say who may NOT attend.
+    padded = torch.arange(keys) >= valid[:, None]
+    expected, their_weights = theirs(
+        x, y, y, key_padding_mask=padded, attn_mask=forbidden, average_attn_weights=False
+    )  # fmt: skip
+    output, weights = ours(x, mask=mask, return_weights=True) if is_self else ours(x, y, mask=mask, return_weights=True)
+    torch.testing.assert_close(output, expected, rtol=0, atol=TOLERANCE[dtype])
+    torch.testing.assert_close(weights.dense(), their_weights, rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_the_mask_polarity_is_the_opposite_of_torchs() -> None:
+    theirs, ours = twins()
+    x = torch.randn(BATCH, QUERIES, DIM, dtype=torch.float64)
+    keep = torch.tensor([[True, True, True, False, False], [True, False, True, True, True]])
+    expected, _ = theirs(x, x, x, key_padding_mask=~keep)
+    torch.testing.assert_close(ours(x, mask=regard.padding(keep)), expected, rtol=0, atol=1e-12)
+    assert (ours(x, mask=regard.padding(~keep)) - expected).abs().max() > 1e-2
+
+
+def test_keys_and_values_of_their_own_widths() -> None:
+    theirs, ours = twins(kdim=11, vdim=13)
+    x = torch.randn(BATCH, QUERIES, DIM, dtype=torch.float64)
+    key, value = (torch.randn(BATCH, KEYS, n, dtype=torch.float64) for n in (11, 13))
+    expected, their_weights = theirs(x, key, value, average_attn_weights=False)
+    output, weights = ours(x, key, value, return_weights=True)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights.dense(), their_weights, rtol=0, atol=1e-12)
+
+
+def test_gradients_equal_torchs() -> None:
+    theirs, ours = twins()
+    x, y = (torch.randn(BATCH, n, DIM, dtype=torch.float64, requires_grad=True) for n in (QUERIES, KEYS))
+    valid = torch.tensor([3, 7])
+    expected, _ = theirs(x, y, y, key_padding_mask=torch.arange(KEYS) >= valid[:, None], need_weights=False)
+    assert_same_gradients(
+        ours(x, y, mask=regard.lengths(valid)),
+        expected,
+        [x, y, ours.in_weights[0], ours.in_bias, ours.out.weight, ours.out.bias],
+        [x, y, theirs.in_proj_weight, theirs.in_proj_bias, theirs.out_proj.weight, theirs.out_proj.bias],
+    )
+
+
+def test_a_sequence_that_is_all_padding_gives_the_output_bias_and_finite_gradients() -> None:
+    # torch's own module answers NaN here, and NaN in in_proj_weight.grad.
+    ours = MultiHeadAttention(DIM, HEADS)
+    nn.init.normal_(ours.out.bias)
+    x = torch.randn(BATCH, QUERIES, DIM, requires_grad=True)
+    output, weights = ours(x, mask=regard.lengths(torch.tensor([0, 4])), return_weights=True)
+    assert torch.equal(output[0], ours.out.bias.expand(QUERIES, DIM))
+    assert torch.equal(weights.dense()[0], torch.zeros(HEADS, QUERIES, QUERIES))
+    output.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in ours.parameters())
+    assert torch.equal(x.grad[0], torch.zeros(QUERIES, DIM))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+def test_grouped_heads_are_repeated_heads(kv_heads: int) -> None:
+    heads, head_dim = 6, 5
+    grouped = MultiHeadAttention(29, heads, num_kv_heads=kv_heads, head_dim=head_dim).double()
+    nn.init.normal_(grouped.in_bias)
+    full = MultiHeadAttention(29, heads, head_dim=head_dim).double()
+
+    def repeat(packed: Tensor) -> Tensor:
+        query, *others = packed.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim])
+        wide = [t.unflatten(0, (kv_heads, head_dim)).repeat_interleave(heads // kv_heads, 0) for t in others]
+        return torch.cat([query, *(t.flatten(0, 1) for t in wide)])
+
+    with torch.no_grad():
+        full.in_weights[0].copy_(repeat(grouped.in_weights[0]))
+        full.in_bias.copy_(repeat(grouped.in_bias))
+        full.out.load_state_dict(grouped.out.state_dict())
+    x = torch.randn(BATCH, QUERIES, 29, dtype=torch.float64)
+    output, weights = grouped(x, mask=regard.causal(), return_weights=True)
+    expected, wide_weights = full(x, mask=regard.causal(), return_weights=True)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights.dense(), wide_weights.dense(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3])
+@pytest.mark.parametrize("has_grad", [False, True])
+def test_cached_decoding_token_by_token_is_the_whole(has_grad: bool, kv_heads: int) -> None:
+    attend = MultiHeadAttention(DIM, HEADS, num_kv_heads=kv_heads).double()
+    x = torch.randn(BATCH, KEYS, DIM, dtype=torch.float64)
+    whole = attend(x, mask=regard.causal())
+    with torch.set_grad_enabled(has_grad):
+        cache, rows = attend.project(x[:, :1]), [attend.attend(x[:, :1], attend.project(x[:, :1]))]
+        for t in range(1, KEYS):
+            now = x[:, t : t + 1]
+            cache = cache.append(attend.project(now))
+            rows.append(attend.attend(now, cache, mask=regard.causal()))
+    torch.testing.assert_close(torch.cat(rows, 1), whole, rtol=0, atol=1e-12)
+    if has_grad:
+        upstream = torch.randn_like(whole)
+        parameters = list(attend.parameters())
+        pieces = torch.autograd.grad(torch.cat(rows, 1), parameters, upstream)
+        for one, two in zip(pieces, torch.autograd.grad(whole, parameters, upstream), strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=1e-11)
+
+
+def test_a_chunk_after_a_prefix_is_the_whole() -> None:
+    attend = MultiHeadAttention(DIM, HEADS).double()
+    x = torch.randn(BATCH, KEYS, DIM, dtype=torch.float64)
+    cache = attend.project(x[:, :4]).append(attend.project(x[:, 4:]))
+    chunk = attend.attend(x[:, 4:], cache, mask=regard.causal())
+    torch.testing.assert_close(chunk, attend(x, mask=regard.causal())[:, 4:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pieces", [[7], [1] * 7, [3, 1, 3]])
+def test_extending_a_cache_is_the_whole(pieces: list[int]) -> None:
+    attend = MultiHeadAttention(DIM, HEADS, num_kv_heads=1).double()
+    x = torch.randn(BATCH, KEYS, DIM, dtype=torch.float64)
+    rows, cache = [], None
+    with torch.no_grad():
+        for piece in x.split(pieces, dim=1):
+            row, cache = attend.extend(piece, cache)
+            rows.append(row)
+        torch.testing.assert_close(torch.cat(rows, 1), attend(x, mask=regard.causal()), rtol=0, atol=1e-12)
+    assert cache.length == KEYS
+    with pytest.raises(ShapeError, match=r"as wide as the queries, here \(33, 11, 11\)"):
+        MultiHeadAttention(DIM, HEADS, key_dim=11).extend(x.float(), None)
+
+
+def test_packed_and_separate_routes_agree() -> None:
+    attend = MultiHeadAttention(DIM, HEADS, num_kv_heads=1).double()
+    nn.init.normal_(attend.in_bias)
+    x, y = (torch.randn(BATCH, n, DIM, dtype=torch.float64) for n in (QUERIES, KEYS))
+    torch.testing.assert_close(attend(x), attend(x, x.clone(), x.clone()), rtol=0, atol=1e-12)
+    torch.testing.assert_close(attend(x, y), attend(x, y, y.clone()), rtol=0, atol=1e-12)
+    torch.testing.assert_close(attend.attend(x, attend.project(y)), attend(x, y), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        attend.attend(x, attend.project(y, 2 * y)), attend(x, y, 2 * y), rtol=0, atol=1e-12
+    )  # fmt: skip
+
+
+def test_more_batch_dimensions() -> None:
+    attend = MultiHeadAttention(DIM, HEADS).double()
+    x = torch.randn(2, 3, QUERIES, DIM, dtype=torch.float64)
+    valid = torch.tensor([[1, 2, 5], [5, 3, 4]])
+    output, weights = attend(x, mask=regard.lengths(valid), return_weights=True)
+    flat = attend(x.flatten(0, 1), mask=regard.lengths(valid.flatten()))
+    torch.testing.assert_close(output.flatten(0, 1), flat, rtol=0, atol=1e-12)
+    assert weights.shape == (2, 3, HEADS, QUERIES, QUERIES)
+
+
+def test_asking_for_weights_changes_no_bit() -> None:
+    attend = MultiHeadAttention(DIM, HEADS)
+    x = torch.randn(BATCH, QUERIES, DIM)
+    output, _ = attend(x, mask=regard.causal(), return_weights=True)
+    assert torch.equal(output, attend(x, mask=regard.causal()))
+
+
+def test_dropout_is_of_weights_and_only_in_training() -> None:
+    attend = MultiHeadAttention(DIM, HEADS, dropout=0.5)
+    x = torch.randn(BATCH, QUERIES, DIM)
+    assert (attend(x) - attend(x)).abs().max() > 1e-3
+    attend.eval()
+    assert torch.equal(attend(x), attend(x))
+
+
+def test_a_bias_shifts_the_scores() -> None:
+    theirs, ours = twins()
+    x = torch.randn(BATCH, QUERIES, DIM, dtype=torch.float64)
+    bias = torch.randn(BATCH, HEADS, QUERIES, QUERIES, dtype=torch.float64)
+    expected, _ = theirs(x, x, x, attn_mask=bias.flatten(0, 1))
+    torch.testing.assert_close(ours(x, bias=bias), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("widths", [{}, {"key_dim": 11, "value_dim": 13}], ids=["packed", "separate"])
+def test_state_dict_round_trip(widths: dict[str, int]) -> None:
+    one, two = (MultiHeadAttention(DIM, HEADS, num_kv_heads=1, **widths) for _ in range(2))
+    two.load_state_dict(one.state_dict())
+    x, key = torch.randn(BATCH, QUERIES, DIM), torch.randn(BATCH, KEYS, widths.get("key_dim", DIM))
+    value = torch.randn(BATCH, KEYS, widths.get("value_dim", DIM))
+    assert torch.equal(one(x, key, value), two(x, key, value))
+
+
+def test_initialisation_is_glorot_of_each_projection() -> None:
+    attend = MultiHeadAttention(64, 4, num_kv_heads=1)
+    query, key, value = attend.in_weights[0].split([64, 16, 16])
+    for weight in (query, key, value, attend.out.weight):
+        bound = (6 / sum(weight.shape)) ** 0.5
+        assert 0.9 * bound < weight.abs().max() <= bound
+    assert torch.equal(attend.in_bias, torch.zeros(96))
+    assert torch.equal(attend.out.bias, torch.zeros(64))
+
+
+def test_bfloat16_is_close_to_float32() -> None:
+    attend = MultiHeadAttention(DIM, HEADS)
+    x = torch.randn(BATCH, QUERIES, DIM)
+    expected = attend(x, mask=regard.causal())
+    half = attend.bfloat16()(x.bfloat16(), mask=regard.causal())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), expected, rtol=0, atol=3e-2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": 33, "num_heads": 4}, "dim must be a multiple of num_heads, got 33 and 4"),
+        ({"dim": 33, "num_heads": 3, "num_kv_heads": 2}, "multiple of num_kv_heads, got 3 and 2"),
+        ({"dim": 33, "num_heads": 0}, "at least 1, got dim=33, num_heads=0"),
+        ({"dim": 33, "num_heads": 3, "num_kv_heads": 0}, "num_kv_heads=0"),
+        ({"dim": 33, "num_heads": 3, "dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        ({"dim": 0, "num_heads": 3}, "at least 1, got dim=0"),
+    ],
+)
+def test_arguments_that_make_no_module(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        MultiHeadAttention(**arguments)
+
+
+@pytest.fixture
+def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checks of signatures that run under pytest alone: what a user's wrong call meets."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_inputs_that_do_not_fit() -> None:
+    attend = MultiHeadAttention(DIM, HEADS, key_dim=11, value_dim=13)
+    x, key, value = (torch.randn(BATCH, KEYS, n) for n in (DIM, 11, 13))
+    with pytest.raises(ShapeError, match=r"\(batch..., length, dim\), got \(7, 33\)"):
+        MultiHeadAttention(DIM, HEADS)(x[0])
+    with pytest.raises(ShapeError, match="query must be 33 wide, got 32"):
+        attend(x[..., 1:], key, value)
+    with pytest.raises(ShapeError, match="key must be 11 wide, got 13"):
+        attend(x, value, key)
+    with pytest.raises(ShapeError, match="value must be 13 wide, got 11"):
+        attend(x, key)
+    with pytest.raises(ShapeError, match="query must be 33 wide, got 32"):
+        MultiHeadAttention(DIM, HEADS)(x[..., 1:])
+    with pytest.raises(ShapeError, match="key and value must have the same length"):
+        attend(x, key, value[:, 1:])
+
+
+# -- the cache ---------------------------------------------------------------------------------------
+
+
+def random_kv(length: int, rows: int = BATCH) -> KeyValue:
+    return KeyValue.of(torch.randn(rows, HEADS, length, 5), torch.randn(rows, HEADS, length, 5))
+
+
+@given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=9), seed=st.integers(0, 9))
+def test_appending_is_concatenation(lengths: list[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        pieces = [random_kv(n) for n in lengths]
+        cache = pieces[0]
+        before = []
+        for piece in pieces[1:]:
+            before.append((cache, cache.key.clone(), cache.value.clone()))
+            cache = cache.append(piece)
+    assert torch.equal(cache.key, torch.cat([p.key for p in pieces], 2))
+    assert torch.equal(cache.value, torch.cat([p.value for p in pieces], 2))
+    assert cache.length == sum(lengths)
+    # What was handed over before still reads the same.
+    for old, key, value in before:
+        assert torch.equal(old.key, key)
+        assert torch.equal(old.value, value)
+
+
+def test_buffers_grow_geometrically_without_gradients() -> None:
+    with torch.no_grad():
+        cache = random_kv(1)
+        buffers = set()
+        for _ in range(64):
+            cache = cache.append(random_kv(1))
+            buffers.add(cache.key_buffer.data_ptr())
+    assert len(buffers) <= 7
+
+
+def test_with_gradients_nothing_is_written_in_place() -> None:
+    with torch.no_grad():
+        roomy = random_kv(2).append(random_kv(1)).append(random_kv(1))
+    version = roomy.key_buffer._version
+    longer = roomy.append(random_kv(3))
+    assert roomy.key_buffer._version == version
+    assert longer.length == 7
+
+
+def test_reordering_picks_rows_and_leaves_the_old_state_alone() -> None:
+    with torch.no_grad():
+        cache = random_kv(3, rows=3).append(random_kv(2, rows=3))
+        key, value = cache.key.clone(), cache.value.clone()
+        picked = cache.reorder(torch.tensor([2, 0, 2, 1]))
+        assert torch.equal(picked.key, key[[2, 0, 2, 1]])
+        assert torch.equal(picked.value, value[[2, 0, 2, 1]])
+        picked.append(random_kv(2, rows=4))
+        assert torch.equal(cache.key, key)
+        assert torch.equal(cache.value, value)

@@ -1,0 +1,490 @@
+"""Greedy and beam search, on tables small enough to try everything and on the models."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from regard.decoding import Hypothesis, beam_search, greedy
+from regard.errors import ArgumentError
+from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
+
+BOS, EOS = 1, 2
+LIMITS = {"bos_id": BOS, "eos_id": EOS}
+
+
+# -- tables ------------------------------------------------------------------------------------------
+
+
+class Alignment(NamedTuple):
+    """The least that a search asks of a map."""
+
+    weights: Tensor
+
+    def dense(self) -> Tensor:
+        return self.weights
+
+
+class Answer(NamedTuple):
+    logits: Tensor
+    alignment: Alignment | None
+    state: list[tuple[int, ...]]
+
+
+@functools.cache
+def random_row(size: int, prefix: tuple[int, ...]) -> Tensor:
+    """Normal numbers that depend on the prefix alone."""
+    generator = torch.Generator().manual_seed(hash((size, prefix)) % (2**31))
+    return torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+class Table:
+    """Logits that depend on the source's first token and the whole prefix; the state is the prefixes themselves."""
+
+    def __init__(self, vocab: int, *, spread: float = 2.0, eos_bonus: float = 0.0, has_alignment: bool = True) -> None:
+        self.vocab, self.spread, self.eos_bonus, self.has_alignment = vocab, spread, eos_bonus, has_alignment
+
+    def logits(self, prefix: tuple[int, ...]) -> Tensor:
+        """Of the token after a prefix that begins with the source's first token."""
+        logits = self.spread * random_row(self.vocab, prefix)
+        logits[EOS] += self.eos_bonus
+        return logits
+
+    def attended(self, prefix: tuple[int, ...], width: int) -> Tensor:
+        return random_row(2 * width, prefix).view(2, 1, width).softmax(-1)
+
+    def start(self, source: Tensor, source_lengths: Tensor) -> list[tuple[int, ...]]:
+        self.width = source.shape[1]
+        return [(int(first),) for first in source[:, 0]]
+
+    def step(self, state: list[tuple[int, ...]], tokens: Tensor) -> Answer:
+        after = [(*prefix, token) for prefix, token in zip(state, tokens.tolist(), strict=True)]
+        weights = torch.stack([self.attended(prefix, self.width) for prefix in after])
+        logits = torch.stack([self.logits(prefix) for prefix in after])
+        return Answer(logits, Alignment(weights) if self.has_alignment else None, after)
+
+    def reorder(self, state: list[tuple[int, ...]], index: Tensor) -> list[tuple[int, ...]]:
+        return [state[i] for i in index.tolist()]
+
+    def log_probability(self, first: int, tokens: list[int]) -> float:
+        prefixes = [(first, BOS, *tokens[:t]) for t in range(len(tokens))]
+        return sum(
+            float(self.logits(p).log_softmax(-1)[token]) for p, token in zip(prefixes, tokens, strict=True)
+        )  # fmt: skip
+
+    def every_answer(self, first: int, steps: int) -> list[list[int]]:
+        """All answers that come to an end within so many steps."""
+        others = [token for token in range(self.vocab) if token != EOS]
+        return [
+            [*body, EOS] for length in range(steps) for body in itertools.product(others, repeat=length)
+        ]  # fmt: skip
+
+    def best_answers(self, first: int, steps: int, penalty: float) -> list[tuple[float, list[int]]]:
+        answers = self.every_answer(first, steps)
+        return sorted(((self.log_probability(first, y) / len(y) ** penalty, y) for y in answers), reverse=True)
+
+
+def sources(*first: int, width: int = 3) -> tuple[Tensor, Tensor]:
+    source = torch.zeros(len(first), width, dtype=torch.long)
+    source[:, 0] = torch.tensor(first)
+    return source, torch.full((len(first),), width)
+
+
+def tokens_of(found: list[Hypothesis]) -> list[list[int]]:
+    return [hypothesis.tokens for hypothesis in found]
+
+
+@pytest.mark.parametrize(("vocab", "steps"), [(3, 5), (4, 3)])
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 2.0])
+def test_a_wide_beam_finds_the_exhaustive_optimum(vocab: int, steps: int, penalty: float) -> None:
+    table, firsts = Table(vocab), (5, 7, 11, 13)
+    count = len(table.every_answer(0, steps))
+    found = beam_search(
+        table, *sources(*firsts), **LIMITS, max_steps=steps,
+        beam_size=vocab**steps, num_best=count, length_penalty=penalty,
+    )  # fmt: skip
+    for first, hypotheses in zip(firsts, found, strict=True):
+        best = table.best_answers(first, steps, penalty)
+        assert tokens_of(hypotheses) == [tokens for _, tokens in best]
+        torch.testing.assert_close(
+            torch.tensor([h.score for h in hypotheses]), torch.tensor([score for score, _ in best]), rtol=0, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 2.0])
+def test_stopping_early_loses_no_better_answer(penalty: float) -> None:
+    """The one best of a beam too wide to fill up is the optimum, although the search stops when it is certain."""
+    table, firsts = Table(3, eos_bonus=1.0), range(20, 30)
+    found = beam_search(
+        table, *sources(*firsts), **LIMITS, max_steps=5, beam_size=3**4, length_penalty=penalty
+    )  # fmt: skip
+    for first, (hypothesis,) in zip(firsts, found, strict=True):
+        score, tokens = table.best_answers(first, 5, penalty)[0]
+        assert hypothesis.tokens == tokens
+        assert hypothesis.score == pytest.approx(score, abs=1e-6)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_poor_answers_that_end_early_do_not_stop_a_good_one(penalty: float) -> None:
+    """At every step but the last the end mark comes second, far behind: the beam fills up with bad answers."""
+    table, good = Table(5), [3, 4, 3, 0, 4, 3, EOS]
+    preferred = nn.functional.one_hot(torch.tensor(good), 5).double()
+    table.logits = lambda prefix: (
+        9.0 * preferred[min(len(prefix) - 2, 6)] + 2.0 * nn.functional.one_hot(torch.tensor(EOS), 5)
+    )
+    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=9, beam_size=3, length_penalty=penalty)
+    assert found[0].tokens == good
+
+
+def test_a_search_without_length_penalty_stops_as_soon_as_it_is_certain() -> None:
+    table = Table(3, eos_bonus=9.0)
+    steps, step = [], table.step
+    table.step = lambda state, tokens: steps.append(len(tokens)) or step(state, tokens)
+    beam_search(table, *sources(3, 5), **LIMITS, max_steps=50, beam_size=4, length_penalty=0.0)
+    assert len(steps) < 4
+
+
+def narrow_beam(
+    table: Table, first: int, *, steps: int, size: int, num_best: int, penalty: float
+) -> list[tuple[float, list[int]]]:
+    """Beam search on lists, one hypothesis at a time: what `beam_search` says that it does."""
+    live, finished = [(0.0, [])], []
+    for length in range(1, steps + 1):
+        longer = []
+        for total, tokens in live:
+            gains = table.logits((first, BOS, *tokens)).log_softmax(-1).tolist()
+            longer += [(total + gain, [*tokens, token]) for token, gain in enumerate(gains)]
+        longer.sort(reverse=True)
+        finished += [(total / length**penalty, tokens) for total, tokens in longer[:size] if tokens[-1] == EOS]
+        finished = sorted(finished, reverse=True)[:size]
+        live = [(total, tokens) for total, tokens in longer if tokens[-1] != EOS][:size]
+        if len(finished) == size and live[0][0] / length**penalty <= finished[num_best - 1][0]:
+            break
+    cut = [(total / steps**penalty, tokens) for total, tokens in live]
+    return (finished + (cut if len(finished) < size else []))[:num_best]
+
+
+@settings(max_examples=40)
+@given(
+    vocab=st.integers(3, 7), steps=st.integers(1, 7), size=st.integers(1, 5), data=st.data(),
+    penalty=st.sampled_from([0.0, 0.6, 1.0, 1.7]), eos_bonus=st.sampled_from([-3.0, 0.0, 2.0]),
+)  # fmt: skip
+def test_a_narrow_beam_does_what_it_says(
+    vocab: int, steps: int, size: int, penalty: float, eos_bonus: float, data: st.DataObject
+) -> None:
+    num_best = data.draw(st.integers(1, size))
+    firsts = data.draw(st.lists(st.integers(3, 99), min_size=1, max_size=6))
+    table = Table(vocab, eos_bonus=eos_bonus)
+    found = beam_search(
+        table, *sources(*firsts), **LIMITS, max_steps=steps, beam_size=size, num_best=num_best, length_penalty=penalty
+    )  # fmt: skip
+    for first, hypotheses in zip(firsts, found, strict=True):
+        expected = narrow_beam(table, first, steps=steps, size=size, num_best=num_best, penalty=penalty)
+        assert tokens_of(hypotheses) == [tokens for _, tokens in expected]
+        for hypothesis, (score, _) in zip(hypotheses, expected, strict=True):
+            assert hypothesis.score == pytest.approx(score, abs=1e-5)
+
+
+@settings(max_examples=20)
+@given(
+    vocab=st.integers(3, 9), steps=st.integers(1, 7), penalty=st.sampled_from([0.0, 1.0]),
+    firsts=st.lists(st.integers(3, 99), min_size=1, max_size=9),
+)  # fmt: skip
+def test_a_beam_of_one_is_greedy(vocab: int, steps: int, penalty: float, firsts: list[int]) -> None:
+    table = Table(vocab)
+    given = sources(*firsts)
+    best = greedy(table, *given, **LIMITS, max_steps=steps, alignments=True)
+    beams = beam_search(
+        table, *given, **LIMITS, max_steps=steps, beam_size=1, length_penalty=penalty, alignments=True
+    )  # fmt: skip
+    assert tokens_of(best) == [beam[0].tokens for beam in beams]
+    for one, (two,) in zip(best, beams, strict=True):
+        assert one.score / len(one.tokens) ** penalty == pytest.approx(two.score, abs=1e-6)
+        assert torch.equal(one.alignment, two.alignment)
+
+
+def test_greedy_takes_the_most_probable_token_at_every_step() -> None:
+    table, firsts = Table(5), range(3, 23)
+    for first, hypothesis in zip(
+        firsts, greedy(table, *sources(*firsts), **LIMITS, max_steps=6), strict=True
+    ):  # fmt: skip
+        tokens: list[int] = []
+        while len(tokens) < 6 and EOS not in tokens:
+            tokens.append(int(table.logits((first, BOS, *tokens)).argmax()))
+        assert hypothesis.tokens == tokens
+        assert hypothesis.score == pytest.approx(table.log_probability(first, tokens), abs=1e-6)
+
+
+@settings(max_examples=20)
+@given(
+    size=st.integers(1, 5), steps=st.integers(1, 7), firsts=st.lists(st.integers(3, 99), min_size=1, max_size=6),
+    eos_bonus=st.sampled_from([-3.0, 0.0, 2.0]),
+)  # fmt: skip
+def test_alignments_follow_the_beams(size: int, steps: int, firsts: list[int], eos_bonus: float) -> None:
+    table = Table(5, eos_bonus=eos_bonus)
+    found = beam_search(
+        table, *sources(*firsts), **LIMITS, max_steps=steps, beam_size=size, num_best=size, alignments=True
+    )  # fmt: skip
+    for first, hypotheses in zip(firsts, found, strict=True):
+        for hypothesis in hypotheses:
+            prefixes = [(first, BOS, *hypothesis.tokens[:t]) for t in range(len(hypothesis.tokens))]
+            rows = torch.stack([table.attended(prefix, 3).mean(0)[0] for prefix in prefixes])
+            assert torch.equal(hypothesis.alignment, rows)
+
+
+@settings(max_examples=20)
+@given(size=st.integers(1, 5), steps=st.integers(1, 9), firsts=st.lists(st.integers(3, 99), min_size=2, max_size=9))
+def test_sources_do_not_touch_each_other(size: int, steps: int, firsts: list[int]) -> None:
+    table = Table(5)
+    limits = LIMITS | {"max_steps": steps, "beam_size": size, "num_best": size}
+    together = beam_search(table, *sources(*firsts), **limits)
+    for first, hypotheses in zip(firsts, together, strict=True):
+        (alone,) = beam_search(table, *sources(first), **limits)
+        assert tokens_of(hypotheses) == tokens_of(alone)
+        assert [h.score for h in hypotheses] == [h.score for h in alone]
+    singly = [greedy(table, *sources(first), **LIMITS, max_steps=steps)[0] for first in firsts]
+    assert tokens_of(greedy(table, *sources(*firsts), **LIMITS, max_steps=steps)) == tokens_of(singly)
+
+
+@settings(max_examples=20)
+@given(size=st.integers(1, 6), steps=st.integers(1, 6), penalty=st.sampled_from([0.0, 1.0]), first=st.integers(3, 99))
+def test_the_best_are_different_and_sorted(size: int, steps: int, penalty: float, first: int) -> None:
+    (found,) = beam_search(
+        Table(5), *sources(first), **LIMITS, max_steps=steps, beam_size=size, num_best=size, length_penalty=penalty
+    )
+    ended = [h.score for h in found if h.tokens[-1] == EOS]
+    cut = [h.score for h in found if h.tokens[-1] != EOS]
+    assert [h.score for h in found] == sorted(ended, reverse=True) + sorted(cut, reverse=True)
+    assert len({tuple(h.tokens) for h in found}) == len(found)
+    assert all(EOS not in h.tokens[:-1] and 1 <= len(h.tokens) <= steps for h in found)
+    assert all(len(h.tokens) == steps for h in found if h.tokens[-1] != EOS)
+
+
+def test_an_answer_that_never_ends_is_cut_off() -> None:
+    table = Table(4, eos_bonus=-99.0)
+    (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)
+    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam_size=3, num_best=2, alignments=True)
+    assert [len(h.tokens) for h in (best, *beam)] == [5, 5, 5]
+    assert all(EOS not in h.tokens for h in (best, *beam))
+    assert [tuple(h.alignment.shape) for h in (best, *beam)] == [(5, 3)] * 3
+    assert beam[0].score == pytest.approx(table.log_probability(3, beam[0].tokens) / 5, abs=1e-6)
+
+
+def test_an_answer_may_be_the_end_mark_alone() -> None:
+    table = Table(4, eos_bonus=99.0)
+    (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)
+    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam_size=3, alignments=True)
+    assert best.tokens == beam[0].tokens == [EOS]
+    assert best.alignment.shape == beam[0].alignment.shape == (1, 3)
+
+
+def test_a_vocabulary_smaller_than_the_beam() -> None:
+    (found,) = beam_search(Table(3), *sources(3), **LIMITS, max_steps=2, beam_size=7, num_best=7)
+    assert sorted(tokens_of(found)) == sorted([[2], [0, 2], [1, 2], [0, 0], [0, 1], [1, 0], [1, 1]])
+
+
+def test_sources_that_are_done_leave_the_batch() -> None:
+    """The work of a step is that of the sources that still run, to within a quarter."""
+    table = Table(5, eos_bonus=-99.0)
+    ends_at = dict.fromkeys(range(3, 12), 1) | {12: 6}
+    logits = table.logits
+    table.logits = lambda prefix: (
+        logits(prefix) + 199.0 * nn.functional.one_hot(torch.tensor(EOS), 5) * (len(prefix) - 1 >= ends_at[prefix[0]])
+    )
+    rows, step = [], table.step
+    table.step = lambda state, tokens: rows.append(len(tokens)) or step(state, tokens)
+    assert [len(h.tokens) for h in greedy(table, *sources(*ends_at), **LIMITS, max_steps=8)] == [1] * 9 + [6]
+    assert rows == [10, 1, 1, 1, 1, 1]
+    rows.clear()
+    found = beam_search(table, *sources(*ends_at), **LIMITS, max_steps=8, beam_size=2, length_penalty=0.0)
+    assert [len(beam[0].tokens) for beam in found] == [1] * 9 + [6]
+    assert rows == [20, 2, 2, 2, 2, 2]
+
+
+def test_without_alignments_none_is_asked_for() -> None:
+    table = Table(4, has_alignment=False)
+    assert greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)[0].alignment is None
+    assert beam_search(table, *sources(3), **LIMITS, max_steps=5, alignments=True)[0][0].alignment is None
+    assert greedy(Table(4), *sources(3), **LIMITS, max_steps=5)[0].alignment is None
+    assert beam_search(Table(4), *sources(3), **LIMITS, max_steps=5)[0][0].alignment is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"beam_size": 0}, "got beam_size=0, num_best=1"),
+        ({"num_best": 0}, "got beam_size=3, num_best=0"),
+        ({"num_best": 4}, "got beam_size=3, num_best=4"),
+        ({"length_penalty": -0.1}, "length_penalty must be at least 0 and finite, got -0.1"),
+        ({"length_penalty": float("nan")}, "got nan"),
+    ],
+)
+def test_arguments_outside_their_range(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        beam_search(Table(4), *sources(3), **({**LIMITS, "max_steps": 5, "beam_size": 3} | arguments))
+
+
+# -- models ------------------------------------------------------------------------------------------
+
+VOCAB, SOURCE, STEPS = 11, 6, 8
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "transformer": lambda: Transformer(
+        TransformerConfig(
+            dim=12, num_heads=3, num_kv_heads=1, encoder_layers=1, decoder_layers=2, feed_forward_dim=19,
+        ),
+        source_vocab_size=VOCAB, target_vocab_size=VOCAB,
+    ),
+    "bahdanau": lambda: RNNSeq2Seq(
+        RNNConfig(embedding_dim=5, hidden_dim=7, attention_dim=11), source_vocab_size=VOCAB, target_vocab_size=VOCAB
+    ),
+    "luong": lambda: RNNSeq2Seq(
+        RNNConfig(embedding_dim=5, hidden_dim=7, decoder="luong", score="dot"),
+        source_vocab_size=VOCAB, target_vocab_size=VOCAB,
+    ),
+}  # fmt: skip
+every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+
+
+def untrained(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A model of large weights, so that its answers differ from source to source."""
+    torch.manual_seed(seed)
+    model = make().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return model
+
+
+def padded_sources() -> tuple[Tensor, Tensor]:
+    return torch.randint(3, VOCAB, (5, SOURCE)), torch.tensor([6, 1, 4, 6, 2])
+
+
+def teacher_forced(model: nn.Module, source: Tensor, length: Tensor, tokens: list[int]) -> tuple[float, Tensor]:
+    """The log-probability of an answer, and what it attended to, by one uncached pass."""
+    target = torch.tensor([[BOS, *tokens[:-1]]])
+    with torch.no_grad():
+        log_probs = model(source[None], length[None], target).log_softmax(-1)[0]
+        maps = model.attend(source[None], length[None], target)
+    total = float(log_probs[torch.arange(len(tokens)), torch.tensor(tokens)].sum())
+    return total, maps[model.alignment_names[-1]].dense()[0].mean(0)
+
+
+@every_model
+@pytest.mark.parametrize("seed", range(2))
+def test_cached_greedy_is_uncached_greedy(make: Callable[[], nn.Module], seed: int) -> None:
+    model = untrained(make, seed)
+    source, lengths = padded_sources()
+    found = greedy(model, source, lengths, **LIMITS, max_steps=STEPS)
+    for hypothesis, sentence, length in zip(found, source, lengths, strict=True):
+        prefix = [BOS]
+        while len(prefix) <= STEPS and EOS not in prefix:
+            logits = model(sentence[None], length[None], torch.tensor([prefix]))
+            prefix.append(int(logits[0, -1].argmax()))
+        assert hypothesis.tokens == prefix[1:]
+
+
+@every_model
+@pytest.mark.parametrize("seed", range(2))
+def test_scores_and_alignments_are_the_models_own(make: Callable[[], nn.Module], seed: int) -> None:
+    model = untrained(make, seed)
+    source, lengths = padded_sources()
+    limits = LIMITS | {"max_steps": STEPS, "alignments": True}
+    best = [[h] for h in greedy(model, source, lengths, **limits)]
+    beams = beam_search(model, source, lengths, beam_size=4, num_best=3, length_penalty=0.7, **limits)
+    for found, penalty in ((best, 0.0), (beams, 0.7)):
+        for hypotheses, sentence, length in zip(found, source, lengths, strict=True):
+            for hypothesis in hypotheses:
+                total, attended = teacher_forced(model, sentence, length, hypothesis.tokens)
+                assert hypothesis.score == pytest.approx(total / len(hypothesis.tokens) ** penalty, abs=1e-9)
+                torch.testing.assert_close(hypothesis.alignment, attended, rtol=0, atol=1e-9)
+                rows = torch.ones(len(hypothesis.tokens), dtype=torch.float64)
+                torch.testing.assert_close(hypothesis.alignment.sum(-1), rows, rtol=0, atol=1e-9)
+                assert not hypothesis.alignment[:, length:].any()
+    assert len({len(h.tokens) for hypotheses in beams for h in hypotheses}) > 1 or seed  # answers do differ
+
+
+@every_model
+@pytest.mark.parametrize("seed", range(2))
+def test_a_batch_decodes_as_its_sentences_do_alone(make: Callable[[], nn.Module], seed: int) -> None:
+    model = untrained(make, seed)
+    source, lengths = padded_sources()
+    beam = LIMITS | {"max_steps": STEPS, "beam_size": 3, "num_best": 3}
+    together = beam_search(model, source, lengths, **beam)
+    best = greedy(model, source, lengths, **LIMITS, max_steps=STEPS)
+    for b, n in enumerate(lengths.tolist()):
+        given = source[b : b + 1, :n], lengths[b : b + 1]
+        assert tokens_of(beam_search(model, *given, **beam)[0]) == tokens_of(together[b])
+        assert greedy(model, *given, **LIMITS, max_steps=STEPS)[0].tokens == best[b].tokens
+
+
+@every_model
+def test_a_models_beam_of_one_is_greedy(make: Callable[[], nn.Module]) -> None:
+    model = untrained(make, 7)
+    given = padded_sources()
+    limits = LIMITS | {"max_steps": STEPS}
+    beams = beam_search(model, *given, beam_size=1, length_penalty=0.0, **limits)
+    assert [beam[0].tokens for beam in beams] == tokens_of(greedy(model, *given, **limits))
+
+
+@every_model
+def test_reordering_a_state_reorders_the_answers(make: Callable[[], nn.Module]) -> None:
+    model = untrained(make, 5)
+    source, lengths = padded_sources()
+    tokens = torch.randint(3, VOCAB, (3, 5))
+    index = torch.tensor([4, 0, 0, 2])
+    with torch.no_grad():
+        state = model.start(source, lengths)
+        for row in tokens[:2]:
+            _, _, state = model.step(state, row)
+        picked = model.reorder(state, index)
+        expected, expected_map, _ = model.step(state, tokens[2])
+        again = model.reorder(picked, torch.tensor([0, 2, 1, 3]))  # rows 1 and 2 answer one source
+        for moved in (picked, again):
+            logits, weights, _ = model.step(moved, tokens[2][index])
+            torch.testing.assert_close(logits, expected[index], rtol=0, atol=1e-12)
+            torch.testing.assert_close(weights.dense(), expected_map.dense()[index], rtol=0, atol=1e-12)
+
+
+@every_model
+def test_reordering_within_a_source_copies_no_memory(make: Callable[[], nn.Module]) -> None:
+    model = untrained(make, 5)
+    with torch.no_grad():
+        state = model.start(*padded_sources())
+        state = model.reorder(state, torch.arange(5).repeat_interleave(2))
+        _, _, state = model.step(state, torch.full((10,), BOS))
+        after = model.reorder(state, torch.tensor([1, 0, 2, 2, 5, 5, 7, 6, 8, 9]))
+    assert getattr(after, "memory", None) is getattr(state, "memory", None)
+    assert getattr(after, "annotations", None) is getattr(state, "annotations", None)
+
+
+@every_model
+def test_decoding_records_no_gradients(make: Callable[[], nn.Module]) -> None:
+    found = greedy(untrained(make, 5), *padded_sources(), **LIMITS, max_steps=2, alignments=True)
+    assert not found[0].alignment.requires_grad
+
+
+@every_model
+def test_bfloat16_decodes(make: Callable[[], nn.Module]) -> None:
+    model = untrained(make, 5).bfloat16()
+    found = beam_search(model, *padded_sources(), **LIMITS, max_steps=STEPS, beam_size=3, alignments=True)
+    assert all(h.alignment.dtype == torch.float32 and len(h.tokens) <= STEPS for (h,) in found)
+
+
+@pytest.mark.parametrize("search", [greedy, beam_search])
+def test_sources_and_lengths_must_fit(search: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # what a user's wrong call meets
+    source, lengths = padded_sources()
+    with pytest.raises(ArgumentError, match="max_steps must be at least 1, got 0"):
+        search(Table(4), source, lengths, **LIMITS, max_steps=0)
+    with pytest.raises(ArgumentError, match=r"got \(5, 6\) and \(4,\)"):
+        search(Table(4), source, lengths[:4], **LIMITS, max_steps=5)
+    with pytest.raises(ArgumentError, match=r"got \(6,\) and \(5,\)"):
+        search(Table(4), source[0], lengths, **LIMITS, max_steps=5)

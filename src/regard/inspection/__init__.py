@@ -1,0 +1,1 @@
+"""Looking inside models: `regard.watch`."""

@@ -1,0 +1,52 @@
+"""Which modules are watched: by name, by pattern, by a list of these, or by a function."""
+
+import difflib
+from collections.abc import Callable, Collection, Iterable
+from fnmatch import fnmatchcase
+
+from regard.errors import ArgumentError
+
+Names = str | Iterable[str] | Callable[[str], bool] | None
+
+
+def chooser(names: Names, paths: Collection[str]) -> Callable[[str], bool]:
+    """A function that says whether the module of a path is wanted.
+
+    A name stands for its module and everything inside it; `*`, `?` and `[...]` match as in file names.
+
+    Raises:
+        ArgumentError: a name that no module has.
+
+    >>> wanted = chooser(["encoder", "decoder.*.cross"], ["encoder.0", "decoder.0.cross", "decoder.0.self"])
+    >>> [wanted(path) for path in ("encoder.0", "decoder.0.cross", "decoder.0.self")]
+    [True, True, False]
+    """
+    if names is None:
+        return lambda path: True
+    if callable(names):
+        return names
+    patterns = [names] if isinstance(names, str) else list(names)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ArgumentError(f"names must be None, a name, a list of names or a function; got {pattern!r} in it")
+        if not any(_matches(path, pattern) for path in paths):
+            raise ArgumentError(f"no module of the model is named {pattern!r}{_similar(pattern, paths)}")
+    return lambda path: any(_matches(path, pattern) for pattern in patterns)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return pattern == "" or fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")
+
+
+def _similar(name: str, paths: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, paths, n=3, cutoff=0.4)
+    return f"; similar: {', '.join(close)}" if close else ""
+
+
+def not_seen(name: str, seen: Iterable[str]) -> str:
+    """What to say of a name that is asked for and was not seen.
+
+    >>> not_seen("layers.3.atn", ["layers.3.attn"])
+    "no attention of 'layers.3.atn' was seen; similar: layers.3.attn; seen.report() lists all"
+    """
+    return f"no attention of {name!r} was seen{_similar(name, list(dict.fromkeys(seen)))}; seen.report() lists all"

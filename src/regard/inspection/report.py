@@ -1,0 +1,134 @@
+"""What a watch has to say about itself."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from regard.inspection.watch import Observed, Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was seen and what not; `print` it."""
+
+    model: str
+    calls: tuple["Observed", ...]
+    missed: tuple[tuple[str, str], ...]
+    """(module path, reason) of what could not be read or seen."""
+    notes: tuple[str, ...]
+    held_bytes: int
+
+    def __str__(self) -> str:
+        """A line for each module, then what is missing, then the rest."""
+        read = [call for call in self.calls if call.map is not None]
+        modules = {call.name for call in read}
+        lines = [
+            f"{self.model}: {count(len(read), 'map')} of {count(len(modules), 'module')}, {human(self.held_bytes)}"
+        ]
+        lines += [f"  {line}" for line in _table(read)]
+        lines += ["not seen:"] if self.missed else []
+        lines += [f"  {path or 'the model itself'}: {reason}" for path, reason in self.missed]
+        return "\n".join([*lines, *self.notes])
+
+
+def report(seen: "Seen") -> Report:
+    """The report of a watch."""
+    missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in seen.calls if call.map is None]
+    missed += [(path, _times(reason, n)) for (path, reason), n in seen._unread.items()]
+    missed += [(path, _times("it ran, but no attention of it could be observed", n)) for path, n in _silent(seen)]
+    missed += [(path, "TorchScript, whose calls cannot be observed") for path in _scripted(seen)]
+    notes = []
+    if not seen.calls and not missed:
+        notes.append("no attention was observed: nothing ran, or the model attends in a way that is not known here")
+    if seen._skipped:
+        notes.append(f"{count(seen._skipped, 'call')} of modules that were not asked for")
+    if seen._outside:
+        notes.append(f"{count(seen._outside, 'call')} outside the model that is watched")
+    for path, n in seen._recomputed.items():
+        notes.append(f"{path}: {count(n, 'call')} recomputed in the backward pass, not kept again")
+    for given in seen._keeper.dense_masks:
+        if given.dense is not None:
+            notes.append(f"a dense mask or bias {tuple(given.dense.shape)} is held once: {human(given.bytes)}")
+    return Report(type(seen.modules[""]).__name__, tuple(seen.calls), tuple(missed), tuple(notes), held_bytes(seen))
+
+
+def held_bytes(seen: "Seen") -> int:
+    """The bytes of all factors, each storage once."""
+    storages: dict[int, int] = {}
+    for call in seen.calls:
+        if call.map is not None:
+            storages |= call.map._factors.storages()
+    return sum(storages.values()) + sum(given.bytes for given in seen._keeper.dense_masks)
+
+
+def _silent(seen: "Seen") -> list[tuple[str, int]]:
+    """Modules that look like attention and ran, though neither they nor anything around or inside was observed."""
+    known = {call.name for call in seen.calls} | {path for path, _ in seen._unread} | set(seen._recomputed)
+    silent = []
+    for path, n in seen._ran.items():
+        related = any(_inside(other, path) or _inside(path, other) for other in known)
+        within = any(other != path and _inside(other, path) for other in seen._ran)
+        if not related and not within and seen._wanted(path):
+            silent.append((path, n))
+    return silent
+
+
+def _scripted(seen: "Seen") -> list[str]:
+    """The outermost modules that are TorchScript."""
+    found: list[str] = []
+    for path, module in seen.modules.items():
+        if isinstance(module, torch.jit.ScriptModule) and not any(_inside(path, other) for other in found):
+            found.append(path)
+    return [path for path in found if seen._wanted(path)]
+
+
+def _inside(path: str, other: str) -> bool:
+    return not other or path == other or path.startswith(f"{other}.")
+
+
+def _table(calls: "list[Observed]") -> list[str]:
+    """One line for each module: its calls' shape, how they were seen, errors and notes."""
+    lines = []
+    for name in dict.fromkeys(call.name for call in calls):
+        own = [call for call in calls if call.name == name]
+        shapes = list(dict.fromkeys(str(tuple(call.map.shape)) for call in own if call.map is not None))
+        shape = shapes[0] if len(shapes) == 1 else f"{shapes[0]} to {shapes[-1]}"
+        times = "" if len(own) == 1 else f"{len(own)} calls, "
+        line = f"{name or 'the model itself'}: {times}{shape}, {own[0].how}"
+        errors = [call.error for call in own if isinstance(call.error, float)]
+        excuses = Counter(call.error for call in own if isinstance(call.error, str))
+        if errors:
+            line += f", rebuilt to {max(errors):.1e}"
+        line += "".join(f", not rebuilt: {why}" for why in excuses)
+        lines.append(line)
+        lines += [f"    {note}" for note in dict.fromkeys(note for call in own for note in call.notes)]
+    return lines
+
+
+def _times(reason: str, n: int) -> str:
+    return reason if n == 1 else f"{reason} ({n} times)"
+
+
+def count(n: int, what: str) -> str:
+    """A number of things.
+
+    >>> count(1, "map"), count(2, "map")
+    ('1 map', '2 maps')
+    """
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def human(size: float) -> str:
+    """A size in bytes for people.
+
+    >>> human(1536)
+    '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

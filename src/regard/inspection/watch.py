@@ -1,0 +1,297 @@
+"""`regard.watch`: every attention call of a PyTorch model becomes an `AttentionMap`."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import get_args, overload
+
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError, NotSeenError, ShapeError
+from regard.inspection import multi_head, own, sdpa, written_out  # noqa: F401  (they say what they observe)
+from regard.inspection.keeper import Keeper, Where
+from regard.inspection.maps import StoredMap, WatchedMap
+from regard.inspection.names import Names, chooser, not_seen
+from regard.inspection.report import Report, count, report
+from regard.inspection.source import Reading, Source
+from regard.inspection.steps import share_keys
+from regard.inspection.threads import Frame, Thread, looks_like_attention, this_thread
+from regard.maps.base import LazyMap
+from regard.maps.derived import stack
+from regard.weights import AttentionMap
+
+Key = tuple[str, int]
+
+
+def watch(
+    model: nn.Module, names: Names = None, *, keep: str = "factors", verify: bool = False, copy: bool = False
+) -> "Seen":
+    """Watch a model: inside the `with` block, each of its attention calls is kept as an exact, lazy map.
+
+    The model is not changed, and what it computes is bit for bit what it was. Its attention runs in the
+    kernel that it would have run in; a map holds the queries and keys that the model made anyway, and one
+    number for each row. Modules have to be called, as is usual: torch's own layers, if their `forward` is
+    called by name, do not take their fused path while watched, and their output differs in its last bits.
+
+    Args:
+        model: any module that attends through `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the
+            layers made of it, `regard.attention`, or a softmax that it multiplies with values.
+        names: which modules, by path: a name (its module and what is inside; `*` matches), a list of them, or a
+            function from a path to bool. All if None.
+        keep: "factors" where they are, or "cpu" to move them there.
+        verify: rebuild each output from its map as the model runs, and keep the error, for `report()`.
+        copy: copy queries and keys. Only needed where the model writes to them later; the read says so.
+
+    Raises:
+        ArgumentError: a compiled model, a name that no module has, or an unknown `keep`.
+
+    >>> class Block(nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> model = nn.Sequential(Block(), Block())
+    >>> with watch(model) as seen:
+    ...     output = model(torch.eye(3)[None, None])
+    >>> list(seen)
+    [('0', 0), ('1', 0)]
+    >>> seen["0"][0, 0, 1]
+    tensor([0.3595, 0.6405, 0.0000])
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"watch() takes a torch.nn.Module, got {type(model).__name__}")
+    if keep not in get_args(Where):
+        raise ArgumentError(f"keep must be one of {', '.join(get_args(Where))}; got {keep!r}")
+    modules = dict(model.named_modules())
+    _refuse_compiled(modules)
+    where: Where = "cpu" if keep == "cpu" else "factors"
+    return Seen(modules, chooser(names, modules), Keeper(where, copy=copy), verify=verify)
+
+
+@dataclass(slots=True, eq=False)
+class Observed:
+    """One observed call."""
+
+    name: str
+    index: int
+    how: str
+    map: WatchedMap | None
+    """None if it could not be read."""
+    notes: list[str] = field(default_factory=list)
+    error: float | str | None = None
+    """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
+    at: int = 0
+    """How many calls its thread had observed by then, this one included."""
+
+
+class Seen:
+    """What a watch has seen: a mapping from (module path, number of its call) to maps, in the order of the calls.
+
+    `seen["encoder.0"]` is the map of a module that was called once, or the list of its maps; `seen[name, 2]`
+    is that of its third call. `print(seen.report())` says what was seen, and what could not be and why.
+    """
+
+    def __init__(
+        self, modules: dict[str, nn.Module], wanted: Callable[[str], bool], keeper: Keeper, *, verify: bool
+    ) -> None:
+        # Held, so that the id of none of them becomes another's while its name stands for it.
+        self.modules = modules
+        self.calls: list[Observed] = []
+        self.paths = {id(module): path for path, module in modules.items()}
+        self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
+        self._wanted, self._keeper, self._verify = wanted, keeper, verify
+        self._lock = threading.RLock()
+        self._count: Counter[str] = Counter()
+        self._recomputed: Counter[str] = Counter()
+        self._ran: Counter[str] = Counter()
+        self._unread: Counter[tuple[str, str]] = Counter()
+        self._skipped = self._outside = 0
+        self._entered: list[tuple[Thread, int]] = []
+
+    # -- watching ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Seen":
+        thread = this_thread()
+        self._entered.append((thread, thread.enter(self)))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        thread, mark = self._entered.pop()
+        thread.leave(self, mark)
+
+    @contextmanager
+    def attach(self) -> Iterator["Seen"]:
+        """Watch in another thread too, inside a `with seen.attach():` that runs in it.
+
+        Raises:
+            ArgumentError: the watch itself is not entered, or watches this thread already.
+        """
+        thread = this_thread()
+        if not self._entered or self in thread.watches:
+            raise ArgumentError(
+                "attach() belongs into another thread than the one whose `with regard.watch(...)` is open"
+            )
+        mark = thread.enter(self)
+        try:
+            yield self
+        finally:
+            thread.leave(self, mark)
+
+    def entered(self, module: nn.Module) -> None:
+        """Count the modules that look like attention, so that none is passed over, and those that are recomputed."""
+        if (path := self._suspects.get(id(module))) is not None:
+            self._ran[path] += 1
+        if _is_in_backward() and (path := self.paths.get(id(module))) is not None and path in self._count:
+            self._recomputed[path] += 1
+
+    def take(self, thread: Thread, source: Source) -> None:
+        """Keep a call, if it is wanted. Nothing that goes wrong here may disturb the model."""
+        path = thread.path(self)
+        with self._lock:
+            if path is None:
+                self._outside += 1
+            elif not self._wanted(path):
+                self._skipped += 1
+            elif _is_in_backward():
+                self._recomputed.setdefault(path, 1)
+            else:
+                self._keep(path, source, thread.taken)
+
+    def _keep(self, path: str, source: Source, at: int) -> None:
+        index = self._count[path]
+        self._count[path] += 1
+        try:
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                raise ShapeError("inside torch.func (vmap, grad) a call has no tensors of its own that could be kept")
+            with torch.no_grad():
+                reading = source.read(self._keeper, path)
+                observed = Observed(path, index, source.how, _map(reading), reading.notes, at=at)
+                if self._verify:
+                    observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
+                if index and reading.grows:
+                    share_keys([o for o in self.calls if o.name == path][-1].map, observed.map)
+        except Exception as error:
+            observed = Observed(path, index, source.how, None, [f"{type(error).__name__}: {error}"], at=at)
+        self.calls.append(observed)
+
+    def unread(self, thread: Thread, frame: Frame | None, reason: str) -> None:
+        """Remember what cannot be read: a softmax in blocks, of which others that looked whole are parts as well."""
+        path = thread.path(self)
+        if path is None or not self._wanted(path):
+            return
+        with self._lock:
+            self._unread[path, reason] += 1
+            for call in self.calls:
+                if (
+                    frame is not None
+                    and call.name == path
+                    and call.at > frame.taken
+                    and isinstance(call.map, StoredMap)
+                ):
+                    call.map, call.notes = None, ["one softmax of several that the module attends by, in blocks"]
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    @property
+    def maps(self) -> list[AttentionMap]:
+        """Every map, in the order of the calls."""
+        return [call.map for call in self.calls if call.map is not None]
+
+    @overload
+    def __getitem__(self, key: Key) -> AttentionMap: ...
+    @overload
+    def __getitem__(self, key: str) -> AttentionMap | list[AttentionMap]: ...
+    def __getitem__(self, key: Key | str) -> AttentionMap | list[AttentionMap]:
+        """The map of (module path, call number), or of a path: one map, or the list of its calls' maps.
+
+        Raises:
+            NotSeenError: it was not seen, or could not be read; the message says why.
+        """
+        name, index = (key, None) if isinstance(key, str) else key
+        calls = [call for call in self.calls if call.name == name]
+        if index is not None:
+            calls = [call for call in calls if call.index == (index if index >= 0 else self._count[name] + index)]
+        if not calls:
+            raise NotSeenError(self._why_not(name, index))
+        maps = [call.map for call in calls if call.map is not None]
+        if len(maps) < len(calls):
+            raise NotSeenError(
+                f"{name!r} was seen but could not be read: {next(c for c in calls if not c.map).notes[0]}"
+            )
+        return maps[0] if index is not None or len(maps) == 1 else list(maps)
+
+    def _why_not(self, name: str, index: int | None) -> str:
+        if self._count[name]:
+            return f"{name!r} was called {self._count[name]} times, numbered from 0; there is no call {index}"
+        reasons = [reason for path, reason in self._unread if path == name]
+        return f"{name!r}: {reasons[0]}" if reasons else not_seen(name, [call.name for call in self.calls])
+
+    def joined(self, name: str) -> LazyMap:
+        """The calls of one module as one map, row under row: the steps of a generation with its cache.
+
+        Raises:
+            NotSeenError: nothing of that name was seen.
+            ShapeError: the calls are not steps of one generation.
+        """
+        maps = self[name]
+        return stack(maps) if isinstance(maps, list) else maps
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter([(call.name, call.index) for call in self.calls if call.map is not None])
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in (call.name, (call.name, call.index)) for call in self.calls if call.map is not None)
+
+    def keys(self) -> list[Key]:
+        """(module path, call number) of every map, in the order of the calls."""
+        return list(self)
+
+    def items(self) -> list[tuple[Key, AttentionMap]]:
+        """Every key with its map."""
+        return list(zip(self.keys(), self.maps, strict=True))
+
+    def report(self) -> Report:
+        """What was seen and how, what it holds, and what could not be seen and why; print it."""
+        return report(self)
+
+    def __repr__(self) -> str:
+        """One line."""
+        names = len({call.name for call in self.calls if call.map is not None})
+        missed = self.report().missed
+        tail = f"; {len(missed)} not: print(seen.report())" if missed else ""
+        return f"Seen({type(self.modules['']).__name__}: {count(len(self), 'map')} of {count(names, 'module')}{tail})"
+
+
+def _is_in_backward() -> bool:
+    """Whether a backward pass is running, in which a forward runs only to be recomputed: checkpointing."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _map(reading: Reading) -> WatchedMap:
+    return StoredMap(reading.factors) if reading.is_stored else WatchedMap(reading.factors)
+
+
+def _refuse_compiled(modules: dict[str, nn.Module]) -> None:
+    """Raise if any part of the model is compiled.
+
+    Raises:
+        ArgumentError: it is; naming what to watch instead.
+    """
+    for path, module in modules.items():
+        if "_orig_mod" in module._modules:
+            inside = ".".join(["model", *([path] if path else []), "_orig_mod"])
+            raise ArgumentError(
+                f"{'the model' if not path else repr(path)} is compiled, and watched it would run uncompiled and stay "
+                f"so: watch the module inside ({inside}) and run that one"
+            )
+        is_compiled = getattr(module, "_compiled_call_impl", None) is not None
+        if is_compiled or hasattr(module.forward, "_torchdynamo_orig_callable"):
+            raise ArgumentError(
+                f"{'the model' if not path else repr(path)} was compiled in place ({type(module).__name__}.compile()), "
+                "and watched it would run uncompiled and stay so: watch a model that is not compiled, "
+                "such as one with the same state_dict"
+            )

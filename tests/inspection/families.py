@@ -1,0 +1,264 @@
+"""Hugging Face models at tiny size, with random weights, and their own eager attention as the oracle."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LENGTH = 11
+SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+LLAMA = {**SMALL, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
+
+
+def tokens(padding: str | None = "right", length: int = LENGTH) -> dict[str, Tensor]:
+    """Two sequences, the second four tokens shorter."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = {"input_ids": torch.randint(3, 61, (2, length), generator=generator)}
+    if padding is not None:
+        mask = torch.ones(2, length, dtype=torch.long)
+        mask[1, slice(-4, None) if padding == "right" else slice(4)] = 0
+        inputs["attention_mask"] = mask
+    return inputs
+
+
+def both_sides() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(6)
+    return {**tokens(), "decoder_input_ids": torch.randint(3, 61, (2, 7), generator=generator)}
+
+
+def pixels(size: int = 16) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(7))}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to build a model, what to feed it, and how it attends by default."""
+
+    model: str
+    config: str
+    settings: dict[str, Any]
+    inputs: Callable[[], dict[str, Tensor]] = tokens
+    attentions: tuple[str, ...] = ("attentions",)
+    how: str = "F.scaled_dot_product_attention"
+    first: int = 0
+    """The first observed call that the model reports itself,"""
+    every: int = 1
+    """and how far it is to the next."""
+
+    def build(self, implementation: str | None = None) -> torch.nn.Module:
+        """The model in eval mode, the same weights each time."""
+        transformers = _transformers()
+        config = getattr(transformers, self.config)(**self.settings)
+        torch.manual_seed(3)
+        kind = getattr(transformers, self.model)
+        model = kind._from_config(config, attn_implementation=implementation) if implementation else kind(config)
+        for parameter in model.parameters():
+            # Random weights of transformers' size make every map nearly uniform, and faults hard to see.
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.15)
+        return model.eval()
+
+    def eager(self) -> list[Tensor]:
+        """The weights that the model reports itself, by layer, decoder and cross attention taking turns."""
+        model = self.build("eager")
+        with torch.no_grad():
+            outputs = model(**self.inputs(), output_attentions=True)
+        found = [_field(outputs, name) for name in self.attentions]
+        if len(self.attentions) == 3:
+            encoder, decoder, cross = found
+            return [*encoder, *(w for pair in zip(decoder, cross, strict=True) for w in pair)]
+        return [w for weights in found for w in weights]
+
+
+def _field(outputs: Any, name: str) -> Any:
+    for part in name.split("."):
+        outputs = getattr(outputs, part)
+    return outputs
+
+
+def _transformers() -> Any:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+SEQ2SEQ = ("encoder_attentions", "decoder_attentions", "cross_attentions")
+BART = {
+    "vocab_size": 61, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "dropout": 0.0,
+}  # fmt: skip
+VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+WRITTEN = "the model's own softmax, T x S weights kept"
+
+GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+
+FAMILIES = {
+    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", GPT2),
+    "gpt2, left": Family("GPT2LMHeadModel", "GPT2Config", GPT2, lambda: tokens("left")),
+    "gpt2, whole": Family("GPT2LMHeadModel", "GPT2Config", GPT2, lambda: tokens(None)),
+    "llama": Family("LlamaForCausalLM", "LlamaConfig", LLAMA),
+    "mistral": Family("MistralForCausalLM", "MistralConfig", {**LLAMA, "sliding_window": 4}),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {**LLAMA, "head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+        how=WRITTEN,
+    ),
+    "gpt-oss": Family(
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {**LLAMA, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 4},
+        how=WRITTEN,
+    ),
+    "deepseek-v3": Family(
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {
+            **SMALL,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "pad_token_id": 0,
+        },
+    ),
+    "bert": Family("BertModel", "BertConfig", {**SMALL, "max_position_embeddings": 64}),
+    "modernbert": Family(
+        "ModernBertModel",
+        "ModernBertConfig",
+        {
+            **SMALL,
+            "local_attention": 4,
+            "global_attn_every_n_layers": 2,
+            "pad_token_id": 0,
+            "max_position_embeddings": 64,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+        },
+    ),
+    "t5": Family(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {
+            "vocab_size": 61,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
+        both_sides,
+        SEQ2SEQ,
+    ),
+    "bart": Family("BartForConditionalGeneration", "BartConfig", BART, both_sides, SEQ2SEQ),
+    "marian": Family("MarianMTModel", "MarianConfig", {**BART, "forced_eos_token_id": 2}, both_sides, SEQ2SEQ),
+    "whisper": Family(
+        "WhisperModel",
+        "WhisperConfig",
+        {**BART, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 32},
+        lambda: {
+            "input_features": torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(1)),
+            "decoder_input_ids": both_sides()["decoder_input_ids"],
+        },
+        SEQ2SEQ,
+    ),
+    "vit": Family("ViTModel", "ViTConfig", {**VISION, "image_size": 16, "patch_size": 4}, pixels),
+    "clip": Family(
+        "CLIPModel",
+        "CLIPConfig",
+        {
+            "text_config": {
+                **SMALL,
+                "max_position_embeddings": 64,
+                "eos_token_id": 2,
+                "bos_token_id": 1,
+                "pad_token_id": 0,
+            },
+            "vision_config": {**VISION, "image_size": 16, "patch_size": 4},
+        },
+        lambda: {**tokens(), **pixels()},
+        ("vision_model_output.attentions", "text_model_output.attentions"),
+    ),
+    "swin": Family(
+        "SwinModel",
+        "SwinConfig",
+        {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2},
+        pixels,
+        first=1,
+        every=2,
+    ),
+    "deberta-v2": Family(
+        "DebertaV2Model",
+        "DebertaV2Config",
+        {
+            **SMALL,
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "max_position_embeddings": 64,
+            "type_vocab_size": 0,
+        },
+        how=WRITTEN,
+    ),
+    "mpnet": Family("MPNetModel", "MPNetConfig", {**SMALL, "max_position_embeddings": 64}, how=WRITTEN),
+    "xlnet": Family(
+        "XLNetModel",
+        "XLNetConfig",
+        {"vocab_size": 61, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
+        how=WRITTEN,
+    ),
+    "gpt-neo": Family(
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 4,
+            "max_position_embeddings": 64,
+        },
+        how=WRITTEN,
+    ),
+    "gpt-j": Family(
+        "GPTJForCausalLM",
+        "GPTJConfig",
+        {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4},
+        how=WRITTEN,
+    ),
+    "bloom": Family(
+        "BloomForCausalLM", "BloomConfig", {"vocab_size": 61, "hidden_size": 32, "n_layer": 2, "n_head": 4}, how=WRITTEN
+    ),
+    "falcon": Family(
+        "FalconForCausalLM",
+        "FalconConfig",
+        {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False},
+    ),
+}
+IN_BLOCKS = {
+    "longformer": Family(
+        "LongformerModel",
+        "LongformerConfig",
+        {**SMALL, "attention_window": 4, "max_position_embeddings": 64, "pad_token_id": 1},
+    ),
+    "bigbird": Family(
+        "BigBirdModel",
+        "BigBirdConfig",
+        {**SMALL, "max_position_embeddings": 64, "block_size": 2, "num_random_blocks": 1},
+    ),
+}

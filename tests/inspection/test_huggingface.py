@@ -1,0 +1,210 @@
+"""Families of Hugging Face models, each against the weights that its own eager attention reports."""
+
+import pytest
+import torch
+
+import regard
+
+pytest.importorskip("transformers")
+from families import FAMILIES, IN_BLOCKS, LENGTH, WRITTEN, tokens
+
+# transformers calls what torch has deprecated; nothing of it is ours.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def outputs_of(model, inputs):
+    found = model(**inputs)
+    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_maps_are_the_models_own_weights(name):
+    family = FAMILIES[name]
+    model, inputs = family.build(), family.inputs()
+    with torch.no_grad():
+        before = outputs_of(model, inputs)
+        with regard.watch(model, verify=True) as seen:
+            during = outputs_of(model, inputs)
+    assert before.keys() == during.keys()
+    assert all(torch.equal(before[key], during[key]) for key in before)
+    assert not seen.report().missed, str(seen.report())
+    assert {call.how for call in seen.calls} == {family.how}
+    maps, expected = seen.maps[family.first :: family.every], family.eager()
+    assert len(maps) == len(expected)
+    for weights, eager in zip(maps, expected, strict=True):
+        assert weights.shape == eager.shape
+        dense = weights.dense()
+        # Rows of padding have no key here; eager spreads them evenly.
+        dead = (dense == 0).all(-1)
+        assert (dense - eager).abs().masked_fill(dead[..., None], 0).max() < 1e-5
+        assert _padded(family, weights.shape, dead)
+    if family.how != WRITTEN:
+        assert max(call.error for call in seen.calls) < 1e-5
+
+
+def _padded(family, shape, dead):
+    """Whether dead rows are queries of padding only."""
+    keep = family.inputs().get("attention_mask")
+    if not dead.any():
+        return True
+    return keep is not None and shape[-2] == LENGTH and not (dead & keep.bool()[:, None]).any()
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_attention_in_blocks_is_reported_by_name_and_not_shown_as_a_map(name):
+    model = IN_BLOCKS[name].build()
+    inputs = tokens(None, 24)
+    with torch.no_grad():
+        before = outputs_of(model, inputs)
+        with regard.watch(model) as seen:
+            during = outputs_of(model, inputs)
+    assert all(torch.equal(before[key], during[key]) for key in before)
+    assert len(seen) == 0
+    missed = " ".join(path for path, _ in seen.report().missed)
+    assert "encoder.layer.0.attention.self" in missed
+    assert "encoder.layer.1.attention.self" in missed
+    with pytest.raises(regard.RegardError, match="blocks"):
+        seen["encoder.layer.1.attention.self"]
+
+
+def test_bigbird_in_full():
+    model = IN_BLOCKS["bigbird"].build()
+    model.set_attention_type("original_full")
+    with torch.no_grad(), regard.watch(model) as seen:
+        eager = model(**tokens(), output_attentions=True).attentions
+    for weights, expected in zip(seen.maps, eager, strict=True):
+        torch.testing.assert_close(weights.dense(), expected, rtol=0, atol=1e-6)
+
+
+def generated(name, inputs, **settings):
+    model = FAMILIES[name].build()
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0, **settings}
+    with torch.no_grad():
+        plain = model.generate(**inputs, **options)
+        with regard.watch(model) as seen:
+            watched = model.generate(**inputs, **options)
+    assert torch.equal(plain, watched)
+    return model, plain, seen
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padding", [None, "left"])
+def test_steps_of_a_generation_are_the_rows_of_the_whole(padding, cache):
+    settings = {} if cache == "dynamic" else {"cache_implementation": "static", "disable_compile": True}
+    inputs = tokens(padding)
+    model, ids, seen = generated("llama", inputs, **settings)
+    name = "model.layers.1.self_attn"
+    assert len(seen[name]) == 5
+    keep = torch.ones_like(ids[:, :-1])
+    if padding:
+        keep[1, :4] = 0
+    with torch.no_grad(), regard.watch(model) as whole:
+        model(input_ids=ids[:, :-1], attention_mask=keep)
+    steps, expected = seen.joined(name).dense(), whole[name].dense()
+    torch.testing.assert_close(steps[..., : expected.shape[-1]], expected, rtol=0, atol=1e-5)
+    assert (steps[..., expected.shape[-1] :] == 0).all()
+
+
+def test_steps_share_the_last_keys():
+    _, _, seen = generated("llama", tokens(None))
+    keys = {m._call.key.untyped_storage().data_ptr() for m in seen["model.layers.0.self_attn"]}
+    assert len(keys) == 1
+
+
+def test_beams_that_change_places_keep_their_own_keys():
+    _, _, seen = generated("gpt2", tokens(None), num_beams=2)
+    for weights in seen["transformer.h.1.attn"]:
+        assert torch.allclose(weights.dense().sum(-1), torch.ones(()), atol=1e-5)
+
+
+def test_generation_with_an_encoder():
+    _, _, seen = generated("bart", tokens())
+    assert len(seen["model.decoder.layers.0.encoder_attn"]) == 5
+    assert seen["model.encoder.layers.0.self_attn"].shape == (2, 4, LENGTH, LENGTH)
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["gpt2", "t5", "bert"])
+def test_other_contexts(name, context):
+    family = FAMILIES[name]
+    model, inputs = family.build(), family.inputs()
+    with context():
+        before = outputs_of(model, inputs)
+        with regard.watch(model, verify=True) as seen:
+            during = outputs_of(model, inputs)
+        assert all(torch.equal(before[key], during[key]) for key in before)
+    expected = family.eager()
+    for weights, eager in zip(seen.maps, expected, strict=True):
+        dense = weights.dense()
+        assert not dense.requires_grad
+        alive = (dense != 0).any(-1, keepdim=True)
+        assert ((dense - eager) * alive).abs().max() < 1e-5
+    if name != "t5" or context is torch.inference_mode:  # t5's learned bias takes it off the fused kernel
+        assert all(call.map._factors.is_at_hand for call in seen.calls)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_bfloat16_autocast(name):
+    family = FAMILIES[name]
+    model, inputs = family.build(), family.inputs()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before = outputs_of(model, inputs)
+        with regard.watch(model, verify=True) as seen:
+            during = outputs_of(model, inputs)
+    assert all(torch.equal(before[key], during[key]) for key in before)
+    assert max(call.error for call in seen.calls) < 2e-2
+    assert all(weights._call.query.dtype == torch.bfloat16 for weights in seen.maps)
+    assert all(weights.dtype == torch.float32 for weights in seen.maps)
+
+
+def test_dropout_in_training_is_not_in_the_map():
+    family = FAMILIES["bert"]
+    model, inputs = family.build(), family.inputs()
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Dropout) and not path.endswith("attention.self.dropout"):
+            module.p = 0.0
+    model.train()
+    torch.manual_seed(1)
+    before = model(**inputs).last_hidden_state
+    torch.manual_seed(1)
+    with regard.watch(model, verify=True) as seen:
+        during = model(**inputs).last_hidden_state
+    assert torch.equal(before, during)
+    assert {call.error for call in seen.calls} == {"dropout"}
+    first = seen.maps[0].dense()
+    torch.testing.assert_close(first, family.eager()[0] * (first != 0).any(-1, keepdim=True), rtol=0, atol=1e-5)
+
+
+def test_gradient_checkpointing_is_told_from_calls():
+    model, inputs = FAMILIES["llama"].build(), tokens()
+    model.train()
+    model.gradient_checkpointing_enable()
+    model(**inputs, use_cache=False).logits.sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with regard.watch(model) as seen:
+        model(**inputs, use_cache=False).logits.sum().backward()
+    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+    assert len(seen) == 2
+    assert "recomputed in the backward pass" in str(seen.report())
+
+
+def test_window_and_padding_masks_are_not_held_dense():
+    for name in ("mistral", "modernbert", "gpt2, left"):
+        family = FAMILIES[name]
+        model = family.build()
+        with torch.no_grad(), regard.watch(model) as seen:
+            model(**family.inputs())
+        assert not seen._keeper.dense_masks, name
+
+
+def test_a_dense_bias_is_held_once_and_reported():
+    family = FAMILIES["t5"]
+    model = family.build()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(**family.inputs())
+    assert len(seen._keeper.dense_masks) == 2  # the encoder's and the decoder's
+    assert str(seen.report()).count("is held once") == 2

@@ -1,0 +1,732 @@
+"""Watching plain modules: what is kept, how it is named, what is left as it was, and what is said of the rest."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import regard
+from regard.errors import ArgumentError, NotSeenError, OverwrittenError
+from regard.inspection import factors as factors_module
+from regard.inspection import lse as lse_module
+from regard.inspection.threads import this_thread
+
+B, H, T, D = 2, 3, 7, 5
+
+
+class Attend(nn.Module):
+    """One call with whatever arguments it is given."""
+
+    def __init__(self, heads: int = H, kv_heads: int = H, width: int = D) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.width = heads, kv_heads, width
+        self.project = nn.Linear(heads * width, (heads + 2 * kv_heads) * width)
+
+    def vectors(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        heads = (self.heads, self.kv_heads, self.kv_heads)
+        parts = self.project(x).split([n * self.width for n in heads], -1)
+        q, k, v = (p.unflatten(-1, (n, -1)).transpose(-2, -3) for p, n in zip(parts, heads, strict=True))
+        return q, k, v
+
+    def forward(self, x: Tensor, **settings) -> Tensor:
+        q, k, v = self.vectors(x)
+        return F.scaled_dot_product_attention(q, k, v, **settings).transpose(-2, -3).flatten(-2)
+
+
+class Two(nn.Module):
+    def __init__(self, **settings) -> None:
+        super().__init__()
+        self.first, self.second = Attend(**settings), Attend(**settings)
+
+    def forward(self, x: Tensor, **settings) -> Tensor:
+        return self.second(self.first(x, **settings), **settings)
+
+
+def x() -> Tensor:
+    return 2 * torch.randn(B, T, H * D)
+
+
+def dense(model: Attend, x: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale=None) -> Tensor:
+    """What the module attends to, written out in float64."""
+    q, k, _ = (t.double() for t in model.vectors(x))
+    scores = q @ k.repeat_interleave(q.shape[-3] // k.shape[-3], -3).mT * (scale or q.shape[-1] ** -0.5)
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.double()
+    return scores.softmax(-1).nan_to_num(0.0)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=tolerance)
+
+
+def watched(model: nn.Module, *inputs, context=torch.no_grad, **settings):
+    """What was seen, after checking that the bits are the same before, during and after."""
+    with context():
+        before = model(*inputs, **settings)
+        with regard.watch(model, verify=True) as seen:
+            during = model(*inputs, **settings)
+        after = model(*inputs, **settings)
+    for one, other in ((before, during), (before, after)):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
+        assert one.requires_grad == other.requires_grad
+    assert not seen.report().missed, str(seen.report())
+    return seen
+
+
+LENGTHS = torch.tensor([7, 4])
+KEEP = torch.arange(T) < LENGTHS[:, None]
+TRIL = torch.ones(T, T, dtype=torch.bool).tril()
+MIN = torch.finfo(torch.float32).min
+MASKS = {
+    "none": {},
+    "causal flag": {"is_causal": True},
+    "bool, T x S": {"attn_mask": TRIL},
+    "padding": {"attn_mask": KEEP[:, None, None]},
+    "causal and padding": {"attn_mask": TRIL & KEEP[:, None, None]},
+    "left padding": {"attn_mask": TRIL & KEEP.flip(-1)[:, None, None]},
+    "window": {"attn_mask": TRIL & ~TRIL.tril(-3)},
+    "window both ways": {"attn_mask": ~(TRIL.tril(-3) | TRIL.tril(-3).T)},
+    "random": {"attn_mask": torch.rand(T, T, generator=torch.Generator().manual_seed(0)) > 0.4},
+    "by head": {"attn_mask": torch.rand(1, H, T, T, generator=torch.Generator().manual_seed(0)) > 0.4},
+    "added": {"attn_mask": torch.randn(1, H, T, T, generator=torch.Generator().manual_seed(0))},
+    "added, per key": {"attn_mask": torch.randn(B, 1, 1, T, generator=torch.Generator().manual_seed(0))},
+    "-inf": {"attn_mask": torch.zeros(T, T).masked_fill(~TRIL, -torch.inf)},
+    "finfo.min": {"attn_mask": torch.zeros(B, 1, T, T).masked_fill(~(TRIL & KEEP[:, None, None]), MIN)},
+    "rows of -inf": {"attn_mask": torch.zeros(T, T).masked_fill(~TRIL.tril(-2), -torch.inf)},
+    "rows of False": {"attn_mask": TRIL.tril(-2)},
+    "scale": {"scale": 0.7},
+}
+RECOGNISED = {"none", "causal flag", "bool, T x S", "padding", "causal and padding", "left padding", "window",
+              "window both ways", "added, per key", "-inf", "finfo.min", "scale"}  # fmt: skip
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", MASKS)
+def test_every_mask_in_every_context(name, context):
+    model, inputs, settings = Two(), x(), MASKS[name]
+    seen = watched(model, inputs, context=context, **settings)
+    assert list(seen) == [("first", 0), ("second", 0)]
+    causal = settings.get("is_causal", False)
+    with torch.no_grad():
+        expected = dense(model.first, inputs, settings.get("attn_mask"), causal=causal, scale=settings.get("scale"))
+    close(seen["first"].dense(), expected)
+    assert all(call.error < 1e-6 and call.map._factors.is_at_hand for call in seen.calls)
+    assert bool(seen._keeper.dense_masks) == (name not in RECOGNISED)
+    assert len(seen._keeper.dense_masks) <= 1
+    live = (expected.sum(-1) > 0).sum()
+    assert ((seen["first"]._state > -torch.inf).sum() == live).all()
+    close(seen["first"].received().sum(), live.double(), 1e-4)
+
+
+def test_a_row_of_finfo_min_is_even_as_the_model_computed_it():
+    mask = torch.zeros(B, 1, T, T)
+    mask[1, :, 2:4] = MIN
+    model, inputs = Attend(), x()
+    seen = watched(model, inputs, attn_mask=mask)
+    close(seen[""][1, :, 2:4], torch.full((H, 2, T), 1 / T))
+    close(seen[""][0].dense(), dense(model, inputs)[0].detach())
+    close(seen[""].entropy()[1, :, 3], torch.full((H,), T).log())
+
+
+def test_grouped_heads():
+    model, inputs = Attend(heads=4, kv_heads=2), torch.randn(B, T, 20)
+    seen = watched(model, inputs, enable_gqa=True, is_causal=True)
+    close(seen[""].dense(), dense(model, inputs, causal=True).detach())
+    assert seen[""]._call.key.shape[1] == 2
+
+
+class Raw(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **settings) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, **settings)
+
+
+SHAPES = {
+    "2-D": ((T, D), (9, D)),
+    "3-D": ((B, T, D), (B, 9, D)),
+    "4-D": ((B, H, T, D), (B, H, 9, D)),
+    "5-D": ((2, B, H, T, D), (2, B, H, 9, D)),
+    "one batch of keys": ((B, H, T, D), (1, H, 9, D)),
+    "one batch of queries": ((1, H, T, D), (B, H, 9, D)),
+    "one head of keys": ((B, H, T, D), (B, 1, 9, D)),
+    "one head of queries": ((B, 1, T, D), (B, H, 9, D)),
+    "fewer dimensions of keys": ((B, H, T, D), (H, 9, D)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("value_dim", [D, 3])
+def test_shapes(name, value_dim):
+    first, second = SHAPES[name]
+    q, k, v = torch.randn(first), torch.randn(second), torch.randn(*second[:-1], value_dim)
+    seen = watched(Raw(), q, k, v)
+    close(seen[""].dense(), (q.double() @ k.double().mT * D**-0.5).softmax(-1))
+    assert seen.calls[0].error < 1e-6
+    mask = torch.randn(T, 9)
+    close(
+        watched(Raw(), q, k, v, attn_mask=mask)[""].dense(), (q.double() @ k.double().mT * D**-0.5 + mask).softmax(-1)
+    )
+
+
+@pytest.mark.parametrize("queries", [5, 9])
+def test_the_causal_flag_aligns_the_first_query_with_the_first_key(queries):
+    q, k = torch.randn(B, H, queries, D), torch.randn(B, H, T, D)
+    seen = watched(Raw(), q, k, k, is_causal=True)
+    allowed = torch.ones(queries, T, dtype=torch.bool).tril()
+    close(seen[""].dense(), (q.double() @ k.double().mT * D**-0.5).masked_fill(~allowed, -torch.inf).softmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes(dtype):
+    q, k, v = (torch.randn(B, H, T, D, dtype=dtype) for _ in range(3))
+    seen = watched(Raw(), q, k, v, is_causal=True)
+    scores = (q.double() @ k.double().mT * D**-0.5).masked_fill(~TRIL, -torch.inf)
+    close(seen[""].dense(), scores.softmax(-1), 1e-12 if dtype == torch.float64 else 1e-4)
+    assert seen.calls[0].error < (1e-12 if dtype == torch.float64 else 1e-2)
+
+
+def test_dropout_and_random_state_are_left_alone():
+    model, inputs = Two(), x()
+    torch.manual_seed(4)
+    before, state = model(inputs, dropout_p=0.5), torch.get_rng_state()
+    torch.manual_seed(4)
+    with regard.watch(model, verify=True) as seen:
+        during = model(inputs, dropout_p=0.5)
+    assert torch.equal(before, during)
+    assert torch.equal(state, torch.get_rng_state())
+    close(seen["first"].dense(), dense(model.first, inputs).detach())
+    assert seen.calls[0].error == "dropout"
+
+
+def test_gradients_while_watched():
+    model, inputs = Two(), x()
+    model(inputs).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with regard.watch(model) as seen:
+        model(inputs).sum().backward()
+    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+    assert not seen["first"].entropy().requires_grad
+
+
+# -- names and order ---------------------------------------------------------------------------------
+
+
+def test_order_and_number_of_calls():
+    model = nn.Sequential(Attend(), Attend())
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+        model(x()[:, :4])
+    assert list(seen) == [("0", 0), ("1", 0), ("0", 1), ("1", 1)] == seen.keys()
+    assert [m.shape[-1] for m in seen.maps] == [7, 7, 4, 4]
+    assert [m.shape[-1] for m in seen["1"]] == [7, 4]
+    assert seen["1", 1] is seen.maps[3] is seen["1", -1]
+    assert len(seen) == 4
+    assert "1" in seen
+    assert ("1", 1) in seen
+    assert ("1", 2) not in seen
+    assert seen.items()[2] == (("0", 1), seen.maps[2])
+
+
+def test_a_module_in_two_places_has_its_first_name():
+    shared = Attend()
+    model = nn.Sequential(shared, shared)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+    assert list(seen) == [("0", 0), ("0", 1)]
+
+
+class Methods(nn.Module):
+    """Calls a method of its part, and a part that is in no list of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Attend()
+        self.hidden = [Attend()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hidden[0](self.part.forward(x))
+
+
+def test_methods_and_unregistered_parts():
+    model = Methods()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+    assert list(seen) == [("part", 0), ("", 0)]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (None, ["a.0", "a.1", "b.0"]),
+        ("a", ["a.0", "a.1"]),
+        ("a.1", ["a.1"]),
+        ("*.0", ["a.0", "b.0"]),
+        (["a.0", "b"], ["a.0", "b.0"]),
+        (lambda path: path.endswith("1"), ["a.1"]),
+        ("", ["a.0", "a.1", "b.0"]),
+    ],
+)
+def test_names(names, expected):
+    model = nn.ModuleDict({"a": nn.Sequential(Attend(), Attend()), "b": nn.Sequential(Attend())})
+    model.forward = lambda x: model["b"](model["a"](x))
+    with torch.no_grad(), regard.watch(model, names) as seen:
+        model(x())
+    assert [name for name, _ in seen] == expected
+    skipped = 3 - len(expected)
+    assert ("not asked for" in str(seen.report())) == bool(skipped)
+
+
+def test_unknown_names_are_refused_at_the_door():
+    with pytest.raises(ArgumentError, match="no module of the model is named 'frist'; similar: first"):
+        regard.watch(Two(), "frist")
+    with pytest.raises(ArgumentError, match="names must be"):
+        regard.watch(Two(), [3])
+    with pytest.raises(ArgumentError, match="keep must be one of factors, cpu; got 'all'"):
+        regard.watch(Two(), keep="all")
+    with pytest.raises(ArgumentError, match=r"takes a torch\.nn\.Module, got function"):
+        regard.watch(lambda x: x)
+
+
+def test_what_was_not_seen_is_said():
+    model = Two()
+    with torch.no_grad(), regard.watch(model, "first") as seen:
+        model(x())
+    with pytest.raises(NotSeenError, match=r"no attention of 'secnd' was seen; similar: first|no attention of 'secnd'"):
+        seen["secnd"]
+    with pytest.raises(KeyError, match="was called 1 times, numbered from 0; there is no call 3"):
+        seen["first", 3]
+    with regard.watch(nn.Linear(2, 2)) as empty:
+        pass
+    assert "no attention was observed" in str(empty.report())
+    assert repr(seen) == "Seen(Two: 1 map of 1 module)"
+
+
+class OddAttention(nn.Module):
+    """Attends by a formula that nobody observes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.exp(x @ x.mT * self.scale)
+        return (weights / weights.sum(-1, keepdim=True)) @ x
+
+
+def test_a_module_that_attends_out_of_sight_is_reported_by_name():
+    model = nn.Sequential(Attend(), OddAttention())
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+    assert seen.report().missed == (("1", "it ran, but no attention of it could be observed"),)
+
+
+def test_calls_outside_the_model_are_counted():
+    model, other = Two(), Two()
+    with torch.no_grad(), regard.watch(model) as seen:
+        other(x())
+        model(x())
+    assert len(seen) == 2
+    assert "2 calls outside the model" in str(seen.report())
+
+
+# -- written out -------------------------------------------------------------------------------------
+
+
+class WrittenOut(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.soft, self.drop = how, nn.Softmax(dim=-1), nn.Dropout(0.0)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        match self.how:
+            case "module":
+                return self.drop(self.soft(scores)) @ v
+            case "einsum":
+                return torch.einsum("bhts,bhsd->bhtd", torch.softmax(scores, dim=-1), v)
+            case "bmm":
+                weights = F.softmax(scores, -1, dtype=torch.float32).flatten(0, 1)
+                return torch.bmm(weights, v.flatten(0, 1)).unflatten(0, q.shape[:2])
+            case "sink":
+                scores = torch.cat([scores, scores.new_zeros(*scores.shape[:-1], 1)], -1)
+                return scores.softmax(-1)[..., :-1] @ v
+
+
+@pytest.mark.parametrize("how", ["module", "einsum", "bmm", "sink"])
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_softmax_that_is_multiplied_with_values(how, context):
+    model = WrittenOut(how)
+    q, k, v = torch.randn(B, H, T, D), torch.randn(B, H, 9, D), torch.randn(B, H, 9, D)
+    seen = watched(model, q, k, v, context=context)
+    scores = (q @ k.mT).double()
+    if how == "sink":
+        expected = torch.cat([scores, torch.zeros(B, H, T, 1)], -1).softmax(-1)[..., :-1]
+    else:
+        expected = scores.softmax(-1)
+    weights = seen[""]
+    close(weights.dense(), expected)
+    close(weights[1, 2, 3], expected[1, 2, 3])
+    close(weights @ v, expected @ v.double())
+    close(weights.received(), expected.sum(-2))
+    close(weights.entropy(), torch.special.entr(expected).sum(-1))
+    close(weights.topk(2).values, expected.topk(2).values)
+    close(weights.at(torch.tensor([1, 2]), torch.tensor([0, 8])), expected[..., [1, 2], [0, 8]])
+    close(weights[:, 1].dense(), expected[:, 1])
+    close(weights.pooled(3, 2, "sum").sum((-1, -2)), expected.sum((-1, -2)), 1e-5)
+    assert "StoredMap(2, 3, 7, 9)" in repr(weights)
+
+
+def test_other_softmaxes_are_not_attention():
+    class Router(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            gates = torch.softmax(x[..., :4], dim=-1)
+            best = gates.topk(2).values
+            return best.sum(-1, keepdim=True) * x
+
+    model = nn.Sequential(Router(), Attend())
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+    assert list(seen) == [("1", 0)]
+    assert not seen.report().missed
+
+
+# -- memory and overwriting --------------------------------------------------------------------------
+
+
+class Cached(nn.Module):
+    """Writes its keys into a buffer, as a static cache does."""
+
+    def __init__(self, *, fresh: bool) -> None:
+        super().__init__()
+        self.fresh = fresh
+        self.register_buffer("keys", torch.zeros(B, H, T, D))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.fresh:
+            self.keys = torch.zeros(B, H, T, D) + k
+        else:
+            self.keys[:] = k
+        return F.scaled_dot_product_attention(q, self.keys, v)
+
+
+def test_a_static_cache_is_copied():
+    model = Cached(fresh=False)
+    first, second = ([torch.randn(B, H, T, D) for _ in range(3)] for _ in range(2))
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(*first)
+        model(*second)
+    for weights, (q, k, _) in zip(seen.maps, (first, second), strict=True):
+        close(weights.dense(), (q.double() @ k.double().mT * D**-0.5).softmax(-1))
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_what_the_model_overwrites_later_is_noticed(copy):
+    model = Cached(fresh=True)
+    q, k, v = (torch.randn(B, H, T, D) for _ in range(3))
+    with torch.no_grad(), regard.watch(model, copy=copy) as seen:
+        model(q, k, v)
+        model.keys.zero_()
+    if copy:
+        close(seen[""].dense(), (q.double() @ k.double().mT * D**-0.5).softmax(-1))
+        return
+    for read in (lambda m: m.dense(), lambda m: m[0], lambda m: m.topk(2), lambda m: m @ v, lambda m: m.entropy()):
+        with pytest.raises(OverwrittenError, match=r"overwritten the keys of .*copy=True"):
+            read(seen[""])
+
+
+def test_overwritten_masks_are_noticed():
+    model, mask = Attend(), torch.randn(T, T)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x(), attn_mask=mask)
+        mask.zero_()
+        model(x(), attn_mask=mask)
+    with pytest.raises(OverwrittenError, match="the masks"):
+        seen["", 0].dense()
+    seen["", 1].dense()
+
+
+def test_views_of_much_more_are_copied():
+    model = Attend()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+    # Query, key and value are views of one tensor: keeping two of them would keep the third.
+    held = B * T * H * D * 4
+    assert seen.report().held_bytes == 2 * held + B * T * H * 4
+    assert seen[""]._call.query.untyped_storage().nbytes() == held
+
+
+def test_nothing_of_the_model_is_kept_after_the_watch_is_gone():
+    model = Attend()
+    with torch.no_grad(), regard.watch(model) as seen:
+        output = model(x())
+    alive = weakref.ref(output)
+    del output
+    gc.collect()
+    assert alive() is None
+    model_alive = weakref.ref(model)
+    del model, seen
+    gc.collect()
+    assert model_alive() is None
+
+
+# -- the self-check ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda lse: lse + 0.01, lambda lse: lse.mT.contiguous().view_as(lse), torch.zeros_like]
+)
+def test_a_wrong_lse_is_found_and_computed_anew(monkeypatch, wrong):
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    monkeypatch.setitem(lse_module.KERNELS, operator, lambda lse, queries: wrong(lse))
+    model, inputs = Attend(), x()
+    with torch.no_grad(), regard.watch(model, verify=True) as seen:
+        model(inputs)
+    assert "a row sums to 1" in str(seen.report())
+    close(seen[""].dense(), dense(model, inputs).detach())
+    assert seen.calls[0].error < 1e-6
+
+
+def test_verify_finds_wrong_factors(monkeypatch):
+    monkeypatch.setattr(factors_module, "TOLERANCE", {torch.float32: 1e9})
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    monkeypatch.setitem(lse_module.KERNELS, operator, lambda lse, queries: lse - 0.5)
+    with torch.no_grad(), regard.watch(model := Attend(), verify=True) as seen:
+        model(x())
+    assert seen.calls[0].error > 0.05
+
+
+# -- leaving everything as it was --------------------------------------------------------------------
+
+
+def traces() -> tuple[int, ...]:
+    module = nn.modules.module
+    return (
+        len(module._global_forward_hooks), len(module._global_forward_pre_hooks),
+        len(module._global_forward_hooks_always_called), torch._C._len_torch_function_stack(),
+        torch.utils._python_dispatch._get_current_dispatch_mode_stack().__len__(), len(this_thread().watches),
+        len(this_thread().stack),
+    )  # fmt: skip
+
+
+class Raises(nn.Module):
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error("in the middle")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_in_the_middle(error):
+    before = traces()
+    model = nn.Sequential(Attend(), nn.Sequential(Raises(error)), Attend())
+    with pytest.raises(error, match="in the middle"), torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+    assert traces() == before == (0,) * 7
+    assert list(seen) == [("0", 0)]
+    again = watched(Two(), x())
+    assert list(again) == [("first", 0), ("second", 0)]
+
+
+def test_an_exception_that_the_model_catches():
+    class Tries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bad, self.good = nn.Sequential(Attend(), Raises(ValueError)), Attend()
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                self.bad(x)
+            except ValueError:
+                return self.good(x)
+
+    model = Tries()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+        assert len(this_thread().stack) == 0
+    assert list(seen) == [("bad.0", 0), ("good", 0)]
+
+
+def test_an_observer_that_fails_does_not_disturb_the_model(monkeypatch):
+    monkeypatch.setattr(regard.inspection.sdpa.Sdpa, "read", lambda *_: 1 / 0)
+    model, inputs = Two(), x()
+    with torch.no_grad():
+        expected = model(inputs)
+        with regard.watch(model) as seen:
+            assert torch.equal(model(inputs), expected)
+    assert len(seen) == 0
+    assert seen.report().missed[0] == ("first, call 0", "ZeroDivisionError: division by zero")
+    with pytest.raises(NotSeenError, match="could not be read: ZeroDivisionError"):
+        seen["first"]
+
+
+def test_nested_watches():
+    model, inputs = Two(), x()
+    with torch.no_grad():
+        expected = model(inputs)
+        with regard.watch(model) as outer:
+            with regard.watch(model.first, verify=True) as inner:
+                assert torch.equal(model(inputs), expected)
+            with regard.watch(model, "second") as another:
+                model(inputs)
+        model(inputs)
+    assert list(outer) == [("first", 0), ("second", 0), ("first", 1), ("second", 1)]
+    assert list(inner) == [("", 0)]
+    assert list(another) == [("second", 0)]
+    assert traces() == (0,) * 7
+
+
+def test_watches_that_do_not_end_in_the_order_they_began():
+    one, other = regard.watch(model := Two()), regard.watch(model)
+    with torch.no_grad(), torch.device("cpu"):
+        one.__enter__()
+        other.__enter__()
+        model(x())
+        one.__exit__(None, None, None)
+        model(x())
+        other.__exit__(None, None, None)
+    assert (len(one), len(other)) == (2, 4)
+    assert traces() == (0,) * 7
+
+
+def test_a_mode_of_the_users_below_and_above():
+    model, inputs = Two(), x()
+    with torch.no_grad(), torch.device("cpu"), regard.watch(model) as seen, torch.device("cpu"):
+        model(inputs)
+    assert len(seen) == 2
+
+
+def test_a_watch_can_be_entered_again():
+    seen = regard.watch(model := Two())
+    for _ in range(2):
+        with torch.no_grad(), seen:
+            model(x())
+    assert len(seen) == 4
+
+
+# -- threads -----------------------------------------------------------------------------------------
+
+
+def test_threads():
+    model, inputs = Two(), x()
+    results = {}
+
+    def work(attach: bool) -> None:
+        with torch.no_grad():
+            if attach:
+                with seen.attach():
+                    results[attach] = model(inputs)
+                    results["stack"] = len(this_thread().watches)
+                results["after"] = traces()[3:]
+            else:
+                results[attach] = model(inputs)
+
+    with torch.no_grad(), regard.watch(model) as seen:
+        for attach in (False, True):
+            thread = threading.Thread(target=work, args=(attach,))
+            thread.start()
+            thread.join()
+        assert list(seen) == [("first", 0), ("second", 0)]
+        model(inputs)
+    assert len(seen) == 4
+    assert torch.equal(results[True], results[False])
+    assert results["after"] == (0,) * 4
+    assert traces() == (0,) * 7
+    with pytest.raises(ArgumentError, match="another thread"), regard.watch(model) as again, again.attach():
+        pass
+
+
+def test_threads_at_once():
+    model = Two()
+    inputs = [x() for _ in range(4)]
+    with regard.watch(model) as seen:
+        start = threading.Barrier(4)
+
+        def work(n: int) -> None:
+            with torch.no_grad(), seen.attach():
+                start.wait()
+                for _ in range(5):
+                    model(inputs[n])
+
+        workers = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        [w.start() for w in workers]
+        [w.join() for w in workers]
+    assert sorted(seen) == sorted([(name, n) for name in ("first", "second") for n in range(20)])
+    assert traces() == (0,) * 7
+
+
+# -- refused, and told apart -------------------------------------------------------------------------
+
+
+def test_compiled_models_are_refused_before_anything_is_entered():
+    model = Two()
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(ArgumentError, match=r"the model is compiled.*model\._orig_mod"):
+        regard.watch(compiled)
+    inside = nn.Sequential(nn.Linear(2, 2), torch.compile(Attend(), backend="eager"))
+    with pytest.raises(ArgumentError, match=r"'1' is compiled.*model\.1\._orig_mod"):
+        regard.watch(inside)
+    in_place = Two()
+    in_place.first.compile(backend="eager")
+    with pytest.raises(ArgumentError, match="'first' was compiled in place"):
+        regard.watch(in_place)
+    by_forward = Two()
+    by_forward.forward = torch.compile(by_forward.forward, backend="eager")
+    with pytest.raises(ArgumentError, match="compiled"):
+        regard.watch(by_forward)
+    assert traces() == (0,) * 7
+    assert len(watched(compiled._orig_mod, x())) == 2
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks(reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Two()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.block, x, use_reentrant=reentrant)
+
+    model, inputs = Checkpointed(), x().requires_grad_()
+    model(inputs).sum().backward()
+    expected = inputs.grad.clone()
+    inputs.grad = None
+    with regard.watch(model) as seen:
+        model(inputs).sum().backward()
+    assert torch.equal(inputs.grad, expected)
+    assert list(seen) == [("block.first", 0), ("block.second", 0)]
+    assert "block.first: 1 call recomputed in the backward pass" in str(seen.report())
+    assert "block.second: 1 call recomputed" in str(seen.report())
+    assert traces() == (0,) * 7
+
+
+def test_keep_cpu_and_autocast():
+    model, inputs = Two(), x()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = model(inputs)
+        with regard.watch(model, keep="cpu", verify=True) as seen:
+            assert torch.equal(model(inputs), expected)
+    weights = seen["first"]
+    assert weights._call.query.dtype == torch.bfloat16
+    assert weights.dtype == torch.float32
+    close(weights.dense().sum(-1), torch.ones(B, H, T), 1e-4)
+    assert max(call.error for call in seen.calls) < 2e-2
+
+
+def test_maps_can_be_read_while_watching():
+    model, inputs = Two(), x()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(inputs)
+        first = seen["first"].dense()
+        model(inputs)
+    close(first, dense(model.first, inputs).detach())
+    assert len(seen) == 4

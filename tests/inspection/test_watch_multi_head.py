@@ -1,0 +1,429 @@
+"""nn.MultiheadAttention, the layers made of it with their fused paths, and our own models."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regard
+from regard import nn as regard_nn
+from regard.errors import OverwrittenError
+from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
+
+# torch says of its own fast path that nested tensors are a prototype.
+pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+
+B, T, S, E, H = 2, 7, 9, 16, 4
+PAD = torch.arange(T) >= torch.tensor([7, 4])[:, None]
+CAUSAL = nn.Transformer.generate_square_subsequent_mask(T)
+BLOCKED = CAUSAL.isinf()
+MIN = torch.finfo(torch.float32).min
+
+
+def tensor_of(output):
+    return output[0] if isinstance(output, tuple) else output
+
+
+def watched(model: nn.Module, *inputs, context=torch.no_grad, verify=True, **settings):
+    """What was seen, after checking that the bits are the same before, during and after."""
+    with context():
+        before = model(*inputs, **settings)
+        with regard.watch(model, verify=verify) as seen:
+            during = model(*inputs, **settings)
+        after = model(*inputs, **settings)
+    for other in (before, after):
+        assert torch.equal(tensor_of(during).nan_to_num(), tensor_of(other).nan_to_num())
+        assert tensor_of(during).requires_grad == tensor_of(other).requires_grad
+    assert not seen.report().missed, str(seen.report())
+    return seen, during
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+MASKS = {
+    "none": {},
+    "padding": {"key_padding_mask": PAD},
+    "added padding": {"key_padding_mask": torch.zeros(B, T).masked_fill(PAD, -torch.inf)},
+    "causal": {"attn_mask": CAUSAL},
+    "bool": {"attn_mask": BLOCKED},
+    "bool and padding": {"attn_mask": BLOCKED, "key_padding_mask": PAD},
+    "added and padding": {"attn_mask": torch.randn(T, T), "key_padding_mask": torch.randn(B, T)},
+    "by head": {"attn_mask": torch.randn(B * H, T, T)},
+    "finfo.min": {"key_padding_mask": torch.zeros(B, T).masked_fill(PAD, MIN)},
+}
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name, context, training, need_weights):
+    module = nn.MultiheadAttention(E, H, batch_first=True).train(training)
+    x = torch.randn(B, T, E)
+    with torch.no_grad():
+        _, expected = module.train()(x, x, x, average_attn_weights=False, **MASKS[name])
+    module.train(training)
+    seen, _ = watched(module, x, x, x, context=context, need_weights=need_weights, **MASKS[name])
+    close(seen[""].dense(), expected)
+    assert seen.calls[0].error < 1e-6
+    assert seen.calls[0].how == "nn.MultiheadAttention"
+    assert not seen[""].dense().requires_grad
+    assert bool(seen._keeper.dense_masks) == (name in ("added and padding", "by head"))
+
+
+def test_the_causal_flag_alone_reaches_the_kernel():
+    module, x = nn.MultiheadAttention(E, H, batch_first=True).train(), torch.randn(B, T, E)
+    seen, _ = watched(module, x, x, x, attn_mask=torch.zeros(T, T), is_causal=True, need_weights=False)
+    close(seen[""].dense(), module(x, x, x, attn_mask=CAUSAL, average_attn_weights=False)[1].detach())
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kdim": 12, "vdim": 10},
+        {"bias": False},
+        {"add_bias_kv": True},
+        {"add_zero_attn": True},
+        {"add_bias_kv": True, "add_zero_attn": True, "kdim": 12, "vdim": 10},
+    ],
+)
+@pytest.mark.parametrize("is_batched", [True, False])
+def test_every_kind_of_projection(settings, batch_first, is_batched):
+    module = nn.MultiheadAttention(E, H, batch_first=batch_first, **settings)
+    widths = E, settings.get("kdim", E), settings.get("vdim", E)
+    lengths = T, S, S
+    if not is_batched:
+        inputs = [torch.randn(n, w) for n, w in zip(lengths, widths, strict=True)]
+    else:
+        inputs = [torch.randn(*((B, n) if batch_first else (n, B)), w) for n, w in zip(lengths, widths, strict=True)]
+    pad = torch.arange(S) >= (torch.tensor([[9], [4]]) if is_batched else 5)
+    seen, (_, expected) = watched(module, *inputs, key_padding_mask=pad, average_attn_weights=False)
+    close(seen[""].dense(), expected.detach())
+    assert seen[""].shape == expected.shape
+    assert seen.calls[0].error < 1e-6
+
+
+def test_dropout_and_autocast():
+    module, x = nn.MultiheadAttention(E, H, dropout=0.5, batch_first=True), torch.randn(B, T, E)
+    torch.manual_seed(1)
+    expected = module(x, x, x)[0]
+    torch.manual_seed(1)
+    with regard.watch(module, verify=True) as seen:
+        assert torch.equal(module(x, x, x)[0], expected)
+    close(seen[""].dense(), module.eval()(x, x, x, average_attn_weights=False)[1].detach())
+    assert seen.calls[0].error == "dropout"
+    with torch.autocast("cpu", torch.bfloat16):
+        seen, _ = watched(module, x, x, x, context=torch.enable_grad)
+    assert seen[""]._call.query.dtype == torch.bfloat16
+    assert seen.calls[0].error < 2e-2
+
+
+def test_the_function_itself():
+    class Pool(nn.Module):
+        """As CLIP's attention pooling calls it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.out = (nn.Linear(E, E) for _ in range(4))
+
+        def forward(self, x: Tensor, static_k: Tensor | None = None) -> Tensor:
+            return F.multi_head_attention_forward(
+                x[:1], x, x, E, H, None, torch.cat([self.q.bias, self.k.bias, self.v.bias]), None, None, False, 0.0,
+                self.out.weight, self.out.bias, training=self.training, use_separate_proj_weight=True,
+                q_proj_weight=self.q.weight, k_proj_weight=self.k.weight, v_proj_weight=self.v.weight,
+                static_k=static_k, static_v=static_k, average_attn_weights=False,
+            )  # fmt: skip
+
+    x = torch.randn(T, B, E)
+    for static in (None, torch.randn(B * H, S, E // H)):
+        seen, (_, expected) = watched(Pool(), x, static_k=static, verify=static is None)
+        close(seen[""].dense(), expected.detach())
+        assert seen.calls[0].how == "F.multi_head_attention_forward"
+
+
+def test_weights_that_an_optimizer_changes_are_noticed():
+    module, x = nn.MultiheadAttention(E, H), torch.randn(T, B, E)
+    with regard.watch(module) as seen:
+        module(x, x, x)[0].sum().backward()
+        with torch.no_grad():
+            module.in_proj_weight.sub_(0.1)
+    with pytest.raises(OverwrittenError, match="the weights of"):
+        seen[""].dense()
+    with regard.watch(module, copy=True) as seen:
+        _, expected = module(x, x, x, average_attn_weights=False)
+        with torch.no_grad():
+            module.in_proj_weight.sub_(0.1)
+            x.zero_()
+    close(seen[""].dense(), expected.detach())
+    layer = nn.TransformerEncoderLayer(E, H, 32, batch_first=True, norm_first=True).eval()
+    x = torch.randn(B, T, E)
+    with torch.no_grad(), regard.watch(layer, copy=True) as seen:
+        layer(x)
+        y = layer.norm1(x)
+        expected = layer.self_attn(y, y, y, average_attn_weights=False)[1]
+        for parameter in layer.parameters():
+            parameter.mul_(0.5)
+    close(seen["self_attn", 0].dense(), expected)
+
+
+# -- layers --------------------------------------------------------------------------------------------
+
+
+def encoder(**settings) -> nn.TransformerEncoder:
+    nested = not settings.get("norm_first", False)
+    layer = nn.TransformerEncoderLayer(E, H, 32, dropout=0.0, batch_first=True, **settings)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
+
+
+LAYER_MASKS = {
+    "none": {},
+    "padding": {"src_key_padding_mask": PAD},
+    "left padding": {"src_key_padding_mask": PAD.flip(-1)},
+    "causal": {"mask": CAUSAL},
+    "causal, said": {"mask": CAUSAL, "is_causal": True},
+    "bool and padding": {"mask": BLOCKED, "src_key_padding_mask": PAD},
+    "by head": {"mask": (torch.rand(B * H, T, T) > 0.5) & ~torch.eye(T, dtype=torch.bool)},
+    "added": {"mask": torch.randn(T, T).clamp_min(0) * (1 - torch.eye(T))},
+}
+
+
+def fused_operators(model: nn.Module, *inputs, **settings) -> list[str]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model(*inputs, **settings)
+    names = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
+    return sorted((event.key for event in profile.key_averages() if event.key in names), reverse=True)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("name", LAYER_MASKS)
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_fused_encoder_layers(name, norm_first, context):
+    model, x, settings = encoder(norm_first=norm_first).eval(), torch.randn(B, T, E), LAYER_MASKS[name]
+    seen, _ = watched(model, x, context=context, **settings)
+    assert list(seen) == [("layers.0.self_attn", 0), ("layers.1.self_attn", 0)]
+    assert {call.how for call in seen.calls} == {"nn.TransformerEncoderLayer, fused"}
+    masks = {"attn_mask": settings.get("mask"), "key_padding_mask": settings.get("src_key_padding_mask")}
+    if name == "added":
+        # The fused layer takes every number that is not 0 for a mask: the map shows what ran.
+        masks["attn_mask"] = masks["attn_mask"] != 0
+    padded = settings.get("src_key_padding_mask", torch.zeros(B, T, dtype=torch.bool))
+    with torch.no_grad():
+        for layer in model.layers:
+            y = layer.norm1(x) if norm_first else x
+            expected = layer.self_attn.train()(y, y, y, average_attn_weights=False, **masks)[1]
+            layer.self_attn.eval()
+            found = seen[f"layers.{list(model.layers).index(layer)}.self_attn"].dense()
+            live = (found != 0).any(-1)
+            expected = expected.nan_to_num(0.0)
+            close(found[live], expected[live])
+            assert not live[padded[:, None].expand_as(live)].any() or not (name == "padding" and not norm_first)
+            assert live[~padded[:, None].expand_as(live)].all() or "left" in name or "bool" in name
+            x = layer(x, src_mask=settings.get("mask"), src_key_padding_mask=settings.get("src_key_padding_mask"))
+
+
+def test_fused_layers_stay_fused():
+    model, x = encoder().eval(), torch.randn(B, T, E)
+    with torch.no_grad():
+        assert fused_operators(model, x)[0] == "aten::_transformer_encoder_layer_fwd"
+        with regard.watch(model):
+            assert fused_operators(model, x)[0] == "aten::_transformer_encoder_layer_fwd"
+            assert fused_operators(model, x, src_key_padding_mask=PAD)[0] == "aten::_transformer_encoder_layer_fwd"
+        alone = model.layers[0].self_attn
+        with regard.watch(alone):
+            assert fused_operators(alone, x, x, x) == ["aten::_native_multi_head_attention"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_transformer_of_torch(training):
+    model = nn.Transformer(E, H, 2, 2, 32, dropout=0.0, batch_first=True).train(training)
+    source, target = torch.randn(B, S, E), torch.randn(B, T, E)
+    seen, _ = watched(model, source, target, tgt_mask=CAUSAL, tgt_is_causal=True, memory_key_padding_mask=None)
+    assert [name for name, _ in seen] == [
+        "encoder.layers.0.self_attn", "encoder.layers.1.self_attn",
+        "decoder.layers.0.self_attn", "decoder.layers.0.multihead_attn",
+        "decoder.layers.1.self_attn", "decoder.layers.1.multihead_attn",
+    ]  # fmt: skip
+    assert [tuple(m.shape[-2:]) for m in seen.maps] == [(S, S), (S, S), (T, T), (T, S), (T, T), (T, S)]
+    assert all(call.error < 1e-6 for call in seen.calls if isinstance(call.error, float))
+    first = seen["decoder.layers.0.self_attn"]
+    attention = model.decoder.layers[0].self_attn.train()
+    close(first.dense(), attention(target, target, target, attn_mask=CAUSAL, average_attn_weights=False)[1].detach())
+
+
+def test_a_layer_of_ones_own_between_torchs():
+    class Mine(nn.TransformerEncoderLayer):
+        def forward(self, src, src_mask=None, src_key_padding_mask=None, is_causal=False):
+            return F.scaled_dot_product_attention(src, src, src)
+
+    model = encoder().eval()
+    model.layers[1] = Mine(E, H, 32, batch_first=True).eval()
+    seen, _ = watched(model, torch.randn(B, T, E))
+    assert list(seen) == [("layers.0.self_attn", 0), ("layers.1", 0)]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_what_follows_a_fused_layer_is_seen(raises):
+    class After(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(E, H, 32, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with contextlib.suppress(AssertionError, RuntimeError):
+                x = self.layer(x[..., :3] if raises else x)
+            return F.scaled_dot_product_attention(x, x, x)
+
+    seen, _ = watched(After().eval(), torch.randn(B, T, E))
+    assert list(seen) == ([] if raises else [("layer.self_attn", 0)]) + [("", 0)]
+
+
+# -- our own -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad])
+def test_our_attention_on_every_backend(backend, context):
+    mask = regard.window(3) & regard.lengths(torch.tensor([600, 5]))
+
+    class Ours(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, **settings) -> Tensor:
+            return regard.attention(q, k, v, mask=mask, backend=backend, **settings)
+
+    q, k, v = torch.randn(B, 4, 600, 8), torch.randn(B, 2, 600, 8), torch.randn(B, 2, 600, 8)
+    seen, _ = watched(Ours(), q, k, v, context=context)
+    assert torch.equal(seen[""][0, 1].dense(), Ours()(q, k, v, return_weights=True).weights[0, 1].dense())
+    assert len(seen) == 1  # one call, however many blocks the kernel ran in
+    assert seen.calls[0].error < 2e-6
+
+
+def test_scores_and_normalizations_of_ours():
+    class Ours(nn.Module):
+        def forward(self, x: Tensor) -> regard.Attended:
+            sink = regard.SoftmaxWithSink(torch.zeros(3))
+            x = regard.attention(x, x, x, normalization=sink, score=regard.Cosine(3.0), dropout=0.1)
+            return regard.attention(x, x, x, normalization=regard.Sparsemax(), return_weights=True)
+
+    x = torch.randn(B, 3, T, 8)
+    torch.manual_seed(2)
+    plain = Ours()(x)
+    torch.manual_seed(2)
+    with regard.watch(model := Ours(), verify=True) as seen:
+        output, weights = model(x)
+    assert torch.equal(output, plain.output)
+    assert torch.equal(seen["", 1].dense(), weights.dense())
+    assert isinstance(weights, regard.AttentionMap)
+    assert seen.calls[0].error == "dropout"
+    assert seen.calls[1].error < 1e-6
+    assert (seen["", 0].dense().sum(-1) < 1).all()
+
+
+def transformer() -> Transformer:
+    config = TransformerConfig(
+        dim=12, num_heads=3, encoder_layers=2, decoder_layers=2, feed_forward_dim=19, dropout=0.0
+    )
+    return Transformer(config, source_vocab_size=13, target_vocab_size=17).eval()
+
+
+def test_our_transformer():
+    model = transformer()
+    source, lengths, target = torch.randint(1, 13, (3, 7)), torch.tensor([7, 4, 1]), torch.randint(1, 17, (3, 5))
+    seen, _ = watched(model, source, lengths, target)
+    told = model.attend(source, lengths, target)
+    assert len(seen) == 6
+    for found, weights in zip(seen.maps, told.values(), strict=True):
+        assert torch.equal(found.dense(), weights.dense())
+    cross = [name for name, _ in seen if "cross" in name]
+    assert [tuple(seen[name].shape) for name in cross] == [(3, 3, 5, 7)] * 2
+    assert all(call.error < 1e-6 for call in seen.calls)
+
+
+def test_steps_of_our_decoder_are_named_though_they_are_methods():
+    model = transformer()
+    source, lengths = torch.randint(1, 13, (3, 7)), torch.tensor([7, 4, 1])
+    tokens = torch.randint(1, 17, (3,))
+    with torch.no_grad(), regard.watch(model) as seen:
+        state = model.start(source, lengths)
+        for _ in range(3):
+            state = model.step(state, tokens).state
+    names = {name for name, _ in seen}
+    own = seen["decoder.1.self_attention"]
+    assert [m.shape[-1] for m in own] == [1, 2, 3]
+    close(seen.joined("decoder.1.self_attention").dense().sum(-1), torch.ones(3, 3, 3))
+    assert all(name.split(".")[-1] in ("self_attention", "cross_attention") for name in names), names
+    assert not seen.report().missed
+
+
+def test_our_recurrent_models():
+    model = RNNSeq2Seq(RNNConfig(), source_vocab_size=13, target_vocab_size=17).eval()
+    source, lengths, target = torch.randint(1, 13, (3, 7)), torch.tensor([7, 4, 1]), torch.randint(1, 17, (3, 5))
+    seen, _ = watched(model, source, lengths, target)
+    assert len(seen) >= 1
+    assert all(call.error < 1e-5 for call in seen.calls)
+
+
+def test_our_layer():
+    module = regard_nn.MultiHeadAttention(12, num_heads=3)
+    x = torch.randn(2, 5, 12)
+    seen, _ = watched(module, x, mask=regard.causal())
+    close(seen[""].dense(), module(x, mask=regard.causal(), return_weights=True).weights.dense().detach(), 0.0)
+
+
+# -- subclasses ----------------------------------------------------------------------------------------
+
+
+class SelfAttention(nn.MultiheadAttention):
+    """Takes one input and hands it to torch's own forward."""
+
+    def forward(self, x: Tensor, **settings) -> Tensor:
+        return super().forward(x, x, x, **settings)[0]
+
+
+class OwnBlock(nn.TransformerEncoderLayer):
+    """Attends in a method of its own, which torch passes over where it runs the layer fused."""
+
+    def _sa_block(self, x: Tensor, *masks, is_causal: bool = False) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize(
+    "make", [lambda: SelfAttention(E, H, batch_first=True), lambda: OwnBlock(E, H, 32, 0.0, batch_first=True)]
+)
+def test_subclasses_keep_their_bits_and_are_never_mistaken(make, context):
+    model, x = make().eval(), torch.randn(B, T, E)
+    with context():
+        before = model(x)
+        with regard.watch(model) as seen:
+            assert torch.equal(model(x), before)
+    if context is torch.no_grad:
+        assert len(seen) == 0
+        assert seen.report().missed[0][1].startswith("torch may have run it fused")
+        return
+    expected = F.softmax(x @ x.mT * E**-0.5, -1)
+    if isinstance(model, SelfAttention):
+        expected = nn.MultiheadAttention.forward(model, x, x, x, average_attn_weights=False)[1].detach()
+    close(seen[""].dense(), expected)
+
+
+def test_torchscript_and_transforms_are_reported():
+    class Plain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    x = torch.randn(B, T, E)
+    with pytest.warns(DeprecationWarning, match="script"):
+        model = nn.Sequential(torch.jit.script(Plain()))
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x)
+    assert ("0", "TorchScript, whose calls cannot be observed") in seen.report().missed
+    model = Plain()
+    with regard.watch(model) as seen:
+        out = torch.func.vmap(model)(x)
+    assert torch.equal(out, torch.func.vmap(model)(x))
+    assert "torch.func" in str(seen.report())

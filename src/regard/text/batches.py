@@ -1,0 +1,183 @@
+"""Batches of sentences of like length under a budget of tokens, in an order that can be resumed and shared out."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.text.tokenizers import BOS, EOS, PAD
+
+Integers = npt.NDArray[np.integer]
+Indices = npt.NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """B pairs as tensors of int64, padded at the end: S and T are the longest source and target."""
+
+    source: Tensor
+    """(B, S), each sentence followed by EOS."""
+    source_lengths: Tensor
+    """(B,), EOS counted."""
+    target_input: Tensor
+    """(B, T): BOS, then the sentence; what the decoder is fed."""
+    target_output: Tensor
+    """(B, T): the sentence, then EOS; what the decoder is to answer."""
+    target_lengths: Tensor
+    """(B,), EOS counted."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of source and target_output that are not padding."""
+        return int(self.source_lengths.sum() + self.target_lengths.sum())
+
+    @property
+    def padded_tokens(self) -> int:
+        """Places of source and target_output, padding included."""
+        return self.source.numel() + self.target_output.numel()
+
+
+def collate(
+    sources: Sequence[Sequence[int]] | Sequence[Integers], targets: Sequence[Sequence[int]] | Sequence[Integers]
+) -> Batch:
+    """One batch of pairs that are given by their tokens, special ones not included.
+
+    Raises:
+        ArgumentError: there is no pair, or not as many targets as sources.
+
+    >>> batch = collate([[7, 8], [9]], [[5], [5, 6]])
+    >>> batch.source.tolist(), batch.target_input.tolist(), batch.target_output.tolist()
+    ([[7, 8, 2], [9, 2, 0]], [[1, 5, 0], [1, 5, 6]], [[5, 2, 0], [5, 6, 2]])
+    >>> batch.tokens, batch.padded_tokens
+    (10, 12)
+    """
+    if not len(sources) or len(sources) != len(targets):
+        raise ArgumentError(f"expected as many sources as targets, got {len(sources)} and {len(targets)}")
+    source, source_lengths = _padded([[*sentence, EOS] for sentence in sources])
+    target_output, target_lengths = _padded([[*sentence, EOS] for sentence in targets])
+    target_input, _ = _padded([[BOS, *sentence] for sentence in targets])
+    return Batch(source, source_lengths, target_input, target_output, target_lengths)
+
+
+def padding_share(batches: Iterable[Batch]) -> float:
+    """Share of the places of source and target that hold padding, 0..1.
+
+    >>> round(padding_share([collate([[7, 8], [9]], [[5], [5, 6]])]), 3)
+    0.167
+    """
+    counts = [(batch.tokens, batch.padded_tokens) for batch in batches]
+    return 1 - sum(tokens for tokens, _ in counts) / sum(padded for _, padded in counts)
+
+
+def plan_batches(
+    source_lengths: Integers,
+    target_lengths: Integers,
+    *,
+    max_tokens: int,
+    seed: int,
+    epoch: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[Indices]:
+    """The batches of one epoch: every pair once, pairs of like length together, the batches shuffled.
+
+    A pure function of its arguments, so that an epoch and the number of batches done are enough to go
+    on from. Pairs of the same lengths meet others in every epoch. Padding grows with the spread of
+    lengths in a batch: some percent where an epoch has a hundred batches or more, far above that where
+    it has a few.
+
+    Args:
+        source_lengths: tokens of each source, special ones not counted, shape (pairs,).
+        target_lengths: tokens of each target, likewise.
+        max_tokens: the most places that a batch may have in source and target, EOS and padding
+            included; with several ranks, their batches together.
+        seed: what the shuffling goes by, together with the epoch.
+        epoch: the number of the pass over the data, from 0.
+        rank: which share of every batch to return.
+        world_size: how many shares there are. Batch k of all ranks together is batch k of one rank.
+
+    Returns:
+        For each batch, the pairs of this rank, shape (pairs of the batch,).
+
+    Raises:
+        ArgumentError: a pair exceeds the budget by itself, or a batch has fewer pairs than there are ranks.
+
+    >>> lengths = np.array([5, 2, 5, 2])
+    >>> [sorted(batch.tolist()) for batch in plan_batches(lengths, lengths, max_tokens=24, seed=0, epoch=0)]
+    [[0, 2], [1, 3]]
+    """
+    source, target = _with_end(source_lengths), _with_end(target_lengths)
+    _check_budget(source, target, max_tokens)
+    generator = np.random.default_rng([seed, epoch])
+    order = _by_length(source, target, generator)
+    cuts = _cuts(source[order], target[order], max_tokens)
+    batches = np.split(order, cuts)
+    shuffled = [batches[k] for k in generator.permutation(len(batches))]
+    return _share(shuffled, rank, world_size)
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Rows as one tensor, padded at the end, and their lengths."""
+    lengths = [len(row) for row in rows]
+    padded = np.full((len(rows), max(lengths)), PAD, np.int64)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(padded), torch.tensor(lengths)
+
+
+def _with_end(lengths: Integers) -> npt.NDArray[np.int64]:
+    """Lengths with EOS, in numbers that hold their sums."""
+    return lengths.astype(np.int64) + 1
+
+
+def _check_budget(source: Integers, target: Integers, max_tokens: int) -> None:
+    if not len(source):
+        raise ArgumentError("expected at least one pair to make batches of, got none; give more text")
+    longest = int(np.argmax(source + target))
+    if source[longest] + target[longest] > max_tokens:
+        raise ArgumentError(
+            f"expected every pair to fit max_tokens={max_tokens}, but pair {longest} has {source[longest]} "
+            f"source and {target[longest]} target tokens; raise max_tokens or leave out such long pairs"
+        )
+
+
+def _by_length(source: Integers, target: Integers, generator: np.random.Generator) -> Indices:
+    """Sorted by source length, longest first, then by target length up and down in turn; ties in random order.
+
+    Up and down, so that target lengths do not jump where the source length changes.
+    """
+    in_turn = np.where(source % 2 == 0, target, -target)
+    return np.lexsort((generator.random(len(source)), in_turn, -source))
+
+
+def _cuts(source: Integers, target: Integers, max_tokens: int) -> list[int]:
+    """Where to cut pairs in that order into batches: as late as the budget allows."""
+    cuts = []
+    start, longest_source, longest_target = 0, 0, 0
+    for i, (s, t) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
+        longest_source, longest_target = max(longest_source, s), max(longest_target, t)
+        if (i + 1 - start) * (longest_source + longest_target) > max_tokens:
+            cuts.append(i)
+            start, longest_source, longest_target = i, s, t
+    return cuts and _level_last(cuts, source, target, max_tokens)
+
+
+def _level_last(cuts: list[int], source: Integers, target: Integers, max_tokens: int) -> list[int]:
+    """Share out what the last two batches hold: a last batch of one pair could not be split between ranks."""
+    start = cuts[-2] if len(cuts) > 1 else 0
+    middle = (start + len(source)) // 2
+    places = (len(source) - middle) * (source[middle:].max() + target[middle:].max())
+    return [*cuts[:-1], middle] if middle < cuts[-1] and places <= max_tokens else cuts
+
+
+def _share(batches: list[Indices], rank: int, world_size: int) -> list[Indices]:
+    smallest = min(map(len, batches))
+    if not 0 <= rank < world_size or smallest < world_size:
+        raise ArgumentError(
+            f"expected rank {rank} to be one of {world_size} and each to get a pair of every batch, "
+            f"but the smallest batch has {smallest} pairs; raise max_tokens or start fewer ranks"
+        )
+    return [batch[rank::world_size] for batch in batches]

@@ -1,0 +1,67 @@
+"""What to print for tokens on an axis: readable text, with the pieces that share a character made one label."""
+
+import codecs
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Label(NamedTuple):
+    """What to print, and the first and the last (inclusive) of the tokens that it stands for."""
+
+    text: str
+    pieces: tuple[int, int]
+
+
+@functools.cache
+def byte_values() -> dict[str, int]:
+    """The byte that each character of the byte-level alphabet stands for.
+
+    Printable bytes of Latin-1 stand for themselves; the other 68 are, in order, the characters from U+0100 on.
+
+    >>> byte_values()["a"], byte_values()["\u0120"]
+    (97, 32)
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def byte_string(piece: str) -> bytes:
+    """The bytes that a byte-level piece stands for.
+
+    >>> byte_string("Ġof")
+    b' of'
+    """
+    return bytes(map(byte_values().__getitem__, piece))
+
+
+def printed(text: str) -> str:
+    """Text as an axis shows it: without the spaces around it, a mark where nothing would be left.
+
+    >>> printed(" of"), printed(" "), printed("")
+    ('of', '␣', '')
+    """
+    return text.strip() or "␣" * bool(text)
+
+
+def byte_level_labels(pieces: Sequence[str], special: Sequence[bool]) -> list[Label]:
+    """Labels of byte-level pieces: those which share a character are merged.
+
+    Args:
+        pieces: the tokens as the vocabulary writes them, a special token already as it is to be printed.
+        special: whether each is a special token, which is never merged.
+
+    >>> byte_level_labels(["Ġ", "æ", "Ĺ", "¥"], [False] * 4)
+    [Label(text='␣', pieces=(0, 0)), Label(text='日', pieces=(1, 3))]
+    """
+    labels: list[Label] = []
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text, first = "", 0
+    for i, piece in enumerate(pieces):
+        ends_here = i + 1 == len(pieces) or special[i] or special[i + 1]
+        text += piece if special[i] else decoder.decode(byte_string(piece), ends_here)
+        if ends_here or not decoder.getstate()[0]:
+            labels.append(Label(printed(text), (first, i)))
+            text, first = "", i + 1
+    return labels

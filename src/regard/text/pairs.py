@@ -1,0 +1,142 @@
+"""Parallel text: pairs of sentences from a table, from two aligned files, or from JSON lines."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import zip_longest
+from typing import Literal, NamedTuple, get_args
+
+from regard.errors import ArgumentError, DataError
+from regard.text.lines import BadLines, Line, Reader, StrPath, decoded, raw_lines
+from regard.text.unicode import normalise
+
+Format = Literal["tsv", "tsv-extra", "jsonl", "aligned"]
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+
+class Pair(NamedTuple):
+    """A sentence and its translation."""
+
+    source: str
+    target: str
+
+
+def read_pairs(
+    paths: StrPath | Sequence[StrPath], *, format: Format | None = None, bad_lines: BadLines = "stop"
+) -> Reader[Pair]:
+    """Pairs from a file or two, gzipped or not, read line by line and brought to NFC.
+
+    Args:
+        paths: one file, or two whose lines belong together; "-" is standard input. They are opened
+            when the first pair is asked for.
+        format: "tsv" (source, tab, target), "tsv-extra" (the same, with further columns to leave
+            out), "jsonl" ({"source": ..., "target": ...} a line) or "aligned" (two files); None
+            goes by the number of files and their names.
+        bad_lines: "stop" at the first bad line, or "skip" and count them in the reader's `skipped`.
+
+    Raises:
+        ArgumentError: the format is unknown, or takes another number of files.
+        DataError: while reading: a bad line (an empty sentence is one), aligned files of unequal
+            length, no pair at all, or a file that cannot be read.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "pairs.tsv")
+    ...     _ = path.write_text("Good day.\\tBonjour.\\nno tab\\n", encoding="utf-8")
+    ...     pairs = read_pairs(path, bad_lines="skip")
+    ...     print(list(pairs), pairs.skipped)
+    [Pair(source='Good day.', target='Bonjour.')] 1
+    """
+    files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    must_hold = f"pairs of sentences in {' and '.join(map(str, files))}"
+    match _format(files, format):
+        case "aligned":
+            return Reader(_side_by_side(*files), _from_aligned, bad_lines=bad_lines, must_hold=must_hold)
+        case "jsonl":
+            return Reader(raw_lines(files[0]), _from_json, bad_lines=bad_lines, must_hold=must_hold)
+        case table:
+            parse = partial(_from_table, extra_columns=table == "tsv-extra")
+            return Reader(raw_lines(files[0]), parse, bad_lines=bad_lines, must_hold=must_hold)
+
+
+def _format(files: Sequence[StrPath], format: Format | None) -> Format:
+    if format is not None and format not in get_args(Format):
+        raise ArgumentError(f"expected a format out of {', '.join(get_args(Format))}, got {format!r}")
+    if len(files) not in (1, 2) or (format is not None and (format == "aligned") != (len(files) == 2)):
+        raise ArgumentError(
+            f"expected one file of pairs or two aligned files, got {len(files)} with format {format!r}; "
+            "give one file for tsv, tsv-extra and jsonl, two for aligned"
+        )
+    if format or len(files) == 2:
+        return format or "aligned"
+    name = os.fspath(files[0]).lower().removesuffix(".gz")
+    return "jsonl" if name.endswith(JSON_SUFFIXES) else "tsv"
+
+
+def _from_table(line: Line, *, extra_columns: bool) -> Pair:
+    cells = decoded(*line).split("\t")
+    if len(cells) < 2:
+        raise DataError(f"{line.place}: expected a source and a target with a tab between them, got no tab; add it")
+    if len(cells) > 2 and not extra_columns:
+        raise DataError(
+            f"{line.place}: expected 2 columns, got {len(cells)}; "
+            "remove the others, or ask for the format 'tsv-extra' to leave them out"
+        )
+    return _pair((line.place, cells[0]), (line.place, cells[1]))
+
+
+def _from_aligned(lines: tuple[Line, Line]) -> Pair:
+    source, target = lines
+    return _pair((source.place, decoded(*source)), (target.place, decoded(*target)))
+
+
+def _from_json(line: Line) -> Pair:
+    text = decoded(*line)
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{line.place}: expected one JSON object a line, got something else ({error}); correct the line"
+        ) from None
+    sides = [record.get(key) if isinstance(record, dict) else None for key in Pair._fields]
+    texts = [_normalised(line.place, side) for side in sides if isinstance(side, str)]
+    if len(texts) != len(sides):
+        raise DataError(
+            f'{line.place}: expected {{"source": text, "target": text}}, got {_shape(record)}; correct the line'
+        )
+    return _pair((line.place, texts[0]), (line.place, texts[1]))
+
+
+def _shape(record: object) -> str:
+    """What a JSON value is, without printing all of it."""
+    if not isinstance(record, dict):
+        return f"a JSON {type(record).__name__}"
+    held = ", ".join(f'"{key[:40]}": {type(value).__name__}' for key, value in list(record.items())[:5])
+    return f"{{{held}}}"
+
+
+def _normalised(place: str, text: str) -> str:
+    try:
+        return normalise(text)
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from None
+
+
+def _pair(source: tuple[str, str], target: tuple[str, str]) -> Pair:
+    for (place, text), name in zip((source, target), Pair._fields, strict=True):
+        if not text.strip():
+            raise DataError(f"{place}: expected a {name} sentence, got an empty one; remove the pair or fill it in")
+    return Pair(source[1], target[1])
+
+
+def _side_by_side(first: StrPath, second: StrPath) -> Iterator[tuple[Line, Line]]:
+    for number, (source, target) in enumerate(zip_longest(raw_lines(first), raw_lines(second)), 1):
+        if source is None or target is None:
+            short, long = (first, target) if source is None else (second, source)
+            raise DataError(
+                f"{long.place}: expected aligned files to have as many lines as each other, "
+                f"but {os.fspath(short)} ends after line {number - 1}; give files of equal length"
+            )
+        yield source, target

@@ -1,0 +1,328 @@
+"""Text to numbers and back: tokenizers trained on the user's text, on top of the `tokenizers` library."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from regard.errors import ArgumentError, DataError, MissingExtraError, RunFolderError
+from regard.text.files import replacing
+from regard.text.labels import Label, byte_level_labels, printed
+from regard.text.unicode import normalise
+
+PAD, BOS, EOS, UNK = range(4)
+
+# No piece of text takes one of these names, and with it the id: all recipes cut between letters and
+# punctuation, or between all characters.
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+BYTE_ALPHABET_SIZE = 256
+
+
+def _library() -> ModuleType:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtraError("tokenizers", extra="text") from error
+    return tokenizers
+
+
+class Tokenizer:
+    """A trained tokenizer: text to ids and back; made by a recipe's `train`, or by `load`.
+
+    Ids 0 to 3 are padding, beginning, end and unknown. Text never turns into the first three, whatever
+    it says. The library encodes batches with several threads: a process that forks afterwards is told
+    so on standard error, unless the environment sets TOKENIZERS_PARALLELISM.
+
+    >>> tokenizer = ByteLevelBPE(vocab_size=300).train(["a rose is a rose is a rose"])
+    >>> tokenizer.decode(tokenizer.encode("is a <pad> 日本 a rose?"))
+    'is a <pad> 日本 a rose?'
+    """
+
+    pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        # The library forgets this switch when it saves: without it, a special token's name in the
+        # user's text would become that token.
+        backend.encode_special_tokens = True
+        self._byte_level = isinstance(backend.decoder, _library().decoders.ByteLevel)
+        self._size: int = backend.get_vocab_size()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __repr__(self) -> str:
+        kind = "byte-level BPE" if self._byte_level else type(self._backend.model).__name__
+        return f"Tokenizer({kind}, {len(self):,} tokens)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_json, (self._backend.to_str(),)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, brought to NFC first; no special token is added.
+
+        Raises:
+            DataError: the text holds half of a surrogate pair.
+        """
+        return list(self._backend.encode(normalise(text), add_special_tokens=False).ids)
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        """The ids of each text, as `encode` gives them, with several threads."""
+        batch = [normalise(text) for text in texts]
+        return [encoded.ids for encoded in self._backend.encode_batch_fast(batch, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids: padding, beginning and end are dropped, an unknown token prints as U+FFFD.
+
+        Bytes that do not make a character, which a model may well produce, print as U+FFFD too.
+
+        Raises:
+            ArgumentError: an id is not in the vocabulary.
+        """
+        # Byte-level text has no unknown token: where a model says so anyway, it says nothing.
+        dropped = UNK if self._byte_level else EOS
+        return str(self._backend.decode([i for i in self._checked(ids) if i > dropped], skip_special_tokens=False))
+
+    def decode_batch(self, batch: Iterable[Sequence[int]]) -> list[str]:
+        """The text of each sequence of ids, as `decode` gives it."""
+        return [self.decode(ids) for ids in batch]
+
+    def labels(self, ids: Sequence[int]) -> list[Label]:
+        """What to print for the tokens of a text on an axis, in order; no token is left out.
+
+        Returns:
+            A label a token, without the spaces around it, and the range of tokens that it stands for,
+            both ends inclusive: byte-level pieces that share a character are one label.
+
+        Raises:
+            ArgumentError: an id is not in the vocabulary.
+
+        >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
+        >>> tokenizer.labels([*tokenizer.encode("a 日"), EOS])
+        [Label(text='a', pieces=(0, 0)), Label(text='␣', pieces=(1, 1)),
+         Label(text='日', pieces=(2, 4)), Label(text='<eos>', pieces=(5, 5))]
+        """
+        pieces = [self._backend.id_to_token(i) for i in self._checked(ids)]
+        if self._byte_level:
+            return byte_level_labels(pieces, [i <= UNK for i in ids])
+        return [Label(printed(piece), (n, n)) for n, piece in enumerate(pieces)]
+
+    def fingerprint(self) -> str:
+        """Sixty-four hexadecimal digits that differ for tokenizers which differ."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokenizer as one tokenizer.json, whole or not at all."""
+        with replacing(path) as file:
+            file.write(self._backend.to_str(pretty=True).encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+        """Read a tokenizer.json that `save` wrote.
+
+        Raises:
+            RunFolderError: the file is absent, cut short, or another program's.
+        """
+        try:
+            return _from_json(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise RunFolderError(
+                f"expected a tokenizer at {path}, but cannot read it ({error.strerror}); "
+                "name a run folder that `regard train` made"
+            ) from error
+        except ValueError as error:
+            raise RunFolderError(
+                f"{path} is not a tokenizer that regard saved ({error}); copy it again or name another run folder"
+            ) from error
+
+    def _checked(self, ids: Sequence[int]) -> Sequence[int]:
+        if len(ids) and not 0 <= min(ids) <= max(ids) < self._size:
+            raise ArgumentError(
+                f"expected ids from 0 to {self._size - 1}, got ids from {min(ids)} to {max(ids)}; "
+                "decode with the tokenizer that the model was trained with"
+            )
+        return ids
+
+
+def _from_json(text: str) -> Tokenizer:
+    try:
+        backend = _library().Tokenizer.from_str(text)
+    except MissingExtraError:
+        raise
+    except Exception as error:  # the library raises nothing more precise
+        raise ValueError(str(error)) from error
+    if tuple(map(backend.id_to_token, range(len(SPECIAL_TOKENS)))) != SPECIAL_TOKENS:
+        raise ValueError(f"expected its first tokens to be {', '.join(SPECIAL_TOKENS)}")
+    return Tokenizer(backend)
+
+
+class Recipe(Protocol):
+    """How to make a tokenizer from text."""
+
+    def train(self, texts: Iterable[str]) -> Tokenizer:
+        """Learn a vocabulary from texts, read once."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByteLevelBPE:
+    """Pieces learnt by merging frequent neighbours, from bytes on: takes any text, and gives it back.
+
+    >>> len(ByteLevelBPE(vocab_size=8000).train(["too little text for so large a vocabulary"])) < 8000
+    True
+    """
+
+    vocab_size: int = 8000
+    """Tokens in the vocabulary: 4 special, 256 bytes, the rest merges as far as the text offers them."""
+    min_count: int = 2
+    """How often two neighbours must occur to be merged."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges once."""
+        _check_at_least("vocab_size of a byte-level BPE", self.vocab_size, BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS))
+        _check_at_least("min_count", self.min_count, 1)
+
+    def train(self, texts: Iterable[str]) -> Tokenizer:
+        """Learn the merges from texts, read once.
+
+        Raises:
+            DataError: there is no text.
+        """
+        library = _library()
+        backend = library.Tokenizer(library.models.BPE())
+        backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=self.vocab_size,
+            min_frequency=self.min_count,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        return _trained(backend, trainer, texts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """Words as spaces and punctuation set them apart; runs of spaces count as one space.
+
+    A word takes the space before it along, so that decoding sets punctuation as it was. For scripts
+    that write no spaces (Chinese, Japanese, Thai), take another recipe.
+
+    >>> tokenizer = Words().train(["to be, or not to be"])
+    >>> tokenizer.decode(tokenizer.encode("not  to see, or be"))
+    'not to �, or be'
+    """
+
+    vocab_size: int = 30_000
+    """The most tokens in the vocabulary, the 4 special ones included: the most frequent words."""
+    min_count: int = 1
+    """How often a word must occur to be in the vocabulary."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges once."""
+        _check_at_least("vocab_size of words", self.vocab_size, len(SPECIAL_TOKENS) + 1)
+        _check_at_least("min_count", self.min_count, 1)
+
+    def train(self, texts: Iterable[str]) -> Tokenizer:
+        """Count the words of texts, read once.
+
+        Raises:
+            DataError: there is no text.
+        """
+        library = _library()
+        normalizers, decoders = library.normalizers, library.decoders
+        backend = _word_level(library, r" ?\w+| ?[^\w\s]+")
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.Replace(library.Regex(r"\s+"), " "), normalizers.Strip(), normalizers.Prepend(" ")]
+        )
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace(SPECIAL_TOKENS[UNK], f" {REPLACEMENT}"), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        return _trained(backend, _word_level_trainer(library, self.vocab_size, self.min_count), texts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Characters:
+    """One token a character (a Unicode code point), spaces included.
+
+    >>> tokenizer = Characters().train(["abc"])
+    >>> tokenizer.decode(tokenizer.encode("cabin"))
+    'cab��'
+    """
+
+    vocab_size: int = 8000
+    """The most tokens in the vocabulary, the 4 special ones included: the most frequent characters."""
+
+    def __post_init__(self) -> None:
+        """Check the range once."""
+        _check_at_least("vocab_size of characters", self.vocab_size, len(SPECIAL_TOKENS) + 1)
+
+    def train(self, texts: Iterable[str]) -> Tokenizer:
+        """Count the characters of texts, read once.
+
+        Raises:
+            DataError: there is no text.
+        """
+        library = _library()
+        decoders = library.decoders
+        backend = _word_level(library, r"[\s\S]")
+        backend.decoder = decoders.Sequence([decoders.Replace(SPECIAL_TOKENS[UNK], REPLACEMENT), decoders.Fuse()])
+        return _trained(backend, _word_level_trainer(library, self.vocab_size, 1), texts)
+
+
+def recipe(name: str, vocab_size: int) -> Recipe:
+    """The recipe of that name: "bpe", "words" or "characters".
+
+    Raises:
+        ArgumentError: there is no such recipe, or the vocabulary is too small for it.
+
+    >>> recipe("bpe", 4000)
+    ByteLevelBPE(vocab_size=4000, min_count=2)
+    """
+    recipes = {"bpe": ByteLevelBPE, "words": Words, "characters": Characters}
+    if name not in recipes:
+        raise ArgumentError(f"expected a tokenizer out of {', '.join(recipes)}, got {name!r}")
+    made: Recipe = recipes[name](vocab_size=vocab_size)
+    return made
+
+
+def _word_level(library: ModuleType, pattern: str) -> Any:
+    backend = library.Tokenizer(library.models.WordLevel({}, unk_token=SPECIAL_TOKENS[UNK]))
+    backend.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(pattern), "isolated")
+    return backend
+
+
+def _word_level_trainer(library: ModuleType, vocab_size: int, min_count: int) -> Any:
+    return library.trainers.WordLevelTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_count,
+        special_tokens=list(SPECIAL_TOKENS),
+        show_progress=False,
+    )
+
+
+def _trained(backend: Any, trainer: Any, texts: Iterable[str]) -> Tokenizer:
+    backend.train_from_iterator(_some_text(texts), trainer)
+    return Tokenizer(backend)
+
+
+def _some_text(texts: Iterable[str]) -> Iterator[str]:
+    some = False
+    for text in map(normalise, texts):
+        some = some or bool(text.strip())
+        yield text
+    if not some:
+        raise DataError(
+            "expected text to train a tokenizer on, got none; hand over at least one line that is not empty"
+        )
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ArgumentError(f"{name} must be at least {least}, got {value}; raise it to {least} or more")

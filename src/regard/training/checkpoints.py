@@ -1,0 +1,275 @@
+"""Checkpoints that cannot be lost: safetensors and JSON, complete before they are named.
+
+    folder/best/  checkpoint.json  model-<checksum>.safetensors
+    folder/last/  checkpoint.json  model-... optimizer-... random-...
+
+`checkpoint.json` names the files of one checkpoint with their sizes and checksums, and is replaced last.
+Whenever the process dies, it names whole files: those of the old checkpoint or those of the new.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, MissingExtraError, RunFolderError
+from regard.training.files import read_json, write_atomically, write_json
+
+FORMAT = 1
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Where training stands: enough, with the tensors, to go on as if it had never stopped."""
+
+    step: int = 0
+    """Updates made."""
+    epoch: int = 0
+    """The pass over the data that the next batch belongs to, from 0."""
+    batch: int = 0
+    """The index of the next batch in that pass, from 0."""
+    best_value: float | None = None
+    """The lowest validation loss so far."""
+    best_step: int = 0
+    """The step that had it."""
+    patience_used: int = 0
+    """Validations since then."""
+    loss_total: float = 0.0
+    """Loss summed since it was last logged."""
+    loss_count: int = 0
+    """Tokens in that sum."""
+
+
+class TrainingState(NamedTuple):
+    """All of a checkpoint: tensors by name, and the position."""
+
+    model: Tensors
+    optimizer: Tensors
+    random: Tensors
+    position: Position
+
+
+class Checkpoints:
+    """The best and the last checkpoint under one folder.
+
+    >>> import tempfile
+    >>> model = nn.Linear(2, 3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoints = Checkpoints(Path(folder))
+    ...     checkpoints.save_best(model.state_dict(), Position(step=7, best_value=0.5))
+    ...     sorted(checkpoints.load_model("best"))
+    ['bias', 'weight']
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save_last(self, state: TrainingState) -> None:
+        """Replace the last checkpoint.
+
+        Raises:
+            OSError: it could not be written; the one before is still there.
+        """
+        parts = {"model": state.model, "optimizer": state.optimizer, "random": state.random}
+        _write_checkpoint(self.folder / "last", parts, state.position)
+
+    def save_best(self, model: Mapping[str, Tensor], position: Position) -> None:
+        """Replace the best checkpoint, which holds no more than the model.
+
+        Raises:
+            OSError: it could not be written; the one before is still there.
+        """
+        _write_checkpoint(self.folder / "best", {"model": dict(model)}, position)
+
+    def has(self, which: Literal["best", "last"]) -> bool:
+        """Whether there is such a checkpoint."""
+        return (self.folder / which / "checkpoint.json").is_file()
+
+    def load_last(self) -> TrainingState:
+        """Read the last checkpoint.
+
+        Raises:
+            RunFolderError: it is absent, cut short, altered, or another program's.
+        """
+        folder = self.folder / "last"
+        manifest = _read_manifest(folder)
+        model, optimizer, random = (_read_part(folder, manifest, name) for name in ("model", "optimizer", "random"))
+        return TrainingState(model, optimizer, random, _read_position(folder, manifest))
+
+    def load_model(self, which: Literal["best", "last"]) -> Tensors:
+        """Read the model's tensors of a checkpoint, on the CPU.
+
+        Raises:
+            RunFolderError: it is absent, cut short, altered, or another program's.
+        """
+        folder = self.folder / which
+        return _read_part(folder, _read_manifest(folder), "model")
+
+    def position(self, which: Literal["best", "last"]) -> Position:
+        """Where training stood when the checkpoint was written.
+
+        Raises:
+            RunFolderError: it is absent, cut short, or another program's.
+        """
+        folder = self.folder / which
+        return _read_position(folder, _read_manifest(folder))
+
+
+def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
+    """Copy a checkpoint's tensors into a model.
+
+    Raises:
+        RunFolderError: names or shapes differ; the message shows the first that does.
+    """
+    ours = model.state_dict()
+    for name in [*ours, *tensors]:
+        if name not in tensors or name not in ours or ours[name].shape != tensors[name].shape:
+            raise RunFolderError(
+                f"{source} does not fit the model: {name} is {_shape(ours, name)} in the model "
+                f"and {_shape(tensors, name)} in the checkpoint"
+            )
+    model.load_state_dict(tensors)
+
+
+def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
+    """An optimizer's `state_dict` as tensors named 'parameter:quantity' (hyper-parameters are not state).
+
+    Raises:
+        ArgumentError: a parameter's state is not made of tensors, or the parameters have no names.
+    """
+    names = _parameter_names(state)
+    flat = {f"{names[i]}:{key}": value for i, entry in state["state"].items() for key, value in entry.items()}
+    for key, value in flat.items():
+        if not isinstance(value, Tensor):
+            raise ArgumentError(f"optimizer state {key} is {type(value).__name__}, expected a tensor")
+    return flat
+
+
+def unflatten_optimizer(tensors: Tensors, current: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
+    """The `state_dict` that `flatten_optimizer` took, with the hyper-parameters of `current`.
+
+    Raises:
+        RunFolderError: the tensors belong to parameters that this optimizer does not have.
+    """
+    indices = {name: index for index, name in _parameter_names(current).items()}
+    state: dict[int, Tensors] = {}
+    for key, value in tensors.items():
+        name, _, quantity = key.rpartition(":")
+        if name not in indices:
+            raise RunFolderError(f"{source} does not fit the optimizer: it has state for {name or key}")
+        state.setdefault(indices[name], {})[quantity] = value
+    return {"state": state, "param_groups": current["param_groups"]}
+
+
+def _parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
+    groups = state["param_groups"]
+    if any("param_names" not in group for group in groups):
+        raise ArgumentError("the optimizer's parameters need names: give it (name, parameter) pairs")
+    return {i: name for group in groups for i, name in zip(group["params"], group["param_names"], strict=True)}
+
+
+def _write_checkpoint(folder: Path, parts: Mapping[str, Mapping[str, Tensor]], position: Position) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {name: _write_part(folder, name, tensors) for name, tensors in parts.items()}
+    write_json(folder / "checkpoint.json", {"format": FORMAT, "position": asdict(position), "files": files})
+    kept = {entry["name"] for entry in files.values()}
+    for path in _tensor_files(folder):
+        if path.name not in kept:
+            path.unlink(missing_ok=True)
+
+
+def _tensor_files(folder: Path) -> Iterator[Path]:
+    """Our tensor files, and the temporary ones that a killed process left."""
+    yield from folder.glob("*.safetensors")
+    yield from folder.glob(".*.tmp")
+
+
+def _write_part(folder: Path, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write one file of tensors. Its name holds its checksum: equal names have equal content."""
+    safetensors = _safetensors()
+    owners, aliases = _without_aliases(tensors)
+    content = safetensors.save({name: value.detach().cpu().contiguous() for name, value in owners.items()})
+    checksum = f"{zlib.crc32(content):08x}"
+    name = f"{part}-{checksum}.safetensors"
+    write_atomically(folder / name, content)
+    return {"name": name, "bytes": len(content), "crc32": checksum, "aliases": aliases}
+
+
+def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, str]]:
+    """Tied weights are stored once: the tensors under their first names, and other name -> first name."""
+    first: dict[object, str] = {}
+    owners: Tensors = {}
+    aliases: dict[str, str] = {}
+    for name, value in tensors.items():
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
+        if place in first:
+            aliases[name] = first[place]
+        else:
+            first[place] = name
+            # A view into another tensor's storage would be refused as shared: it gets its own.
+            whole = value.untyped_storage().nbytes() == value.nbytes
+            owners[name] = value if whole else value.clone()
+    return owners, aliases
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    if not (folder / "checkpoint.json").is_file():
+        raise RunFolderError(f"no checkpoint at {folder}: expected a checkpoint.json there; train first")
+    manifest = read_json(folder / "checkpoint.json")
+    if manifest.get("format") != FORMAT or not isinstance(manifest.get("files"), dict):
+        raise RunFolderError(
+            f"{folder / 'checkpoint.json'} is not a checkpoint that this version reads: "
+            f"expected format {FORMAT}, got {manifest.get('format')!r}"
+        )
+    return manifest
+
+
+def _read_position(folder: Path, manifest: dict[str, Any]) -> Position:
+    position, expected = manifest.get("position"), {field.name for field in fields(Position)}
+    if not isinstance(position, dict) or set(position) != expected:
+        raise RunFolderError(f"{folder / 'checkpoint.json'}: the position has not the fields {sorted(expected)}")
+    return Position(**position)
+
+
+def _read_part(folder: Path, manifest: dict[str, Any], part: str) -> Tensors:
+    entry = manifest["files"].get(part)
+    if not isinstance(entry, dict) or not {"name", "bytes", "crc32", "aliases"} <= set(entry):
+        raise RunFolderError(f"the checkpoint at {folder} holds no {part}")
+    path = folder / Path(str(entry["name"])).name  # a name, whatever a foreign file says
+    content = _read_checked(path, entry)
+    safetensors = _safetensors()
+    from safetensors import SafetensorError
+
+    try:
+        tensors: Tensors = safetensors.load(content)
+    except SafetensorError as error:
+        raise RunFolderError(f"{path} is not a safetensors file ({error})") from None
+    return tensors | {alias: tensors[owner] for alias, owner in entry["aliases"].items()}
+
+
+def _read_checked(path: Path, entry: dict[str, Any]) -> bytes:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing, and the checkpoint needs it") from None
+    if len(content) != entry["bytes"]:
+        raise RunFolderError(f"{path} has {len(content)} bytes, expected {entry['bytes']}: it was cut short")
+    if f"{zlib.crc32(content):08x}" != entry["crc32"]:
+        raise RunFolderError(f"{path} was altered: its checksum is not the one written with it")
+    return content
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
+    return str(tuple(tensors[name].shape)) if name in tensors else "absent"
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise MissingExtraError("safetensors", extra="text") from None
+    return safetensors.torch

@@ -1,0 +1,377 @@
+"""The training loop. It knows batches, a loss and an optimizer, and nothing of attention or text."""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, DataError, NonFiniteError
+from regard.training.checkpoints import (
+    Checkpoints,
+    Position,
+    TrainingState,
+    fill_model,
+    flatten_optimizer,
+    unflatten_optimizer,
+)
+from regard.training.events import Callback, Event, Finished, Saved, Started, Stepped, Validated
+from regard.training.interrupts import StopWish, TrainingInterrupted, listening
+from regard.training.losses import LossSum
+from regard.training.meter import Meter
+from regard.training.random_state import get_random_state, set_random_state
+from regard.training.schedules import Schedule
+
+B = TypeVar("B")
+
+
+class BatchSize(NamedTuple):
+    """How large a batch is: its tokens, and its places including padding."""
+
+    tokens: int
+    places: int
+
+
+class Batches(Protocol[B]):
+    """Training data in an order that depends on nothing but the epoch."""
+
+    def epoch(self, epoch: int, start: int) -> Iterator[B]:
+        """This rank's batches of a pass over the data from index `start` on; every rank has as many."""
+        ...
+
+    def size(self, batch: B) -> BatchSize:
+        """How large a batch is."""
+        ...
+
+
+Loss = Callable[[nn.Module, Any], LossSum]
+Validate = Callable[[], Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitConfig:
+    """When to stop, validate and save."""
+
+    steps: int = 10_000
+    """Updates to make in all."""
+    accumulate: int = 1
+    """Batches whose gradients are summed for one update."""
+    clip_norm: float = 1.0
+    """Gradients longer than this are shortened to it; 0 leaves them."""
+    validate_every: int = 500
+    """Steps between two validations."""
+    save_every: int = 500
+    """Steps between two checkpoints."""
+    log_every: int = 20
+    """Steps between two reports."""
+    patience: int = 0
+    """Validations without a lower loss before training ends; 0 never ends it early."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges once."""
+        for name in ("steps", "accumulate", "validate_every", "save_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.clip_norm < 0 or self.patience < 0:
+            raise ArgumentError(f"clip_norm and patience must be 0 or more, got {self.clip_norm}, {self.patience}")
+
+
+def fit(
+    model: nn.Module,
+    batches: Batches[Any],
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    schedule: Schedule,
+    *,
+    config: FitConfig,
+    fabric: Any,
+    validate: Validate | None = None,
+    checkpoints: Checkpoints | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Position:
+    """Train a model in place, from the last checkpoint if there is one.
+
+    An update uses the gradient of (sum of the losses) / (number of tokens), both over all accumulated
+    batches and all ranks, so that how a batch is cut over steps and ranks changes nothing but rounding.
+
+    Args:
+        model: trained in place; moved to the device of `fabric`.
+        batches: this rank's share of the data.
+        loss: summed loss and count of one batch; must call the model it is given.
+        optimizer: over the model's parameters, given as (name, parameter) pairs.
+        schedule: the learning rate as a function of the step, counted from 1.
+        config: when to stop, validate and save.
+        fabric: a launched `lightning_fabric.Fabric`.
+        validate: scores the model (in evaluation mode, without gradients); its "loss" decides what is best.
+        checkpoints: where best and last are kept, and resumed from.
+        callbacks: called with every event, on rank 0 only.
+
+    Returns:
+        Where training ended.
+
+    Raises:
+        NonFiniteError: the loss or the gradient is NaN or infinite; names the step and the batches.
+        TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
+        RunFolderError: the last checkpoint cannot be read or does not fit.
+        OSError: a checkpoint could not be written; the one before is still there.
+    """
+    wrapped, _ = fabric.setup(model, optimizer)
+    # The wrapper of the optimizer keeps the groups it saw first, so the bare one is used.
+    run = _Run(wrapped, model, batches, loss, optimizer, schedule, config, fabric, validate, checkpoints, callbacks)
+    run.resume()
+    with listening() as wish:
+        return run.train(wish)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What a step adds up over its batches and all ranks."""
+
+    loss: float
+    count: float
+    tokens: float
+    places: float
+    stop_signal: float
+
+
+@dataclass
+class _Run:
+    """One call of `fit`: what was passed in, and where it stands."""
+
+    wrapped: nn.Module
+    model: nn.Module
+    batches: Batches[Any]
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    config: FitConfig
+    fabric: Any
+    validate: Validate | None
+    checkpoints: Checkpoints | None
+    callbacks: Sequence[Callback]
+    position: Position = field(default_factory=Position)
+    meter: Meter = field(default_factory=Meter)
+    saved_step: int = -1
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def train(self, wish: StopWish) -> Position:
+        self.tell(Started(step=self.position.step, total_steps=self.config.steps))
+        self.meter = Meter()
+        self.model.train()
+        reason = self.why_finished()
+        for group in self.groups() if reason is None else ():
+            sums, norm = self.update(group, wish)
+            self.advance(group, sums)
+            if self.due(self.config.log_every):
+                self.report(norm)
+            self.validate_and_save()
+            reason = self.why_finished()
+            if reason is not None:
+                break
+            if sums.stop_signal:
+                self.save_last()
+                raise TrainingInterrupted(self.position.step, wish.signal or signal.SIGINT)
+        assert reason is not None
+        self.close(reason)
+        return self.position
+
+    def groups(self) -> Iterator["_Group"]:
+        """The data from where we stand, pass after pass, in groups of one update each."""
+        epoch, start = self.position.epoch, self.position.batch
+        while True:
+            found = False
+            for group in _grouped(self.batches.epoch(epoch, start), self.config.accumulate, epoch, start):
+                found = True
+                yield group
+            if not found and start == 0:
+                raise DataError("there is no batch to train on: every pair was left out, or there are none")
+            epoch, start = epoch + 1, 0
+
+    def update(self, group: "_Group", wish: StopWish) -> tuple[_Sums, float]:
+        """Add up the gradients of a group of batches over all ranks, and make one step with their mean."""
+        sums = self.accumulate(group, wish)
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
+        # Distributed training leaves the mean over ranks: times their number it is the sum again.
+        scale = self.fabric.world_size / max(sums.count, 1.0)
+        norm = float(torch.nn.utils.get_total_norm(gradients)) * scale
+        self.check_finite(sums.loss, norm, group)
+        clip = self.config.clip_norm
+        shorten = clip / norm if 0 < clip < norm else 1.0
+        torch._foreach_mul_(gradients, scale * shorten)
+        for parameters_of_a_kind in self.optimizer.param_groups:
+            parameters_of_a_kind["lr"] = self.schedule(self.position.step + 1)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return sums, norm
+
+    def accumulate(self, group: "_Group", wish: StopWish) -> _Sums:
+        totals = torch.zeros(5, dtype=torch.float64)
+        for index, batch in enumerate(group.batches):
+            last = index == len(group.batches) - 1
+            size = self.batches.size(batch)
+            with self.fabric.no_backward_sync(self.wrapped, enabled=not last):
+                loss = self.loss(self.wrapped, self.fabric.to_device(batch))
+                self.fabric.backward(loss.total)
+            totals += torch.tensor([loss.total.item(), loss.count.item(), *size, 0.0], dtype=torch.float64)
+        totals[4] = wish.signal
+        summed = self.fabric.all_reduce(totals, reduce_op="sum") if self.fabric.world_size > 1 else totals
+        return _Sums(*summed.tolist())
+
+    def check_finite(self, loss: float, norm: float, group: "_Group") -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's length is {norm}"
+        first, last = group.start, group.start + len(group.batches) - 1
+        where = f"batch {first}" if first == last else f"batches {first} to {last}"
+        raise NonFiniteError(
+            f"{what} at step {self.position.step + 1} (epoch {group.epoch}, {where}); "
+            "lower the learning rate, or look at that batch; the last checkpoint is untouched"
+        )
+
+    def advance(self, group: "_Group", sums: _Sums) -> None:
+        self.meter.add(sums.tokens, sums.places)
+        self.position = replace(
+            self.position,
+            step=self.position.step + 1,
+            epoch=group.epoch,
+            batch=group.start + len(group.batches),
+            loss_total=self.position.loss_total + sums.loss,
+            loss_count=self.position.loss_count + int(sums.count),
+        )
+
+    def due(self, every: int) -> bool:
+        return self.position.step % every == 0 or self.position.step == self.config.steps
+
+    def why_finished(self) -> Literal["steps", "patience"] | None:
+        if self.position.step >= self.config.steps:
+            return "steps"
+        return "patience" if 0 < self.config.patience <= self.position.patience_used else None
+
+    def close(self, reason: Literal["steps", "patience"]) -> None:
+        self.save_last()
+        self.tell(Finished(step=self.position.step, reason=reason))
+
+    # -- validation and checkpoints ------------------------------------------------------------
+
+    def validate_and_save(self) -> None:
+        began = time.perf_counter()
+        if self.validate is not None and self.due(self.config.validate_every):
+            self.run_validation(self.validate)
+        if self.due(self.config.save_every):
+            self.save_last()
+        self.meter.pause(time.perf_counter() - began)
+
+    def run_validation(self, validate: Validate) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            metrics = validate()
+        self.model.train()
+        value = metrics["loss"]
+        if not math.isfinite(value):
+            raise NonFiniteError(f"the validation loss is {value} at step {self.position.step}")
+        is_best = self.position.best_value is None or value < self.position.best_value
+        self.position = (
+            replace(self.position, best_value=value, best_step=self.position.step, patience_used=0)
+            if is_best
+            else replace(self.position, patience_used=self.position.patience_used + 1)
+        )
+        used = self.position.patience_used
+        self.tell(Validated(step=self.position.step, metrics=metrics, is_best=is_best, patience_used=used))
+        if is_best:  # before the last checkpoint, which says that this one exists
+            self.save_best()
+
+    def save_best(self) -> None:
+        if self.checkpoints is None:
+            return
+        if self.fabric.is_global_zero:
+            self.checkpoints.save_best(self.model.state_dict(), self.position)
+        self.fabric.barrier()
+        self.tell(Saved(step=self.position.step, which="best"))
+
+    def save_last(self) -> None:
+        if self.checkpoints is None or self.saved_step == self.position.step:
+            return
+        random = self.gather_random_states()
+        if self.fabric.is_global_zero:
+            optimizer = flatten_optimizer(self.optimizer.state_dict())
+            state = TrainingState(self.model.state_dict(), optimizer, random, self.position)
+            self.checkpoints.save_last(state)
+        self.fabric.barrier()
+        self.saved_step = self.position.step
+        self.tell(Saved(step=self.position.step, which="last"))
+
+    def gather_random_states(self) -> dict[str, Tensor]:
+        """The random states of all ranks, stacked in the order of the ranks."""
+        state = get_random_state(self.fabric.device)
+        return {name: self.stack_over_ranks(value) for name, value in state.items()}
+
+    def stack_over_ranks(self, value: Tensor) -> Tensor:
+        """A tensor of every rank, stacked on the CPU."""
+        if self.fabric.world_size == 1:
+            return value[None]
+        here = value.to(self.fabric.device)
+        parts = [torch.empty_like(here) for _ in range(self.fabric.world_size)]
+        torch.distributed.all_gather(parts, here)  # fabric's own goes through a deprecated function
+        return torch.stack(parts).cpu()
+
+    def resume(self) -> None:
+        """Go back to the last checkpoint, if there is one."""
+        if self.checkpoints is None or not self.checkpoints.has("last"):
+            return
+        state, source = self.checkpoints.load_last(), self.checkpoints.folder / "last"
+        fill_model(self.model, state.model, source=source)
+        self.optimizer.load_state_dict(unflatten_optimizer(state.optimizer, self.optimizer.state_dict(), source=source))
+        self.position, self.saved_step = state.position, state.position.step
+        # Another number of ranks cannot go on with the same random numbers: it keeps its seed's.
+        if len(state.random["torch"]) == self.fabric.world_size:
+            mine = {name: value[self.fabric.global_rank] for name, value in state.random.items()}
+            set_random_state(mine, self.fabric.device)
+
+    # -- telling ---------------------------------------------------------------------------------
+
+    def report(self, norm: float) -> None:
+        speed, padding, seconds = self.meter.read()
+        self.tell(
+            Stepped(
+                step=self.position.step,
+                epoch=self.position.epoch,
+                loss=self.position.loss_total / max(self.position.loss_count, 1),
+                learning_rate=self.schedule(self.position.step),
+                gradient_norm=norm,
+                tokens_per_second=speed,
+                padding_share=padding,
+                seconds_left=seconds * (self.config.steps - self.position.step),
+            )
+        )
+        self.position = replace(self.position, loss_total=0.0, loss_count=0)
+
+    def tell(self, event: Event) -> None:
+        if self.fabric.is_global_zero:
+            for callback in self.callbacks:
+                callback(event)
+
+
+class _Group(NamedTuple):
+    """The batches of one update, and where they stand in the data."""
+
+    epoch: int
+    start: int
+    batches: list[Any]
+
+
+def _grouped(batches: Iterator[Any], size: int, epoch: int, start: int) -> Iterator[_Group]:
+    """Groups of `size` batches; the last of a pass may be shorter."""
+    group: list[Any] = []
+    for batch in batches:
+        group.append(batch)
+        if len(group) == size:
+            yield _Group(epoch, start, group)
+            start, group = start + size, []
+    if group:
+        yield _Group(epoch, start, group)

@@ -1,0 +1,85 @@
+"""How good translations are. Every score is between 0 and 100, and higher is better."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from regard.errors import ArgumentError, MissingExtraError
+
+
+class Score(NamedTuple):
+    """A score in 0..100 and the signature that says exactly how it was computed."""
+
+    value: float
+    signature: str
+
+
+def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """The percentage (0..100) of hypotheses that equal their reference, character for character.
+
+    Raises:
+        ArgumentError: the numbers of hypotheses and references differ, or there are none.
+
+    >>> exact_match(["a", "b", "c", "d"], ["a", "b", "c", "x"])
+    75.0
+    """
+    _check_counts(hypotheses, references)
+    equal = sum(ours == theirs for ours, theirs in zip(hypotheses, references, strict=True))
+    return 100.0 * equal / len(references)
+
+
+def bleu(hypotheses: Sequence[str], *references: Sequence[str]) -> Score:
+    """Corpus BLEU (0..100) of sacrebleu, on plain text with its standard tokenisation (13a).
+
+    Args:
+        hypotheses: one translation a sentence, as plain text.
+        references: one or more sets of reference translations, each in the order of the hypotheses.
+
+    Raises:
+        ArgumentError: the numbers of hypotheses and references differ, or there are none.
+        MissingExtraError: sacrebleu is not installed.
+
+    Source: Papineni et al. 2002; Post 2018 (arXiv 1804.08771).
+
+    >>> bleu(["the cat sat on the mat"], ["the cat sat on the mat"]).value
+    100.0
+    """
+    _check_counts(hypotheses, *references)
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError:
+        raise MissingExtraError("sacrebleu", extra="text") from None
+    metric = BLEU()
+    score = metric.corpus_score(list(hypotheses), [list(one) for one in references]).score
+    return Score(min(score, 100.0), str(metric.get_signature()))  # its geometric mean ends at 100.00000000000004
+
+
+def chrf(hypotheses: Sequence[str], *references: Sequence[str]) -> Score:
+    """Corpus chrF (0..100) of sacrebleu: the F2 score of character n-grams up to 6.
+
+    Args:
+        hypotheses: one translation a sentence, as plain text.
+        references: one or more sets of reference translations, each in the order of the hypotheses.
+
+    Raises:
+        ArgumentError: the numbers of hypotheses and references differ, or there are none.
+        MissingExtraError: sacrebleu is not installed.
+
+    Source: Popović 2015 (W15-3049).
+
+    >>> chrf(["2026-11-21"], ["2026-11-21"]).value
+    100.0
+    """
+    _check_counts(hypotheses, *references)
+    try:
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError:
+        raise MissingExtraError("sacrebleu", extra="text") from None
+    metric = CHRF()
+    score = metric.corpus_score(list(hypotheses), [list(one) for one in references]).score
+    return Score(min(score, 100.0), str(metric.get_signature()))
+
+
+def _check_counts(hypotheses: Sequence[str], *references: Sequence[str]) -> None:
+    counts = [len(one) for one in references]
+    if not references or not hypotheses or any(count != len(hypotheses) for count in counts):
+        raise ArgumentError(f"one reference a hypothesis needed, got {len(hypotheses)} hypotheses and {counts}")

@@ -1,0 +1,72 @@
+"""Learning rates as functions of the step: no object, no state, so a resumed run cannot disagree with itself.
+
+Steps count from 1: the first update of the parameters is step 1.
+"""
+
+import math
+from collections.abc import Callable
+
+from regard.errors import ArgumentError
+
+Schedule = Callable[[int], float]
+
+
+def constant(peak: float) -> Schedule:
+    """The same rate at every step.
+
+    >>> constant(0.1)(1_000)
+    0.1
+    """
+    return lambda step: peak
+
+
+def inverse_square_root(peak: float, warmup_steps: int) -> Schedule:
+    """Rise in a straight line to `peak`, then fall with the square root of the step.
+
+    rate(n) = peak * min(n / warmup, sqrt(warmup / n))
+
+    Raises:
+        ArgumentError: `warmup_steps` is less than 1.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), section 5.3; there peak = (dim * warmup) ** -0.5.
+
+    >>> rate = inverse_square_root(1.0, warmup_steps=100)
+    >>> rate(50), rate(100), rate(400)
+    (0.5, 1.0, 0.5)
+    """
+    _check_warmup(warmup_steps, at_least=1)
+    return lambda step: peak * min(step / warmup_steps, math.sqrt(warmup_steps / step))
+
+
+def cosine(peak: float, warmup_steps: int, total_steps: int) -> Schedule:
+    """Rise in a straight line to `peak`, then fall along half a cosine to 0 at `total_steps`, and stay there.
+
+    rate(n) = peak * (1 + cos(pi * (n - warmup) / (total - warmup))) / 2   for warmup <= n <= total
+
+    Raises:
+        ArgumentError: `warmup_steps` is negative or not less than `total_steps`.
+
+    Source: Loshchilov and Hutter 2017 (arXiv 1608.03983), equation 5, without restarts.
+
+    >>> rate = cosine(1.0, warmup_steps=10, total_steps=110)
+    >>> rate(5), rate(10), round(rate(60), 6), rate(110)
+    (0.5, 1.0, 0.5, 0.0)
+    """
+    _check_warmup(warmup_steps, at_least=0)
+    if warmup_steps >= total_steps:
+        raise ArgumentError(
+            f"a cosine needs more steps than its warm-up, got {warmup_steps} warm-up steps of {total_steps}"
+        )
+
+    def rate(step: int) -> float:
+        if step < warmup_steps:
+            return peak * step / warmup_steps
+        done = min((step - warmup_steps) / (total_steps - warmup_steps), 1.0)
+        return peak * (1 + math.cos(math.pi * done)) / 2
+
+    return rate
+
+
+def _check_warmup(warmup_steps: int, *, at_least: int) -> None:
+    if warmup_steps < at_least:
+        raise ArgumentError(f"warmup_steps must be at least {at_least}, got {warmup_steps}")

@@ -1,0 +1,21 @@
+"""Attention on paper and on screen: heatmaps with matplotlib, and a page that opens in any browser."""
+
+from regard.views.heatmap import Panel as Panel
+from regard.views.heatmap import head_panels as head_panels
+from regard.views.heatmap import heatmap as heatmap
+from regard.views.heatmap import heatmap_grid as heatmap_grid
+from regard.views.page import Example as Example
+from regard.views.page import Map as Map
+from regard.views.page import page as page
+from regard.views.page import save_page as save_page
+
+__all__ = [
+    "Example",
+    "Map",
+    "Panel",
+    "head_panels",
+    "heatmap",
+    "heatmap_grid",
+    "page",
+    "save_page",
+]

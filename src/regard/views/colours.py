@@ -1,0 +1,65 @@
+"""One ramp of colours for every view, from no weight to all of it, in even steps of lightness.
+
+Made in OKLCH (Björn Ottosson, "A perceptual color space for image processing", 2020,
+https://bottosson.github.io/posts/oklab/): lightness falls linearly with the weight, so that equal
+differences of weight look equally large, in print and to a colour-blind reader too.
+"""
+
+from math import cos, pi, sin
+
+STEPS = 256
+
+
+def ramp(*, dark: bool = False, steps: int = STEPS) -> list[tuple[float, float, float]]:
+    """The colours of weights from 0 to 1 as sRGB triples in 0..1.
+
+    Args:
+        dark: for a dark background: the ramp starts near black and rises.
+        steps: number of colours, at least 2.
+
+    >>> [round(channel, 2) for channel in ramp(steps=2)[0]]
+    [0.97, 0.98, 0.99]
+    """
+    first, last = ((0.26, 0.02, 275), (0.94, 0.06, 200)) if dark else ((0.985, 0.004, 250), (0.24, 0.11, 285))
+    shares = [step / (steps - 1) for step in range(steps)]
+    return [_colour(share, first, last) for share in shares]
+
+
+def hex_ramp(*, dark: bool = False, steps: int = STEPS) -> list[str]:
+    """The same colours as "#rrggbb".
+
+    >>> hex_ramp(steps=3)[1]
+    '#587ce7'
+    """
+    return [
+        "#" + "".join(f"{round(255 * channel):02x}" for channel in colour) for colour in ramp(dark=dark, steps=steps)
+    ]
+
+
+def _colour(
+    share: float, first: tuple[float, float, float], last: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    lightness, chroma, hue = (a + (b - a) * share for a, b in zip(first, last, strict=True))
+    # The ends are nearly grey; the middle may be vivid, as far as sRGB reaches at its lightness.
+    chroma += 0.11 * sin(pi * share)
+    while max(_rgb(lightness, chroma, hue)) > 1 or min(_rgb(lightness, chroma, hue)) < 0:
+        chroma *= 0.995
+    red, green, blue = (_gamma(channel) for channel in _rgb(lightness, chroma, hue))
+    return red, green, blue
+
+
+def _rgb(lightness: float, chroma: float, hue: float) -> tuple[float, float, float]:
+    """Linear sRGB of an OKLCH colour; outside 0..1 where the screen cannot show it."""
+    a, b = chroma * cos(hue * pi / 180), chroma * sin(hue * pi / 180)
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    return (
+        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
+    )
+
+
+def _gamma(channel: float) -> float:
+    return 12.92 * channel if channel <= 0.0031308 else 1.055 * channel ** (1 / 2.4) - 0.055

@@ -1,0 +1,127 @@
+"""Batches: every pair once, within the budget, the same for any number of ranks, little padding."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from regard.errors import ArgumentError
+from regard.text.batches import collate, padding_share, plan_batches
+from regard.text.tokenizers import BOS, EOS, PAD
+
+length = st.one_of(st.integers(0, 30), st.sampled_from([0, 30]))
+lengths = st.lists(st.tuples(length, length), min_size=1, max_size=200)
+sentence = st.lists(st.integers(4, 99), max_size=7)
+
+
+def planned(pairs: list[tuple[int, int]], **changes: int) -> list[np.ndarray]:
+    source, target = np.array(pairs, np.int32).T
+    return plan_batches(source, target, **({"max_tokens": 128, "seed": 3, "epoch": 0} | changes))
+
+
+@given(lengths, st.integers(62, 500), st.integers(0, 5))
+@example([(30, 30)] * 2 + [(1, 1)] * 20, 128, 0)  # few long pairs, then a last batch of many short ones
+@example([(5, 1)] * 10 + [(2, 30)] * 2, 80, 0)  # a last batch with longer targets than the one before
+def test_every_pair_is_in_one_batch_and_no_batch_exceeds_the_budget(
+    pairs: list[tuple[int, int]], max_tokens: int, epoch: int
+) -> None:
+    batches = planned(pairs, max_tokens=max_tokens, epoch=epoch)
+    assert sorted(np.concatenate(batches)) == list(range(len(pairs)))
+    source, target = np.array(pairs).T + 1
+    for batch in batches:
+        assert len(batch) * (source[batch].max() + target[batch].max()) <= max_tokens
+
+
+@given(lengths, st.integers(2, 4), st.integers(0, 3))
+def test_ranks_share_the_batches_of_one_rank(pairs: list[tuple[int, int]], world_size: int, epoch: int) -> None:
+    budget = 62 * world_size * 2  # room for enough pairs of the longest, in the last two batches too
+    pairs = pairs * world_size
+    whole = planned(pairs, epoch=epoch, max_tokens=budget)
+    shares = [
+        planned(pairs, epoch=epoch, max_tokens=budget, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
+    assert {len(share) for share in shares} == {len(whole)}
+    for k, batch in enumerate(whole):
+        assert sorted(np.concatenate([share[k] for share in shares])) == sorted(batch)
+        sizes = [len(share[k]) for share in shares]
+        assert 0 < max(sizes) <= min(sizes) + 1
+
+
+def many(count: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Lengths as sentences have them: log-normal, the target's like the source's."""
+    generator = np.random.default_rng(seed)
+    source = np.exp(generator.normal(2.5, 0.5, count))
+    return list(
+        zip((source + 1).astype(int), (source * generator.uniform(0.7, 1.5, count) + 1).astype(int), strict=True)
+    )
+
+
+def test_a_plan_is_a_function_of_its_arguments() -> None:
+    pairs = many(2_000)
+    again = [batch.tolist() for batch in planned(pairs, max_tokens=512)]
+    np.random.seed(1)
+    torch.manual_seed(1)
+    assert [batch.tolist() for batch in planned(pairs, max_tokens=512)] == again
+    for change in ({"seed": 4}, {"epoch": 1}):
+        assert [batch.tolist() for batch in planned(pairs, max_tokens=512, **change)] != again
+
+
+def test_batches_come_in_random_order_and_pairs_meet_others_in_each_epoch() -> None:
+    pairs = many(5_000)
+    first, second = (planned(pairs, max_tokens=512, epoch=epoch) for epoch in (0, 1))
+    mean_lengths = [np.mean([pairs[i][0] for i in batch]) for batch in first]
+    assert abs(np.corrcoef(mean_lengths, np.arange(len(first)))[0, 1]) < 0.3
+    company = [{frozenset((a, b)) for batch in plan for a in batch for b in batch if a < b} for plan in (first, second)]
+    assert len(company[0] & company[1]) < 0.6 * len(company[0])
+
+
+@pytest.mark.parametrize("max_tokens", [1024, 2048, 4096])
+def test_padding_is_under_eight_percent(max_tokens: int) -> None:
+    pairs = many(30_000)
+    source, target = np.array(pairs).T + 1
+    plan = planned(pairs, max_tokens=max_tokens)
+    places = sum(len(batch) * (source[batch].max() + target[batch].max()) for batch in plan)
+    assert 1 - (source.sum() + target.sum()) / places < 0.08
+    assert 0.9 * max_tokens < places / len(plan) <= max_tokens
+
+
+def test_the_last_batch_is_no_rest() -> None:
+    """Twelve pairs of 20 tokens and room for eleven: six and six, not eleven and one."""
+    assert sorted(map(len, planned([(9, 9)] * 12, max_tokens=220))) == [6, 6]
+
+
+def test_pairs_and_ranks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="max_tokens=20, but pair 1 has 11 source and 10 target"):
+        planned([(3, 3), (10, 9)], max_tokens=20)
+    with pytest.raises(ArgumentError, match="smallest batch has 1 pairs"):
+        planned([(9, 9)] * 3, max_tokens=20, world_size=2)
+    with pytest.raises(ArgumentError, match="rank 2 to be one of 2"):
+        planned([(9, 9)] * 3, rank=2, world_size=2)
+    with pytest.raises(ArgumentError, match="got none"):
+        plan_batches(np.zeros(0, np.int32), np.zeros(0, np.int32), max_tokens=9, seed=0, epoch=0)
+
+
+@given(st.lists(st.tuples(sentence, sentence), min_size=1, max_size=6))
+def test_a_batch_holds_its_sentences(pairs: list[tuple[list[int], list[int]]]) -> None:
+    sources, targets = zip(*pairs, strict=True)
+    batch = collate(sources, [np.array(target, np.uint16) for target in targets])
+    assert {tensor.dtype for tensor in batch} == {torch.int64}
+    assert batch.source.shape == (len(pairs), max(map(len, sources)) + 1)
+    assert batch.target_input.shape == batch.target_output.shape == (len(pairs), max(map(len, targets)) + 1)
+    for row, (source, target) in enumerate(pairs):
+        n, m = batch.source_lengths[row], batch.target_lengths[row]
+        assert batch.source[row, :n].tolist() == [*source, EOS]
+        assert batch.target_output[row, :m].tolist() == [*target, EOS]
+        assert batch.target_input[row, :m].tolist() == [BOS, *target]
+        for padding in (batch.source[row, n:], batch.target_output[row, m:], batch.target_input[row, m:]):
+            assert set(padding.tolist()) <= {PAD}
+    kept = int((batch.source != PAD).sum() + (batch.target_output != PAD).sum())
+    assert batch.tokens == kept
+    assert padding_share([batch, batch]) == pytest.approx(1 - kept / batch.padded_tokens)
+
+
+def test_batches_of_nothing_or_of_unequal_sides_are_refused() -> None:
+    for sources, targets in (([], []), ([[5]], [[5], [6]])):
+        with pytest.raises(ArgumentError, match=f"got {len(sources)} and {len(targets)}"):
+            collate(sources, targets)

@@ -1,0 +1,135 @@
+"""The token store: what was put in comes out, from files that are whole and fit the tokenizers."""
+
+import pickle
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.text import store as store_module
+from regard.text.store import TokenStore
+from regard.text.tokenizers import ByteLevelBPE, Characters, Tokenizer
+
+SOURCE, TARGET = ByteLevelBPE(vocab_size=300).train(["the cat"]), Characters().train(["die Katze"])
+PAIRS = [("the cat", "die Katze"), ("", "K"), ("日本", "?" * 300), ("the", "")]
+
+
+def built(path: Path) -> TokenStore:
+    return TokenStore.build(path, PAIRS, SOURCE, TARGET)
+
+
+@settings(max_examples=20)
+@given(pairs=st.lists(st.tuples(st.text(), st.text())), chunk=st.integers(1, 5))
+def test_what_goes_in_comes_out(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], chunk: int
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "tokens"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "CHUNK_PAIRS", chunk)
+        store = TokenStore.build(path, iter(pairs), SOURCE, TARGET)
+    assert len(store) == len(pairs)
+    assert [store.source(i).tolist() for i in range(len(store))] == [SOURCE.encode(source) for source, _ in pairs]
+    assert [store.target(i).tolist() for i in range(len(store))] == [TARGET.encode(target) for _, target in pairs]
+    assert store.source_lengths.tolist() == [len(SOURCE.encode(source)) for source, _ in pairs]
+    assert store.target_lengths.tolist() == [len(TARGET.encode(target)) for _, target in pairs]
+
+
+def test_a_file_is_opened_again_and_travels_to_other_processes(tmp_path: Path) -> None:
+    made = built(tmp_path / "tokens")
+    for store in (TokenStore.open(tmp_path / "tokens", SOURCE, TARGET), pickle.loads(pickle.dumps(made))):
+        assert [store.target(i).tolist() for i in range(4)] == [made.target(i).tolist() for i in range(4)]
+    assert len(pickle.dumps(made)) < 1000
+
+
+def test_tokens_are_mapped_read_only_and_small(tmp_path: Path) -> None:
+    tokens = built(tmp_path / "tokens").source(0)
+    assert tokens.dtype == np.uint16
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[0] = 1
+
+
+def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
+    every = [chr(n) for n in range(0x4E00, 0x4E00 + 20_000)] + [chr(n) for n in range(0x20000, 0x20000 + 46_000)]
+    large = Characters(vocab_size=100_000).train(every)
+    assert len(large) > 2**16
+    store = TokenStore.build(tmp_path / "tokens", [("".join(every), "K")], large, TARGET)
+    assert store.source(0).dtype == np.int32
+    assert store.source(0).tolist() == large.encode("".join(every))
+
+
+def test_other_tokenizers_are_refused(tmp_path: Path) -> None:
+    built(tmp_path / "tokens")
+    other = ByteLevelBPE(vocab_size=300).train(["a dog a dog"])
+    for tokenizers in ((other, TARGET), (SOURCE, other), (TARGET, SOURCE)):
+        with pytest.raises(RunFolderError, match="made with other tokenizers"):
+            TokenStore.open(tmp_path / "tokens", *tokenizers)
+
+
+def test_absent_foreign_and_cut_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    with pytest.raises(RunFolderError, match="no such file"):
+        TokenStore.open(path, SOURCE, TARGET)
+    with pytest.raises(RunFolderError, match="cannot map"):
+        TokenStore.open(tmp_path, SOURCE, TARGET)
+    whole = built(path)
+    content = path.read_bytes()
+    del whole
+    damaged = [
+        b"",
+        b"x",
+        b"x" * 1000,
+        content[:-1],
+        content[: len(content) // 2],
+        content[8:],
+        content[:-20] + content[-16:],
+    ]
+    for damage in damaged:
+        path.write_bytes(damage)
+        with pytest.raises(RunFolderError, match="delete it to have it made again"):
+            TokenStore.open(path, SOURCE, TARGET)
+
+
+def test_an_interrupted_build_leaves_the_older_file(tmp_path: Path) -> None:
+    built(tmp_path / "tokens")
+
+    def broken() -> Iterator[tuple[str, str]]:
+        yield PAIRS[0]
+        raise DataError("x:2: bad")
+
+    with pytest.raises(DataError, match="x:2"):
+        TokenStore.build(tmp_path / "tokens", broken(), SOURCE, TARGET)
+    assert len(TokenStore.open(tmp_path / "tokens", SOURCE, TARGET)) == len(PAIRS)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        built(tmp_path / "absent" / "tokens")
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_pairs_that_are_not_there_are_refused(tmp_path: Path, index: int) -> None:
+    store = built(tmp_path / "tokens")
+    for side in (store.source, store.target):
+        with pytest.raises(ArgumentError, match=f"0 to 3, got {index}"):
+            side(index)
+
+
+def peak_bytes(path: Path, count: int, tokenizer: Tokenizer) -> int:
+    tracemalloc.start()
+    TokenStore.build(path, (("die Katze", "die Katze") for _ in range(count)), tokenizer, tokenizer)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_building_takes_as_much_memory_for_a_large_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What grows are the lengths that the opened store holds: about 24 bytes a pair at their making."""
+    monkeypatch.setattr(store_module, "CHUNK_PAIRS", 100)
+    small, large = (peak_bytes(tmp_path / "tokens", count, TARGET) for count in (1_000, 20_000))
+    assert large - small < 40 * 19_000

@@ -1,0 +1,235 @@
+"""Tokenizers: nothing is lost, special tokens cannot be written by a user, files are checked."""
+
+import json
+import pickle
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from regard.errors import ArgumentError, DataError, MissingExtraError, RunFolderError
+from regard.text.labels import byte_values
+from regard.text.tokenizers import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    UNK,
+    ByteLevelBPE,
+    Characters,
+    Tokenizer,
+    Words,
+    recipe,
+)
+from regard.text.unicode import normalise
+
+CORPUS = ["the cat sat on the mat", "die Katze saß auf der Matte", "", "猫が座った", "<pad> <eos>"] * 20
+RECIPES = [ByteLevelBPE(vocab_size=320), Words(), Characters()]
+BPE, WORDS, CHARACTERS = TRAINED = [made.train(CORPUS) for made in RECIPES]
+each_kind = pytest.mark.parametrize("tokenizer", TRAINED, ids=["bpe", "words", "characters"])
+
+
+@given(st.text())
+@example("e\u0301\u0323")
+@example("\ufeff\u2028\x00\r\n \u202f")
+@example("\U0001f469\u200d\U0001f680 <pad>")
+def test_byte_level_text_comes_back_as_nfc(text: str) -> None:
+    assert BPE.decode(BPE.encode(text)) == unicodedata.normalize("NFC", text)
+
+
+@given(st.text(alphabet="thecatsonmat saßKz<pad>"))
+def test_characters_come_back(text: str) -> None:
+    assert CHARACTERS.decode(CHARACTERS.encode(text)) == text
+
+
+@given(st.lists(st.sampled_from(["the", "cat", "sat", "Katze", "猫が座った"]), max_size=8).map(" ".join))
+def test_known_words_come_back_with_their_spaces(text: str) -> None:
+    assert WORDS.decode(WORDS.encode(text)) == text
+
+
+@each_kind
+@given(text=st.text())
+@example(text="".join(SPECIAL_TOKENS))
+@example(text=" ".join(SPECIAL_TOKENS))
+def test_no_text_becomes_a_special_token(tokenizer: Tokenizer, text: str) -> None:
+    forbidden = {PAD, BOS, EOS} | ({UNK} if tokenizer is BPE else set())
+    assert not forbidden & set(tokenizer.encode(text))
+
+
+def test_names_of_special_tokens_in_the_training_text_do_not_merge_into_them() -> None:
+    tokenizer = ByteLevelBPE(vocab_size=400).train([*SPECIAL_TOKENS] * 100)
+    assert all(min(tokenizer.encode(name)) > UNK for name in SPECIAL_TOKENS)
+
+
+@each_kind
+@given(texts=st.lists(st.text(), max_size=5))
+def test_a_batch_gives_what_single_texts_give(tokenizer: Tokenizer, texts: list[str]) -> None:
+    ids = tokenizer.encode_batch(texts)
+    assert ids == [tokenizer.encode(text) for text in texts]
+    assert tokenizer.decode_batch(ids) == [tokenizer.decode(one) for one in ids]
+
+
+def test_two_ways_to_write_a_letter_are_one() -> None:
+    for tokenizer in TRAINED:
+        assert tokenizer.encode("Katze sa\u0301ß") == tokenizer.encode("Katze s\u00e1ß")
+
+
+@each_kind
+def test_decoding_drops_special_ids(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the cat")
+    assert tokenizer.decode([BOS, *ids, EOS, PAD, PAD]) == "the cat"
+    assert tokenizer.decode([]) == ""
+
+
+def test_unknown_tokens_print_as_a_replacement_character() -> None:
+    assert WORDS.decode(WORDS.encode("the dog sat, mat")) == "the � sat � mat"
+    assert CHARACTERS.decode(CHARACTERS.encode("the dog!")) == "the do��"
+    assert BPE.decode([UNK]) == ""
+
+
+def test_half_a_character_from_a_model_prints_as_a_replacement_character() -> None:
+    assert BPE.decode(BPE.encode("日")[:1]) == "�"
+
+
+@each_kind
+@pytest.mark.parametrize("wrong", [-1, 10_000])
+def test_ids_of_another_vocabulary_are_refused(tokenizer: Tokenizer, wrong: int) -> None:
+    for use in (tokenizer.decode, tokenizer.labels):
+        with pytest.raises(ArgumentError, match=f"0 to {len(tokenizer) - 1}, got .*{wrong}"):
+            use([5, wrong])
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    for use in (BPE.encode, lambda text: BPE.encode_batch([text]), lambda text: ByteLevelBPE().train([text])):
+        with pytest.raises(DataError, match="U\\+D83D\\) at character 3"):
+            use("ab\ud83d")
+
+
+@given(st.text(min_size=1))
+@example("日本")
+@example("a日\ufffd b")
+def test_labels_cover_all_tokens_in_order_and_spell_the_text(text: str) -> None:
+    ids = [*BPE.encode(text), EOS]
+    labels = BPE.labels(ids)
+    covered = [i for label in labels for i in range(label.pieces[0], label.pieces[1] + 1)]
+    assert covered == list(range(len(ids)))
+    assert labels[-1] == ("<eos>", (len(ids) - 1, len(ids) - 1))
+    for label, (first, last) in labels[:-1]:
+        piece = BPE.decode(ids[first : last + 1])
+        assert label == (piece.strip() or "␣")
+        assert "\ufffd" not in piece or "\ufffd" in text
+    assert "".join(BPE.decode(ids[a : b + 1]) for _, (a, b) in labels) == normalise(text)
+
+
+def test_labels_of_cut_characters_end_where_the_cut_is() -> None:
+    """The first two of the three bytes of a character, then the end: the end is never merged."""
+    plain = ByteLevelBPE(vocab_size=260).train(["a"])
+    labels = plain.labels([*plain.encode("日")[:2], EOS, *plain.encode("日")[:1]])
+    assert [tuple(label) for label in labels] == [("�", (0, 1)), ("<eos>", (2, 2)), ("�", (3, 3))]
+
+
+def test_labels_of_words_and_characters() -> None:
+    assert [label.text for label in WORDS.labels(WORDS.encode("the cat, dog"))] == ["the", "cat", "<unk>", "<unk>"]
+    assert [label.text for label in CHARACTERS.labels(CHARACTERS.encode("a t"))] == ["a", "␣", "t"]
+
+
+def test_the_byte_alphabet_is_the_one_of_the_library() -> None:
+    from tokenizers import pre_tokenizers
+
+    assert set(byte_values()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(byte_values().values()) == list(range(256))
+
+
+@each_kind
+def test_saved_and_loaded_and_pickled_it_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for copy in (Tokenizer.load(tmp_path / "tokenizer.json"), pickle.loads(pickle.dumps(tokenizer))):
+        text = "the cat <pad> 猫, Matte"
+        assert copy.encode(text) == tokenizer.encode(text)
+        assert copy.fingerprint() == tokenizer.fingerprint()
+        assert (len(copy), copy.labels([5, EOS])) == (len(tokenizer), tokenizer.labels([5, EOS]))
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_training_is_deterministic_and_fingerprints_tell_tokenizers_apart() -> None:
+    again = [made.train(iter(CORPUS)) for made in RECIPES]
+    assert [one.fingerprint() for one in again] == [one.fingerprint() for one in TRAINED]
+    assert len({one.fingerprint() for one in [*TRAINED, Characters().train(["x"])]}) == 4
+
+
+def test_a_file_that_is_not_our_tokenizer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(RunFolderError, match="No such file"):
+        Tokenizer.load(path)
+    with pytest.raises(RunFolderError, match="directory"):
+        Tokenizer.load(tmp_path)
+    BPE.save(path)
+    whole = path.read_bytes()
+    foreign = json.loads(whole) | {
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    }
+    for content in (b"", whole[: len(whole) // 2], b"{}", b"\xff\xfe", json.dumps(foreign).encode()):
+        path.write_bytes(content)
+        with pytest.raises(RunFolderError, match=r"tokenizer\.json is not a tokenizer that regard saved"):
+            Tokenizer.load(path)
+
+
+def test_vocabularies_have_the_size_asked_for_or_what_the_text_offers() -> None:
+    assert len(ByteLevelBPE(vocab_size=280).train(CORPUS)) == 280
+    assert len(ByteLevelBPE(vocab_size=100_000).train(["ab ab"])) == 261
+    assert len(Words(vocab_size=6).train(CORPUS)) == 6
+    assert len(Words(min_count=2).train(["a a b"])) == 5
+    assert len(Characters(vocab_size=7).train(CORPUS)) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "least"), [("bpe", 259, 260), ("words", 4, 5), ("characters", 0, 5), ("bpe", -1, 260)]
+)
+def test_too_small_a_vocabulary_is_refused(name: str, size: int, least: int) -> None:
+    with pytest.raises(ArgumentError, match=f"at least {least}, got {size}"):
+        recipe(name, size)
+
+
+def test_recipes_by_name() -> None:
+    assert [recipe(name, 300) for name in ("bpe", "words", "characters")] == [
+        ByteLevelBPE(vocab_size=300),
+        Words(vocab_size=300),
+        Characters(vocab_size=300),
+    ]
+    with pytest.raises(ArgumentError, match="'wordpiece'"):
+        recipe("wordpiece", 300)
+    with pytest.raises(ArgumentError, match="min_count must be at least 1, got 0"):
+        Words(min_count=0)
+
+
+@pytest.mark.parametrize("made", RECIPES, ids=["bpe", "words", "characters"])
+@pytest.mark.parametrize("texts", [[], [""], ["  ", "\n"]])
+def test_no_text_to_train_on_is_refused(made: Words, texts: list[str]) -> None:
+    with pytest.raises(DataError, match="got none"):
+        made.train(texts)
+
+
+def test_errors_of_the_text_pass_through_the_library() -> None:
+    def texts():  # type: ignore[no-untyped-def]
+        yield "a"
+        raise DataError("x:2: bad")
+
+    with pytest.raises(DataError, match="x:2"):
+        Words().train(texts())
+
+
+def test_the_text_package_loads_no_optional_package() -> None:
+    code = "import sys, regard.text, regard.text.dates; print([n for n in ('tokenizers', 'babel') if n in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'regard\[text\]'"):
+        Words().train(["a"])

@@ -1,0 +1,290 @@
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError, RunFolderError
+from regard.training import files
+from regard.training.checkpoints import (
+    Checkpoints,
+    Position,
+    TrainingState,
+    fill_model,
+    flatten_optimizer,
+    unflatten_optimizer,
+)
+from regard.training.optimizers import adamw
+from regard.training.random_state import get_random_state, seed_everything, set_random_state
+
+POSITION = Position(step=7, epoch=2, batch=3, best_value=0.1 + 0.2, best_step=5, patience_used=1, loss_total=1 / 3)
+
+
+def make_state(fill: float, position: Position = POSITION) -> TrainingState:
+    return TrainingState(
+        {"w": torch.full((30, 7), fill)}, {"w:step": torch.tensor(fill)}, {"torch": torch.ones(1)}, position
+    )
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoints:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_last(make_state(1.0))
+    return checkpoints
+
+
+def model_file(checkpoints: Checkpoints) -> Path:
+    (path,) = (checkpoints.folder / "last").glob("model-*.safetensors")
+    return path
+
+
+def test_round_trip_keeps_every_bit(saved: Checkpoints) -> None:
+    state = saved.load_last()
+    assert state.position == POSITION
+    assert torch.equal(state.model["w"], torch.full((30, 7), 1.0))
+    assert torch.equal(state.optimizer["w:step"], torch.tensor(1.0))
+    assert saved.has("last")
+    assert not saved.has("best")
+
+
+def test_a_new_checkpoint_leaves_nothing_of_the_old(saved: Checkpoints) -> None:
+    (saved.folder / "last" / ".model.123.tmp").write_text("left by a killed process")
+    saved.save_last(make_state(2.0))
+    names = sorted(path.name.split("-")[0] for path in (saved.folder / "last").iterdir())
+    assert names == ["checkpoint.json", "model", "optimizer", "random"]
+    assert float(saved.load_last().model["w"][0, 0]) == 2.0
+
+
+def test_no_pickle_on_disk(saved: Checkpoints) -> None:
+    for path in saved.folder.rglob("*"):
+        if path.is_file():
+            assert path.suffix in (".json", ".safetensors")
+            assert not path.read_bytes().startswith((b"\x80", b"PK"))
+
+
+@pytest.mark.parametrize("keep", [0, 3, 200, -1])
+def test_a_file_cut_short(saved: Checkpoints, keep: int) -> None:
+    path = model_file(saved)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(RunFolderError, match="was cut short"):
+        saved.load_last()
+
+
+def test_a_flipped_bit(saved: Checkpoints) -> None:
+    content = bytearray(model_file(saved).read_bytes())
+    content[-5] ^= 1
+    model_file(saved).write_bytes(content)
+    with pytest.raises(RunFolderError, match="was altered"):
+        saved.load_last()
+
+
+def test_a_missing_file(saved: Checkpoints) -> None:
+    model_file(saved).unlink()
+    with pytest.raises(RunFolderError, match="is missing"):
+        saved.load_model("last")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"format": 1, "files"', "not whole JSON"),
+        ("[]", "expected an object"),
+        ('{"format": 99, "files": {}}', "got 99"),
+        ('{"model": "someone else\'s"}', "got None"),
+        ('{"format": 1, "files": {}, "position": {}}', "holds no model"),
+        ('{"format": 1, "files": {"model": 3}, "position": {}}', "holds no model"),
+    ],
+)
+def test_a_foreign_manifest(saved: Checkpoints, content: str, message: str) -> None:
+    (saved.folder / "last" / "checkpoint.json").write_text(content)
+    with pytest.raises(RunFolderError, match=message):
+        saved.load_last()
+
+
+def test_a_position_with_unknown_fields(saved: Checkpoints) -> None:
+    path = saved.folder / "last" / "checkpoint.json"
+    manifest = json.loads(path.read_text())
+    manifest["position"]["colour"] = 3
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(RunFolderError, match="position has not the fields"):
+        saved.load_last()
+
+
+def test_a_foreign_tensor_file(saved: Checkpoints) -> None:
+    """A pickle put in place of the tensors, with a manifest to match, is not opened."""
+    import zlib
+
+    content = b"\x80\x04cos\nsystem\n(S'touch /tmp/owned'\ntR."
+    model_file(saved).write_bytes(content)
+    path = saved.folder / "last" / "checkpoint.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"]["model"] |= {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(RunFolderError, match="not a safetensors file"):
+        saved.load_last()
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no checkpoint at"):
+        Checkpoints(tmp_path).load_last()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A disk of 64 KiB at `folder`."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("this system does not let us mount a small tmpfs")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    with small_disk(tmp_path):
+        check_full_disk(tmp_path, make_big=lambda: torch.zeros(100_000))
+
+
+def test_a_failing_write_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without a real disk: the manifest of the new checkpoint cannot be synced."""
+    real, calls = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 14:  # a file and its folder are synced in each of the four writes of a checkpoint
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    check_full_disk(tmp_path, make_big=lambda: torch.zeros(10))
+
+
+def check_full_disk(folder: Path, make_big) -> None:
+    checkpoints = Checkpoints(folder)
+    checkpoints.save_last(make_state(1.0))
+    state = make_state(2.0)._replace(optimizer={"w:exp_avg": make_big()})
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoints.save_last(state)
+    assert float(checkpoints.load_last().model["w"][0, 0]) == 1.0
+    assert not list(folder.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("fatal", range(12))
+def test_death_at_any_write_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: int) -> None:
+    """Whichever rename or sync is the last thing that happens, old or new is whole."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_last(make_state(1.0))
+    frozen = tmp_path.with_name("frozen")
+    shutil.rmtree(frozen, ignore_errors=True)
+    calls = 0
+
+    class Killed(BaseException):
+        pass
+
+    def count(real):
+        def wrapped(*arguments):
+            nonlocal calls
+            calls += 1
+            if calls == fatal + 1:  # what a kill would leave: the folder as it is now
+                shutil.copytree(tmp_path, frozen)
+                raise Killed
+            return real(*arguments)
+
+        return wrapped
+
+    monkeypatch.setattr(files.os, "fsync", count(os.fsync))
+    monkeypatch.setattr(files.os, "replace", count(os.replace))
+    with pytest.raises(Killed):
+        checkpoints.save_last(make_state(2.0, Position(step=8)))
+    state = Checkpoints(frozen).load_last()
+    assert (state.position.step, float(state.model["w"][0, 0])) in [(7, 1.0), (8, 2.0)]
+
+
+def test_tied_and_viewed_tensors(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    shared, large = torch.arange(6.0), torch.arange(100.0)
+    checkpoints.save_best({"a": shared, "b": shared, "c": large[10:20], "d": large[15:25]}, Position())
+    loaded = checkpoints.load_model("best")
+    assert torch.equal(loaded["b"], shared)
+    assert torch.equal(loaded["c"], large[10:20])
+    assert torch.equal(loaded["d"], large[15:25])
+    assert sum(path.stat().st_size for path in (tmp_path / "best").glob("*.safetensors")) < 500
+
+
+def test_optimizer_state_round_trip() -> None:
+    ends = []
+    for interrupted in (False, True):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        optimizer = adamw(model)
+        for step in range(6):
+            if interrupted and step == 3:
+                flat = flatten_optimizer(optimizer.state_dict())
+                optimizer = adamw(model)
+                optimizer.load_state_dict(unflatten_optimizer(flat, optimizer.state_dict(), source=Path("here")))
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).square().sum().backward()
+            optimizer.step()
+        ends.append(nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.equal(*ends)
+
+
+def test_optimizer_state_of_other_parameters() -> None:
+    optimizer = adamw(nn.Linear(2, 2))
+    with pytest.raises(RunFolderError, match="it has state for other"):
+        unflatten_optimizer({"other:step": torch.ones(1)}, optimizer.state_dict(), source=Path("here"))
+    unnamed = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    with pytest.raises(ArgumentError, match="need names"):
+        flatten_optimizer(unnamed.state_dict())
+
+
+def test_a_model_with_other_names() -> None:
+    with pytest.raises(RunFolderError, match=r"bias is \(2,\) in the model and absent in the checkpoint"):
+        fill_model(nn.Linear(2, 2), {"weight": torch.ones(2, 2)}, source=Path("here"))
+
+
+def test_every_generator_comes_back() -> None:
+    import random
+
+    import numpy as np
+
+    def draw() -> list[float]:
+        return [float(torch.rand(1)), np.random.rand(), np.random.randn(), random.random(), random.gauss(0, 1)]
+
+    seed_everything(11)
+    draw()  # both Gaussian generators now hold a second number back
+    device = torch.device("cpu")
+    state = get_random_state(device)
+    first = draw()
+    set_random_state(state, device)
+    assert draw() == first
+    seed_everything(11, rank=1)
+    assert draw() != first
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.json"
+    files.write_json(path, {"a": 1})
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*config\.json'"):
+        files.write_json(path, {"a": 2})
+    assert files.read_json(path) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]

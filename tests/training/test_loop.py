@@ -1,0 +1,258 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError
+from regard.training.checkpoints import Checkpoints
+from regard.training.devices import start_fabric
+from regard.training.events import Event, Finished, Saved, Stepped, Validated
+from regard.training.interrupts import TrainingInterrupted
+from regard.training.loop import FitConfig, fit
+from regard.training.losses import LossSum
+from regard.training.optimizers import adamw
+from regard.training.schedules import constant
+
+sys.path.insert(0, str(Path(__file__).parent))
+from toy import ToyBatch, ToyBatches, ToyModel, killer, toy_loss, train_toy
+
+TOY = Path(__file__).parent / "toy.py"
+CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1)
+
+
+def run_toy(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, str(TOY), str(folder), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def records(folder: Path, event: str = "train") -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["event"] == event]
+
+
+def losses(folder: Path) -> list[tuple[float, float]]:
+    return [(record["step"], record["loss"]) for record in records(folder)]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty steps in one go."""
+    folder = tmp_path_factory.mktemp("straight")
+    train_toy(folder, config=CONFIG)
+    return folder
+
+
+def test_loss_falls_and_validation_is_recorded(straight: Path) -> None:
+    history = losses(straight)
+    assert [step for step, _ in history] == list(range(1, 41))
+    assert history[-1][1] < history[0][1] / 2
+    assert [record["step"] for record in records(straight, "valid")] == [10, 20, 30, 40]
+    shares = [record["padding_share"] for record in records(straight)]
+    assert sum(shares) / len(shares) == pytest.approx(1 / 12, abs=0.03)  # a target in twelve is PAD
+
+
+def test_kill_9_and_resume_is_bit_identical(straight: Path, tmp_path: Path) -> None:
+    killed = run_toy(tmp_path, "--signal", "SIGKILL", "--at", "27")
+    assert killed.returncode == -signal.SIGKILL
+    assert losses(tmp_path)[-1][0] == 27  # what is after step 20 is lost and made again
+    assert Checkpoints(tmp_path).position("last").step == 20
+    train_toy(tmp_path, config=CONFIG)
+    assert losses(tmp_path) == losses(straight)
+    assert records(tmp_path, "valid") == records(straight, "valid")
+    for which in ("best", "last"):
+        ours, theirs = Checkpoints(tmp_path).load_model(which), Checkpoints(straight).load_model(which)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert Checkpoints(tmp_path).load_last().position == Checkpoints(straight).load_last().position
+
+
+def test_ctrl_c_saves_and_resumes(straight: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingInterrupted, match="SIGINT after step 14, which is saved") as caught:
+        train_toy(tmp_path, config=CONFIG, callbacks=(killer(13, signal.SIGINT),))
+    assert (caught.value.step, caught.value.signal) == (14, signal.SIGINT)  # the step under way is finished and kept
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert Checkpoints(tmp_path).position("last").step == 14
+    train_toy(tmp_path, config=CONFIG)
+    assert losses(tmp_path) == losses(straight)
+
+
+def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+    options = ("--dropout", "0", "--steps", "10", "--accumulate", "3")
+    (tmp_path / "one").mkdir()
+    config = FitConfig(steps=10, accumulate=3, validate_every=10, save_every=10, log_every=1)
+    train_toy(tmp_path / "one", config=config, dropout=0.0)
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29703")
+    both = run_toy(tmp_path / "two", *options, launcher=launcher)
+    assert both.returncode == 0, both.stderr
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert [step for step, _ in one] == [step for step, _ in two] == list(range(1, 11))  # and no rank logs twice
+    assert max(abs(a - b) for (_, a), (_, b) in zip(one, two, strict=True)) < 1e-5
+    # Adam forgives a gradient of the wrong size, so its length is compared too.
+    lengths = [[r["gradient_norm"] for r in records(tmp_path / name)] for name in ("one", "two")]
+    assert lengths[0] == pytest.approx(lengths[1], rel=1e-4)
+    ours, theirs = Checkpoints(tmp_path / "one").load_last(), Checkpoints(tmp_path / "two").load_last()
+    assert max(float((ours.model[n] - theirs.model[n]).abs().max()) for n in ours.model) < 1e-5
+    assert len(theirs.random["torch"]) == 2
+    assert not torch.equal(theirs.random["torch"][0], theirs.random["torch"][1])  # ranks draw other dropout
+
+
+def test_resuming_a_finished_run_does_nothing(tmp_path: Path) -> None:
+    config = replace(CONFIG, steps=10)
+    train_toy(tmp_path, config=config)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*") if path.is_file()}
+    train_toy(tmp_path, config=config)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*") if path.is_file()} == before
+
+
+def test_log_windows_survive_a_resume(straight: Path, tmp_path: Path) -> None:
+    """A stop in the middle of a window of eight steps leaves the mean of that window as it was."""
+    coarse = replace(CONFIG, log_every=8, save_every=5)
+    (tmp_path / "whole").mkdir()
+    train_toy(tmp_path / "whole", config=coarse)
+    (tmp_path / "cut").mkdir()
+
+    def stop_at_10(event: Event) -> None:
+        if event == Saved(step=10, which="last"):
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train_toy(tmp_path / "cut", config=coarse, callbacks=(stop_at_10,))
+    train_toy(tmp_path / "cut", config=coarse)
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    first = [loss for _, loss in losses(straight)[:8]]
+    assert losses(tmp_path / "whole")[0] == (8, pytest.approx(sum(first) / 8, rel=0.02))
+
+
+def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
+    values = iter([3.0, 2.0, 2.5, 2.6, 1.0])
+    events = run_in_process(
+        tmp_path, FitConfig(steps=100, validate_every=2, patience=2), lambda: {"loss": next(values)}
+    )
+    assert [event.is_best for event in events if isinstance(event, Validated)] == [True, True, False, False]
+    assert events[-1] == Finished(step=8, reason="patience")
+    assert Checkpoints(tmp_path).position("best").step == 4
+    position = Checkpoints(tmp_path).position("last")
+    assert (position.step, position.best_value, position.best_step, position.patience_used) == (8, 2.0, 4, 2)
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+    twice = (killer(3, signal.SIGINT), killer(3, signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train_toy(tmp_path, config=CONFIG, callbacks=twice)
+    assert not isinstance(caught.value, TrainingInterrupted)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_names_step_and_batch(tmp_path: Path, bad: float) -> None:
+    calls = 0
+
+    def poisoned(model: nn.Module, batch: ToyBatch) -> LossSum:
+        nonlocal calls
+        calls += 1
+        loss = toy_loss(model, batch)
+        return LossSum(loss.total * (bad if calls == 10 else 1.0), loss.count)
+
+    with pytest.raises(NonFiniteError, match=r"loss is (nan|inf) at step 6 \(epoch 1, batches 2 to 3\)"):
+        run_in_process(tmp_path, FitConfig(steps=20, accumulate=2, save_every=3), loss=poisoned)
+    assert Checkpoints(tmp_path).position("last").step == 3
+
+
+def test_a_gradient_that_is_no_number_leaves_the_parameters_alone(tmp_path: Path) -> None:
+    model = ToyModel()
+
+    def poisoned(model: nn.Module, batch: ToyBatch) -> LossSum:
+        loss = toy_loss(model, batch)
+        # sqrt has an infinite slope at 0, and a finite value.
+        return LossSum(loss.total + model(batch.source).sum().mul(0).sqrt(), loss.count)
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(NonFiniteError, match="gradient's length is nan at step 1"):
+        run_in_process(tmp_path, FitConfig(steps=20), loss=poisoned, model=model)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_no_data_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    class Nothing(ToyBatches):
+        def epoch(self, epoch: int, start: int) -> Iterator[ToyBatch]:
+            return iter(())
+
+    with pytest.raises(DataError, match="no batch"):
+        run_in_process(tmp_path, FitConfig(steps=3), batches=Nothing())
+
+
+def test_clipping_bounds_the_update() -> None:
+    """With plain SGD the parameters move by exactly rate * clip_norm when the gradient is longer."""
+    model = ToyModel(0.0)
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    sgd = torch.optim.SGD([{"params": list(model.named_parameters())}], lr=0.0)
+    config = FitConfig(steps=1, clip_norm=1e-3)
+    fit(model, ToyBatches(), toy_loss, sgd, constant(2.0), config=config, fabric=start_fabric("cpu", "float32"))
+    moved = nn.utils.parameters_to_vector(model.parameters()).detach() - before
+    assert float(moved.norm()) == pytest.approx(2e-3, rel=1e-3)
+
+
+def test_accumulating_equals_one_large_batch() -> None:
+    class Whole(ToyBatches):
+        def epoch(self, epoch: int, start: int) -> Iterator[ToyBatch]:
+            parts = list(super().epoch(epoch, 0))
+            yield ToyBatch(torch.cat([p.source for p in parts]), torch.cat([p.target for p in parts]))
+
+    ends = []
+    for batches, accumulate in ((ToyBatches(), 7), (Whole(), 1)):
+        torch.manual_seed(1)
+        model = ToyModel(0.0).double()
+        config = FitConfig(steps=3, accumulate=accumulate)
+        fabric = start_fabric("cpu", "float32")
+        fit(model, batches, toy_loss, adamw(model), constant(0.01), config=config, fabric=fabric)
+        ends.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-10)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    train_toy(tmp_path, config=replace(CONFIG, steps=1))
+    other = ToyModel()
+    other.hidden = nn.Linear(11, 19)
+    with pytest.raises(RunFolderError, match=r"hidden.weight is \(19, 11\) in the model and \(17, 11\)"):
+        run_in_process(tmp_path, FitConfig(steps=2), model=other)
+
+
+@pytest.mark.parametrize("field", ["steps", "accumulate", "validate_every", "save_every", "log_every"])
+def test_settings_out_of_range(field: str) -> None:
+    with pytest.raises(ArgumentError, match=f"{field} must be at least 1, got 0"):
+        FitConfig(**{field: 0})
+
+
+def test_reports_count_time_left_down(tmp_path: Path) -> None:
+    events = run_in_process(tmp_path, FitConfig(steps=10, log_every=5))
+    first, last = (event for event in events if isinstance(event, Stepped))
+    assert first.seconds_left > 0
+    assert last.seconds_left == 0
+    assert first.tokens_per_second > 0
+
+
+def run_in_process(
+    folder: Path, config: FitConfig, validate=None, *, loss=toy_loss, model=None, batches=None
+) -> list[Event]:
+    events: list[Event] = []
+    model = model if model is not None else ToyModel()
+    fit(
+        model,
+        batches if batches is not None else ToyBatches(),
+        loss,
+        adamw(model),
+        constant(0.01),
+        config=config,
+        fabric=start_fabric("cpu", "float32"),
+        validate=validate,
+        checkpoints=Checkpoints(folder),
+        callbacks=[events.append],
+    )
+    return events

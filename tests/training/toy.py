@@ -1,0 +1,121 @@
+"""A training small enough for tests, and runnable, so that a test can kill it: python toy.py FOLDER --steps 40."""
+
+import argparse
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.training.checkpoints import Checkpoints
+from regard.training.devices import start_fabric
+from regard.training.events import Callback, Event, Stepped
+from regard.training.logs import MetricsFile
+from regard.training.loop import BatchSize, FitConfig, fit
+from regard.training.losses import LossSum, cross_entropy
+from regard.training.optimizers import adamw
+from regard.training.random_state import seed_everything
+from regard.training.schedules import inverse_square_root
+
+VOCAB, PAD = 13, 0
+
+
+class ToyBatch(NamedTuple):
+    source: Tensor
+    target: Tensor
+
+
+class ToyModel(nn.Module):
+    def __init__(self, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, 11)
+        self.hidden = nn.Linear(11, 17)
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(17, VOCAB)
+
+    def forward(self, source: Tensor) -> Tensor:
+        return self.out(self.dropout(torch.tanh(self.hidden(self.embedding(source)))))
+
+
+class ToyBatches:
+    """Seven batches an epoch, shuffled by the epoch; rank 0 of several gets the larger part of each."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    def epoch(self, epoch: int, start: int) -> Iterator[ToyBatch]:
+        source = np.random.default_rng([5, epoch]).integers(1, VOCAB, (7, 9, 5))
+        for rows in source[start:]:
+            share = rows if self.world_size == 1 else (rows[:6] if self.rank == 0 else rows[6:])
+            target = (share + 3) % VOCAB  # some are PAD: ranks differ in how many tokens count
+            yield ToyBatch(torch.tensor(share), torch.tensor(target))
+
+    def size(self, batch: ToyBatch) -> BatchSize:
+        return BatchSize(tokens=int((batch.target != PAD).sum()), places=batch.target.numel())
+
+
+def toy_loss(model: nn.Module, batch: ToyBatch) -> LossSum:
+    return cross_entropy(model(batch.source), batch.target, ignore_index=PAD, label_smoothing=0.1)
+
+
+def killer(step: int, number: int) -> Callback:
+    """Send ourselves a signal once a step is reported."""
+
+    def kill(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == step:
+            os.kill(os.getpid(), number)
+
+    return kill
+
+
+def train_toy(
+    folder: Path, *, config: FitConfig, dropout: float = 0.2, callbacks: tuple[Callback, ...] = ()
+) -> ToyModel:
+    fabric = start_fabric("cpu", "float32")
+    seed_everything(3)
+    model = ToyModel(dropout)
+    seed_everything(3, rank=fabric.global_rank)
+
+    def validate() -> dict[str, float]:
+        loss = toy_loss(model, next(ToyBatches().epoch(99, 0)))
+        return {"loss": float(loss.total / loss.count)}
+
+    fit(
+        model,
+        ToyBatches(fabric.global_rank, fabric.world_size),
+        toy_loss,
+        adamw(model),
+        inverse_square_root(0.03, 10),
+        config=config,
+        fabric=fabric,
+        validate=validate,
+        checkpoints=Checkpoints(folder),
+        callbacks=[MetricsFile(folder / "metrics.jsonl"), *callbacks],
+    )
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--signal", default=None)
+    parser.add_argument("--at", type=int, default=0)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    config = FitConfig(
+        steps=arguments.steps, accumulate=arguments.accumulate, validate_every=10, save_every=10, log_every=1
+    )
+    callbacks = (killer(arguments.at, getattr(signal, arguments.signal)),) if arguments.signal else ()
+    train_toy(arguments.folder, config=config, dropout=arguments.dropout, callbacks=callbacks)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

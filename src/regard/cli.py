@@ -1,0 +1,84 @@
+"""The command line, from the outside: errors as one line, exit statuses, and what a program may set but a library not.
+
+Results go to standard output and everything else to standard error. The exit status is 0; 2 for an error,
+which one line explains; 130 after Ctrl-C.
+"""
+
+import ctypes
+import os
+import sys
+from typing import NoReturn
+
+from regard import __version__
+from regard.errors import MissingExtraError, RegardError
+from regard.training.interrupts import TrainingInterrupted
+
+DESCRIPTION = (
+    "Train models with attention on your own text, use them, and see what they attend to. "
+    "--version prints the version; --debug, with any command, shows the traceback of an error."
+)
+
+
+def main() -> None:
+    """Run one command of the command line and leave the process with its exit status."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    _write_utf8()
+    _keep_freed_memory()
+    try:
+        _run(arguments)
+        sys.stdout.flush()
+    except TrainingInterrupted as stop:
+        _leave("; ".join([str(stop), *getattr(stop, "__notes__", ())]), 128 + stop.signal)
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except BrokenPipeError:
+        # Whoever read the results has gone: the interpreter must not flush to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (RegardError, OSError) as error:
+        if debug:
+            raise
+        _leave(" ".join(str(error).split()), 2)
+
+
+def _run(arguments: list[str]) -> None:
+    if arguments == ["--version"]:
+        print(f"regard {__version__}")
+        return
+    try:
+        import tyro
+    except ImportError:
+        raise MissingExtraError("tyro", extra="text") from None
+    from regard.commands import COMMANDS, train_command
+
+    app = tyro.extras.SubcommandApp()
+    for command in (train_command(arguments), *COMMANDS):
+        app.command(command)
+    app.cli(prog="regard", description=DESCRIPTION, args=arguments)
+
+
+def _leave(line: str, status: int) -> NoReturn:
+    if os.environ.get("RANK", "0") == "0":  # one rank speaks for all
+        print(f"regard: {line}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _write_utf8() -> None:
+    """Results are UTF-8 whatever the locale: a translator has to print every script."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc's allocator to keep large blocks for the next step instead of handing them back each time.
+
+    Worth a quarter of a training step on the CPU. A program may ask for it, a library may not.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):  # not glibc
+        return
+    trim_threshold, top_pad, mmap_max = -1, -2, -4
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(top_pad, 2**28)
+    mallopt(mmap_max, 0)

@@ -1,0 +1,120 @@
+"""The demonstration: dates as people write them, in many languages, to ISO 8601, learnt in front of your eyes."""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from regard.errors import RunFolderError
+from regard.models.transformer import TransformerConfig
+from regard.tasks.config import TranslationConfig
+from regard.tasks.pictures import save_pictures
+from regard.tasks.translation import train
+from regard.text import dates
+from regard.text.pairs import Pair
+from regard.training.files import write_atomically
+from regard.training.metrics import exact_match
+
+PAIRS: dict[dates.Split, int] = {"train": 50_000, "valid": 1_000, "test": 2_000}
+SHOWN = 12
+
+README = """\
+Made by `regard demo`, which will replace it when it runs again.
+
+train.tsv, valid.tsv, test.tsv   dates in many languages and their ISO 8601 form
+run/                             the trained model: try it with `regard translate`
+attention.png, attention.html    what the model looked at for a dozen held-out dates
+"""
+
+
+class DemoResult(NamedTuple):
+    """What the demonstration measured."""
+
+    exact_match: float
+    """Percentage of held-out dates that came out right, 0..100."""
+    held_out: int
+    """How many those were."""
+    shown: list[tuple[Pair, str]]
+    """A dozen held-out pairs with the model's answers."""
+    files: list[Path]
+    """The pictures of what it attended to for them."""
+
+
+def demo_config(folder: Path, *, seed: int, device: str) -> TranslationConfig:
+    """A Transformer of 2 + 2 layers over characters, small enough for two cores."""
+    return TranslationConfig(
+        data=(folder / "train.tsv",),
+        valid=(folder / "valid.tsv",),
+        out=folder / "run",
+        tokenizer="characters",
+        transformer=TransformerConfig(
+            dim=64, num_heads=2, encoder_layers=2, decoder_layers=2, feed_forward_dim=128, dropout=0.0
+        ),
+        max_length=64,
+        steps=1_400,
+        batch_tokens=2_048,
+        learning_rate=5e-3,
+        warmup_steps=100,
+        schedule="cosine",
+        label_smoothing=0.0,
+        validate_every=350,
+        save_every=700,
+        log_every=10,
+        seed=seed,
+        device=device,
+    )
+
+
+def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[str] | None = None) -> DemoResult:
+    """Make the data, train, measure on held-out dates, and draw what a dozen of them attended to.
+
+    Raises:
+        RunFolderError: the folder holds something that is not an earlier demonstration.
+        TrainingInterrupted: Ctrl-C came.
+        OSError: the disk is full or the folder read-only.
+    """
+    config = demo_config(folder, seed=seed, device=device)
+    _open_folder(folder)
+    for split, count in PAIRS.items():
+        _write_pairs(folder / f"{split}.tsv", dates.pairs(split, count, seed=seed))
+    translator = train(config, overwrite=True, progress=progress)
+    pairs = list(dates.pairs("test", PAIRS["test"], seed=seed))
+    answers = [found.text for found in translator.translate((pair.source for pair in pairs), beam_size=1)]
+    score = exact_match(answers, [pair.target for pair in pairs])
+    shown = one_of_each_script(list(zip(pairs, answers, strict=True)), SHOWN)
+    sources = [pair.source for pair, _ in shown]
+    files = save_pictures(translator, sources, folder, title="What each character of the answer looked at")
+    return DemoResult(score, len(pairs), shown, files)
+
+
+def one_of_each_script(answered: Sequence[tuple[Pair, str]], count: int) -> list[tuple[Pair, str]]:
+    """The first of each mix of scripts, then the first of the rest, whatever the answers are.
+
+    >>> pairs = [(Pair(text, ""), "") for text in ("3 May", "4 May", "3 мая", "5月3日")]
+    >>> [pair.source for pair, _ in one_of_each_script(pairs, 3)]
+    ['3 May', '3 мая', '5月3日']
+    """
+    first: dict[frozenset[str], int] = {}
+    for index, (pair, _) in enumerate(answered):
+        first.setdefault(_scripts(pair.source), index)
+    order = sorted(range(len(answered)), key=lambda index: (index not in first.values(), index))
+    return [answered[index] for index in sorted(order[:count])]
+
+
+def _scripts(text: str) -> frozenset[str]:
+    """The scripts of the letters of a text, by the first words of their Unicode names."""
+    return frozenset(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())
+
+
+def _open_folder(folder: Path) -> None:
+    """Make the folder, or take one that an earlier demonstration made."""
+    readme = folder / "README.txt"
+    taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if taken and not (readme.is_file() and readme.read_text(encoding="utf-8") == README):
+        raise RunFolderError(f"{folder} is there and `regard demo` did not make it; name another with --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(readme, README)
+
+
+def _write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
+    write_atomically(path, "".join(f"{pair.source}\t{pair.target}\n" for pair in pairs))

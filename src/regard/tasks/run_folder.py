@@ -1,0 +1,125 @@
+"""The folder that a training run leaves: all that is needed to use it, look at it, and go on with it.
+
+config.json       the task, its settings, the versions of what made it
+prepared.json     counts of the data and fingerprints of the tokenizers, once both are ready
+tokenizer.json    or source_tokenizer.json and target_tokenizer.json
+data/             the tokenised text
+best/  last/      checkpoints
+metrics.jsonl     train.log     tensorboard/
+"""
+
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from regard.errors import RunFolderError
+from regard.tasks.settings import from_plain, to_plain
+from regard.training.checkpoints import Checkpoints
+from regard.training.files import read_json, write_json
+
+T = TypeVar("T")
+FORMAT = 1
+CONTENTS = (
+    "config.json",
+    "prepared.json",
+    "tokenizer.json",
+    "source_tokenizer.json",
+    "target_tokenizer.json",
+    "metrics.jsonl",
+    "train.log",
+    "data",
+    "best",
+    "last",
+    "tensorboard",
+)
+PACKAGES = ("regard", "torch", "numpy", "tokenizers", "safetensors", "lightning-fabric")
+
+
+class RunFolder:
+    """The paths in a run folder, and its configuration."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.json"
+        self.prepared_file = path / "prepared.json"
+        self.metrics_file = path / "metrics.jsonl"
+        self.log_file = path / "train.log"
+        self.tensorboard = path / "tensorboard"
+        self.data = path / "data"
+        self.checkpoints = Checkpoints(path)
+
+    def holds_a_run(self) -> bool:
+        """Whether training has begun here."""
+        return self.config_file.is_file()
+
+    def begin(self, task: str, config: Any, *, overwrite: bool = False) -> None:
+        """Make the folder and write the configuration, without touching what someone else has there.
+
+        Raises:
+            RunFolderError: the folder holds a run already, or files that are not a run's.
+            OSError: the folder cannot be made or written to.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise RunFolderError(f"{self.path} is a file; name a folder for the run")
+        if self.holds_a_run() and not overwrite:
+            raise RunFolderError(
+                f"{self.path} already holds a run: go on with it (--resume), replace it (--overwrite), "
+                "or name another folder (--out)"
+            )
+        if not self.holds_a_run() and self.path.exists() and any(self.path.iterdir()):
+            raise RunFolderError(f"{self.path} is not empty and holds no run; name another folder (--out)")
+        self._clear()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write_config(task, config)
+
+    def discard(self) -> None:
+        """Undo `begin`: remove what a run keeps, and the folder if nothing else is in it."""
+        self._clear()
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def write_config(self, task: str, config: Any) -> None:
+        """Write the configuration and the versions of what runs it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        versions = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+        record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions}
+        write_json(self.config_file, record)
+
+    def read_config(self, task: str, cls: type[T]) -> T:
+        """The configuration of the run.
+
+        Raises:
+            RunFolderError: there is no run here, it is another task's, or its settings are not ours.
+        """
+        if not self.path.is_dir():
+            raise RunFolderError(f"{self.path} is not a folder; expected one that `regard train --out` made")
+        if not self.holds_a_run():
+            raise RunFolderError(f"{self.path} is not a run folder: it has no config.json; `regard train` makes one")
+        record = read_json(self.config_file)
+        if record.get("format") != FORMAT or record.get("task") != task or "config" not in record:
+            raise RunFolderError(
+                f"{self.config_file} is not the configuration of a {task} run that this version reads: "
+                f"expected format {FORMAT}, got task {record.get('task')!r}, format {record.get('format')!r}"
+            )
+        return from_plain(cls, record["config"], source=self.config_file)
+
+    def _clear(self) -> None:
+        """Remove what a run keeps, and nothing else."""
+        for name in CONTENTS:
+            path = self.path / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

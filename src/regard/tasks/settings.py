@@ -1,0 +1,81 @@
+"""Configurations on disk: frozen dataclasses to JSON and back, with nothing guessed on the way."""
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from regard.errors import RunFolderError
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any) -> Any:
+    """A dataclass as what JSON can hold.
+
+    >>> to_plain((Path("a.tsv"), None, 0.5))
+    ['a.tsv', None, 0.5]
+    """
+    if is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_plain(cls: type[T], plain: Mapping[str, Any], *, source: Path) -> T:
+    """The dataclass that `to_plain` took. What is absent has its default; what is unknown raises.
+
+    Raises:
+        RunFolderError: a key that `cls` does not have, or a value of another type; names file and key.
+    """
+    return _read(cls, plain, source, "")
+
+
+def _read(expected: Any, value: Any, source: Path, key: str) -> Any:
+    if is_dataclass(expected):
+        return _read_dataclass(expected, value, source, key)
+    origin, arguments = get_origin(expected), get_args(expected)
+    if origin in (Union, types.UnionType):
+        return _read_union(arguments, value, source, key)
+    if origin is Literal:
+        return value if value in arguments else _refuse(expected, value, source, key)
+    if origin is tuple:
+        return _read_tuple(arguments, value, source, key)
+    if expected is Path and isinstance(value, str):
+        return Path(value)
+    if expected is float and type(value) is int:
+        return float(value)
+    return value if type(value) is expected else _refuse(expected, value, source, key)
+
+
+def _read_dataclass(cls: Any, value: Any, source: Path, key: str) -> Any:
+    if not isinstance(value, Mapping):
+        _refuse(cls, value, source, key)
+    hints, prefix = get_type_hints(cls), f"{key}." if key else ""
+    unknown = sorted(set(value) - set(hints))
+    if unknown:
+        raise RunFolderError(f"{source}: unknown setting {prefix}{unknown[0]}; {cls.__name__} has {', '.join(hints)}")
+    try:
+        return cls(**{name: _read(hints[name], item, source, prefix + name) for name, item in value.items()})
+    except TypeError as error:  # a field without default is absent
+        raise RunFolderError(f"{source}: {error}") from None
+
+
+def _read_union(arguments: tuple[Any, ...], value: Any, source: Path, key: str) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    (expected,) = (one for one in arguments if one is not type(None))
+    return _read(expected, value, source, key)
+
+
+def _read_tuple(arguments: tuple[Any, ...], value: Any, source: Path, key: str) -> Any:
+    if not isinstance(value, list):
+        _refuse(tuple, value, source, key)
+    return tuple(_read(arguments[0], item, source, f"{key}[{i}]") for i, item in enumerate(value))
+
+
+def _refuse(expected: Any, value: Any, source: Path, key: str) -> Any:
+    wanted = getattr(expected, "__name__", str(expected)) if get_origin(expected) is None else str(expected)
+    raise RunFolderError(f"{source}: {key or 'the file'} must be {wanted.removeprefix('typing.')}, got {value!r}")

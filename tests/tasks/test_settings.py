@@ -1,0 +1,102 @@
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from regard.errors import RunFolderError
+from regard.tasks.run_folder import RunFolder
+from regard.tasks.settings import from_plain, to_plain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inner:
+    dim: int = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outer:
+    data: tuple[Path, ...]
+    kind: Literal["a", "b"] = "a"
+    rate: float = 0.5
+    limit: int | None = None
+    shared: bool = False
+    inner: Inner = field(default_factory=Inner)
+
+
+FILE = Path("config.json")
+SETTINGS = Outer(data=(Path("x.tsv"), Path("y.tsv")), kind="b", rate=0.1, limit=7, shared=True, inner=Inner(dim=5))
+
+
+def test_round_trip() -> None:
+    assert from_plain(Outer, to_plain(SETTINGS), source=FILE) == SETTINGS
+    assert from_plain(Outer, {"data": []}, source=FILE) == Outer(data=())
+    assert from_plain(Outer, {"data": [], "rate": 1}, source=FILE).rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": 3}, "unknown setting colour; Outer has data, kind"),
+        ({"inner": {"width": 3}}, r"unknown setting inner\.width; Inner has dim"),
+        ({"inner": 3}, "inner must be Inner, got 3"),
+        ({"kind": "c"}, r"kind must be Literal\['a', 'b'\], got 'c'"),
+        ({"rate": "fast"}, "rate must be float, got 'fast'"),
+        ({"limit": 1.5}, "limit must be int, got 1.5"),
+        ({"shared": 1}, "shared must be bool, got 1"),
+        ({"limit": True}, "limit must be int, got True"),
+        ({"data": "x.tsv"}, "data must be tuple, got 'x.tsv'"),
+        ({"data": [3]}, r"data\[0\] must be Path, got 3"),
+    ],
+)
+def test_what_is_not_ours_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunFolderError, match=message):
+        from_plain(Outer, to_plain(SETTINGS) | change, source=FILE)
+
+
+def test_what_is_absent_and_has_no_default() -> None:
+    with pytest.raises(RunFolderError, match="data"):
+        from_plain(Outer, {}, source=FILE)
+
+
+def test_a_run_is_not_replaced_unasked(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "new" / "run")
+    folder.begin("t", SETTINGS)
+    assert folder.read_config("t", Outer) == SETTINGS
+    (folder.path / "metrics.jsonl").write_text("{}\n")
+    (folder.path / "notes.txt").write_text("the user's own")
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        folder.begin("t", SETTINGS)
+    assert (folder.path / "metrics.jsonl").exists()
+    folder.begin("t", SETTINGS, overwrite=True)
+    assert not (folder.path / "metrics.jsonl").exists()
+    assert (folder.path / "notes.txt").read_text() == "the user's own"
+
+
+def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunFolderError, match="is not empty and holds no run"):
+        RunFolder(tmp_path).begin("t", SETTINGS, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(RunFolderError, match="is a file"):
+        RunFolder(tmp_path / "thesis.tex").begin("t", SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "it has no config.json"),
+        ('{"format": 1, "task": "t", "con', "not whole JSON"),
+        ('{"model_type": "bert"}', "not the configuration of a t run"),
+        ('{"format": 1, "task": "other", "config": {}}', "got task 'other'"),
+        ('{"format": 2, "task": "t", "config": {}}', "format 2"),
+        ('{"format": 1, "task": "t", "config": {"data": [], "x": 1}}', "unknown setting x"),
+    ],
+)
+def test_a_folder_that_is_not_a_run(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(RunFolderError, match=message):
+        RunFolder(tmp_path).read_config("t", Outer)
+    with pytest.raises(RunFolderError, match="is not a folder"):
+        RunFolder(tmp_path / "absent").read_config("t", Outer)

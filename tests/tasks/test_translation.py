@@ -1,0 +1,341 @@
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PAIRS, SMALL, small_config, write_pairs
+
+from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.models.transformer import TransformerConfig
+from regard.tasks.corpus import TokenBatches, open_corpus
+from regard.tasks.pictures import save_pictures
+from regard.tasks.run_folder import RunFolder
+from regard.tasks.translation import TranslationConfig, Translator, train
+from regard.text.tokenizers import Characters
+
+SOURCES = [source for source, _ in PAIRS]
+
+
+@pytest.fixture(scope="module", params=["transformer", "rnn"])
+def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    """Fifty pairs learnt by heart."""
+    folder = tmp_path_factory.mktemp(request.param)
+    length = {"steps": 200, "schedule": "cosine", "validate_every": 50, "save_every": 200}
+    return train(small_config(folder, model=request.param, vocab_size=330, **length))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a few steps, to be copied and damaged."""
+    folder = tmp_path_factory.mktemp("short")
+    positions = TransformerConfig(dim=8, num_heads=2, encoder_layers=1, decoder_layers=2, feed_forward_dim=8)
+    config = small_config(
+        folder,
+        transformer=replace(positions, positions="learned", max_length=40),
+        max_length=40,
+        vocab_size=262,  # all but bytes: a character beyond ASCII is several tokens
+        steps=3,
+    )
+    train(config)
+    return config.out
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def test_fifty_pairs_are_learnt_by_heart(fitted: Translator) -> None:
+    for beam_size in (1, 3):
+        found = fitted.evaluate(PAIRS, beam_size=beam_size)
+        assert found.bleu.value == pytest.approx(100)
+        assert found.chrf.value == pytest.approx(100)
+        assert (found.exact_match, found.pairs) == (100.0, 50)
+    assert found.loss < 0.1
+
+
+def test_order_windows_and_batches_change_nothing(fitted: Translator) -> None:
+    lines = [*SOURCES[::-1], "", "  ", *SOURCES[:3]]
+    together = list(fitted.translate(lines, beam_size=2))
+    assert [translation.source for translation in together] == lines
+    for one in together[::9]:
+        (alone,) = fitted.translate([one.source], beam_size=2)
+        assert one.text == alone.text
+        assert one.candidates[0].score == pytest.approx(alone.candidates[0].score, abs=1e-5)
+    by_windows = fitted.translate(iter(lines), beam_size=2, window_lines=7)
+    assert [one.text for one in by_windows] == [one.text for one in together]
+    assert together[50].text == ""
+
+
+def test_translation_streams(fitted: Translator) -> None:
+    """Endless input is answered, and no more than a window of it is read ahead."""
+    read = 0
+
+    def endless() -> Iterator[str]:
+        nonlocal read
+        for index in count():
+            read += 1
+            yield SOURCES[index % 50]
+
+    found = list(islice(fitted.translate(endless(), beam_size=1, window_lines=5), 7))
+    assert [one.text for one in found] == [target for _, target in PAIRS[:7]]
+    assert read == 10
+
+
+def test_candidates_are_ranked(fitted: Translator) -> None:
+    (found,) = fitted.translate(["we see three cats"], beam_size=4, num_best=3)
+    assert len(found.candidates) == 3
+    scores = [one.score for one in found.candidates]
+    assert scores == sorted(scores, reverse=True)
+    assert len({one.text for one in found.candidates}) > 1
+
+
+def test_alignments_are_over_the_printed_labels(run: Path) -> None:
+    """Pieces that share a character are one label; rows sum to 1, with nothing on the padding of the batch."""
+    translator = Translator.load(run, device="cpu")
+    sources = ["木々", "we see звёзды", "", "e"]
+    for one in translator.translate(sources, beam_size=2, alignments=True):
+        best = one.candidates[0]
+        if not one.source:
+            assert (best.text, best.alignment) == ("", None)
+            continue
+        assert one.source_labels[-1] == "<eos>"
+        assert len(one.source_labels) <= len(one.source) + 1  # and not one a byte
+        assert best.alignment is not None
+        assert best.alignment.shape == (len(best.labels), len(one.source_labels))
+        torch.testing.assert_close(best.alignment.sum(-1), torch.ones(len(best.labels)), rtol=0, atol=1e-5)
+
+
+def test_maps_are_over_the_printed_labels(run: Path) -> None:
+    translator = Translator.load(run, device="cpu")
+    seen = translator.attend("木々 звёзды")
+    assert seen.source_labels == ["木", "々", "␣", *"звёзды", "<eos>"]
+    merged = seen.maps["encoder.0"]
+    source = torch.tensor([[*translator.source_tokenizer.encode("木々 звёзды"), 2]])
+    full = translator.model.attend(source, torch.tensor([source.shape[1]]), torch.tensor([[1]]))["encoder.0"].dense()
+    # 木 is the first three tokens: their mean looks at itself with the sum over its three.
+    torch.testing.assert_close(merged[:, 0, 0], full[0, :, :3, :3].sum(-1).mean(-1))
+    torch.testing.assert_close(merged.sum(-1), torch.ones(merged.shape[:-1]), rtol=0, atol=1e-5)
+
+
+def test_attend_names_every_map(fitted: Translator) -> None:
+    seen = fitted.attend("we see two trees")
+    assert "木" in "".join(seen.target_labels)
+    assert set(seen.alignment_names) <= set(seen.maps)
+    for name, weights in seen.maps.items():
+        rows, columns = seen.labels(name)
+        assert tuple(weights.shape[1:]) == (len(rows), len(columns))
+        dense = weights if isinstance(weights, torch.Tensor) else weights.dense()
+        assert float((dense.sum(-1) - 1).abs().max()) < 1e-5
+    assert len(seen.read_labels) == len(seen.target_labels)
+    with pytest.raises(DataError, match="empty sentence"):
+        fitted.attend("")
+
+
+def test_attention_is_drawn(fitted: Translator, tmp_path: Path) -> None:
+    picture, page = save_pictures(fitted, ["we see two trees", "we see six stars"], tmp_path / "new", title="test")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "we see two trees" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("beam_size", "num_best", "window"), [(0, 1, 1), (2, 3, 1), (2, 0, 1), (1, 1, 0)])
+def test_numbers_that_make_no_sense(fitted: Translator, beam_size: int, num_best: int, window: int) -> None:
+    with pytest.raises(ArgumentError, match="num_best must be in"):
+        next(fitted.translate(["a"], beam_size=beam_size, num_best=num_best, window_lines=window))
+
+
+def test_evaluate_needs_pairs(fitted: Translator) -> None:
+    with pytest.raises(DataError, match="no pairs"):
+        fitted.evaluate([])
+
+
+def test_the_loaded_model_is_the_best_one(fitted: Translator, run: Path) -> None:
+    history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    best = min(record["loss"] for record in history if record["event"] == "valid")
+    assert Translator.load(run, device="cpu").loss(PAIRS) == pytest.approx(best, abs=1e-5)
+
+
+def test_a_sentence_longer_than_the_positions_names_its_line(run: Path) -> None:
+    translator = Translator.load(run, device="cpu")
+    lines = ["we see one cats", "we see two trees", "x" * 41, "we see three stars"]
+    found = []
+    with pytest.raises(DataError, match="line 3: 42 tokens, and the model takes 40 at most"):
+        collect(translator.translate(lines, beam_size=1), found)
+    assert [one.source for one in found] == lines[:2]
+    with pytest.raises(DataError, match="pair 1: 42 tokens"):
+        translator.loss([("x" * 41, "y")])
+    with pytest.raises(DataError, match="the sentence has 42 tokens"):
+        translator.attend("x" * 41)
+
+
+def collect(results: Iterator, found: list) -> None:
+    for one in results:
+        found.append(one)  # one by one: what comes before an error is kept
+
+
+def test_what_a_run_folder_keeps(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.json", "prepared.json", "source_tokenizer.json", "target_tokenizer.json", "best", "last"}
+    assert names >= {"metrics.jsonl", "train.log", "tensorboard", "data"}
+    record = json.loads((run / "config.json").read_text())
+    assert record["config"]["seed"] == 0
+    assert record["versions"]["torch"] == torch.__version__
+    assert not [path for path in run.rglob("*") if path.suffix in (".pt", ".pth", ".pkl", ".ckpt", ".bin")]
+
+
+def test_a_tokenizer_of_another_run_is_refused(copied: Path) -> None:
+    Characters().train(["abc"]).save(copied / "source_tokenizer.json")
+    with pytest.raises(RunFolderError, match=r"source_tokenizer\.json is not the tokenizer that"):
+        Translator.load(copied)
+
+
+def test_a_vocabulary_that_does_not_fit(copied: Path) -> None:
+    """Both the tokenizer and its fingerprint were replaced: the sizes still tell."""
+    other = Characters().train(["abc"])
+    other.save(copied / "source_tokenizer.json")
+    prepared = json.loads((copied / "prepared.json").read_text())
+    (copied / "prepared.json").write_text(json.dumps(prepared | {"source_fingerprint": other.fingerprint()}))
+    with pytest.raises(RunFolderError, match="does not fit the model: source_embedding"):
+        Translator.load(copied)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: (run / "config.json").unlink(), "is not a run folder"),
+        (lambda run: (run / "config.json").write_text("{"), "not whole JSON"),
+        (lambda run: (run / "prepared.json").unlink(), "prepared.json is missing"),
+        (lambda run: (run / "target_tokenizer.json").unlink(), "target_tokenizer.json"),
+        (lambda run: (run / "target_tokenizer.json").write_text("{}"), "target_tokenizer.json"),
+        (lambda run: shutil.rmtree(run / "best"), "no checkpoint at"),
+        (lambda run: cut(next((run / "best").glob("*.safetensors"))), "was cut short"),
+    ],
+)
+def test_a_damaged_run_folder(copied: Path, damage, message: str) -> None:
+    damage(copied)
+    with pytest.raises(RunFolderError, match=message):
+        Translator.load(copied)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def test_a_run_is_neither_replaced_nor_bent(run: Path, tmp_path: Path) -> None:
+    saved = RunFolder(run).read_config("translation", TranslationConfig)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        train(saved)
+    with pytest.raises(RunFolderError, match="has batch_tokens 600, not 700"):
+        train(replace(saved, batch_tokens=700), resume=True)
+    with pytest.raises(RunFolderError, match=r"is not a run folder|is not a folder"):
+        train(replace(saved, out=tmp_path / "absent"), resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_more_steps_after_a_finished_run(copied: Path) -> None:
+    saved = RunFolder(copied).read_config("translation", TranslationConfig)
+    train(replace(saved, out=copied, steps=6), resume=True)
+    assert RunFolder(copied).checkpoints.position("last").step == 6
+
+
+def test_a_run_that_was_killed_before_its_data_was_ready_resumes(config: TranslationConfig) -> None:
+    RunFolder(config.out).begin("translation", config)
+    (config.out / "source_tokenizer.json").write_text("{ half of a f")
+    train(config, resume=True)
+    assert RunFolder(config.out).checkpoints.position("last").step == config.steps
+
+
+def test_a_share_is_split_off_for_validation(tmp_path: Path) -> None:
+    pairs = [(f"{source} {n}", target) for n in range(8) for source, target in PAIRS]
+    config = small_config(tmp_path, data=(write_pairs(tmp_path / "many.tsv", pairs),), valid=(), steps=1)
+    train(config)
+    corpus = open_corpus(config, RunFolder(config.out))
+    assert len(corpus.train) + len(corpus.valid) == 400
+    assert 5 <= len(corpus.valid) <= 45
+    decode = corpus.source_tokenizer.decode
+    kept = {decode(corpus.valid.source(i).tolist()) for i in range(len(corpus.valid))}
+    assert not kept & {decode(corpus.train.source(i).tolist()) for i in range(len(corpus.train))}
+
+
+def test_too_little_data_to_split(tmp_path: Path) -> None:
+    config = small_config(tmp_path, data=(write_pairs(tmp_path / "one.tsv", PAIRS[:1]),), valid=())
+    with pytest.raises(DataError, match=r"one\.tsv: too few pairs"):
+        train(config)
+
+
+def test_pairs_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
+    pairs = [*PAIRS, ("x" * 70, "y"), ("y", "x" * 70)]
+    config = small_config(
+        tmp_path, data=(write_pairs(tmp_path / "long.tsv", pairs),), max_length=60, steps=1, tokenizer="characters"
+    )
+    train(config)
+    assert json.loads((config.out / "prepared.json").read_text())["pairs_left_out"] == 2
+    assert "2 of 52 pairs are longer" in (config.out / "train.log").read_text()
+    corpus = open_corpus(config, RunFolder(config.out))
+    batches = TokenBatches(corpus.train, max_length=60, max_tokens=600, seed=0)
+    assert len(batches) == 50
+    assert max(int(batch.source_lengths.max()) for batch in batches.epoch(0, 0)) <= 60
+
+
+def test_bad_lines_stop_or_are_counted(tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "bad.tsv")
+    with path.open("a") as file:
+        file.write("no tab here\n")
+    config = small_config(tmp_path, data=(path,), steps=1)
+    with pytest.raises(DataError, match=r"bad\.tsv:51"):
+        train(config)
+    train(replace(config, bad_lines="skip"), overwrite=True)
+    assert "1 bad lines left out" in (config.out / "train.log").read_text()
+
+
+def test_shared_vocabulary(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path, shared_vocabulary=True, transformer=replace(SMALL["transformer"], shared_embeddings=True), steps=2
+    )
+    translator = train(config)
+    assert translator.source_tokenizer.fingerprint() == translator.target_tokenizer.fingerprint()
+    assert (config.out / "tokenizer.json").exists()
+    assert Translator.load(config.out).loss(PAIRS) == pytest.approx(translator.loss(PAIRS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label_smoothing": 2.0}, "label_smoothing must be between 0 and 1, got 2.0"),
+        ({"batch_tokens": 0}, "batch_tokens must be at least 1, got 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+        ({"seed": -1}, "seed must be 0 or more"),
+        ({"transformer": TransformerConfig(shared_embeddings=True)}, "--shared-vocabulary"),
+    ],
+)
+def test_settings_that_make_no_sense(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        small_config(tmp_path, **changes)
+
+
+def test_nothing_is_touched_when_settings_do_not_fit(config: TranslationConfig) -> None:
+    for wrong in ({"steps": 0}, {"schedule": "cosine"}, {"device": "cuda:99"}, {"device": "abacus"}):
+        with pytest.raises(ArgumentError):
+            train(replace(config, **wrong))
+    assert not config.out.exists()
+
+
+def test_positions_must_hold_what_is_trained_on(tmp_path: Path) -> None:
+    model = replace(SMALL["transformer"], positions="learned", max_length=20)
+    with pytest.raises(ArgumentError, match="20 positions and trains on sentences of up to 256"):
+        train(small_config(tmp_path, transformer=model))
+
+
+def test_bad_data_leaves_no_half_made_run_behind(config: TranslationConfig, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.tsv"
+    bad.write_text("no tab here\n", encoding="utf-8")
+    fresh = replace(config, data=(bad,), out=tmp_path / "fresh")
+    with pytest.raises(DataError, match=r"bad\.tsv:1"):
+        train(fresh)
+    assert not fresh.out.exists()
+    train(replace(fresh, data=config.data))  # mended: the same command goes through

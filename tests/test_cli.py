@@ -1,0 +1,328 @@
+"""The command line as users meet it: what it prints where, how it ends, and that nothing is lost on the way."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from regard import cli
+from regard.training.checkpoints import Checkpoints
+
+PAIRS = [(f"{n} times {m}", f"{m} mal {n}") for n in range(10) for m in range(10)]
+TINY = [
+    *("--transformer.dim", "8", "--transformer.num-heads", "2", "--transformer.feed-forward-dim", "8"),
+    *("--transformer.encoder-layers", "1", "--transformer.decoder-layers", "1", "--tokenizer", "characters"),
+    *("--batch-tokens", "400", "--warmup-steps", "5", "--device", "cpu"),
+    *("--log-every", "1", "--validate-every", "10", "--save-every", "10"),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(data: Path) -> Path:
+    """Forty steps in one go."""
+    folder = data.parent / "run"
+    done = regard("train", "--data", str(data), "--out", str(folder), "--steps", "40", *TINY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return folder
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run a command in this process: (status, standard output, standard error)."""
+    monkeypatch.setattr(cli, "_keep_freed_memory", lambda: None)
+
+    def run_here(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["regard", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as leaving:
+            status = int(leaving.code or 0)
+        return (status, *capsys.readouterr())
+
+    return run_here
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def regard(*arguments: str, launcher: tuple[str, ...] = (), **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *launcher, "-m", "regard", *arguments]
+    return subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=180, check=False, **options
+    )
+
+
+def start(*arguments: str, **options) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "regard", *arguments], env=environment(), **options)
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [(record["step"], record["loss"]) for record in records if record["event"] == "train"]
+
+
+def wait_for(folder: Path, step: int, process: subprocess.Popen) -> None:
+    """Until a step is in the history."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "training ended before it could be stopped"
+        path = folder / "metrics.jsonl"
+        if path.exists() and f'"step": {step},' in path.read_text():
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"step {step} did not come")
+
+
+# -- training that is stopped ------------------------------------------------------------------------
+
+
+def test_kill_9_and_resume_give_the_same_losses(data: Path, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start("train", "--data", str(data), "--out", str(out), "--steps", "40", *TINY, stderr=subprocess.DEVNULL)
+    wait_for(out, 23, process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert Checkpoints(out).position("last").step >= 20
+    resumed = regard("train", "--out", str(out), "--resume")  # every other setting stays what it was
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming after step" in resumed.stderr
+    assert losses(out) == losses(run)
+
+
+def test_ctrl_c_saves_says_how_to_resume_and_leaves_with_130(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = ("train", "--data", str(data), "--out", str(out), "--steps", "100000", *TINY)
+    process = start(*command, stderr=subprocess.PIPE, text=True)
+    wait_for(out, 3, process)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    last = stderr.splitlines()[-1]
+    saved = Checkpoints(out).position("last").step
+    assert f"after step {saved}, which is saved" in last
+    assert f"regard train --out {out} --resume" in last
+    assert "Traceback" not in stderr
+    assert losses(out)[-1][0] == saved
+
+
+def test_torchrun_as_it_is(data: Path, tmp_path: Path) -> None:
+    """Two ranks with the same global batches give the losses of one, and one of them writes and speaks."""
+    command = ("train", "--data", str(data), "--steps", "6", "--transformer.dropout", "0", *TINY)
+    one = regard(*command, "--out", str(tmp_path / "one"))
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29741")
+    two = regard(*command, "--out", str(tmp_path / "two"), launcher=launcher)
+    assert (one.returncode, two.returncode) == (0, 0), two.stderr
+    ours, theirs = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert [step for step, _ in theirs] == [1, 2, 3, 4, 5, 6]
+    assert max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True)) < 1e-5
+    assert two.stderr.count("step       6/6") == two.stderr.count("the best model is in") == 1
+    assert "Warning" not in two.stderr
+    assert "deprecated" not in two.stderr
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_lost(call, data: Path, run: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small tmpfs needs root and a system that lets it")
+    try:
+        out = disk / "run"
+        assert call("train", "--data", str(data), "--out", str(out), "--steps", "10", *TINY)[0] == 0
+        ballast = disk / "ballast"
+        with contextlib.suppress(OSError):
+            ballast.write_bytes(bytes(2**20))
+        status, _, err = call("train", "--out", str(out), "--resume", "--steps", "40")
+        assert status == 2
+        assert err.splitlines()[-1].startswith("regard: [Errno 28] No space left on device")
+        assert Checkpoints(out).position("last").step == 10
+        ballast.unlink()
+        assert call("train", "--out", str(out), "--resume", "--steps", "40")[0] == 0
+        assert losses(out) == losses(run)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# -- using a run ----------------------------------------------------------------------------------------
+
+
+def test_a_file_a_pipe_and_a_sentence_take_the_same_path(call, run: Path, tmp_path: Path) -> None:
+    lines = [source for source, _ in PAIRS[:7]] + [""]
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    status, from_file, _ = call("translate", str(run), "--input", str(path), "--beam", "2")
+    _, from_pipe, _ = call("translate", str(run), "--beam", "2", stdin=path.read_bytes())
+    alone = [call("translate", str(run), line, "--beam", "2")[1] for line in lines[:3]]
+    assert status == 0
+    assert from_file == from_pipe
+    assert from_file.splitlines()[:3] == [one.rstrip("\n") for one in alone]
+    assert from_file.count("\n") == len(lines)
+    assert from_file.endswith("\n\n")
+
+
+def test_nbest_and_alignments(call, run: Path) -> None:
+    _, table, _ = call("translate", str(run), "2 times 3", "--beam", "3", "--nbest", "2")
+    rows = [line.split("\t") for line in table.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1"]
+    assert float(rows[0][1]) >= float(rows[1][1])
+    _, lines, _ = call("translate", str(run), "2 times 3", "--alignments")
+    found = json.loads(lines)
+    best = found["translations"][0]
+    assert found["source"] == [*"2␣times␣3", "<eos>"]
+    assert len(best["alignment"]) == len(best["tokens"])
+    assert all(abs(sum(row) - 1) < 1e-3 for row in best["alignment"])
+
+
+def test_evaluate(call, run: Path, data: Path) -> None:
+    status, out, _ = call("evaluate", str(run), "--data", str(data), "--beam", "1")
+    rows = dict(line.split("\t")[:2] for line in out.splitlines())
+    assert status == 0
+    assert set(rows) == {"pairs", "BLEU", "chrF", "exact match", "loss"}
+    assert rows["pairs"] == "100"
+    assert "nrefs:1|case:mixed" in out
+
+
+def test_view_writes_a_picture_and_a_page(call, run: Path, tmp_path: Path) -> None:
+    status, out, _ = call("view", str(run), "2 times 3", "--out", str(tmp_path))
+    assert status == 0
+    assert out.splitlines() == [str(tmp_path / "attention.png"), str(tmp_path / "attention.html")]
+    assert all(Path(line).stat().st_size > 1000 for line in out.splitlines())
+
+
+def test_whoever_stops_reading_is_not_an_error(run: Path, tmp_path: Path) -> None:
+    process = start("translate", str(run), "--beam", "1", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    _, stderr = process.communicate(b"2 times 3\n" * 50, timeout=60)
+    assert process.returncode == 0
+    assert stderr == b""
+
+
+# -- help and version ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["train", "translate", "evaluate", "view", "demo"])
+def test_help_explains_every_option(call, command: str) -> None:
+    status, out, err = call(command, "--help")
+    assert (status, err) == (0, "")
+    assert "usage: regard " + command in out
+    options = out[out.index("options") :]
+    assert "helptext" not in options
+
+
+def test_version(call) -> None:
+    assert call("--version") == (0, "regard 0.1.0\n", "")
+
+
+def test_no_command_says_which_there_are(call) -> None:
+    status, out, err = call()
+    assert (status, out) == (2, "")
+    assert "translate" in err
+
+
+# -- errors: one line, status 2 ------------------------------------------------------------------------------
+
+
+def check_one_line(result: tuple[int, str, str], message: str) -> None:
+    status, out, err = result
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert err.startswith("regard: ")
+    assert message in err
+
+
+BAD_DATA = [
+    (b"", "got nothing"),
+    (b"a b c\n", "pairs.tsv:1: expected a source and a target with a tab"),
+    (b"a\tb\n\xff\xfe\tx\n", "pairs.tsv:2: expected UTF-8"),
+    (b"a\tb\tc\n", "expected 2 columns, got 3"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_DATA)
+def test_bad_data(call, tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_bytes(content)
+    check_one_line(call("train", "--data", str(path), "--out", str(tmp_path / "run"), *TINY), message)
+
+
+def test_aligned_files_of_unequal_length(call, tmp_path: Path) -> None:
+    (tmp_path / "a.en").write_text("one\ntwo\n")
+    (tmp_path / "a.de").write_text("eins\n")
+    files = [str(tmp_path / "a.en"), str(tmp_path / "a.de")]
+    check_one_line(call("train", "--data", *files, "--out", str(tmp_path / "run"), *TINY), "as many lines")
+
+
+def test_files_and_folders_that_are_not_there(call, run: Path, tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    check_one_line(call("train", "--data", absent, "--out", str(tmp_path / "run"), *TINY), "cannot read")
+    check_one_line(call("translate", absent, "x"), "is not a folder")
+    check_one_line(call("translate", str(tmp_path), "x"), "is not a run folder")
+    check_one_line(call("translate", str(run), "--input", absent), "cannot read")
+    check_one_line(call("evaluate", str(run), "--data", absent), "cannot read")
+    check_one_line(call("train", "--out", absent, "--resume"), "is not a folder")
+
+
+def test_arguments_that_contradict_each_other(call, run: Path, data: Path) -> None:
+    check_one_line(call("translate", str(run), "x", "--input", str(data)), "give one of them")
+    check_one_line(call("translate", str(run), "x", "--nbest", "9"), "num_best")
+    check_one_line(call("train", "--out", str(run), "--resume", "--overwrite"), "give one of them")
+    check_one_line(call("train", "--out", str(run), "--resume", "--seed", "5"), "has seed 0, not 5")
+    check_one_line(call("view", str(run)), "give one or more")
+    check_one_line(call("translate", str(run), "x", "--device", "abacus"), "device")
+
+
+def test_a_run_is_not_replaced_unasked(call, run: Path, data: Path) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    check_one_line(call("train", "--data", str(data), "--out", str(run), *TINY), "already holds a run")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_demo_does_not_write_into_a_folder_of_something_else(call, tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("mine\n")
+    check_one_line(call("demo", "--out", str(tmp_path)), "`regard demo` did not make it")
+    assert (tmp_path / "train.tsv").read_text() == "mine\n"
+
+
+def test_a_folder_that_cannot_be_written_to(call, data: Path, tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        # Root may write anywhere but where there is no file system to write to.
+        check_one_line(call("train", "--data", str(data), "--out", "/proc/regard", *TINY), "/proc/regard")
+        return
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    check_one_line(call("train", "--data", str(data), "--out", str(tmp_path / "run"), *TINY), "Permission denied")
+
+
+def test_debug_shows_where_it_happened(call, tmp_path: Path) -> None:
+    from regard.errors import RunFolderError
+
+    with pytest.raises(RunFolderError, match="is not a run folder"):
+        call("translate", str(tmp_path), "x", "--debug")
+
+
+def test_an_unknown_option(call) -> None:
+    status, out, err = call("train", "--colour", "red")
+    assert (status, out) == (2, "")
+    assert "--colour" in err
+    assert "Traceback" not in err

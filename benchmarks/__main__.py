@@ -1,0 +1,38 @@
+"""Run the named claims, or all of them, and write their tables into RESULTS.md."""
+
+import importlib
+import re
+import sys
+from datetime import date
+from pathlib import Path
+
+from benchmarks.harness import HEADER, machine
+
+CLAIMS = ["scaled_dot", "sparse_masks", "additive", "learned_bias", "kernel_regression"]
+RESULTS = Path(__file__).parent / "RESULTS.md"
+TOP = """# Results
+
+Each table is made by the command above it, which runs the peer and ours in turn on the same machine. These machines
+are shared and noisy: only the ratios count, and they are given with their quartiles. Where a bar is not met, the
+figure stands as it is.
+"""
+
+
+def main(names: list[str]) -> None:
+    text = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else TOP
+    for name in names or CLAIMS:
+        module = importlib.import_module(f"benchmarks.{name}")
+        print(f"== {name}", flush=True)
+        rows, notes = module.run()
+        table = "\n".join([HEADER, *map(str, rows)])
+        section = (
+            f"## {module.TITLE}\n`python -m benchmarks {name}`, {date.today()}, {machine()}\n\n{table}\n"
+            + "".join(f"\n{note}\n" for note in notes)
+        )
+        old = re.compile(rf"## {re.escape(module.TITLE)}\n.*?(?=\n## |\Z)", re.DOTALL)
+        text = old.sub(lambda _, new=section: new, text) if old.search(text) else f"{text.rstrip()}\n\n{section}"
+        RESULTS.write_text(text.rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,104 @@
+"""Measure ours and a peer's in turn, and say how sure the ratio is."""
+
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: times in seconds, the ratio peer / ours as median and quartiles of the pairs."""
+
+    what: str
+    peer: float
+    ours: float
+    ratio: float
+    low: float
+    high: float
+    target: float | None = None
+
+    def __str__(self) -> str:
+        target = "" if self.target is None else f"{self.target:g}x"
+        met = "" if self.target is None else "yes" if self.ratio >= self.target else "**no**"
+        return (
+            f"| {self.what} | {1e3 * self.peer:.1f} | {1e3 * self.ours:.1f} | "
+            f"{self.ratio:.2f}x ({self.low:.2f} to {self.high:.2f}) | {target} | {met} |"
+        )
+
+
+HEADER = (
+    "| setting | peer, ms | ours, ms | peer / ours: median (quartiles) | at least | met |\n|---|---|---|---|---|---|"
+)
+
+
+def compare(what: str, peer: Run, ours: Run, *, target: float | None = None, seconds: float = 6.0) -> Row:
+    """Run the two alternately for about so many seconds, at least 5 pairs after one to warm up."""
+    times: tuple[list[float], list[float]] = ([], [])
+    _once(peer), _once(ours)
+    end = time.perf_counter() + seconds
+    while len(times[0]) < 5 or (time.perf_counter() < end and len(times[0]) < 200):
+        # The order changes from pair to pair, so that neither always runs in the other's wake.
+        for side in (0, 1) if len(times[0]) % 2 else (1, 0):
+            times[side].append(_once((peer, ours)[side]))
+    ratios = sorted(p / o for p, o in zip(*times, strict=True))
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    row = Row(what, statistics.median(times[0]), statistics.median(times[1]), middle, low, high, target)
+    print(row, flush=True)
+    return row
+
+
+def _once(run: Run) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def forward_backward(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> Run:
+    """A run that makes the gradients of all the tensors."""
+    leaves = [t for t in tensors if t.requires_grad]
+
+    def run() -> object:
+        output = function(*tensors)
+        return torch.autograd.grad(output, leaves, torch.ones_like(output))
+
+    return run
+
+
+def without_gradients(function: Callable[..., object], *tensors: torch.Tensor) -> Run:
+    """A run without recording gradients."""
+
+    def run() -> object:
+        with torch.no_grad():
+            return function(*tensors)
+
+    return run
+
+
+def peak_memory_mib(code: str) -> float:
+    """What a fresh process needs at its peak for `run()` above what stood before it; `code` defines run."""
+    program = (
+        "import resource, torch, regard\ntorch.set_num_threads(2)\n"
+        f"{code}\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\nrun()\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
+    )
+    return float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
+
+
+def machine() -> str:
+    """What this ran on."""
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    threads = torch.get_num_threads()
+    return f"{cpu}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"

@@ -1,0 +1,85 @@
+"""Write docs/backends.md: which backend runs what, asked of the backends themselves.
+
+python docs/make_backends.py
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import regard
+from regard.backends import BACKENDS
+from regard.functional import make_call
+
+PAGE = Path(__file__).with_name("backends.md")
+HEAD = """# Which backend runs what
+
+Made by `python docs/make_backends.py`, which asks each backend's `why_not`; a test keeps it current. On the CPU, with
+gradients recorded. `backend=None` takes the first column that says yes.
+"""
+
+
+def cases() -> dict[str, dict[str, object]]:
+    """One call for each thing that can be passed in."""
+    ones, learned = torch.ones(4), torch.zeros(3, 3, requires_grad=True)
+    scores = {
+        "ScaledDot": regard.ScaledDot(),
+        "Cosine": regard.Cosine(),
+        "Bilinear": regard.Bilinear(torch.eye(4)),
+        "Additive": regard.Additive(ones),
+        "SoftCapped": regard.SoftCapped(regard.ScaledDot(), cap=30.0),
+        "Gaussian": regard.Gaussian(),
+        "Laplacian, Boxcar, Epanechnikov, Triangular, Constant": regard.Laplacian(),
+        "a function of one's own": lambda q, k: q @ k.mT,
+    }
+    normalizations = {
+        "SoftmaxWithSink": regard.SoftmaxWithSink(),
+        "Sigmoid": regard.Sigmoid(),
+        "Sparsemax, Entmax15": regard.Sparsemax(),
+        "Unnormalized": regard.Unnormalized(),
+    }
+    masks = {
+        "lengths, padding": regard.lengths(torch.tensor([2])),
+        "causal": regard.causal(),
+        "window, documents, blocks, strided, prefix": regard.window(2),
+        "predicate, a bool tensor": regard.predicate(lambda b, h, q, k: q > k),
+    }
+    biases = {
+        "a tensor": torch.zeros(3, 3),
+        "a learned tensor": learned,
+        "ALiBi": regard.ALiBi(1),
+        "T5Bias": regard.T5Bias(torch.zeros(32, 1, requires_grad=True)),
+        "Shaw": regard.Shaw(torch.zeros(3, 4, requires_grad=True)),
+    }
+    found: dict[str, dict[str, object]] = {}
+    for option, values in (("score", scores), ("normalization", normalizations), ("mask", masks), ("bias", biases)):
+        found |= {f"`{option}=` {name}": {option: value} for name, value in values.items()}
+    return found | {"`dropout=` above 0": {"dropout": 0.1}}
+
+
+def table() -> str:
+    """A row for each case, a column for each backend, and the reasons below."""
+    lines = ["| | " + " | ".join(BACKENDS) + " |", "|---|" + "---|" * len(BACKENDS)]
+    reasons: dict[str, int] = {}
+    x = torch.zeros(1, 3, 4, requires_grad=True)
+    for name, options in cases().items():
+        given = {
+            "score": regard.ScaledDot(),
+            "normalization": regard.Softmax(),
+            "mask": None,
+            "bias": None,
+            "dropout": 0.0,
+        }
+        call, _ = make_call(x, x, x, **{**given, **options})
+        cells = []
+        for backend in BACKENDS.values():
+            why = backend.why_not(replace(call, normalization=call.normalization.base))
+            cells.append("yes" if why is None else f"no [{reasons.setdefault(why, len(reasons) + 1)}]")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    notes = [f"{number}. {why}" for why, number in reasons.items()]
+    return "\n".join([HEAD, *lines, "", *notes]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(table(), encoding="utf-8")

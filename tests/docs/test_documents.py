@@ -1,0 +1,34 @@
+"""The examples of the README and the pages run as they stand, from top to bottom."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "docs/coming-from.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_run(page, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.mkdtemp", lambda: str(tmp_path))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert code
+    names: dict[str, object] = {}
+    for block in code:
+        exec(compile(block, page, "exec"), names)
+
+
+def test_links_lead_somewhere():
+    for page in [*PAGES, "docs/architecture.md"]:
+        path = ROOT / page
+        for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / link).exists(), f"{page} links to {link}"
+
+
+def test_the_table_of_backends_is_current():
+    code = compile((ROOT / "docs/make_backends.py").read_text(encoding="utf-8"), "make_backends.py", "exec")
+    names: dict[str, object] = {"__name__": "make_backends", "__file__": str(ROOT / "docs/make_backends.py")}
+    exec(code, names)
+    assert names["table"]() == (ROOT / "docs/backends.md").read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from regard.errors import RegardError as RegardError
 from regard.functional import Attended as Attended
 from regard.functional import attention as attention
 from regard.functional import explain as explain
+from regard.inspection.summaries import Summarize as Summarize
 from regard.inspection.watch import watch as watch
 from regard.kernels import Boxcar as Boxcar
 from regard.kernels import Constant as Constant
@@ -74,6 +75,7 @@ __all__ = [
     "Softmax",
     "SoftmaxWithSink",
     "Sparsemax",
+    "Summarize",
     "T5Bias",
     "TransformerXL",
     "Triangular",

@@ -50,6 +50,10 @@ class WatchedMap(AttentionMap):  # type: ignore[misc]
         """(batch..., H, T, S)."""
         return torch.Size(self._factors.sizes.map_shape)
 
+    def storages(self) -> dict[int, int]:
+        """The bytes held, by storage, so that shared ones count once."""
+        return self._factors.storages()
+
     def _choose(self, cells: Tensor, leading: tuple[int, ...]) -> AttentionMap:  # type: ignore[override]
         return AttentionMap(self._call, self._state, self._backend, self._leading, self._value)._choose(cells, leading)
 

@@ -60,7 +60,7 @@ def held_bytes(seen: "Seen") -> int:
     storages: dict[int, int] = {}
     for call in seen.calls:
         if call.map is not None:
-            storages |= call.map._factors.storages()
+            storages |= call.map.storages()
     return sum(storages.values()) + sum(given.bytes for given in seen._keeper.dense_masks)
 
 

@@ -223,6 +223,16 @@ def test_the_steps_of_a_generation_are_joined():
         steps.pooled(128, 128)
 
 
+def test_calls_that_do_not_continue_one_another_have_no_distance_together():
+    model, inputs = Attend(), x()
+    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("entropy", "distance")) as seen:
+        model(inputs)
+        model(inputs)
+    assert seen.joined("").entropy().shape == (B, H, 2 * T)
+    with pytest.raises(NotKeptError, match=r"by Summarize\('entropy'\)"):
+        seen.joined("").distance(0)
+
+
 def test_steps_of_which_nothing_can_be_joined():
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, T, D)
     with torch.no_grad(), regard.watch(Steps(), keep=regard.Summarize("pooled")) as seen:

@@ -3,6 +3,7 @@
 Three doors: `attention(...)`, models in `regard.nn` and `regard.models`, and the command line `regard`.
 """
 
+from regard import huggingface as huggingface
 from regard.biases import Bias as Bias
 from regard.errors import RegardError as RegardError
 from regard.functional import Attended as Attended

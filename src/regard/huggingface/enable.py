@@ -24,8 +24,8 @@ def enable(model: nn.Module) -> "Enabled":
 
     The maps carry gradients, and nothing T x S is made: masks travel as predicates. Logits are those of the model's
     own attention but for rounding, and for dropout, whose random bits differ. A query of padding has no key here, so
-    that its row is 0; "eager" spreads it evenly over all keys. The maps of a generation hold the keys of every step; for
-    a long one take `regard.watch`, which holds those of the last.
+    that its row is 0; "eager" spreads it evenly over all keys. The maps of a generation hold every step's keys; for a
+    long one take `regard.watch`, which holds those of the last.
 
     Args:
         model: a `transformers.PreTrainedModel`. It is changed in place; nothing else is, but that the two functions are

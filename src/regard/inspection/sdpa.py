@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.backends.base import Call
 from regard.errors import ShapeError
 from regard.functional import make_call
-from regard.inspection.factors import Factors, checked, output_error, weighted
+from regard.inspection.factors import Factors, output_error, weighted
 from regard.inspection.given import GivenMask
 from regard.inspection.keeper import Keeper
 from regard.inspection.lse import KernelLse
@@ -50,9 +50,9 @@ class Sdpa(Source):
         if self.attn_mask is not None:
             given = keeper.mask(self.attn_mask, call.sizes, dtype=dtype)
         call = masked(call, given, causal(0) if self.is_causal else None)
-        state, notes = self._state(call, given, keeper)
-        held = [*kept, *given.kept]
-        factors = Factors(call.sizes, call, state=state, held=held)
+        notes: list[str] = []
+        state, held = self._state(call, given, keeper), [*kept, *given.kept]
+        factors = Factors(call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes)
         verify = "dropout" if self.dropout_p else self._verify(factors)
         return Reading(factors, notes, verify, grows=call.sizes.queries < call.sizes.keys)
 
@@ -70,22 +70,18 @@ class Sdpa(Source):
         )
         return query, key, dtype
 
-    def _state(self, call: Call, given: GivenMask, keeper: Keeper) -> tuple[Tensor | None, list[str]]:
-        """The kernel's log-sum-exp in our convention; None where there is none that can be believed."""
+    def _state(self, call: Call, given: GivenMask, keeper: Keeper) -> Tensor | None:
+        """The kernel's log-sum-exp in our convention; None where there is none."""
         lse, shape = self.kernel.lse, call.query.shape[:-1]
         # With even rows the kernel's number is finfo.min; with both masks, who is alive is not at hand.
         if lse is None or given.even is not None or (self.is_causal and given.live is not None):
-            return None, []
+            return None
         if lse.numel() != shape.numel():
-            return None, []
+            return None
         lse = lse.detach().to(call.query.device).reshape(shape)
         if given.live is not None:
             lse = lse.masked_fill(~given.live, -torch.inf)
-        state, miss = checked(call, lse)
-        if state is None:
-            said = f"{self.kernel.operator} gave a log-sum-exp with which a row sums to 1 {miss:+.1e}: computed anew"
-            return None, [said]
-        return keeper.keep(state, "").tensor, []
+        return keeper.keep(lse, "").tensor
 
     def _verify(self, factors: Factors) -> Callable[[], float]:
         def error() -> float:

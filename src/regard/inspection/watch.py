@@ -15,7 +15,7 @@ from regard.inspection import multi_head, own, sdpa, written_out  # noqa: F401  
 from regard.inspection.keeper import Keeper, Where
 from regard.inspection.maps import StoredMap, WatchedMap
 from regard.inspection.names import Names, chooser, not_seen
-from regard.inspection.report import Report, count, report
+from regard.inspection.report import Report, count, missed_by, report
 from regard.inspection.source import Source
 from regard.inspection.steps import share_keys
 from regard.inspection.summaries import Summarize, SummaryMap, joined, summarized
@@ -281,7 +281,7 @@ class Seen:
     def __repr__(self) -> str:
         """One line."""
         names = len({call.name for call in self.calls if call.map is not None})
-        missed = self.report().missed
+        missed = missed_by(self)
         tail = f"; {len(missed)} not: print(seen.report())" if missed else ""
         return f"Seen({type(self.modules['']).__name__}: {count(len(self), 'map')} of {count(names, 'module')}{tail})"
 

@@ -14,7 +14,7 @@ import regard
 from regard.errors import ArgumentError, NotSeenError, OverwrittenError
 from regard.inspection import factors as factors_module
 from regard.inspection import lse as lse_module
-from regard.inspection.threads import this_thread
+from regard.inspection.threads import HANDLERS, this_thread
 
 B, H, T, D = 2, 3, 7, 5
 
@@ -133,6 +133,13 @@ def test_a_row_of_finfo_min_is_even_as_the_model_computed_it():
     close(seen[""][1, :, 2:4], torch.full((H, 2, T), 1 / T))
     close(seen[""][0].dense(), dense(model, inputs)[0].detach())
     close(seen[""].entropy()[1, :, 3], torch.full((H,), T).log())
+
+
+def test_a_row_of_several_low_numbers_is_even_over_the_largest():
+    mask = torch.zeros(T, T)
+    mask[2] = torch.tensor([-1e9, MIN, -1e9, MIN, MIN, MIN, MIN])
+    seen = watched(Attend(), x(), attn_mask=mask)
+    close(seen[""][0, 0, 2], torch.tensor([0.5, 0, 0.5, 0, 0, 0, 0]))
 
 
 def test_grouped_heads():
@@ -495,6 +502,20 @@ def test_a_wrong_lse_is_found_and_computed_anew(monkeypatch, wrong, verify):
     assert str(seen.report()).count("a row sums to 1") == 1
 
 
+def test_the_check_is_made_once_and_not_while_the_model_runs(monkeypatch):
+    checks = []
+    right = factors_module.checked
+    monkeypatch.setattr(factors_module, "checked", lambda *args: checks.append(args) or right(*args))
+    with torch.no_grad(), regard.watch(model := Two()) as seen:
+        model(x())
+    assert (repr(seen), len(checks)) == ("Seen(Two: 2 maps of 2 modules)", 0)
+    for _ in range(2):
+        seen["first"].entropy()
+    assert len(checks) == 1
+    seen.report()
+    assert len(checks) == 2
+
+
 def test_verify_finds_wrong_factors(monkeypatch):
     monkeypatch.setattr(factors_module, "TOLERANCE", {torch.float32: 1e9})
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -502,6 +523,34 @@ def test_verify_finds_wrong_factors(monkeypatch):
     with torch.no_grad(), regard.watch(model := Attend(), verify=True) as seen:
         model(x())
     assert seen.calls[0].error > 0.05
+
+
+# -- what need not be looked at ----------------------------------------------------------------------
+
+
+def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hooked, self.plain, self.attend = nn.Linear(4, 4), nn.Linear(4, 4), Attend()
+
+        def forward(self, x: Tensor) -> Tensor:
+            F.linear(self.plain(torch.ones(1, 4)), torch.ones(4, 4))
+            return self.attend(self.hooked(torch.ones(1, 4)).sum() * x)
+
+    def count(thread, func, args, kwargs):
+        calls.append(func)
+        return func(*args, **kwargs)
+
+    calls, model = [], Model()
+    monkeypatch.setitem(HANDLERS, F.linear, count)
+    q = torch.randn(1, 1, 3, 4)
+    model.hooked.register_forward_pre_hook(lambda *_: F.scaled_dot_product_attention(q, q, q) is None)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+    # The call in the open, that of the module with a hook, and none of the plain module's and of the projection's.
+    assert len(calls) == 2
+    assert [m.shape[-1] for m in seen.maps] == [3, T]
 
 
 # -- leaving everything as it was --------------------------------------------------------------------

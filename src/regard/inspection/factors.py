@@ -180,10 +180,10 @@ def _sees_all(mask: Mask, sizes: Sizes) -> bool:
 
 
 def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
-    """P V for value (B, G, S, E), P being what the map reads, a few rows at a time, not what a kernel would compute."""
+    """P V for value (B, G or H, S, E), P being what the map reads, a few rows at a time, and not what a kernel makes."""
     with undisturbed():
-        value = value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
         sizes, pieces = call.sizes, []
+        value = value.to(call.compute_dtype).repeat_interleave(sizes.heads // value.shape[1], dim=1)
         step = max(1, CHUNK_ELEMENTS // (sizes.flat_batch * sizes.heads * sizes.keys))
         for start in range(0, sizes.queries, step):
             rows = range(start, min(start + step, sizes.queries))

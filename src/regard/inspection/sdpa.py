@@ -13,6 +13,7 @@ from regard.functional import make_call
 from regard.inspection.factors import Factors, output_error, weighted
 from regard.inspection.given import GivenMask
 from regard.inspection.keeper import Keeper
+from regard.inspection.kept import Kept
 from regard.inspection.lse import KernelLse
 from regard.inspection.source import Reading, Source
 from regard.inspection.threads import HANDLERS, Thread
@@ -50,8 +51,10 @@ class Sdpa(Source):
         if self.attn_mask is not None:
             given = keeper.mask(self.attn_mask, call.sizes, dtype=dtype)
         call = masked(call, given, causal(0) if self.is_causal else None)
+        # With even rows the queries are our own by now.
+        queries = kept[0] if given.even is None else Kept(call.query, kept[0].what)
         notes: list[str] = []
-        state, held = self._state(call, given, keeper), [*kept, *given.kept]
+        state, held = self._state(call, given, keeper), [queries, kept[1], *given.kept]
         factors = Factors(call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes)
         verify = "dropout" if self.dropout_p else self._verify(factors)
         return Reading(factors, notes, verify, grows=call.sizes.queries < call.sizes.keys)
@@ -89,8 +92,10 @@ class Sdpa(Source):
             output = self.output.reshape(*call.query.shape[:-1], -1)
             value = _one_rank(self.query, self.value, self.enable_gqa)[1].to(call.query)
             sizes = call.sizes
-            lead = (*sizes.batch, sizes.kv_heads) if sizes.has_heads else sizes.batch
-            value = value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, sizes.kv_heads, *value.shape[-2:])
+            # Of grouped keys the values may have come repeated.
+            heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
+            lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
+            value = value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])
             return output_error(weighted(call, factors.state, value), output, value)
 
         return error
@@ -153,13 +158,23 @@ def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
     group = getattr(module, "num_key_value_groups", 1)
     heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
     query, mask = call.query, call.attn_mask
-    if group == 1 or call.enable_gqa or query.dim() != 4 or query.shape[1:3] != (call.key.shape[1], group):
+    if group == 1 or call.enable_gqa or query.dim() != 4:
         return call
-    if heads != query.shape[1] * group:
+    if query.shape[1] == call.key.shape[1] == heads:
+        return _not_repeated(call, group)
+    if query.shape[1:3] != (call.key.shape[1], group) or heads != query.shape[1] * group:
         return call
     if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
         mask = mask.flatten(1, 2).unsqueeze(2)
     return replace(call, query=query.flatten(1, 2).unsqueeze(2), attn_mask=mask, enable_gqa=True)
+
+
+def _not_repeated(call: Sdpa, group: int) -> Sdpa:
+    """The call whose key heads transformers has repeated, which it does under a mask, with each head once."""
+    grouped = call.key.unflatten(1, (-1, group))
+    if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
+        return call
+    return replace(call, key=grouped[:, :, 0], enable_gqa=True)
 
 
 HANDLERS[torch.nn.functional.scaled_dot_product_attention] = _observe

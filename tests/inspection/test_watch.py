@@ -545,7 +545,7 @@ def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch):
     calls, model = [], Model()
     monkeypatch.setitem(HANDLERS, F.linear, count)
     q = torch.randn(1, 1, 3, 4)
-    model.hooked.register_forward_pre_hook(lambda *_: F.scaled_dot_product_attention(q, q, q) is None)
+    model.hooked.register_forward_pre_hook(lambda *_: [F.scaled_dot_product_attention(q, q, q)].clear())
     with torch.no_grad(), regard.watch(model) as seen:
         model(x())
     # The call in the open, that of the module with a hook, and none of the plain module's and of the projection's.
@@ -715,6 +715,28 @@ def test_threads_at_once():
 
 
 # -- refused, and told apart -------------------------------------------------------------------------
+
+
+def test_a_compiled_model_stays_compiled_with_the_same_bits():
+    compiled_for = []
+
+    def backend(graph, inputs):
+        compiled_for.append(graph)
+        return graph.forward
+
+    model, inputs = Two(), x()
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        before = compiled(inputs)
+        with pytest.raises(ArgumentError, match="compiled"), regard.watch(compiled):
+            raise AssertionError
+        with regard.watch(compiled._orig_mod) as seen:
+            during = compiled._orig_mod(inputs)
+        after = compiled(inputs)
+    assert torch.equal(before, during)
+    assert torch.equal(before, after)
+    assert len(seen) == 2
+    assert len(compiled_for) == 1
 
 
 def test_compiled_models_are_refused_before_anything_is_entered():

@@ -180,7 +180,7 @@ def _sees_all(mask: Mask, sizes: Sizes) -> bool:
 
 
 def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
-    """P V for value (B, G or H, S, E), P being what the map reads, a few rows at a time, and not what a kernel makes."""
+    """P V for value (B, G or H, S, E), P being what the map reads, a few rows at a time."""
     with undisturbed():
         sizes, pieces = call.sizes, []
         value = value.to(call.compute_dtype).repeat_interleave(sizes.heads // value.shape[1], dim=1)

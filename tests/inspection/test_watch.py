@@ -560,7 +560,8 @@ def traces() -> tuple[int, ...]:
     module = nn.modules.module
     return (
         len(module._global_forward_hooks), len(module._global_forward_pre_hooks),
-        len(module._global_forward_hooks_always_called), torch._C._len_torch_function_stack(),
+        len(module._global_forward_hooks_always_called) + len(module._global_forward_hooks_with_kwargs),
+        torch._C._len_torch_function_stack(),
         torch.utils._python_dispatch._get_current_dispatch_mode_stack().__len__(), len(this_thread().watches),
         len(this_thread().stack),
     )  # fmt: skip

@@ -226,7 +226,10 @@ def _uninstall() -> None:
     with _lock:
         _users -= 1
         while not _users and _handles:
-            _handles.pop().remove()
+            handle = _handles.pop()
+            handle.remove()
+            # torch 2.13 leaves this entry behind, after which a compiled model warns of global hooks.
+            nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
 
 def _before(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -388,6 +388,37 @@ def test_a_softmax_that_is_multiplied_with_values(how, context):
     assert "StoredMap(2, 3, 7, 9)" in repr(weights)
 
 
+class ViTAttention(nn.Module):
+    """The attention of timm's ViT (vision_transformer.py, `Attention`), written again: timm needs torchvision."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.fused, self.qkv, self.proj = fused, nn.Linear(H * D, 3 * H * D), nn.Linear(H * D, H * D)
+        self.q_norm, self.k_norm, self.attn_drop = nn.LayerNorm(D), nn.LayerNorm(D), nn.Dropout(0.0)
+
+    def vectors(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).reshape(B, T, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.q_norm(q), self.k_norm(k), v
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.vectors(x)
+        if self.fused:
+            x = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop.p if self.training else 0.0)
+        else:
+            x = self.attn_drop((q * D**-0.5 @ k.transpose(-2, -1)).softmax(dim=-1)) @ v
+        return self.proj(x.transpose(1, 2).reshape(B, T, H * D))
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_block_of_timms_vit(fused, context):
+    model = nn.Sequential(ViTAttention(fused=fused), nn.GELU(), ViTAttention(fused=fused)).eval()
+    inputs = x()
+    seen = watched(model, inputs, context=context)
+    assert list(seen) == [("0", 0), ("2", 0)]
+    close(seen["0"].dense(), dense(model[0], inputs).detach())
+
+
 def test_other_softmaxes_are_not_attention():
     class Router(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class StoredMap(WatchedMap):  # type: ignore[misc]
 class Logarithm(Bias):
     """log P as a bias, P (B, H, T, S) being weights that exist: with scores of 0 it gives them back."""
 
-    weights: DenseBias
+    weights: Bias
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Never asked: blocks and pairs are read from the weights."""
@@ -89,9 +89,7 @@ class Logarithm(Bias):
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
         """The pairs' weights."""
-        chosen = self.weights.select(batches, heads)
-        assert isinstance(chosen, DenseBias)
-        return Logarithm(chosen)
+        return Logarithm(self.weights.select(batches, heads))
 
     @staticmethod
     def _log(weights: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ def peak_mib(run: str, shape: str, length: int, settings: str = "") -> tuple[flo
 def memory(factors: int, quadratic: int, summary: int, long: int) -> list[str]:
     notes = [
         "Memory, on both sides, with MALLOC_MMAP_THRESHOLD_=65536, so that the peak counts what is alive. As it is, "
-        "glibc's heap keeps holes as well, and more of them under a watch: +1.7 times the factors were seen at T = 2048."
+        "glibc's heap keeps holes as well, and more of them under a watch: 1.7 times the factors were seen at T = 2048."
     ]
     for shape in SHAPES:
         plain = peak_mib("unwatched", shape, factors)[0]

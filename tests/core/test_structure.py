@@ -25,6 +25,7 @@ FLOORS = [
     ["nn"],
     ["models"],
     ["inspection", "text", "decoding", "training"],
+    ["huggingface"],
     ["views"],
     ["tasks"],
     ["commands"],

@@ -2,6 +2,7 @@
 
 from regard.nn.additive import AdditiveAttention as AdditiveAttention
 from regard.nn.cache import KeyValue as KeyValue
+from regard.nn.dropout import Dropout as Dropout
 from regard.nn.embeddings import LearnedPositions as LearnedPositions
 from regard.nn.embeddings import SinusoidalPositions as SinusoidalPositions
 from regard.nn.embeddings import TokenEmbedding as TokenEmbedding
@@ -13,6 +14,7 @@ from regard.nn.residual import PreNorm as PreNorm
 
 __all__ = [
     "AdditiveAttention",
+    "Dropout",
     "FeedForward",
     "GatedFeedForward",
     "KeyValue",

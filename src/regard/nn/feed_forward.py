@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.nn.arguments import require_sizes
+from regard.nn.dropout import Dropout
 
 
 class FeedForward(nn.Module):
@@ -40,7 +41,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(dim, hidden_dim)
         self.down = nn.Linear(hidden_dim, dim)
         self.activation = activation
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """The network at each position."""
@@ -72,7 +73,7 @@ class GatedFeedForward(nn.Module):
         self.gate_and_up = nn.Linear(dim, 2 * hidden_dim, bias=False)
         self.down = nn.Linear(hidden_dim, dim, bias=False)
         self.activation = activation
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """The network at each position."""

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from regard.nn.dropout import Dropout
+
 Norm = Callable[[int], nn.Module]
 
 
@@ -22,7 +24,7 @@ class PreNorm(nn.Module):
     def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
         super().__init__()
         self.norm = norm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Normalise, apply, drop, add."""
@@ -44,7 +46,7 @@ class PostNorm(nn.Module):
     def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
         super().__init__()
         self.norm = norm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply, drop, add, normalise."""

@@ -104,7 +104,7 @@ def test_dropout_consumes_the_same_random_numbers_with_and_without_weights(dropo
 
 
 def test_the_fused_kernel_is_the_one_that_torch_runs():
-    """Contract 2: the bits of F.scaled_dot_product_attention, forward and backward."""
+    """Contract 2: the bits of F.scaled_dot_product_attention, forward and, but for half precision, backward."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         q, k, v = (torch.randn(2, 3, 129, 16, dtype=dtype, requires_grad=True) for _ in range(3))
         keep = torch.rand(2, 129) < 0.7
@@ -117,10 +117,12 @@ def test_the_fused_kernel_is_the_one_that_torch_runs():
             output, _ = regard.attention(q, k, v, backend="fused", return_weights=True, **ours)
             assert torch.equal(theirs, output)
             grad = torch.randn_like(output)
-            for one, other in zip(
-                torch.autograd.grad(theirs, (q, k, v), grad), torch.autograd.grad(output, (q, k, v), grad), strict=True
-            ):
-                assert torch.equal(one, other)
+            theirs, ours = (torch.autograd.grad(x, (q, k, v), grad) for x in (theirs, output))
+            for one, other in zip(theirs, ours, strict=True):
+                if dtype.itemsize > 2:
+                    assert torch.equal(one, other)
+                else:  # short blocks go back in float32
+                    torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -209,3 +211,14 @@ def test_the_state_of_a_row_with_no_key_is_minus_infinity(backend):
     weights = regard.attention(q, q, q, mask=mask, backend=backend, return_weights=True).weights
     dead = weights._state == -torch.inf
     assert torch.equal(dead, torch.tensor([[True] + [False] * 4, [True] * 5])[:, None].expand(2, 3, 5))
+
+
+def test_short_blocks_in_half_precision_go_back_no_less_exactly_than_torch():
+    q, k, v = (torch.randn(2, 3, 31, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    grad = torch.randn(2, 3, 31, 16, dtype=torch.bfloat16)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(*exact), exact, grad.double())
+    theirs = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v), (q, k, v), grad)
+    ours = torch.autograd.grad(regard.attention(q, k, v, backend="fused"), (q, k, v), grad)
+    for one, other, right in zip(ours, theirs, expected, strict=True):
+        assert (one.double() - right).norm() <= 1.01 * (other.double() - right).norm()

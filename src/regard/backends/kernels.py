@@ -19,6 +19,10 @@ Extras = tuple[Any, ...]
 Saved = tuple[Tensor, ...]
 
 
+SHORT = 256
+"""Queries up to which the CPU kernel's backward is faster in float32 than in half precision."""
+
+
 class Kernel(ABC):
     """A fused kernel: `forward` gives output, lse and what its backward needs besides."""
 
@@ -61,7 +65,20 @@ class CpuFlash(Kernel):
     def backward(
         self, grad: Tensor, saved: Saved, extras: Extras, *, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The operator's own backward."""
+        """The operator's own backward, in float32 for short half-precision blocks."""
+        dtype = saved[0].dtype
+        if dtype in (torch.float16, torch.bfloat16) and saved[0].shape[-2] <= SHORT:
+            # On 110 sentences of 17 tokens the operator takes 15 ms in bf16 and 1.7 ms so, casts included.
+            grad, *saved_ = (t.float() for t in (grad, *saved))
+            additive = None if additive is None else additive.float()
+            grads = self._backward(grad, tuple(saved_), additive, is_causal, scale)
+            return grads[0].to(dtype), grads[1].to(dtype), grads[2].to(dtype)
+        return self._backward(grad, saved, additive, is_causal, scale)
+
+    @staticmethod
+    def _backward(
+        grad: Tensor, saved: Saved, additive: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, *saved, 0.0, is_causal, attn_mask=additive, scale=scale
         )

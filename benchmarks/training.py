@@ -1,0 +1,213 @@
+"""Steps of training a small Transformer, against the same model as torch.nn.Transformer and as Hugging Face's BART.
+
+    python -m benchmarks training        with REGARD_MULTI30K naming a folder with train.en.gz and train.de.gz
+
+3 + 3 layers of 256, 4 heads, feed-forward 1,024, a joint vocabulary of 8,000 in one tied matrix, dropout 0.1, label
+smoothing 0.1, batches of about 2,048 tokens a side. Both sides see the same batches, in turn; counted are the tokens
+that are no padding, end marks included. glibc's allocator is told to keep its memory, on both sides (MALLOC_... below).
+"""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.harness import Row, compare
+from regard.models import Transformer, TransformerConfig
+from regard.training.losses import cross_entropy
+from regard.training.optimizers import adamw
+
+TITLE = "Training steps against torch.nn.Transformer and Hugging Face's BART"
+DIM, HEADS, LAYERS, HIDDEN, DROPOUT, SMOOTHING, RATE = 256, 4, 3, 1024, 0.1, 0.1, 5e-4
+VOCABULARY, PAD, BEGIN, END, LIMIT = 8000, 0, 1, 2, 2048
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Source (B, S), its lengths (B,), target shifted right (B, T), target (B, T)."""
+
+
+def pairs(folder: Path) -> list[tuple[list[int], list[int]]]:
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.trainers import BpeTrainer
+
+    sides = [gzip.decompress((folder / f"train.{x}.gz").read_bytes()).decode().splitlines() for x in ("en", "de")]
+    tokenizer = Tokenizer(BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    trainer = BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([line for side in sides for line in side], trainer)
+    ids = [[encoding.ids for encoding in tokenizer.encode_batch(side)] for side in sides]
+    return list(zip(*ids, strict=True))
+
+
+def batches(found: list[tuple[list[int], list[int]]]) -> Iterator[Batch]:
+    """Sorted within pools of 8,192, closed when the longest times the number reaches the limit; in random order."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        order = torch.randperm(len(found), generator=generator).tolist()
+        pools = [
+            sorted(order[i : i + 8192], key=lambda n: tuple(map(len, found[n]))) for i in range(0, len(order), 8192)
+        ]
+        chosen, batch, longest = [], [], 0
+        for n in (n for pool in pools for n in pool):
+            batch.append(n)
+            longest = max(longest, *(len(side) + 1 for side in found[n]))
+            if longest * len(batch) >= LIMIT:
+                chosen.append(batch)
+                batch, longest = [], 0
+        for place in torch.randperm(len(chosen), generator=generator).tolist():
+            yield collated([found[n] for n in chosen[place]])
+
+
+def collated(some: list[tuple[list[int], list[int]]]) -> Batch:
+    def padded(rows: list[list[int]]) -> Tensor:
+        return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
+
+    source, target = padded([[*s, END] for s, _ in some]), padded([[*t, END] for _, t in some])
+    return source, (source != PAD).sum(1), F.pad(target[:, :-1], (1, 0), value=BEGIN), target
+
+
+class TorchTransformer(nn.Module):
+    """As torch's tutorial puts it together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, DIM, padding_idx=PAD)
+        nn.init.normal_(self.embedding.weight, std=DIM**-0.5)
+        angles = torch.arange(256)[:, None] * torch.exp(torch.arange(0, DIM, 2) * (-9.21034 / DIM))
+        self.register_buffer("positions", torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
+        self.dropout = nn.Dropout(DROPOUT)
+        self.transformer = nn.Transformer(DIM, HEADS, LAYERS, LAYERS, HIDDEN, DROPOUT, batch_first=True)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.dropout(self.embedding(tokens) * DIM**0.5 + self.positions[: tokens.shape[1]])
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        future = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
+        answer = self.transformer(
+            self.embed(source), self.embed(target), tgt_mask=future, src_key_padding_mask=source == PAD,
+            tgt_key_padding_mask=target == PAD, memory_key_padding_mask=source == PAD,
+        )  # fmt: skip
+        return F.linear(answer, self.embedding.weight)
+
+
+def bart() -> nn.Module:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    sizes = {
+        "d_model": DIM, "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,
+        "decoder_attention_heads": HEADS, "encoder_ffn_dim": HIDDEN, "decoder_ffn_dim": HIDDEN,
+    }  # fmt: skip
+    config = BartConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=256, dropout=DROPOUT, attention_dropout=DROPOUT,
+        activation_dropout=DROPOUT, activation_function="relu", scale_embedding=True, use_cache=False, pad_token_id=PAD,
+        bos_token_id=BEGIN, eos_token_id=END, decoder_start_token_id=BEGIN, forced_eos_token_id=END, **sizes,
+    )  # fmt: skip
+    model = BartForConditionalGeneration(config)
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, source: Tensor, target: Tensor) -> Tensor:
+            return self.model(
+                input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target,
+                decoder_attention_mask=(target != PAD).long(), use_cache=False,
+            ).logits  # fmt: skip
+
+    return Logits()
+
+
+def peer_step(model: nn.Module, dtype: torch.dtype | None) -> Callable[[Batch], float]:
+    """A plain loop, as the peers' own examples have it."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.9, 0.98))
+
+    def step(batch: Batch) -> float:
+        source, _, shifted, target = batch
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            logits = model(source, shifted)
+            loss = F.cross_entropy(
+                logits.flatten(0, 1).float(), target.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING
+            )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return step
+
+
+def our_step(dtype: torch.dtype | None) -> Callable[[Batch], float]:
+    """What regard.training's loop does with a batch."""
+    config = TransformerConfig(
+        dim=DIM, num_heads=HEADS, encoder_layers=LAYERS, decoder_layers=LAYERS, feed_forward_dim=HIDDEN,
+        dropout=DROPOUT, shared_embeddings=True,
+    )  # fmt: skip
+    model = Transformer(config, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY).train()
+    optimizer = adamw(model, weight_decay=0.0)
+    for group in optimizer.param_groups:
+        group["lr"] = RATE
+
+    def step(batch: Batch) -> float:
+        source, lengths, shifted, target = batch
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = cross_entropy(model(source, lengths, shifted), target, ignore_index=PAD, label_smoothing=SMOOTHING)
+        loss.total.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        torch._foreach_mul_(gradients, 1 / float(loss.count))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.total.item() / loss.count.item()
+
+    return step
+
+
+def run() -> tuple[list[Row], list[str]]:
+    folder = os.environ.get("REGARD_MULTI30K")
+    if folder is None:
+        return [], ["Not run: REGARD_MULTI30K names no folder with Multi30k's train.en.gz and train.de.gz."]
+    if not KEEP_MEMORY.items() <= os.environ.items():
+        # The allocator reads its settings when a process starts.
+        program = f"import benchmarks.training as b; b.print_measured({str(folder)!r})"
+        environment = {**os.environ, **KEEP_MEMORY}
+        run = subprocess.run([sys.executable, "-c", program], check=True, env=environment, stdout=subprocess.PIPE)
+        answer = json.loads(run.stdout.decode().splitlines()[-1])
+        return [Row(**row) for row in answer["rows"]], answer["notes"]
+    return measured(folder)
+
+
+def measured(folder: str) -> tuple[list[Row], list[str]]:
+    stream = batches(pairs(Path(folder)))
+    some = [next(stream) for _ in range(12)]
+    tokens = sum(int((source != PAD).sum() + (target != PAD).sum()) for source, _, _, target in some)
+    padding = 1 - tokens / sum(source.numel() + target.numel() for source, _, _, target in some)
+    rows, notes = [], [f"{padding:.1%} of the places in these batches are padding."]
+    for dtype, target in ((None, 2.0), (torch.bfloat16, 1.4)):
+        for name, peer in (("torch.nn.Transformer", TorchTransformer), ("BART", bart)):
+            torch.manual_seed(0)
+            theirs, ours = peer_step(peer().train(), dtype), our_step(dtype)
+            sides = [lambda step=step: [step(batch) for batch in some] for step in (theirs, ours)]
+            kind = "float32" if dtype is None else "bf16 autocast"
+            row = compare(f"{len(some)} steps, {kind}: {name}", *sides, target=target, seconds=40)
+            rows.append(row)
+            notes.append(f"{row.what}: {tokens / row.peer:,.0f} and {tokens / row.ours:,.0f} tokens a second.")
+    return rows, notes
+
+
+def print_measured(folder: str) -> None:
+    rows, notes = measured(folder)
+    print(json.dumps({"rows": [asdict(row) for row in rows], "notes": notes}))

@@ -54,3 +54,20 @@ class TransformerParts:
     """The output layer is the target embedding."""
     output_bias: bool = False
     """A number for each token of the vocabulary is added to its logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderParts:
+    """The parts of an encoder that stands alone."""
+
+    dim: int
+    """Width of the model."""
+    stack: StackParts
+    num_segments: int = 0
+    """Kinds of text with a learned vector each, which is added to the embeddings; 0 for none."""
+    embedding_scale: float | None = None
+    """Embeddings are multiplied by it; None is the square root of `dim`."""
+    dropout: float = 0.0
+    """Probability of dropping an entry of the embeddings."""
+    head: Maker | None = None
+    """Between the last layer and the output layer, which is the embedding with a number a token; None: no output."""

@@ -225,14 +225,14 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
         x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
-        mask, bias = lengths(source_lengths), _bias(self.encoder_bias)
+        mask, bias = lengths(source_lengths), shared_bias(self.encoder_bias)
         for number, layer in enumerate(self.encoder):
             x = layer(x, mask, bias, record, f"encoder.{number}")
         return self.encoder_norm(x)
 
     def _decode(self, target: Tensor, memory: Tensor, mask: Mask, record: Record | None) -> Tensor:
         x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target))))
-        bias = _bias(self.decoder_bias)
+        bias = shared_bias(self.decoder_bias)
         for number, layer in enumerate(self.decoder):
             x = layer(x, memory, mask, bias, record, f"decoder.{number}")
         return self.output(self.decoder_norm(x))
@@ -261,7 +261,7 @@ class Transformer(nn.Module):
     def step(self, state: TransformerState, tokens: Int[Tensor, " N"]) -> Step:
         """Logits after one more token; the alignment is the last layer's."""
         x = self.target_norm(self.target_positions(self.target_embedding(tokens[:, None]), offset=state.position))
-        mask, bias = lengths(state.source_lengths), _bias(self.decoder_bias)
+        mask, bias = lengths(state.source_lengths), shared_bias(self.decoder_bias)
         caches = []
         for layer, cache, memory in zip(self._decoder_layers(), state.caches, state.memory, strict=True):
             x, longer, alignment = layer.step(x, cache, memory, mask, bias)
@@ -335,7 +335,8 @@ def _stack(config: TransformerConfig, num_layers: int) -> StackParts:
     )
 
 
-def _bias(relative: nn.Module | None) -> Bias | None:
+def shared_bias(relative: nn.Module | None) -> Bias | None:
+    """What a stack's maker of relative positions answers for a pass."""
     return None if relative is None else relative()
 
 

@@ -1,0 +1,115 @@
+"""BART (Lewis et al. 2020, arXiv:1910.13461) and Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344).
+
+Both are the post-norm Transformer of the paper with a number for each token added to the logits. Marian's
+positions are sinusoidal, sines first; BART's are learned, and its embeddings are normalised.
+"""
+
+from functools import partial
+
+from torch import nn
+
+from regard.models.convert.activations import ACTIVATIONS
+from regard.models.convert.folder import Settings
+from regard.models.convert.weights import Weights
+from regard.models.parts import Maker, StackParts, TransformerParts
+from regard.models.transformer import Transformer
+from regard.nn import FeedForward, LearnedPositions, MultiHeadAttention, PostNorm, SinusoidalPositions
+from regard.rotary import Half
+
+NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
+# BART's table of positions begins with two rows that no token uses: its code looks at row position + 2.
+OFFSET = 2
+
+
+def marian(settings: Settings, weights: Weights) -> Transformer:
+    """A Marian model."""
+    weights.strip("model.")
+    weights.drop("encoder.embed_positions.weight", "decoder.embed_positions.weight")  # computed, not learned
+    dim = settings.get("d_model", int)
+    return _transformer(settings, weights, positions=partial(SinusoidalPositions, dim, Half()))
+
+
+def bart(settings: Settings, weights: Weights) -> Transformer:
+    """A BART model."""
+    weights.strip("model.")
+    weights.drop("encoder.version", "decoder.version")
+    dim, length = settings.get("d_model", int), settings.get("max_position_embeddings", int)
+    for theirs, ours in (("encoder", "source"), ("decoder", "target")):
+        weights.ours[f"{ours}_positions.weight"] = weights.take(f"{theirs}.embed_positions.weight")[OFFSET:]
+        weights.move(f"{theirs}.layernorm_embedding", f"{ours}_norm")
+    return _transformer(
+        settings, weights, positions=partial(LearnedPositions, length, dim), embedding_norm=partial(nn.LayerNorm, dim)
+    )
+
+
+def _transformer(
+    settings: Settings, weights: Weights, *, positions: Maker, embedding_norm: Maker = nn.Identity
+) -> Transformer:
+    vocab_size = settings.get("vocab_size", int)
+    shared = settings.get("share_encoder_decoder_embeddings", bool, True)
+    _move(settings, weights, shared)
+    tied = "lm_head.weight" not in weights
+    if not tied:
+        weights.move("lm_head", "output")
+    parts = TransformerParts(
+        dim=settings.get("d_model", int),
+        encoder=_stack(settings, "encoder", positions, embedding_norm),
+        decoder=_stack(settings, "decoder", positions, embedding_norm),
+        embedding_scale=None if settings.get("scale_embedding", bool, False) else 1.0,
+        dropout=settings.get("dropout", float, 0.1),
+        shared_embeddings=shared,
+        tied_output=tied,
+        output_bias=True,
+    )
+    if tied:
+        weights.ours["output.weight"] = weights.ours["target_embedding.weight"]
+    target_vocab_size = settings.get("decoder_vocab_size", int, vocab_size)
+    model = Transformer(parts, source_vocab_size=vocab_size, target_vocab_size=target_vocab_size)
+    if "output.bias" not in weights.ours:
+        weights.ours["output.bias"] = model.output.bias.detach()
+    weights.fill(model)
+    return model
+
+
+def _stack(settings: Settings, side: str, positions: Maker, embedding_norm: Maker) -> StackParts:
+    dim, heads = settings.get("d_model", int), settings.get(f"{side}_attention_heads", int)
+    return StackParts(
+        num_layers=settings.get(f"{side}_layers", int),
+        attention=partial(MultiHeadAttention, dim, heads, dropout=settings.get("attention_dropout", float, 0.0)),
+        feed_forward=partial(
+            FeedForward,
+            dim,
+            settings.get(f"{side}_ffn_dim", int),
+            activation=settings.one_of("activation_function", ACTIVATIONS, "gelu"),
+            dropout=settings.get("activation_dropout", float, 0.0),
+        ),
+        residual=partial(PostNorm, dim, dropout=settings.get("dropout", float, 0.1)),
+        positions=positions,
+        embedding_norm=embedding_norm,
+    )
+
+
+def _move(settings: Settings, weights: Weights, shared: bool) -> None:
+    if shared:
+        both = weights.take_any(
+            "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"
+        )
+        weights.ours["source_embedding.weight"] = weights.ours["target_embedding.weight"] = both
+    else:
+        weights.move("encoder.embed_tokens", "source_embedding")
+        weights.ours["target_embedding.weight"] = weights.take_any("decoder.embed_tokens.weight", "lm_head.weight")
+        weights.drop("shared.weight")
+    if "final_logits_bias" in weights:
+        weights.ours["output.bias"] = weights.take("final_logits_bias").flatten()
+    for side in ("encoder", "decoder"):
+        for number in range(settings.get(f"{side}_layers", int)):
+            theirs, ours = f"{side}.layers.{number}", f"{side}.{number}"
+            norms = ["self_attn_layer_norm", "final_layer_norm"]
+            weights.attention(f"{theirs}.self_attn", f"{ours}.self_attention", NAMES)
+            if side == "decoder":
+                weights.attention(f"{theirs}.encoder_attn", f"{ours}.cross_attention", NAMES)
+                norms.insert(1, "encoder_attn_layer_norm")
+            weights.move(f"{theirs}.fc1", f"{ours}.feed_forward.up")
+            weights.move(f"{theirs}.fc2", f"{ours}.feed_forward.down")
+            for place, norm in enumerate(norms):
+                weights.move(f"{theirs}.{norm}", f"{ours}.residuals.{place}.norm")

@@ -65,7 +65,7 @@ def translate(
     """Translate a sentence, a file, or standard input, a line each.
 
     Args:
-        run: the folder that `regard train` made.
+        run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         sentence: what to translate; without it, --input or standard input is read.
         input: a file of one sentence a line; may be gzipped.
         beam: hypotheses kept while searching; 1 takes the most probable token each time.
@@ -94,7 +94,7 @@ def evaluate(run: Run, /, *, data: tuple[Path, ...], beam: int = 5, device: str 
     """Score a run's translations of a test set: BLEU, chrF, exact match and loss.
 
     Args:
-        run: the folder that `regard train` made.
+        run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         data: the test set: one file of two tab-separated columns or JSON lines, or two aligned files.
         beam: hypotheses kept while searching.
         device: auto, cpu, cuda, cuda:N or mps.
@@ -114,7 +114,7 @@ def view(
     """Draw what a run attends to: attention.png (alignments) and attention.html (every layer and head).
 
     Args:
-        run: the folder that `regard train` made.
+        run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         sentences: what to translate and draw.
         out: folder for the two files; the run folder unless given.
         device: auto, cpu, cuda, cuda:N or mps.

@@ -13,9 +13,10 @@ from regard.decoding import Hypothesis, beam_search, greedy
 from regard.errors import ArgumentError, DataError
 from regard.tasks.config import Model, TranslationConfig, make_model
 from regard.tasks.corpus import load_tokenizers
+from regard.tasks.pretrained import is_huggingface, load_pretrained
 from regard.tasks.run_folder import RunFolder
 from regard.text.batches import Batch, collate
-from regard.text.tokenizers import BOS, EOS, PAD, Tokenizer
+from regard.text.marks import Codec
 from regard.text.unicode import normalise
 from regard.training.checkpoints import fill_model
 from regard.training.devices import find_device
@@ -93,7 +94,7 @@ class _Axis(NamedTuple):
     spans: list[tuple[int, int]]
 
 
-def _axis(tokenizer: Tokenizer, ids: Sequence[int]) -> _Axis:
+def _axis(tokenizer: Codec, ids: Sequence[int]) -> _Axis:
     labels = tokenizer.labels(ids)
     return _Axis([label.text for label in labels], [label.pieces for label in labels])
 
@@ -101,7 +102,7 @@ def _axis(tokenizer: Tokenizer, ids: Sequence[int]) -> _Axis:
 class Translator:
     """A model with its tokenizers, ready to use."""
 
-    def __init__(self, model: Model, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Model, source_tokenizer: Codec, target_tokenizer: Codec) -> None:
         self.model = model.eval().requires_grad_(False)
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
@@ -110,12 +111,16 @@ class Translator:
     def load(
         cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
     ) -> "Translator":
-        """Read a run folder.
+        """Read a run folder, or a downloaded folder of Hugging Face's with a translator in it.
 
         Raises:
-            RunFolderError: it is not a run folder, is cut short, or its parts do not fit together.
+            RunFolderError: it is neither, is cut short, or its parts do not fit together.
             ArgumentError: the device is not here.
+            MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
+        if is_huggingface(Path(folder)):
+            parts = load_pretrained(Path(folder))
+            return cls(parts.model.to(find_device(device)), parts.source_tokenizer, parts.target_tokenizer)
         run = RunFolder(Path(folder))
         config = run.read_config(TASK, TranslationConfig)
         source_tokenizer, target_tokenizer = load_tokenizers(config, run)
@@ -202,7 +207,7 @@ class Translator:
         for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
             batch = self._collate([sources[i] for i in rows], [targets[i] for i in rows])
             logits = self.model(batch.source, batch.source_lengths, batch.target_input)
-            loss = cross_entropy(logits, batch.target_output, ignore_index=PAD)
+            loss = cross_entropy(logits, batch.target_output, ignore_index=self.target_tokenizer.marks.pad_id)
             total, count = total + float(loss.total), count + int(loss.count)
         return total / count
 
@@ -223,9 +228,9 @@ class Translator:
         batch = self._collate(ids, [tokens[:-1]])
         maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
         source, written, read = (
-            _axis(self.source_tokenizer, [*ids[0], EOS]),
+            _axis(self.source_tokenizer, [*ids[0], self.source_tokenizer.marks.end_id]),
             _axis(self.target_tokenizer, tokens),
-            _axis(self.target_tokenizer, [BOS, *tokens[:-1]]),
+            _axis(self.target_tokenizer, [self.target_tokenizer.marks.begin_id, *tokens[:-1]]),
         )
         alignments = list(self.model.alignment_names)
         merged = {}
@@ -271,7 +276,8 @@ class Translator:
     def _decode(self, batch: Batch, *, beam_size: int, num_best: int, alignments: bool) -> list[list[Hypothesis]]:
         longest = 2 * batch.source.shape[1] + 50  # a translation much longer than this has lost its way
         steps = min(longest, self.model.max_length or longest)
-        common = {"bos_id": BOS, "eos_id": EOS, "max_steps": steps}
+        marks = self.target_tokenizer.marks
+        common = {"bos_id": marks.begin_id, "eos_id": marks.end_id, "max_steps": steps}
         with torch.inference_mode():
             if beam_size == 1:
                 best = greedy(self.model, batch.source, batch.source_lengths, alignments=alignments, **common)
@@ -287,7 +293,7 @@ class Translator:
             )
 
     def _present(self, line: str, ids: list[int], hypotheses: list[Hypothesis]) -> Translation:
-        source = _axis(self.source_tokenizer, [*ids, EOS] if ids else [])
+        source = _axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
         candidates = [self._candidate(source, hypothesis) for hypothesis in hypotheses]
         return Translation(line, source.texts, candidates or [Candidate("", 0.0, [], None)])
 
@@ -301,7 +307,9 @@ class Translator:
 
     def _collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
         arrays = ([np.asarray(ids, dtype=np.int64) for ids in side] for side in (sources, targets))
-        return Batch(*(part.to(self.device) for part in collate(*arrays)))
+        marks = self.source_tokenizer.marks, self.target_tokenizer.marks
+        batch = collate(*arrays, source_marks=marks[0], target_marks=marks[1])
+        return Batch(*(part.to(self.device) for part in batch))
 
 
 def _merge(weights: AttentionMap | Tensor, rows: _Axis, columns: _Axis) -> AttentionMap | Tensor:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from regard.errors import ArgumentError, DataError, MissingExtraError, RunFolderError
 from regard.text.files import replacing
 from regard.text.labels import Label, byte_level_labels, printed
+from regard.text.marks import Marks
 from regard.text.unicode import normalise
 
 PAD, BOS, EOS, UNK = range(4)
@@ -23,12 +24,22 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 BYTE_ALPHABET_SIZE = 256
 
 
-def _library() -> ModuleType:
+def tokenizers_library() -> ModuleType:
+    """The `tokenizers` package.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
     try:
         import tokenizers
     except ImportError as error:
         raise MissingExtraError("tokenizers", extra="text") from error
     return tokenizers
+
+
+def is_byte_level(backend: Any) -> bool:
+    """Whether the pieces of a tokenizer of the library are bytes, written as printable characters."""
+    return isinstance(backend.decoder, tokenizers_library().decoders.ByteLevel)
 
 
 class Tokenizer:
@@ -44,13 +55,14 @@ class Tokenizer:
     """
 
     pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
+    marks = Marks(PAD, BOS, EOS)
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         # The library forgets this switch when it saves: without it, a special token's name in the
         # user's text would become that token.
         backend.encode_special_tokens = True
-        self._byte_level = isinstance(backend.decoder, _library().decoders.ByteLevel)
+        self._byte_level = is_byte_level(backend)
         self._size: int = backend.get_vocab_size()
 
     def __len__(self) -> int:
@@ -151,7 +163,7 @@ class Tokenizer:
 
 def _from_json(text: str) -> Tokenizer:
     try:
-        backend = _library().Tokenizer.from_str(text)
+        backend = tokenizers_library().Tokenizer.from_str(text)
     except MissingExtraError:
         raise
     except Exception as error:  # the library raises nothing more precise
@@ -193,7 +205,7 @@ class ByteLevelBPE:
         Raises:
             DataError: there is no text.
         """
-        library = _library()
+        library = tokenizers_library()
         backend = library.Tokenizer(library.models.BPE())
         backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = library.decoders.ByteLevel()
@@ -235,7 +247,7 @@ class Words:
         Raises:
             DataError: there is no text.
         """
-        library = _library()
+        library = tokenizers_library()
         normalizers, decoders = library.normalizers, library.decoders
         backend = _word_level(library, r" ?\w+| ?[^\w\s]+")
         backend.normalizer = normalizers.Sequence(
@@ -269,7 +281,7 @@ class Characters:
         Raises:
             DataError: there is no text.
         """
-        library = _library()
+        library = tokenizers_library()
         decoders = library.decoders
         backend = _word_level(library, r"[\s\S]")
         backend.decoder = decoders.Sequence([decoders.Replace(SPECIAL_TOKENS[UNK], REPLACEMENT), decoders.Fuse()])

@@ -12,6 +12,7 @@ from regard.functional import Attended, attention
 from regard.masks import Mask, causal
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
+from regard.scores import ScaledDot, Score
 
 
 class MultiHeadAttention(nn.Module):
@@ -27,6 +28,7 @@ class MultiHeadAttention(nn.Module):
         head_dim: width of one head; dim / H if None.
         bias: whether the projections have biases.
         dropout: probability that a weight is dropped in training, in [0, 1).
+        score: how the heads of query and key become a number; T5 takes `Dot()`, without a scale.
 
     Raises:
         ArgumentError: sizes below 1, heads that do not divide, or a dropout outside its range.
@@ -66,6 +68,7 @@ class MultiHeadAttention(nn.Module):
         head_dim: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
+        score: Score = ScaledDot(),  # noqa: B008  (frozen, without state)
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -80,7 +83,7 @@ class MultiHeadAttention(nn.Module):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = dim // num_heads if head_dim is None else head_dim
         require_sizes(head_dim=self.head_dim)
-        self.dropout = dropout
+        self.dropout, self.score = dropout, score
         inner, kv_inner = num_heads * self.head_dim, num_kv_heads * self.head_dim
         # One matrix for all inputs of one width: one product is faster than three.
         self.widths = (dim, key_dim, value_dim)
@@ -230,6 +233,7 @@ class MultiHeadAttention(nn.Module):
         cache: KeyValue | None,
         *,
         mask: Mask | Tensor | None = causal(),  # noqa: B008  (frozen, without state)
+        bias: Bias | Tensor | None = None,
         backend: str | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """Self-attention of the positions that follow those of a cache.
@@ -238,6 +242,7 @@ class MultiHeadAttention(nn.Module):
             x: (batch..., T, dim), the new positions.
             cache: what the call before handed back; None at the beginning. It must not be extended again.
             mask: over (batch..., H, T, S), with S the positions of the cache and the new ones.
+            bias: added to the scores, likewise.
             backend: as `regard.attention` takes it.
 
         Returns:
@@ -251,7 +256,7 @@ class MultiHeadAttention(nn.Module):
         heads, k, v = self._project(x, 0, 1, 2)
         new = KeyValue.of(k, v)
         longer = new if cache is None else cache.append(new)
-        output = self._attend(heads, longer, mask, None, backend, return_weights=False)
+        output = self._attend(heads, longer, mask, bias, backend, return_weights=False)
         assert isinstance(output, Tensor)
         return output, longer
 
@@ -268,6 +273,7 @@ class MultiHeadAttention(nn.Module):
             query,
             key_value.key,
             key_value.value,
+            score=self.score,
             mask=mask,
             bias=bias,
             dropout=self.dropout if self.training else 0.0,

@@ -54,3 +54,22 @@ class TransformerParts:
     """The output layer is the target embedding."""
     output_bias: bool = False
     """A number for each token of the vocabulary is added to its logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneStackParts:
+    """The parts of a Transformer of one stack: decoder-only or encoder-only."""
+
+    dim: int
+    """Width of the model."""
+    stack: StackParts
+    embedding_scale: float | None = None
+    """Embeddings are multiplied by it; None is the square root of `dim`."""
+    dropout: float = 0.0
+    """Probability of dropping an entry of the embeddings."""
+    head: Maker = nn.Identity
+    """Between the last layer and the output layer, (..., D) to (..., D)."""
+    tied_output: bool = True
+    """The output layer is the embedding."""
+    output_bias: bool = False
+    """A number for each token of the vocabulary is added to its logits."""

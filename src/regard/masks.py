@@ -65,6 +65,14 @@ class Mask(ABC):
         """Rows at which a block of queries had better begin, since what may be attended to changes there."""
         return []
 
+    def covers(self, rows: range, columns: range) -> bool:
+        """Whether every query of `rows` may attend to every key of `columns`; False where that is not known cheaply."""
+        return False
+
+    def is_relative(self) -> bool:
+        """Whether the predicate looks at key - query alone, so that blocks along a diagonal are alike."""
+        return False
+
     def bind(self, sizes: Sizes, device: torch.device) -> "Mask":
         """Resolve the mask against a call: definite offsets, flat batch, tensors on the call's device."""
         return self
@@ -255,8 +263,14 @@ class Lengths(Mask):
         # On a GPU the longest is not known without waiting for the device.
         if self.valid.device.type != "cpu" or not self.valid.numel():
             return range(sizes.keys)
-        valid = self.valid[:, rows.start : rows.stop] if self.per_query else self.valid
-        return range(max(0, min(sizes.keys, int(valid.max()))))
+        return range(max(0, min(sizes.keys, int(self._of(rows).max()))))
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Up to the shortest."""
+        return self.valid.device.type == "cpu" and bool((self._of(rows) >= columns.stop).all())
+
+    def _of(self, rows: range) -> Tensor:
+        return self.valid[:, rows.start : rows.stop] if self.per_query else self.valid
 
     def __str__(self) -> str:
         return "lengths per query" if self.per_query else "lengths"
@@ -282,6 +296,10 @@ class Padding(Mask):
     def depends_on(self) -> frozenset[str]:
         """Batch and key."""
         return frozenset({"batch", "key"})
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Where all of the keys are real."""
+        return self.keep.device.type == "cpu" and bool(self.keep[:, columns.start : columns.stop].all())
 
     def __str__(self) -> str:
         return "padding"
@@ -318,6 +336,14 @@ class Causal(Mask):
         if not isinstance(self.offset, int):
             return range(sizes.keys)
         return range(max(0, min(sizes.keys, rows.stop + self.offset)))
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """What lies before the first row's own position."""
+        return isinstance(self.offset, int) and columns.stop <= rows.start + self.offset + 1
+
+    def is_relative(self) -> bool:
+        """With one offset."""
+        return isinstance(self.offset, int)
 
     def __str__(self) -> str:
         return "causal"
@@ -405,6 +431,14 @@ class And(Mask):
         """Every mask's."""
         return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
 
+    def covers(self, rows: range, columns: range) -> bool:
+        """Where all do."""
+        return all(mask.covers(rows, columns) for mask in self.masks)
+
+    def is_relative(self) -> bool:
+        """If all are."""
+        return all(mask.is_relative() for mask in self.masks)
+
     def __str__(self) -> str:
         return " & ".join(f"({mask})" if isinstance(mask, Or) else str(mask) for mask in self.masks)
 
@@ -439,6 +473,14 @@ class Or(Mask):
         """Every mask's."""
         return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
 
+    def covers(self, rows: range, columns: range) -> bool:
+        """Where one of them does."""
+        return any(mask.covers(rows, columns) for mask in self.masks)
+
+    def is_relative(self) -> bool:
+        """If all are."""
+        return all(mask.is_relative() for mask in self.masks)
+
     def __str__(self) -> str:
         return " | ".join(str(mask) for mask in self.masks)
 
@@ -460,6 +502,10 @@ class Not(Mask):
     def depends_on(self) -> frozenset[str]:
         """What the mask depends on."""
         return self.mask.depends_on()
+
+    def is_relative(self) -> bool:
+        """As the mask is."""
+        return self.mask.is_relative()
 
     def __str__(self) -> str:
         return f"~({self.mask})"
@@ -493,6 +539,14 @@ class Selected(Mask):
     def key_range(self, rows: range, sizes: Sizes) -> range:
         """The mask's own, which holds for every pair."""
         return self.mask.key_range(rows, sizes)
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """As the mask does, for every pair."""
+        return self.mask.covers(rows, columns)
+
+    def is_relative(self) -> bool:
+        """As the mask is."""
+        return self.mask.is_relative()
 
     def __str__(self) -> str:
         return str(self.mask)

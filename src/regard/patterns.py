@@ -161,6 +161,15 @@ class Window(Mask):
         offset = _bound(self.offset)
         return _clip(rows.start + offset - self.before, rows.stop + offset + self.after, sizes.keys)
 
+    def covers(self, rows: range, columns: range) -> bool:
+        """What both the first row and the last one see."""
+        first, last = rows.start + _bound(self.offset), rows.stop - 1 + _bound(self.offset)
+        return columns.start >= last - self.before and columns.stop - 1 <= first + self.after
+
+    def is_relative(self) -> bool:
+        """Yes."""
+        return True
+
     def __str__(self) -> str:
         size, sides = self.before + self.after + 1, {(True, False): "", (False, True): " to the right"}
         return f"window of {size}{sides.get((self.before > 0, self.after > 0), ' in the middle')}"
@@ -199,6 +208,14 @@ class Documents(Mask):
         part = slice(rows.start, rows.stop)
         return _clip(int(self.first[part].min()), int(self.last[part].max()), sizes.keys)
 
+    def covers(self, rows: range, columns: range) -> bool:
+        """Within one document."""
+        if self.ids.device.type != "cpu":
+            return False
+        first = self.ids[:, rows.start : rows.start + 1]
+        queries, keys = self.ids[:, rows.start : rows.stop], self.key_ids[:, columns.start : columns.stop]
+        return bool((queries == first).all()) and bool((keys == first).all())
+
     def row_cuts(self, sizes: Sizes) -> list[int]:
         """Where a new document begins in every sequence of the batch."""
         change = (self.ids[:, 1:] != self.ids[:, :-1]).all(0)
@@ -226,6 +243,10 @@ class Strided(Mask):
     def depends_on(self) -> frozenset[str]:
         """Query and key."""
         return frozenset({"query", "key"})
+
+    def is_relative(self) -> bool:
+        """Yes."""
+        return True
 
     def __str__(self) -> str:
         return f"strided by {self.stride}"
@@ -264,6 +285,11 @@ class Blocks(Mask):
         if not len(where):
             return range(0)
         return _clip(int(where[0]) * self.size, (int(where[-1]) + 1) * self.size, sizes.keys)
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Where the whole part of the pattern says so."""
+        down, across = (slice(r.start // self.size, -(-r.stop // self.size)) for r in (rows, columns))
+        return self.pattern.device.type == "cpu" and bool(self.pattern[:, down, across].all())
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
         """Between blocks."""

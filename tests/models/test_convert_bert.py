@@ -41,7 +41,7 @@ def test_the_base_alone_has_vectors_and_no_logits(tmp_path):
         expected = theirs(tokens, attention_mask=mask).last_hidden_state
         found = ours.encode(tokens, LENGTHS)
     torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=1e-4, rtol=0)
-    with pytest.raises(ArgumentError, match="no output layer"):
+    with pytest.raises(ArgumentError, match="without a head"):
         ours(tokens, LENGTHS)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.backends.base import Backend, Call
 from regard.backends.kernels import Kernel, kernel_for
-from regard.backends.plan import Block, Plan, live_rows, plan
+from regard.backends.plan import Block, Plan, plan
 from regard.errors import BackendError
 from regard.normalizations import Softmax
 
@@ -88,19 +88,50 @@ class _FusedBlocks(torch.autograd.Function):
             grad_output = torch.zeros_like(output)
         grad_output = grad_output if grad_output.stride(-1) == 1 else grad_output.contiguous()
         blocks = ctx.covering.blocks
-        if len(blocks) == 1 and len(blocks[0].columns) == key.shape[2]:
-            return None, None, None, *_backward_block(ctx, 0, ctx.saved_tensors, grad_output, grad_lse)
-        grads = tuple(torch.zeros_like(t) for t in (query, key, value))
+        is_whole = len(blocks) == 1 and blocks[0].count * len(blocks[0].columns) == key.shape[2]
+        grads = () if is_whole else tuple(torch.zeros_like(t) for t in (query, key, value))
         for number, block in enumerate(blocks):
             if not block.columns:
                 continue
-            rows, columns = _slice(block.rows), _slice(block.columns)
-            saved = (query[:, :, rows], key[:, :, columns], value[:, :, columns], output[:, :, rows], lse[:, :, rows])
-            grad_rows = None if grad_lse is None else grad_lse[:, :, rows]
-            pieces = _backward_block(ctx, number, saved, grad_output[:, :, rows], grad_rows)
+            rows, columns = block.rows, block.columns
+            places = ((query, rows), (key, columns), (value, columns), (output, rows), (lse, rows))
+            saved = tuple(_part(tensor, where, block) for tensor, where in places)
+            grad_rows = None if grad_lse is None else _part(grad_lse, block.rows, block)
+            pieces = _backward_block(ctx, number, saved, _part(grad_output, block.rows, block), grad_rows)
+            if is_whole:
+                return None, None, None, *(_whole(piece, block) for piece in pieces)
             for grad, where, piece in zip(grads, (rows, columns, columns), pieces, strict=True):
-                grad[:, :, where] += piece
+                _add_part(grad, where, block, piece)
         return None, None, None, *grads
+
+
+def _part(tensor: Tensor, where: range, block: Block) -> Tensor:
+    """The rows of a tensor (B, H, length, ...) that a block reads; of joined blocks, as (B * count, H, rows, ...)."""
+    if block.count == 1:
+        return tensor[:, :, where.start : where.stop]
+    end = where.stop + len(block.rows) * (block.count - 1)
+    # (B, H, count, ..., rows): a view, and for one sequence it stays one.
+    parts = tensor[:, :, where.start : end].unfold(2, len(where), len(block.rows))
+    return parts.movedim(-1, 3).transpose(1, 2).flatten(0, 1)
+
+
+def _whole(tensor: Tensor, block: Block) -> Tensor:
+    """The rows (B * count, H, rows, ...) of joined blocks in their order, (B, H, count * rows, ...)."""
+    if block.count == 1:
+        return tensor
+    return tensor.unflatten(0, (-1, block.count)).transpose(1, 2).flatten(2, 3)
+
+
+def _add_part(total: Tensor, where: range, block: Block, piece: Tensor) -> None:
+    """Add what `_part` would read: joined blocks may share keys."""
+    step = len(block.rows)
+    if len(where) <= step:
+        end = where.stop + step * (block.count - 1)
+        rows = total[:, :, where.start : end].unfold(2, len(where), step).movedim(-1, 3)
+        rows += piece.unflatten(0, (-1, block.count)).transpose(1, 2)
+        return
+    for number, part in enumerate(piece.unflatten(0, (-1, block.count)).unbind(1)):
+        total[:, :, where.start + number * step : where.stop + number * step] += part
 
 
 def _forward_blocks(
@@ -117,20 +148,21 @@ def _forward_blocks(
 def _forward_block(
     kernel: Kernel, covering: Plan, block: Block, scale: float, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Output, lse (-inf on rows with no key) and the kernel's extras for one block."""
-    query = query[:, :, _slice(block.rows)]
+    """Output, lse (-inf on rows with no key) and the kernel's extras for one block, or for joined ones."""
+    query = _part(query, block.rows, block)
     if not block.columns:
         dtype = torch.promote_types(query.dtype, torch.float32)
         return torch.zeros_like(query), query.new_full(query.shape[:-1], -torch.inf, dtype=dtype), ()
-    key, value = key[:, :, _slice(block.columns)], value[:, :, _slice(block.columns)]
-    additive = covering.additive(block)
-    output, lse, extras = kernel.forward(query, key, value, additive=additive, is_causal=block.is_causal, scale=scale)
-    live = live_rows(additive, block)
-    if live is not None:
+    key, value = _part(key, block.columns, block), _part(value, block.columns, block)
+    added = covering.additive(block)
+    output, lse, extras = kernel.forward(
+        query, key, value, additive=added.tensor, is_causal=block.is_causal, scale=scale
+    )
+    if added.live is not None:
         # Kernels disagree on rows with no key (lse is 0.0 on CPU, +inf in flash): the mask says which they are.
-        lse = lse.masked_fill(~live, -torch.inf)
-        output = output if output.device.type == "cpu" else output.masked_fill(~live[..., None], 0.0)
-    return output, lse, extras
+        lse = lse.masked_fill(~added.live, -torch.inf)
+        output = output if output.device.type == "cpu" else output.masked_fill(~added.live[..., None], 0.0)
+    return _whole(output, block), _whole(lse, block), extras
 
 
 def _backward_block(
@@ -140,8 +172,8 @@ def _backward_block(
     block = ctx.covering.blocks[number]
     query, key, value, output, lse = saved
     dim = query.shape[-1]
-    additive = ctx.covering.additive(block)
-    if additive is not None:
+    added = ctx.covering.additive(block)
+    if added.live is not None:
         dead = lse == -torch.inf
         # With lse = +inf a dead row's weights are exp(-inf) = 0 again, whatever the kernel's own convention.
         lse = lse.masked_fill(dead, torch.inf)
@@ -157,12 +189,8 @@ def _backward_block(
         grad_output,
         (query, key, value, output, lse),
         ctx.extras[number],
-        additive=additive,
+        additive=added.tensor,
         is_causal=block.is_causal,
         scale=ctx.scale,
     )
     return tuple(g[..., :dim] for g in grads)
-
-
-def _slice(where: range) -> slice:
-    return slice(where.start, where.stop)

@@ -57,8 +57,8 @@ class TransformerParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderParts:
-    """The parts of an encoder that stands alone."""
+class OneStackParts:
+    """The parts of a Transformer of one stack: decoder-only or encoder-only."""
 
     dim: int
     """Width of the model."""
@@ -69,5 +69,9 @@ class EncoderParts:
     """Embeddings are multiplied by it; None is the square root of `dim`."""
     dropout: float = 0.0
     """Probability of dropping an entry of the embeddings."""
-    head: Maker | None = None
-    """Between the last layer and the output layer, which is the embedding with a number a token; None: no output."""
+    head: Maker = nn.Identity
+    """Between the last layer and the output layer, (..., D) to (..., D)."""
+    tied_output: bool = True
+    """The output layer is the embedding."""
+    output_bias: bool = False
+    """A number for each token of the vocabulary is added to its logits."""

@@ -1,9 +1,8 @@
 """The encoder-decoder Transformer of Vaswani et al. 2017 (arXiv:1706.03762)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -11,85 +10,27 @@ from torch import Tensor, nn
 
 from regard.biases import Bias
 from regard.errors import ArgumentError
-from regard.functional import Attended
 from regard.masks import Mask, causal, lengths
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import Step
-from regard.nn import (
-    FeedForward,
-    GatedFeedForward,
-    KeyValue,
-    LearnedPositions,
-    MultiHeadAttention,
-    PostNorm,
-    PreNorm,
-    SinusoidalPositions,
-    TokenEmbedding,
-)
-from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+from regard.models.stack import Record, SelfAttentionLayer, StackConfig, make_stack, shared_bias, told
+from regard.nn import KeyValue, TokenEmbedding
+from regard.nn.arguments import require_sizes
 from regard.weights import AttentionMap
-
-Record = Callable[[str, AttentionMap], None]
-"""Told the name and the map of every attention call of a pass."""
-
-NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
-BLOCKS: dict[str, type[PreNorm] | type[PostNorm]] = {"pre": PreNorm, "post": PostNorm}
-FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
-    "relu": partial(FeedForward, activation=nn.functional.relu),
-    "gelu": partial(FeedForward, activation=nn.functional.gelu),
-    "swiglu": GatedFeedForward,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(StackConfig):
     """The sizes and parts of an encoder-decoder Transformer."""
 
-    dim: int = 256
-    """Width of the model; the paper's d_model."""
-    num_heads: int = 4
-    """Attention heads; the paper's h."""
-    num_kv_heads: int | None = None
-    """Key/value heads that the heads share; None: one each."""
     encoder_layers: int = 3
     """Layers of the encoder; the paper's N."""
     decoder_layers: int = 3
     """Layers of the decoder."""
-    feed_forward_dim: int = 1024
-    """Hidden width of the feed-forward networks; the paper's d_ff."""
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    """Activation of the feed-forward networks."""
-    norm: Literal["layer", "rms"] = "layer"
-    """LayerNorm or RMSNorm."""
-    norm_position: Literal["pre", "post"] = "pre"
-    """Norm before each sublayer (trains without care) or after it (the paper)."""
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    """Positions that are added to the embeddings."""
-    max_length: int = 1024
-    """Longest sequence of tokens, where positions are learned."""
-    dropout: float = 0.1
-    """Probability of dropping an embedding, a sublayer's output or a hidden unit."""
-    attention_dropout: float = 0.0
-    """Probability of dropping an attention weight; above 0 the fused kernels cannot run."""
     shared_embeddings: bool = False
     """One matrix for source and target embeddings; needs one vocabulary."""
     tied_output: bool = True
     """The output layer is the target embedding."""
-
-
-class EncoderLayer(nn.Module):
-    """Self-attention, then a feed-forward network."""
-
-    def __init__(self, parts: StackParts) -> None:
-        super().__init__()
-        self.self_attention = parts.attention()
-        self.feed_forward = parts.feed_forward()
-        self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
-
-    def forward(self, x: Tensor, mask: Mask, bias: Bias | None, record: Record | None, name: str) -> Tensor:
-        """(B, S, D) to (B, S, D)."""
-        x = self.residuals[0](x, lambda y: _told(self.self_attention, record, name, y, mask=mask, bias=bias))
-        return self.residuals[1](x, self.feed_forward)
 
 
 class DecoderLayer(nn.Module):
@@ -107,9 +48,9 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """(B, T, D) to (B, T, D); `mask` says which memory is padding, `bias` is the self-attention's."""
         x = self.residuals[0](
-            x, lambda y: _told(self.self_attention, record, f"{name}.self", y, mask=causal(), bias=bias)
+            x, lambda y: told(self.self_attention, record, f"{name}.self", y, mask=causal(), bias=bias)
         )
-        x = self.residuals[1](x, lambda y: _told(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask))
+        x = self.residuals[1](x, lambda y: told(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask))
         return self.residuals[2](x, self.feed_forward)
 
     def step(
@@ -194,7 +135,7 @@ class Transformer(nn.Module):
         self.encoder_bias, self.decoder_bias = (
             None if stack.relative is None else stack.relative() for stack in (parts.encoder, parts.decoder)
         )
-        self.encoder = nn.ModuleList([EncoderLayer(parts.encoder) for _ in range(parts.encoder.num_layers)])
+        self.encoder = nn.ModuleList([SelfAttentionLayer(parts.encoder) for _ in range(parts.encoder.num_layers)])
         self.decoder = nn.ModuleList([DecoderLayer(parts.decoder) for _ in range(parts.decoder.num_layers)])
         self.encoder_norm, self.decoder_norm = parts.encoder.final_norm(), parts.decoder.final_norm()
         self.output = nn.Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
@@ -282,76 +223,18 @@ class Transformer(nn.Module):
         return TransformerState(caches, memory, state.source_lengths[index], sources, state.position)
 
 
-def _check(config: TransformerConfig) -> None:
-    """What the parts do not check themselves.
-
-    Raises:
-        ArgumentError: names the field, what it may be and what it is.
-    """
-    require_one_of("activation", config.activation, FEED_FORWARDS)
-    require_one_of("norm", config.norm, NORMS)
-    require_one_of("norm_position", config.norm_position, BLOCKS)
-    require_one_of("positions", config.positions, ("sinusoidal", "learned"))
-    require_sizes(encoder_layers=config.encoder_layers, decoder_layers=config.decoder_layers)
-    require_dropout(dropout=config.dropout, attention_dropout=config.attention_dropout)
-
-
 def _parts(config: TransformerConfig) -> TransformerParts:
     """The makers that a configuration names.
 
     Raises:
         ArgumentError: names the field, what it may be and what it is.
     """
-    _check(config)
+    require_sizes(encoder_layers=config.encoder_layers, decoder_layers=config.decoder_layers)
     return TransformerParts(
         dim=config.dim,
-        encoder=_stack(config, config.encoder_layers),
-        decoder=_stack(config, config.decoder_layers),
+        encoder=make_stack(config, config.encoder_layers),
+        decoder=make_stack(config, config.decoder_layers),
         dropout=config.dropout,
         shared_embeddings=config.shared_embeddings,
         tied_output=config.tied_output,
     )
-
-
-def _stack(config: TransformerConfig, num_layers: int) -> StackParts:
-    norm, block = NORMS[config.norm], BLOCKS[config.norm_position]
-    return StackParts(
-        num_layers=num_layers,
-        attention=partial(
-            MultiHeadAttention,
-            config.dim,
-            config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            dropout=config.attention_dropout,
-        ),
-        feed_forward=partial(
-            FEED_FORWARDS[config.activation], config.dim, config.feed_forward_dim, dropout=config.dropout
-        ),
-        residual=partial(block, config.dim, dropout=config.dropout, norm=norm),
-        positions=partial(LearnedPositions, config.max_length, config.dim)
-        if config.positions == "learned"
-        else partial(SinusoidalPositions, config.dim),
-        final_norm=partial(norm, config.dim) if block.needs_final_norm else nn.Identity,
-    )
-
-
-def shared_bias(relative: nn.Module | None) -> Bias | None:
-    """What a stack's maker of relative positions answers for a pass."""
-    return None if relative is None else relative()
-
-
-def _told(
-    attention: MultiHeadAttention,
-    record: Record | None,
-    name: str,
-    *inputs: Tensor,
-    mask: Mask,
-    bias: Bias | None = None,
-) -> Tensor:
-    """Run an attention module and tell the record, if there is one, its name and map."""
-    attended = attention(*inputs, mask=mask, bias=bias, return_weights=record is not None)
-    if not isinstance(attended, Attended):
-        return attended
-    assert record is not None
-    record(name, attended.weights)
-    return attended.output

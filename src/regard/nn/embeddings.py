@@ -10,6 +10,9 @@ from regard.positions import require_even, sinusoidal
 from regard.relative import T5Bias
 from regard.rotary import Interleaved, Layout
 
+Offset = int | Int[Tensor, "*batch"]
+"""Where the first of a sequence's vectors stands: a number, or one for each sequence of the batch."""
+
 
 class TokenEmbedding(nn.Module):
     r"""$x_t = c\, E_{w_t}$, with $c = \sqrt d$ unless given.
@@ -76,9 +79,9 @@ class SinusoidalPositions(nn.Module):
         require_even(dim)
         self.dim, self.layout = dim, layout
 
-    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: int = 0) -> Float[Tensor, "*batch T D"]:
+    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """x plus the vectors of positions offset .. offset + T - 1."""
-        positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
+        positions = _positions(x, offset)
         waves = Interleaved().split(sinusoidal(positions, self.dim, dtype=x.dtype))
         return x + self.layout.join(*waves)
 
@@ -92,7 +95,7 @@ class NoPositions(nn.Module):
 
     max_length = None
 
-    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: int = 0) -> Float[Tensor, "*batch T D"]:
+    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """X itself."""
         return x
 
@@ -151,16 +154,22 @@ class LearnedPositions(nn.Module):
         """N(0, 0.02^2), as GPT-2 does."""
         nn.init.normal_(self.weight, std=0.02)
 
-    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: int = 0) -> Float[Tensor, "*batch T D"]:
+    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """x plus the vectors of positions offset .. offset + T - 1.
 
         Raises:
             ArgumentError: a position at or beyond `max_length`.
         """
-        end = offset + x.shape[-2]
+        last = offset if isinstance(offset, int) else int(offset.max())
+        end = last + x.shape[-2]
         if end > self.max_length:
             raise ArgumentError(
                 f"the learned positions serve up to {self.max_length} tokens, got a sequence that reaches {end}: "
                 "cut it, or train with a larger max_length or sinusoidal positions"
             )
-        return x + self.weight[offset:end]
+        return x + (self.weight[offset:end] if isinstance(offset, int) else self.weight[_positions(x, offset)])
+
+
+def _positions(x: Float[Tensor, "*batch T D"], offset: Offset) -> Int[Tensor, "*batch T"] | Int[Tensor, " T"]:
+    steps = torch.arange(x.shape[-2], device=x.device)
+    return steps + (offset if isinstance(offset, int) else offset[..., None])

@@ -30,7 +30,7 @@ class Pretrained(NamedTuple):
     """A model that was trained elsewhere, and what its tokens mean."""
 
     model: Any
-    """In evaluation mode, float32: a `Transformer`, or a `TransformerEncoder` (BERT)."""
+    """In evaluation mode, float32: a `Transformer`, or an `EncoderOnly` (BERT)."""
     family: str
     """The `model_type` of config.json."""
     begin_id: int | None

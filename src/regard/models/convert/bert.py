@@ -10,12 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from regard.errors import RunFolderError
+from regard.errors import ArgumentError, RunFolderError
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights
-from regard.models.encoder import TransformerEncoder
-from regard.models.parts import EncoderParts, StackParts
+from regard.models.encoder_only import EncoderOnly
+from regard.models.parts import OneStackParts, StackParts
 from regard.nn import FeedForward, LearnedPositions, MultiHeadAttention, PostNorm
 
 
@@ -31,7 +31,19 @@ class Transform(nn.Module):
         return self.norm(self.activation(self.linear(x)))
 
 
-def bert(settings: Settings, weights: Weights) -> TransformerEncoder:
+class NoHead(nn.Module):
+    """In the place of a head that the folder does not have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Says so.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError("this BERT came without a head for masked tokens: it answers encode(), not logits")
+
+
+def bert(settings: Settings, weights: Weights) -> EncoderOnly:
     """A BERT encoder."""
     if settings.get("is_decoder", bool, False) or settings.get("add_cross_attention", bool, False):
         raise RunFolderError(f"{settings.source} is of a BERT that decodes; regard reads the encoder")
@@ -49,7 +61,7 @@ def bert(settings: Settings, weights: Weights) -> TransformerEncoder:
         settings.get("num_attention_heads", int),
         settings.get("attention_probs_dropout_prob", float, 0.1),
     )
-    parts = EncoderParts(
+    parts = OneStackParts(
         dim=dim,
         stack=StackParts(
             num_layers=settings.get("num_hidden_layers", int),
@@ -62,9 +74,10 @@ def bert(settings: Settings, weights: Weights) -> TransformerEncoder:
         num_segments=settings.get("type_vocab_size", int, 2),
         embedding_scale=1.0,
         dropout=dropout,
-        head=partial(Transform, dim, activation, eps) if has_head else None,
+        head=partial(Transform, dim, activation, eps) if has_head else NoHead,
+        output_bias=has_head,
     )
-    model = TransformerEncoder(parts, vocab_size=settings.get("vocab_size", int))
+    model = EncoderOnly(parts, vocab_size=settings.get("vocab_size", int))
     weights.fill(model)
     return model
 
@@ -83,11 +96,12 @@ def _move(settings: Settings, weights: Weights) -> bool:
         weights.move(f"{theirs}.intermediate.dense", f"{ours}.feed_forward.up")
         weights.move(f"{theirs}.output.dense", f"{ours}.feed_forward.down")
         weights.move(f"{theirs}.output.LayerNorm", f"{ours}.residuals.1.norm")
+    weights.ours["output.weight"] = weights.ours["embedding.weight"]
     if "cls.predictions.bias" not in weights:
         return False
     weights.move("cls.predictions.transform.dense", "head.linear")
     weights.move("cls.predictions.transform.LayerNorm", "head.norm")
-    weights.ours["output_bias"] = weights.take_any("cls.predictions.bias", "cls.predictions.decoder.bias")
+    weights.ours["output.bias"] = weights.take_any("cls.predictions.bias", "cls.predictions.decoder.bias")
     tied = "cls.predictions.decoder.weight"
     if tied in weights and not torch.equal(weights.take(tied), weights.ours["embedding.weight"]):
         raise RunFolderError(f"{weights.source} has an output layer of its own ({tied}); regard reads a tied one")

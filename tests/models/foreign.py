@@ -80,3 +80,43 @@ BERT_LIKE = {
 }  # fmt: skip
 BERT = Foreign("BertForMaskedLM", "BertConfig", BERT_LIKE)
 BERT_BASE = Foreign("BertModel", "BertConfig", BERT_LIKE)
+
+GPT2_LIKE = {
+    "vocab_size": VOCAB, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_inner": 19, "n_positions": 32,
+    "bos_token_id": END, "eos_token_id": END, "pad_token_id": PAD,
+}  # fmt: skip
+LLAMA_LIKE = {
+    "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 19, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 12, "bos_token_id": 2, "eos_token_id": END,
+    "pad_token_id": PAD,
+}  # fmt: skip
+GPT2 = Foreign("GPT2LMHeadModel", "GPT2Config", GPT2_LIKE)
+
+
+def llama(**more: Any) -> Foreign:
+    return Foreign("LlamaForCausalLM", "LlamaConfig", {**LLAMA_LIKE, **more})
+
+
+def rope(kind: str, **values: Any) -> Foreign:
+    """Sequences of the tests are longer than 8: what was trained on, as far as these say."""
+    return llama(rope_parameters={"rope_type": kind, "rope_theta": 500.0, **values})
+
+
+LANGUAGE_MODELS = {
+    "gpt2": GPT2,
+    "gpt2, not scaled": Foreign("GPT2LMHeadModel", "GPT2Config", {**GPT2_LIKE, "scale_attn_weights": False}),
+    "gpt2, untied": Foreign("GPT2LMHeadModel", "GPT2Config", {**GPT2_LIKE, "tie_word_embeddings": False}),
+    "llama": llama(),
+    "llama, tied": llama(tie_word_embeddings=True),
+    "llama, biases": llama(attention_bias=True, mlp_bias=True, hidden_act="gelu"),
+    "linear": rope("linear", factor=3.0),
+    "dynamic": rope("dynamic", factor=3.0),
+    "yarn": rope("yarn", factor=4.0, original_max_position_embeddings=8, beta_fast=4.0),
+    "llama3": rope(
+        "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8
+    ),
+    "longrope": rope(
+        "longrope", short_factor=[1.0, 1.1, 1.3, 1.5], long_factor=[1.0, 2.0, 3.0, 5.0], factor=4.0,
+        original_max_position_embeddings=8,
+    ),
+}  # fmt: skip

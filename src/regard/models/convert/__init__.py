@@ -17,12 +17,21 @@ from regard.errors import RunFolderError
 from regard.models.convert.bart import bart, marian
 from regard.models.convert.bert import bert
 from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
+from regard.models.convert.gpt2 import gpt2
+from regard.models.convert.llama import llama
 from regard.models.convert.t5 import t5
 from regard.models.convert.weights import Weights
 
 Family = Callable[[Settings, Weights], nn.Module]
 
-FAMILIES: dict[str, Family] = {"bart": bart, "bert": bert, "marian": marian, "t5": t5}
+FAMILIES: dict[str, Family] = {
+    "bart": bart,
+    "bert": bert,
+    "gpt2": gpt2,
+    "llama": llama,
+    "marian": marian,
+    "t5": t5,
+}
 """By the `model_type` of config.json."""
 
 
@@ -30,7 +39,7 @@ class Pretrained(NamedTuple):
     """A model that was trained elsewhere, and what its tokens mean."""
 
     model: Any
-    """In evaluation mode, float32: a `Transformer`, or an `EncoderOnly` (BERT)."""
+    """In evaluation mode, float32: a `Transformer`, a `DecoderOnly` or an `EncoderOnly`."""
     family: str
     """The `model_type` of config.json."""
     begin_id: int | None

@@ -23,7 +23,7 @@ OFFSET = 2
 
 def marian(settings: Settings, weights: Weights) -> Transformer:
     """A Marian model."""
-    weights.strip("model.")
+    weights.strip_prefix("model.")
     weights.drop("encoder.embed_positions.weight", "decoder.embed_positions.weight")  # computed, not learned
     dim = settings.get("d_model", int)
     return _transformer(settings, weights, positions=partial(SinusoidalPositions, dim, Half()))
@@ -31,7 +31,7 @@ def marian(settings: Settings, weights: Weights) -> Transformer:
 
 def bart(settings: Settings, weights: Weights) -> Transformer:
     """A BART model."""
-    weights.strip("model.")
+    weights.strip_prefix("model.")
     weights.drop("encoder.version", "decoder.version")
     dim, length = settings.get("d_model", int), settings.get("max_position_embeddings", int)
     for theirs, ours in (("encoder", "source"), ("decoder", "target")):
@@ -48,9 +48,7 @@ def _transformer(
     vocab_size = settings.get("vocab_size", int)
     shared = settings.get("share_encoder_decoder_embeddings", bool, True)
     _move(settings, weights, shared)
-    tied = "lm_head.weight" not in weights
-    if not tied:
-        weights.move("lm_head", "output")
+    tied = weights.output("target_embedding")
     parts = TransformerParts(
         dim=settings.get("d_model", int),
         encoder=_stack(settings, "encoder", positions, embedding_norm),
@@ -61,8 +59,6 @@ def _transformer(
         tied_output=tied,
         output_bias=True,
     )
-    if tied:
-        weights.ours["output.weight"] = weights.ours["target_embedding.weight"]
     target_vocab_size = settings.get("decoder_vocab_size", int, vocab_size)
     model = Transformer(parts, source_vocab_size=vocab_size, target_vocab_size=target_vocab_size)
     if "output.bias" not in weights.ours:

@@ -47,7 +47,7 @@ def bert(settings: Settings, weights: Weights) -> EncoderOnly:
     """A BERT encoder."""
     if settings.get("is_decoder", bool, False) or settings.get("add_cross_attention", bool, False):
         raise RunFolderError(f"{settings.source} is of a BERT that decodes; regard reads the encoder")
-    weights.strip("bert.")
+    weights.strip_prefix("bert.")
     # The first folders name gain and offset of a norm as TensorFlow does.
     weights.rename(".gamma", ".weight")
     weights.rename(".beta", ".bias")

@@ -31,11 +31,7 @@ def t5(settings: Settings, weights: Weights) -> Transformer:
     """A T5 model."""
     vocab_size = settings.get("vocab_size", int)
     _move(settings, weights)
-    tied = "lm_head.weight" not in weights
-    if tied:
-        weights.ours["output.weight"] = weights.ours["target_embedding.weight"]
-    else:
-        weights.move("lm_head", "output")
+    tied = weights.output("target_embedding")
     if settings.get("scale_decoder_outputs", bool, settings.get("tie_word_embeddings", bool, True)):
         # A factor between the last norm and the output layer is the same as one in the norm's gain.
         gain = weights.ours["decoder_norm.weight"].float()

@@ -27,7 +27,7 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._theirs
 
-    def strip(self, prefix: str) -> None:
+    def strip_prefix(self, prefix: str) -> None:
         """Take the base model's prefix off the names: some folders hold the base alone, without it."""
         self._theirs = {name.removeprefix(prefix): tensor for name, tensor in self._theirs.items()}
 
@@ -80,6 +80,12 @@ class Weights:
         *projections, output = names
         self.join((f"{theirs}.{name}" for name in projections), f"{ours}.in_weights.0", f"{ours}.in_bias")
         self.move(f"{theirs}.{output}", f"{ours}.out")
+
+    def output(self, embedding: str) -> bool:
+        """The output layer: lm_head if it is still there, else our `embedding`; answers whether they are tied."""
+        tied = "lm_head.weight" not in self
+        self.ours["output.weight"] = self.ours[f"{embedding}.weight"] if tied else self.take("lm_head.weight")
+        return tied
 
     def drop(self, *patterns: str) -> None:
         """Tensors that our model has not and need not have: positions that are computed, other heads."""

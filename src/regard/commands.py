@@ -12,6 +12,7 @@ import torch
 import tyro
 
 from regard.errors import ArgumentError
+from regard.exports import Format, export_run
 from regard.tasks.config import TranslationConfig
 from regard.tasks.demo import DemoResult, run_demo
 from regard.tasks.pictures import save_pictures
@@ -140,7 +141,19 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, device: str = "auto") -> No
     _print_demo(result)
 
 
-COMMANDS = (translate, evaluate, view, demo)
+def export(run: Run, /, *, to: Format, out: Path) -> None:
+    """Write a run's translator for another runtime: Hugging Face transformers, CTranslate2 or ONNX.
+
+    Args:
+        run: the folder that `regard train` made.
+        to: whose format.
+        out: a folder to make.
+    """
+    for path in export_run(run, to=to, out=out):
+        print(path)
+
+
+COMMANDS = (translate, evaluate, view, export, demo)
 
 
 def _settings_to_resume(arguments: Sequence[str]) -> Any:

@@ -27,6 +27,7 @@ FLOORS = [
     ["inspection", "text", "decoding", "training"],
     ["views"],
     ["tasks"],
+    ["exports"],
     ["commands"],
     ["cli"],
     ["__main__"],

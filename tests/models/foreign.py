@@ -26,7 +26,7 @@ class Foreign:
         model = getattr(transformers, self.model)._from_config(config, attn_implementation="eager").eval()
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
-                if "embed_positions" not in name or self.config == "BartConfig":
+                if "embed_positions" not in name or self.config in ("BartConfig", "BlenderbotConfig"):
                     tensor.add_(0.3 * torch.randn_like(tensor))
         return model
 
@@ -67,6 +67,13 @@ TRANSLATORS = {
         "BartForConditionalGeneration", "BartConfig",
         {**BART_LIKE, "scale_embedding": True, "activation_function": "relu"},
     ),
+    "pegasus": Foreign(
+        "PegasusForConditionalGeneration", "PegasusConfig", {**BART_LIKE, "scale_embedding": True}
+    ),
+    "pegasus, three matrices": Foreign(
+        "PegasusForConditionalGeneration", "PegasusConfig", {**BART_LIKE, "tie_word_embeddings": False}
+    ),
+    "blenderbot": Foreign("BlenderbotForConditionalGeneration", "BlenderbotConfig", BART_LIKE),
     "t5": Foreign("T5ForConditionalGeneration", "T5Config", T5_LIKE),
     "t5, version 1.1": Foreign(
         "T5ForConditionalGeneration", "T5Config",

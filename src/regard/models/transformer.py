@@ -159,7 +159,7 @@ class Transformer(nn.Module):
             ArgumentError: a sequence longer than learned positions.
             ShapeError: a batch of targets that is not that of the sources.
         """
-        return self._decode(target_input, self.encode(source, source_lengths), lengths(source_lengths), None)
+        return self.decode(target_input, self.encode(source, source_lengths), source_lengths)
 
     def encode(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], record: Record | None = None
@@ -171,9 +171,16 @@ class Transformer(nn.Module):
             x = layer(x, mask, bias, record, f"encoder.{number}")
         return self.encoder_norm(x)
 
-    def _decode(self, target: Tensor, memory: Tensor, mask: Mask, record: Record | None) -> Tensor:
-        x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target))))
-        bias = shared_bias(self.decoder_bias)
+    def decode(
+        self,
+        target_input: Int[Tensor, "B T"],
+        memory: Float[Tensor, "B S D"],
+        source_lengths: Int[Tensor, " B"],
+        record: Record | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of each next target token, given the encoder's output."""
+        x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
+        mask, bias = lengths(source_lengths), shared_bias(self.decoder_bias)
         for number, layer in enumerate(self.decoder):
             x = layer(x, memory, mask, bias, record, f"decoder.{number}")
         return self.output(self.decoder_norm(x))
@@ -184,7 +191,7 @@ class Transformer(nn.Module):
         """Every attention map of a teacher-forced pass: encoder.n, decoder.n.self and decoder.n.cross."""
         maps: dict[str, AttentionMap] = {}
         memory = self.encode(source, source_lengths, maps.__setitem__)
-        self._decode(target_input, memory, lengths(source_lengths), maps.__setitem__)
+        self.decode(target_input, memory, source_lengths, maps.__setitem__)
         return maps
 
     @property

@@ -112,8 +112,9 @@ def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[C
         RunFolderError: there is neither, or a file cannot be read.
         MissingExtraError: the library that reads them is not installed.
     """
-    if (folder / "tokenizer.json").is_file():
-        return TokenizerFile(folder / "tokenizer.json", source), TokenizerFile(folder / "tokenizer.json", target)
+    one, separate = folder / "tokenizer.json", folder / "target_tokenizer.json"
+    if one.is_file():
+        return TokenizerFile(one, source), TokenizerFile(separate if separate.is_file() else one, target)
     if (folder / "source.spm").is_file():
         separate = folder / "target_vocab.json"
         vocabularies = folder / "vocab.json", separate if separate.is_file() else folder / "vocab.json"

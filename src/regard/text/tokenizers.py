@@ -124,6 +124,18 @@ class Tokenizer:
             return byte_level_labels(pieces, [i <= UNK for i in ids])
         return [Label(printed(piece), (n, n)) for n, piece in enumerate(pieces)]
 
+    def piece(self, number: int) -> str:
+        """The token of an id as the vocabulary writes it: not text, but what other programs call the token.
+
+        Raises:
+            ArgumentError: the id is not in the vocabulary.
+        """
+        return str(self._backend.id_to_token(self._checked([number])[0]))
+
+    def to_json(self) -> str:
+        """What `save` writes, on one line."""
+        return str(self._backend.to_str())
+
     def fingerprint(self) -> str:
         """Sixty-four hexadecimal digits that differ for tokenizers which differ."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from regard.errors import RunFolderError
-from regard.models.convert.bart import bart, marian
+from regard.models.convert.bart import bart, blenderbot, marian, pegasus
 from regard.models.convert.bert import bert
 from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
 from regard.models.convert.gpt2 import gpt2
@@ -27,9 +27,11 @@ Family = Callable[[Settings, Weights], nn.Module]
 FAMILIES: dict[str, Family] = {
     "bart": bart,
     "bert": bert,
+    "blenderbot": blenderbot,
     "gpt2": gpt2,
     "llama": llama,
     "marian": marian,
+    "pegasus": pegasus,
     "t5": t5,
 }
 """By the `model_type` of config.json."""

@@ -31,6 +31,10 @@ class Weights:
         """Take the base model's prefix off the names: some folders hold the base alone, without it."""
         self._theirs = {name.removeprefix(prefix): tensor for name, tensor in self._theirs.items()}
 
+    def differ(self, one: str, other: str) -> bool:
+        """Whether both are there and not equal."""
+        return one in self and other in self and not torch.equal(self._theirs[one], self._theirs[other])
+
     def rename(self, ending: str, new: str) -> None:
         """Give all names with an ending another one."""
         self._theirs = {

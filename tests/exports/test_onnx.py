@@ -7,20 +7,36 @@ import pytest
 import torch
 from runs import STEPS, ours
 
+NAMES = ["pre, learned", "pre, rotary"]
+# In a process of its own: under pytest all shapes are checked, and the exporter's are symbols.
+EXPORT = """
+import sys
+from pathlib import Path
+from regard.exports import export_run
+for run, out in zip(sys.argv[1::2], sys.argv[2::2]):
+    export_run(Path(run), to="onnx", out=Path(out))
+"""
 
-@pytest.mark.parametrize("name", ["pre, learned", "pre, rotary"])
-def test_onnx_runtime_writes_the_same_tokens(name, run_of, tmp_path):
-    runtime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    run = run_of(name)
-    # In a process of its own: under pytest all shapes are checked, and the exporter's are symbols.
-    command = [sys.executable, "-m", "regard", "export", str(run), "--to", "onnx", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+@pytest.fixture(scope="module")
+def exported(run_of, tmp_path_factory):
+    """The folders of the exports, by the run's name."""
+    folders = {name: tmp_path_factory.mktemp("onnx") for name in NAMES}
+    arguments = [str(path) for name, folder in folders.items() for path in (run_of(name), folder)]
+    done = subprocess.run([sys.executable, "-c", EXPORT, *arguments], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    return folders
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_onnx_runtime_writes_the_same_tokens(name, run_of, exported):
+    runtime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    run, out = run_of(name), exported[name]
     _, ids, expected = ours(run)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     encoder, decoder = (
-        runtime.InferenceSession(tmp_path / "out" / f"{part}.onnx", options, providers=["CPUExecutionProvider"])
+        runtime.InferenceSession(out / f"{part}.onnx", options, providers=["CPUExecutionProvider"])
         for part in ("encoder", "decoder")
     )
     # All lines as one batch, so that padding is there; each target as long as it gets.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/coming-from.md"]
+PAGES = ["README.md", "docs/coming-from.md", "docs/convert.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -20,10 +20,12 @@ RUNS = {
     "pre": (TINY, {}),
     "pre, untied": (replace(TINY, tied_output=False, shared_embeddings=True), {"shared_vocabulary": True}),
     "pre, learned": (replace(TINY, positions="learned", activation="gelu"), {"tokenizer": "words"}),
+    "post, learned": (replace(TINY, positions="learned", norm_position="post"), {}),
     "pre, modern": (replace(TINY, norm="rms", activation="swiglu"), {"tokenizer": "characters"}),
     "pre, rotary": (replace(TINY, positions="rotary", num_kv_heads=1, norm="rms", activation="swiglu"), {}),
 }
-EXPRESSIBLE = [name for name in RUNS if name not in ("pre, modern", "pre, rotary")]
+EXPRESSIBLE = ["post, shared", "post", "pre", "pre, untied", "pre, learned"]
+"""As a family of Hugging Face's."""
 
 
 def make_run(name, folder):

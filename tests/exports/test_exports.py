@@ -67,7 +67,7 @@ def test_an_export_comes_back(name, run_of, tmp_path):
 # -- CTranslate2 --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*EXPRESSIBLE, "pre, modern"])
+@pytest.mark.parametrize("name", [*EXPRESSIBLE, "post, learned", "pre, modern"])
 def test_ctranslate2_writes_the_same_tokens(name, run_of, tmp_path):
     engine = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
     run = run_of(name)

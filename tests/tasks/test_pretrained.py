@@ -97,6 +97,27 @@ def make_bart(folder):
     return folder
 
 
+def make_t5(folder):
+    """As a T5 folder: Unigram pieces in a tokenizer.json, more embeddings than tokens, and begun by padding."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    backend = Tokenizer(models.Unigram())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=60, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    backend.train_from_iterator(TEXT, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    backend.save(str(folder / "tokenizer.json"))
+    config = T5Config(
+        vocab_size=backend.get_vocab_size() + 5, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2,
+        relative_attention_num_buckets=8, relative_attention_max_distance=20, decoder_start_token_id=0,
+    )  # fmt: skip
+    save(T5ForConditionalGeneration(config), folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def marian(tmp_path_factory):
     return make_marian(tmp_path_factory.mktemp("marian"))
@@ -153,6 +174,21 @@ def test_bart_translates_as_it_does_there(bart):
     for ours, theirs in zip(translator.translate(SENTENCES, beam_size=1), expected, strict=True):
         assert ours.text[:40] == theirs.strip()[:40]
         assert len(theirs) > 3
+
+
+def test_t5_translates_as_it_does_there(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    folder = make_t5(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+    ids, expected = translated_by_theirs(folder, tokenizer, "T5ForConditionalGeneration", SENTENCES)
+    translator = Translator.load(folder, device="cpu")
+    assert [[*one, 1] for one in translator.source_tokenizer.encode_batch(SENTENCES)] == ids
+    for ours, theirs in zip(translator.translate(SENTENCES, beam_size=1), expected, strict=True):
+        assert ours.text[:40] == theirs.strip()[:40]
+    assert translator.attend("the old cat").source_labels[-1] == "</s>"
 
 
 def test_banned_tokens_are_never_written(marian):

@@ -76,6 +76,12 @@ def test_a_list_is_applied_in_its_order() -> None:
     assert torch.equal(ours, expected)
 
 
+def test_the_nucleus_is_never_empty() -> None:
+    for size in range(1, 40):
+        kept = TopP(1e-9)(torch.randn(9, size), Progress(torch.arange(9), torch.zeros(9, 0).long()))
+        assert torch.equal((kept > -torch.inf).sum(-1), torch.ones(9).long())
+
+
 def test_what_stands_before_an_answer_counts_as_repeated() -> None:
     logits, before, tokens = torch.randn(4, VOCAB), torch.randint(0, VOCAB, (2, 3)), torch.randint(0, VOCAB, (4, 2))
     rows = torch.tensor([1, 0, 1, 1])
@@ -228,6 +234,26 @@ def test_a_wide_beam_finds_the_best_of_what_is_allowed(penalty: float) -> None:
         score, best = next((s, y) for s, y in answers if 1 not in y and y[: len(prefix)] == prefix)
         assert hypothesis.tokens == best
         assert hypothesis.score == pytest.approx(score, abs=1e-6)
+
+
+class NeverTwice:
+    """A constraint of one's own: every token but the end mark comes once at most."""
+
+    def allowed(self, progress: Progress, vocab_size: int) -> Tensor:
+        free = torch.ones(len(progress.sources), vocab_size, dtype=torch.bool)
+        return free.scatter(1, progress.tokens, False)
+
+
+@every_search
+def test_constraints_see_what_was_chosen(search: Callable[..., list[Hypothesis]]) -> None:
+    table, firsts = Table(5, eos_bonus=-3.0), range(3, 13)
+    found = search(table, *sources(*firsts), **LIMITS, max_steps=5, constraints=[NeverTwice()])
+    for hypothesis in found:
+        assert len(set(hypothesis.tokens)) == len(hypothesis.tokens)
+    wide = beam_search(table, *sources(*firsts), **LIMITS, max_steps=5, beam_size=5**4, constraints=[NeverTwice()])
+    for first, (hypothesis,) in zip(firsts, wide, strict=True):
+        answers = (y for _, y in table.best_answers(first, 5, 1.0))
+        assert hypothesis.tokens == next(y for y in answers if len(set(y)) == len(y))
 
 
 @every_search

@@ -23,7 +23,7 @@ FLOORS = [
     ["functional"],
     ["kernel_regression"],
     ["nn"],
-    ["models"],
+    ["models", "logits"],
     ["inspection", "text", "decoding", "training"],
     ["views"],
     ["tasks"],

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -277,7 +277,7 @@ class Translator:
         longest = 2 * batch.source.shape[1] + 50  # a translation much longer than this has lost its way
         steps = min(longest, self.model.max_length or longest)
         marks = self.target_tokenizer.marks
-        common = {"bos_id": marks.begin_id, "eos_id": marks.end_id, "max_steps": steps}
+        common: dict[str, Any] = {"bos_id": marks.begin_id, "eos_id": marks.end_id, "max_steps": steps}
         with torch.inference_mode():
             if beam_size == 1:
                 best = greedy(self.model, batch.source, batch.source_lengths, alignments=alignments, **common)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from regard.errors import ArgumentError, DataError, MissingExtraError, RunFolderError
 from regard.text.files import replacing
-from regard.text.labels import Label, byte_level_labels, printed
+from regard.text.labels import Label, byte_level_labels, byte_string, printed
 from regard.text.marks import Marks
 from regard.text.unicode import normalise
 
@@ -63,6 +63,7 @@ class Tokenizer:
         # user's text would become that token.
         backend.encode_special_tokens = True
         self._byte_level = is_byte_level(backend)
+        self._has_words = isinstance(backend.normalizer, tokenizers_library().normalizers.Sequence)
         self._size: int = backend.get_vocab_size()
 
     def __len__(self) -> int:
@@ -103,6 +104,28 @@ class Tokenizer:
     def decode_batch(self, batch: Iterable[Sequence[int]]) -> list[str]:
         """The text of each sequence of ids, as `decode` gives it."""
         return [self.decode(ids) for ids in batch]
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token adds to a text, in UTF-8; a byte-level token may hold part of a character only.
+
+        The text of several, one after the other, is what `decode` gives, but that words begin with a space.
+
+        Raises:
+            ArgumentError: the id is not in the vocabulary.
+
+        >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
+        >>> [tokenizer.bytes_of(token) for token in tokenizer.encode("é")]
+        [b'\\xc3', b'\\xa9']
+        """
+        self._checked([token])
+        if token <= EOS or (token == UNK and self._byte_level):
+            return b""
+        piece: str = self._backend.id_to_token(token)
+        if self._byte_level:
+            return byte_string(piece)
+        if token == UNK:
+            piece = f" {REPLACEMENT}" if self._has_words else REPLACEMENT
+        return piece.encode()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
         """What to print for the tokens of a text on an axis, in order; no token is left out.

@@ -89,14 +89,14 @@ def test_importing_does_nothing():
     before = "import torch, logging, sys; s = torch.get_rng_state(); t = torch.get_num_threads(); m = set(sys.modules);"
     after = """
 optional = ("matplotlib", "tokenizers", "safetensors", "lightning_fabric", "rich", "tyro", "babel", "sacrebleu",
-            "sklearn", "tensorboard", "transformers")
+            "sklearn", "tensorboard", "transformers", "sentencepiece", "ctranslate2", "onnx", "onnxruntime")
 new = {name.split(".")[0] for name in set(sys.modules) - m}
 assert not new & set(optional), new & set(optional)
 assert torch.equal(s, torch.get_rng_state()) and t == torch.get_num_threads()
 assert not logging.getLogger().handlers and not logging.getLogger("regard").handlers
 print("quiet")
 """
-    imports = "import regard, regard.nn, regard.models, regard.decoding, regard.text, regard.training, regard.views"
+    imports = "import regard, regard.nn, regard.models, regard.models.convert, regard.decoding, regard.text, regard.training, regard.views"
     assert run(f"{before}\n{imports}{after}") == "quiet\n"
 
 

@@ -1,6 +1,9 @@
 """Small runs to be exported, and what they translate."""
 
+import os
 from dataclasses import replace
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from regard.decoding import greedy
 from regard.models.transformer import TransformerConfig
@@ -28,6 +31,20 @@ EXPRESSIBLE = ["post, shared", "post", "pre", "pre, untied", "pre, learned"]
 """As a family of Hugging Face's."""
 
 
+class Runs:
+    """Runs by their names, each made once under a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, name):
+        folder = self.folder / name
+        if not folder.exists():
+            folder.mkdir()
+            make_run(name, folder)
+        return folder / "run"
+
+
 def make_run(name, folder):
     """A few steps of training."""
     data = folder / "pairs.tsv"
@@ -39,7 +56,6 @@ def make_run(name, folder):
         precision="float32", vocab_size=300, max_length=64, **more,
     )  # fmt: skip
     train(config)
-    return config.out
 
 
 def ours(run):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, ours
+from runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.exports import export_run
@@ -18,6 +18,13 @@ from regard.models.transformer import Transformer
 from regard.tasks.config import TranslationConfig
 from regard.tasks.translation import train
 from regard.tasks.translator import Translator
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """A run by its name."""
+    return Runs(tmp_path_factory.mktemp("runs"))
+
 
 # -- Hugging Face -------------------------------------------------------------------------------------------
 

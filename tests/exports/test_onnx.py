@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from runs import STEPS, ours
+from runs import STEPS, Runs, ours
 
 NAMES = ["pre, learned", "pre, rotary"]
 # In a process of its own: under pytest all shapes are checked, and the exporter's are symbols.
@@ -16,6 +16,12 @@ from regard.exports import export_run
 for run, out in zip(sys.argv[1::2], sys.argv[2::2]):
     export_run(Path(run), to="onnx", out=Path(out))
 """
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """A run by its name."""
+    return Runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

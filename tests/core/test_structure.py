@@ -96,7 +96,8 @@ assert torch.equal(s, torch.get_rng_state()) and t == torch.get_num_threads()
 assert not logging.getLogger().handlers and not logging.getLogger("regard").handlers
 print("quiet")
 """
-    imports = "import regard, regard.nn, regard.models, regard.models.convert, regard.decoding, regard.text, regard.training, regard.views"
+    names = ("nn", "models", "models.convert", "decoding", "text", "training", "views")
+    imports = "import regard, " + ", ".join(f"regard.{name}" for name in names)
     assert run(f"{before}\n{imports}{after}") == "quiet\n"
 
 

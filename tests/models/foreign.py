@@ -118,7 +118,9 @@ LANGUAGE_MODELS = {
     "llama, biases": llama(attention_bias=True, mlp_bias=True, hidden_act="gelu"),
     "linear": rope("linear", factor=3.0),
     "dynamic": rope("dynamic", factor=3.0),
-    "yarn": rope("yarn", factor=4.0, original_max_position_embeddings=8, beta_fast=4.0),
+    "yarn": rope(
+        "yarn", factor=4.0, original_max_position_embeddings=8, beta_fast=0.9, beta_slow=0.05, truncate=False
+    ),
     "llama3": rope(
         "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8
     ),

@@ -18,6 +18,7 @@ from regard.models.transformer import Transformer
 from regard.tasks.config import TranslationConfig
 from regard.tasks.translation import train
 from regard.tasks.translator import Translator
+from regard.text.tokenizers import Words
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,19 @@ def test_an_export_comes_back(name, run_of, tmp_path):
     assert (found[..., size:] < -1e8).all()
     again = [one.text for one in Translator.load(tmp_path / "out", device="cpu").translate(LINES, beam_size=3)]
     assert again == [one.text for one in translator.translate(LINES, beam_size=3)]
+
+
+def test_tokens_that_only_the_source_has_are_never_written(tmp_path):
+    source, target = Words().train(["one two three four five six"]), Words().train(["a b"])
+    model = Transformer(TINY, source_vocab_size=len(source), target_vocab_size=len(target)).eval()
+    with torch.no_grad():
+        model.output.weight.mul_(3)
+    to_huggingface(Trained(model.requires_grad_(False), TINY, source, target), tmp_path)
+    logits = from_huggingface(tmp_path).model(*(torch.full(shape, 4) for shape in ((1, 3), (1,), (1, 2))))
+    assert logits.shape[-1] == len(source) > len(target)
+    assert (logits[..., len(target) :] < -1e8).all()
+    output = theirs(tmp_path).generate(torch.tensor([[4, 5, 6, 2]]), max_new_tokens=9, max_length=None, num_beams=3)
+    assert output.max() < len(target)
 
 
 # -- CTranslate2 --------------------------------------------------------------------------------------------

@@ -90,6 +90,17 @@ def test_shards_of_an_index_are_one_model(tmp_path):
     assert all(torch.equal(one[name], many[name]) for name in one)
 
 
+@pytest.mark.parametrize("name", ["marian", "t5"])
+def test_weights_of_half_the_size_become_float32(name, tmp_path):
+    theirs = TRANSLATORS[name].build().bfloat16()
+    ours = from_huggingface(save(theirs, tmp_path)).model
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+    source, target, _ = inputs()
+    with torch.no_grad():
+        expected = theirs.float()(input_ids=source[:1], decoder_input_ids=target[:1]).logits
+    torch.testing.assert_close(ours(source[:1], LENGTHS[:1], target[:1]), expected, atol=1e-4, rtol=0)
+
+
 def test_special_tokens_come_from_either_file(tmp_path):
     folder = save(MARIAN.build(), tmp_path)
     change(folder / "generation_config.json", bad_words_ids=[[PAD], [5, 6]], eos_token_id=[END, 3])

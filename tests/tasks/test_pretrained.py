@@ -176,6 +176,28 @@ def test_bart_translates_as_it_does_there(bart):
         assert len(theirs) > 3
 
 
+@pytest.mark.parametrize("name", ["marian", "bart"])
+def test_the_loss_is_theirs(name, request):
+    """With their begin mark before the target, their end mark after it, and their padding left out."""
+    import transformers
+
+    folder = request.getfixturevalue(name)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    translator = Translator.load(folder, device="cpu")
+    translator.model.output.bias.data.nan_to_num_(neginf=9.0)  # their loss knows no banned tokens
+    end, total, count = translator.target_tokenizer.marks.end_id, 0.0, 0
+    pairs = list(zip(SENTENCES, ["THE OLD CAT", "A", "WE SEE", "TREES AND TREES"], strict=True))
+    for source, target in pairs:
+        inputs, labels = (
+            torch.tensor([[*side.encode_batch([text])[0], end]])
+            for side, text in ((translator.source_tokenizer, source), (translator.target_tokenizer, target))
+        )
+        with torch.no_grad():
+            loss = model(input_ids=inputs, labels=labels).loss
+        total, count = total + float(loss) * labels.numel(), count + labels.numel()
+    assert translator.loss(pairs) == pytest.approx(total / count, abs=1e-4)
+
+
 def test_t5_translates_as_it_does_there(tmp_path):
     from transformers import PreTrainedTokenizerFast
 

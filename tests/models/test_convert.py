@@ -90,7 +90,7 @@ def test_shards_of_an_index_are_one_model(tmp_path):
     assert all(torch.equal(one[name], many[name]) for name in one)
 
 
-@pytest.mark.parametrize("name", ["marian", "t5"])
+@pytest.mark.parametrize("name", ["bart", "t5"])  # (Marian rounds its positions too)
 def test_weights_of_half_the_size_become_float32(name, tmp_path):
     theirs = TRANSLATORS[name].build().bfloat16()
     ours = from_huggingface(save(theirs, tmp_path)).model

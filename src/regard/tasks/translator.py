@@ -11,8 +11,10 @@ from torch import Tensor
 
 from regard.decoding import Hypothesis, beam_search, greedy
 from regard.errors import ArgumentError, DataError
+from regard.tasks.attention import Axis, axis, merge
 from regard.tasks.config import Model, TranslationConfig, make_model
 from regard.tasks.corpus import load_tokenizers
+from regard.tasks.likelihood import Likelihood, likelihoods
 from regard.tasks.run_folder import RunFolder
 from regard.text.batches import Batch, collate
 from regard.text.tokenizers import BOS, EOS, PAD, Tokenizer
@@ -67,6 +69,11 @@ class Attention(NamedTuple):
     alignment_names: list[str]
     """Which of them align the translation with the source."""
 
+    @property
+    def shown(self) -> str:
+        """The last layer's alignment."""
+        return self.alignment_names[-1]
+
     def labels(self, name: str) -> tuple[list[str], list[str]]:
         """The labels of a map's rows, which look, and of its columns, which are looked at."""
         if name.startswith("encoder"):
@@ -84,18 +91,6 @@ class Evaluation(NamedTuple):
     loss: float
     """Mean cross-entropy of the references' tokens, in nats."""
     pairs: int
-
-
-class _Axis(NamedTuple):
-    """What to print for a sequence of tokens, and the first and the last token of each label."""
-
-    texts: list[str]
-    spans: list[tuple[int, int]]
-
-
-def _axis(tokenizer: Tokenizer, ids: Sequence[int]) -> _Axis:
-    labels = tokenizer.labels(ids)
-    return _Axis([label.text for label in labels], [label.pieces for label in labels])
 
 
 class Translator:
@@ -207,6 +202,28 @@ class Translator:
         return total / count
 
     @torch.no_grad()
+    def score(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
+        """How probable each target is, given its source: token by token, end mark included.
+
+        Read, scored and handed out by windows, in order.
+
+        Raises:
+            DataError: a sentence is longer than the model's positions.
+        """
+        iterator = iter(pairs)
+        while window := list(islice(iterator, WINDOW_LINES)):
+            sources = self.source_tokenizer.encode_batch([source for source, _ in window])
+            targets = self.target_tokenizer.encode_batch([target for _, target in window])
+            self._check_lengths(sources, targets)
+            found = [Likelihood(0.0, 0)] * len(window)
+            for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
+                batch = self._collate([sources[i] for i in rows], [targets[i] for i in rows])
+                logits = self.model(batch.source, batch.source_lengths, batch.target_input)
+                for row, likelihood in zip(rows, likelihoods(logits, batch.target_output), strict=True):
+                    found[row] = likelihood
+            yield from found
+
+    @torch.no_grad()
     def attend(self, sentence: str, *, beam_size: int = 5) -> Attention:
         """Translate a sentence and look at what every layer and head attended to.
 
@@ -223,16 +240,16 @@ class Translator:
         batch = self._collate(ids, [tokens[:-1]])
         maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
         source, written, read = (
-            _axis(self.source_tokenizer, [*ids[0], EOS]),
-            _axis(self.target_tokenizer, tokens),
-            _axis(self.target_tokenizer, [BOS, *tokens[:-1]]),
+            axis(self.source_tokenizer, [*ids[0], EOS]),
+            axis(self.target_tokenizer, tokens),
+            axis(self.target_tokenizer, [BOS, *tokens[:-1]]),
         )
         alignments = list(self.model.alignment_names)
         merged = {}
         for name, weights in maps.items():
             encoder = name.startswith("encoder")
             rows, columns = source if encoder else written, source if encoder or name in alignments else read
-            merged[name] = _merge(cast(AttentionMap, weights[0]), rows, columns)
+            merged[name] = merge(cast(AttentionMap, weights[0]), rows, columns)
         return Attention(source.texts, written.texts, read.texts, merged, alignments)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -287,30 +304,21 @@ class Translator:
             )
 
     def _present(self, line: str, ids: list[int], hypotheses: list[Hypothesis]) -> Translation:
-        source = _axis(self.source_tokenizer, [*ids, EOS] if ids else [])
+        source = axis(self.source_tokenizer, [*ids, EOS] if ids else [])
         candidates = [self._candidate(source, hypothesis) for hypothesis in hypotheses]
         return Translation(line, source.texts, candidates or [Candidate("", 0.0, [], None)])
 
-    def _candidate(self, source: _Axis, hypothesis: Hypothesis) -> Candidate:
-        text, written = self.target_tokenizer.decode(hypothesis.tokens), _axis(self.target_tokenizer, hypothesis.tokens)
+    def _candidate(self, source: Axis, hypothesis: Hypothesis) -> Candidate:
+        text, written = self.target_tokenizer.decode(hypothesis.tokens), axis(self.target_tokenizer, hypothesis.tokens)
         alignment = None
         if hypothesis.alignment is not None:
             width = source.spans[-1][1] + 1  # without the padding of the batch
-            alignment = cast(Tensor, _merge(hypothesis.alignment[:, :width].cpu(), written, source))
+            alignment = cast(Tensor, merge(hypothesis.alignment[:, :width].cpu(), written, source))
         return Candidate(text, hypothesis.score, written.texts, alignment)
 
     def _collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
         arrays = ([np.asarray(ids, dtype=np.int64) for ids in side] for side in (sources, targets))
         return Batch(*(part.to(self.device) for part in collate(*arrays)))
-
-
-def _merge(weights: AttentionMap | Tensor, rows: _Axis, columns: _Axis) -> AttentionMap | Tensor:
-    """A map over labels: mass summed over the tokens of a column's label, averaged over those of a row's."""
-    if all(first == last for first, last in (*rows.spans, *columns.spans)):
-        return weights  # a label each: the map stays lazy
-    dense = weights.dense() if isinstance(weights, AttentionMap) else weights
-    wide = torch.stack([dense[..., first : last + 1].sum(-1) for first, last in columns.spans], dim=-1)
-    return torch.stack([wide[..., first : last + 1, :].mean(-2) for first, last in rows.spans], dim=-2)
 
 
 def _by_length(lengths: Sequence[int], places: int) -> Iterator[list[int]]:

@@ -85,10 +85,22 @@ def test_the_nucleus_is_never_empty() -> None:
 def test_what_stands_before_an_answer_counts_as_repeated() -> None:
     logits, before, tokens = torch.randn(4, VOCAB), torch.randint(0, VOCAB, (2, 3)), torch.randint(0, VOCAB, (4, 2))
     rows = torch.tensor([1, 0, 1, 1])
-    penalty = RepetitionPenalty(1.7, before=before)
     both = torch.cat([before[rows], tokens], 1)
     expected = RepetitionPenalty(1.7)(logits, Progress(rows, both))
-    assert torch.equal(penalty(logits, Progress(rows, tokens)), expected)
+    assert torch.equal(RepetitionPenalty(1.7)(logits, Progress(rows, tokens, before[rows])), expected)
+
+
+def test_filters_see_what_stands_before_each_text() -> None:
+    table, seen = Table(5, eos_bonus=-1.0), []
+
+    def look(logits: Tensor, progress: Progress) -> Tensor:
+        seen.append(progress)
+        return logits
+
+    before = torch.arange(12).view(6, 2)
+    sample(table, *sources(*range(3, 9)), **LIMITS, max_steps=6, filters=[look], before=before)
+    assert len(seen[-1].sources) < 6
+    assert all(torch.equal(progress.before, before[progress.sources]) for progress in seen)
 
 
 @pytest.mark.parametrize(

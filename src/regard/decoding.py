@@ -211,6 +211,7 @@ def sample_steps(
     max_steps: int,
     filters: Sequence[Filter] = (),
     constraints: Sequence[Constraint] = (),
+    before: Int[Tensor, "B P"] | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Sampled]:
     """`sample` step by step: each token as soon as it is drawn. Whoever has enough stops asking.
@@ -228,7 +229,7 @@ def sample_steps(
     written = tokens[:, None][:, :0]
     for _ in range(max_steps):
         logits, _, state = model.step(state, tokens)
-        logits, progress = _precise(logits), Progress(rows, written)
+        logits, progress = _precise(logits), Progress(rows, written, None if before is None else before[rows])
         changed = constrain(logits, constraints, progress)
         for change in filters:
             changed = change(changed, progress)
@@ -253,6 +254,7 @@ def sample(
     max_steps: int,
     filters: Sequence[Filter] = (),
     constraints: Sequence[Constraint] = (),
+    before: Int[Tensor, "B P"] | None = None,
     generator: torch.Generator | None = None,
 ) -> list[Hypothesis]:
     """Tokens drawn from the model's distribution, as filters change it, until the end mark or `max_steps`.
@@ -266,6 +268,7 @@ def sample(
         max_steps: the most tokens of an answer, the end mark counted.
         filters: applied to the logits in this order; see `regard.logits`.
         constraints: what may be chosen; before the filters.
+        before: a language model's texts, for filters that look at what was written.
         generator: of the random numbers; torch's own if None.
 
     Returns:
@@ -287,7 +290,7 @@ def sample(
     scores = [0.0] * len(source)
     for step in sample_steps(
         model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps,
-        filters=filters, constraints=constraints, generator=generator,
+        filters=filters, constraints=constraints, before=before, generator=generator,
     ):  # fmt: skip
         for row, token, gain in zip(step.rows.tolist(), step.tokens.tolist(), step.gains.tolist(), strict=True):
             tokens[row].append(token)

@@ -24,6 +24,8 @@ class Progress(NamedTuple):
     """Which source each answers, as numbered in the call."""
     tokens: Int[Tensor, "N t"]
     """The t tokens chosen so far."""
+    before: Int[Tensor, "N P"] | None = None
+    """What stands before them, where that is text of the same vocabulary: a language model's prompts."""
 
 
 @runtime_checkable
@@ -215,9 +217,9 @@ class MinP:
         return logits.masked_fill(probabilities < self.p * probabilities.amax(-1, keepdim=True), -torch.inf)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class RepetitionPenalty:
-    """Logits of tokens that the text has already, divided by the penalty if positive, multiplied if not.
+    """Logits of tokens that the text has already (prompt included), divided by the penalty, multiplied if negative.
 
     Source: Keskar et al. 2019 (arXiv:1909.05858), section 4.1, with the sign as in transformers.
 
@@ -228,8 +230,6 @@ class RepetitionPenalty:
 
     penalty: float
     """Above 0; 1 changes nothing, more makes repetitions rarer."""
-    before: Int[Tensor, "B P"] | None = None
-    """What stands before each answer and counts too: a language model's prompts."""
 
     def __post_init__(self) -> None:
         if not 0 < self.penalty < float("inf"):
@@ -238,8 +238,8 @@ class RepetitionPenalty:
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
         """Divide or multiply."""
         tokens = progress.tokens
-        if self.before is not None:
-            tokens = torch.cat([self.before.to(tokens.device)[progress.sources], tokens], 1)
+        if progress.before is not None:
+            tokens = torch.cat([progress.before, tokens], 1)
         chosen = logits.gather(1, tokens)
         return logits.scatter(1, tokens, torch.where(chosen < 0, chosen * self.penalty, chosen / self.penalty))
 

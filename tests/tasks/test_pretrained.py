@@ -196,6 +196,9 @@ def test_the_loss_is_theirs(name, request):
             loss = model(input_ids=inputs, labels=labels).loss
         total, count = total + float(loss) * labels.numel(), count + labels.numel()
     assert translator.loss(pairs) == pytest.approx(total / count, abs=1e-4)
+    scores = list(translator.score(pairs))
+    assert -sum(one.log_probability for one in scores) == pytest.approx(total, abs=1e-3)
+    assert sum(one.tokens for one in scores) == count
 
 
 def test_t5_translates_as_it_does_there(tmp_path):

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from regard.decoding import Hypothesis, beam_search, greedy
 from regard.errors import ArgumentError, DataError
+from regard.tasks.attention import Axis, axis, merge
 from regard.tasks.config import Model, TranslationConfig, make_model
 from regard.tasks.corpus import load_tokenizers
+from regard.tasks.likelihood import Likelihood, likelihoods
 from regard.tasks.pretrained import is_huggingface, load_pretrained
 from regard.tasks.run_folder import RunFolder
 from regard.text.batches import Batch, collate
@@ -68,6 +70,11 @@ class Attention(NamedTuple):
     alignment_names: list[str]
     """Which of them align the translation with the source."""
 
+    @property
+    def shown(self) -> str:
+        """The last layer's alignment."""
+        return self.alignment_names[-1]
+
     def labels(self, name: str) -> tuple[list[str], list[str]]:
         """The labels of a map's rows, which look, and of its columns, which are looked at."""
         if name.startswith("encoder"):
@@ -85,18 +92,6 @@ class Evaluation(NamedTuple):
     loss: float
     """Mean cross-entropy of the references' tokens, in nats."""
     pairs: int
-
-
-class _Axis(NamedTuple):
-    """What to print for a sequence of tokens, and the first and the last token of each label."""
-
-    texts: list[str]
-    spans: list[tuple[int, int]]
-
-
-def _axis(tokenizer: Codec, ids: Sequence[int]) -> _Axis:
-    labels = tokenizer.labels(ids)
-    return _Axis([label.text for label in labels], [label.pieces for label in labels])
 
 
 class Translator:
@@ -212,6 +207,29 @@ class Translator:
         return total / count
 
     @torch.no_grad()
+    def score(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
+        """How probable each target is, given its source: token by token, end mark included.
+
+        Read, scored and handed out by windows, in order.
+
+        Raises:
+            DataError: a sentence is longer than the model's positions.
+        """
+        iterator = iter(pairs)
+        while window := list(islice(iterator, WINDOW_LINES)):
+            sources = self.source_tokenizer.encode_batch([source for source, _ in window])
+            targets = self.target_tokenizer.encode_batch([target for _, target in window])
+            self._check_lengths(sources, targets)
+            found = [Likelihood(0.0, 0)] * len(window)
+            for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
+                batch = self._collate([sources[i] for i in rows], [targets[i] for i in rows])
+                logits = self.model(batch.source, batch.source_lengths, batch.target_input)
+                scored = likelihoods(logits, batch.target_output, pad_id=self.target_tokenizer.marks.pad_id)
+                for row, likelihood in zip(rows, scored, strict=True):
+                    found[row] = likelihood
+            yield from found
+
+    @torch.no_grad()
     def attend(self, sentence: str, *, beam_size: int = 5) -> Attention:
         """Translate a sentence and look at what every layer and head attended to.
 
@@ -228,16 +246,16 @@ class Translator:
         batch = self._collate(ids, [tokens[:-1]])
         maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
         source, written, read = (
-            _axis(self.source_tokenizer, [*ids[0], self.source_tokenizer.marks.end_id]),
-            _axis(self.target_tokenizer, tokens),
-            _axis(self.target_tokenizer, [self.target_tokenizer.marks.begin_id, *tokens[:-1]]),
+            axis(self.source_tokenizer, [*ids[0], self.source_tokenizer.marks.end_id]),
+            axis(self.target_tokenizer, tokens),
+            axis(self.target_tokenizer, [self.target_tokenizer.marks.begin_id, *tokens[:-1]]),
         )
         alignments = list(self.model.alignment_names)
         merged = {}
         for name, weights in maps.items():
             encoder = name.startswith("encoder")
             rows, columns = source if encoder else written, source if encoder or name in alignments else read
-            merged[name] = _merge(cast(AttentionMap, weights[0]), rows, columns)
+            merged[name] = merge(cast(AttentionMap, weights[0]), rows, columns)
         return Attention(source.texts, written.texts, read.texts, merged, alignments)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -293,16 +311,16 @@ class Translator:
             )
 
     def _present(self, line: str, ids: list[int], hypotheses: list[Hypothesis]) -> Translation:
-        source = _axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
+        source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
         candidates = [self._candidate(source, hypothesis) for hypothesis in hypotheses]
         return Translation(line, source.texts, candidates or [Candidate("", 0.0, [], None)])
 
-    def _candidate(self, source: _Axis, hypothesis: Hypothesis) -> Candidate:
-        text, written = self.target_tokenizer.decode(hypothesis.tokens), _axis(self.target_tokenizer, hypothesis.tokens)
+    def _candidate(self, source: Axis, hypothesis: Hypothesis) -> Candidate:
+        text, written = self.target_tokenizer.decode(hypothesis.tokens), axis(self.target_tokenizer, hypothesis.tokens)
         alignment = None
         if hypothesis.alignment is not None:
             width = source.spans[-1][1] + 1  # without the padding of the batch
-            alignment = cast(Tensor, _merge(hypothesis.alignment[:, :width].cpu(), written, source))
+            alignment = cast(Tensor, merge(hypothesis.alignment[:, :width].cpu(), written, source))
         return Candidate(text, hypothesis.score, written.texts, alignment)
 
     def _collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
@@ -310,15 +328,6 @@ class Translator:
         marks = self.source_tokenizer.marks, self.target_tokenizer.marks
         batch = collate(*arrays, source_marks=marks[0], target_marks=marks[1])
         return Batch(*(part.to(self.device) for part in batch))
-
-
-def _merge(weights: AttentionMap | Tensor, rows: _Axis, columns: _Axis) -> AttentionMap | Tensor:
-    """A map over labels: mass summed over the tokens of a column's label, averaged over those of a row's."""
-    if all(first == last for first, last in (*rows.spans, *columns.spans)):
-        return weights  # a label each: the map stays lazy
-    dense = weights.dense() if isinstance(weights, AttentionMap) else weights
-    wide = torch.stack([dense[..., first : last + 1].sum(-1) for first, last in columns.spans], dim=-1)
-    return torch.stack([wide[..., first : last + 1, :].mean(-2) for first, last in rows.spans], dim=-2)
 
 
 def _by_length(lengths: Sequence[int], places: int) -> Iterator[list[int]]:

@@ -78,7 +78,7 @@ class TextStore:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = TextStore.build(Path(folder, "x.tokens"), pieces(["ab", "c"], "lines"), tokenizer, is_whole=True)
     ...     print(store.tokens, store.text_bytes)
-    [1 4 5 2 1 6 2] 3
+    [1 4 5 2 1 6 2] 5
     """
 
     def __init__(self, path: StrPath) -> None:
@@ -100,7 +100,7 @@ class TextStore:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the text in UTF-8, without what separates documents."""
+        """Bytes of the text in UTF-8; what separates documents counts as one, for which EOS stands."""
         return self._footer.text_bytes
 
     @property
@@ -141,7 +141,7 @@ class TextStore:
                 file.write(np.asarray(row, dtype).tobytes())
                 tokens += len(row)
                 unknown += row.count(UNK)
-                text_bytes += sum(len(piece.text.encode()) for piece in chunk)
+                text_bytes += sum(len(piece.text.encode()) + (is_whole and piece.begins) for piece in chunk)
             if is_whole and documents:
                 file.write(np.asarray([EOS], dtype).tobytes())
                 tokens += 1

@@ -36,6 +36,7 @@ format: $(STAMP)  ## Let ruff rewrite the code
 	$(BIN)/ruff format .
 
 bench: $(STAMP)  ## Run every benchmark and rewrite benchmarks/RESULTS.md
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
 clean:  ## Remove what the targets made

@@ -6,6 +6,7 @@ where query and key stand; some of them read the vectors too.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,15 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.shapes import Sizes, canonical_pairwise, take_pairs
+
+_KEEPING = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+"""What is chosen for some heads is one graph for all tiles."""
+
+Pull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor] | None]
+"""From the gradient of a block of the bias to those of the block's queries and keys; None if it reads neither.
+
+The gradients of what is learned are added to the tensors that come second. It is called once.
+"""
 
 
 class Bias(ABC):
@@ -52,6 +62,40 @@ class Bias(ABC):
         i, j = positions(rows, query.device)[:, None], positions(columns, query.device)
         answer = self.value(head, i, j, query, key)
         return answer[(None,) * (4 - answer.dim())]
+
+    def linearize(
+        self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
+    ) -> tuple[Tensor, Pull]:
+        """`block` without a graph, and how its gradient goes back.
+
+        `learned` are those tensors of `learned()` that take a gradient, of the bias that this one was selected from.
+        Autograd answers, unless a bias knows a shorter way.
+        """
+        query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
+        with torch.enable_grad():
+            block = self.block(rows, columns, query=query, key=key, sizes=sizes)
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+            if not block.requires_grad:
+                return None
+            inputs = (query, key, *learned)
+            d_query, d_key, *others = torch.autograd.grad(
+                block,
+                inputs,
+                summed_to(grad, block.shape).to(block.dtype),
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for total, other in zip(totals, others, strict=True):
+                total += other
+            return d_query, d_key
+
+        return block.detach(), pull
+
+    def laid_out(self, sizes: Sizes, device: torch.device) -> "Bias":
+        """A bound bias in the form that many small blocks are read from best."""
+        return self
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         """The bias of N pairs; query and key are (N, B, H, 1, D), the answer broadcasts to (N, B, H, 1, 1)."""
@@ -100,22 +144,68 @@ class Dense(Bias):
         return self.tensor[:, :, i, j].movedim(-1, 0)[..., None, None]
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """The pairs' slices."""
-        index = (
+        """The tensor seen through the choice; nothing is copied."""
+        chosen = (
             p if n > 1 else torch.zeros_like(p) for p, n in zip((batches, heads), self.tensor.shape[:2], strict=True)
         )
-        return Dense(self.tensor[tuple(index)].unsqueeze(1))
+        return Chosen(self.tensor, *chosen)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given(Bias):
-    """A block that is already cut out: what every question is answered with."""
+class Chosen(Bias):
+    """A tensor seen through a choice of (batch, head) pairs: pair n stands in batch row n, head 0."""
 
     tensor: Tensor
+    batches: Tensor
+    heads: Tensor
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The tensor, if it takes a gradient."""
+        return (self.tensor,) if self.tensor.requires_grad else ()
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The block."""
-        return self.tensor
+        """Never asked: blocks and pairs are read from the tensor."""
+        raise AssertionError
+
+    def block(
+        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
+    ) -> Tensor:
+        """The pairs' slices of the block, so that no more than that is copied."""
+        return self._of_pairs(take_pairs(self.tensor, rows, columns))
+
+    def linearize(
+        self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
+    ) -> tuple[Tensor, Pull]:
+        """The gradient goes to where the block came from."""
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> None:
+            for total in totals:
+                grad = summed_to(grad, (len(self.batches), 1, *take_pairs(total, rows, columns).shape[2:]))
+                part = take_pairs(total, rows, columns)
+                if len(self.batches) == 1:
+                    part[int(self.batches), int(self.heads)] += grad[0, 0]
+                else:
+                    # Pairs that read the same place add up.
+                    part.index_put_((self.batches, self.heads), grad[:, 0].to(part.dtype), accumulate=True)
+
+        return self.block(rows, columns, query=query, key=key, sizes=sizes).detach(), pull
+
+    def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
+        """The tensor at the pairs."""
+        i, j = (
+            p if n > 1 else torch.zeros_like(p) for p, n in zip((rows, columns), self.tensor.shape[2:], strict=True)
+        )
+        each = self.tensor[self.batches[:, None], self.heads[:, None], i, j]
+        return each.unsqueeze(1).movedim(-1, 0)[..., None, None]
+
+    def select(self, batches: Tensor, heads: Tensor) -> Bias:
+        """A choice among the pairs."""
+        return Chosen(self.tensor, self.batches[batches], self.heads[batches])
+
+    def _of_pairs(self, tensor: Tensor) -> Tensor:
+        if len(self.batches) == 1:
+            return tensor[int(self.batches), int(self.heads)][None, None]
+        return tensor[self.batches, self.heads].unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +231,11 @@ class Selected(Bias):
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
         """The heads of those batch rows."""
         return Selected(self.bias, self.heads[batches])
+
+
+def summed_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
+    """A gradient, summed over the dimensions along which something of that shape was broadcast."""
+    return grad if grad.shape == tuple(shape) else grad.sum_to_size(*shape)
 
 
 def as_bias(bias: "Bias | Tensor | None") -> Bias | None:

@@ -41,11 +41,20 @@ class Normalization(ABC):
     ) -> Float[Tensor, "*batch t s"]:
         """Weights of a block of scores, given the state of its rows."""
 
+    def weights_(self, scores: Tensor, state: Tensor) -> Tensor:
+        """`weights` where nobody needs the scores any more: they may be written into."""
+        return self.weights(scores, state)
+
     @abstractmethod
-    def gradient(
-        self, weights: Float[Tensor, "*batch t S"], grad: Float[Tensor, "*batch t S"], grad_state: Tensor | None
-    ) -> Float[Tensor, "*batch t S"]:
-        """Gradient of whole rows of scores, from those of the weights and of the row state."""
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+        """Gradient of whole rows of scores (..., t, S), from those of the weights and of the row state.
+
+        Args:
+            weights: P.
+            grad: dP, which may be written into.
+            grad_state: the row state's (..., t), or None.
+            inner: sum_j P_ij dP_ij (..., t), which is dO_i . O_i.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +88,9 @@ class Softmax(Normalization):
     @staticmethod
     def _in_one_pass(scores: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
         """The same with torch's own softmax: the largest weight is exp(peak - lse), which gives the lse."""
-        dead = peak == -torch.inf
-        weights = torch.softmax(scores, -1).masked_fill_(dead, 0.0)
+        weights, dead = torch.softmax(scores, -1), peak == -torch.inf
+        if dead.device.type != "cpu" or bool(dead.any()):
+            weights = weights.masked_fill_(dead, 0.0)
         largest = weights.amax(-1, keepdim=True).masked_fill_(dead, 1.0)
         return weights, (peak - largest.log()).squeeze(-1)
 
@@ -88,15 +98,16 @@ class Softmax(Normalization):
         self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
     ) -> Float[Tensor, "*batch t s"]:
         """exp(scores - lse); rows whose state is -inf are exactly 0."""
-        dead = state == -torch.inf
-        return torch.exp(scores - state.masked_fill(dead, 0.0)[..., None]).masked_fill(dead[..., None], 0.0)
+        # Where the state is -inf all scores are.
+        return torch.exp(scores - state.masked_fill(state == -torch.inf, 0.0)[..., None])
 
-    def gradient(
-        self, weights: Float[Tensor, "*batch t S"], grad: Float[Tensor, "*batch t S"], grad_state: Tensor | None
-    ) -> Float[Tensor, "*batch t S"]:
+    def weights_(self, scores: Tensor, state: Tensor) -> Tensor:
+        """The same, in place."""
+        return scores.sub_(state.masked_fill(state == -torch.inf, 0.0)[..., None]).exp_()
+
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
         """P * (dP - sum P dP + dlse)."""
-        inner = (weights * grad).sum(-1, keepdim=True)
-        return weights * (grad - (inner if grad_state is None else inner - grad_state[..., None]))
+        return grad.sub_((inner if grad_state is None else inner - grad_state)[..., None]).mul_(weights)
 
     def __str__(self) -> str:
         return "softmax"
@@ -164,9 +175,7 @@ class Sigmoid(Normalization):
         """sigma(scores + b)."""
         return torch.sigmoid(scores + self.shift)
 
-    def gradient(
-        self, weights: Float[Tensor, "*batch t S"], grad: Float[Tensor, "*batch t S"], grad_state: Tensor | None
-    ) -> Float[Tensor, "*batch t S"]:
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
         """P (1 - P) dP."""
         return weights * (1 - weights) * grad
 
@@ -194,9 +203,7 @@ class Unnormalized(Normalization):
         """exp(scores)."""
         return torch.exp(scores)
 
-    def gradient(
-        self, weights: Float[Tensor, "*batch t S"], grad: Float[Tensor, "*batch t S"], grad_state: Tensor | None
-    ) -> Float[Tensor, "*batch t S"]:
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
         """P dP."""
         return weights * grad
 
@@ -221,9 +228,7 @@ class _Threshold(Normalization):
         tau = self._tau(scores.masked_fill(dead, 0.0)).masked_fill(dead, torch.inf)
         return self._above(scores, tau), tau.squeeze(-1)
 
-    def gradient(
-        self, weights: Float[Tensor, "*batch t S"], grad: Float[Tensor, "*batch t S"], grad_state: Tensor | None
-    ) -> Float[Tensor, "*batch t S"]:
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
         """g (dP - sum g dP / sum g) with g = dP/ds at a fixed threshold, and the threshold's own part."""
         slope = self._slope(weights)
         share = slope / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)

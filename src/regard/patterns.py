@@ -13,6 +13,7 @@ As everywhere, query i stands at position offset + i, by default offset S - T.
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -181,17 +182,14 @@ class Documents(Mask):
 
     ids: Tensor
     key_ids: Tensor
-    first: Tensor | None = None
-    """By query: the first key of its document, over the whole batch; on the CPU."""
-    last: Tensor | None = None
-    """By query: one beyond the last key of its document."""
+    places: "_Places | None" = None
+    """Where the documents are, once the mask is bound."""
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
         """Flatten the batch, and find where each query's document begins and ends."""
         ids = _per_sequence(self.ids, sizes, sizes.queries, "document ids of queries", device)
         key_ids = _per_sequence(self.key_ids, sizes, sizes.keys, "document ids of keys", device)
-        first, last = _extent(ids.cpu(), key_ids.cpu())
-        return Documents(ids, key_ids, first, last)
+        return Documents(ids, key_ids, _Places.of(ids.cpu(), key_ids.cpu()))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """The same document."""
@@ -203,18 +201,14 @@ class Documents(Mask):
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
         """From the first key of the rows' documents to the last."""
-        if self.first is None or self.last is None:
+        if self.places is None:
             return range(sizes.keys)
         part = slice(rows.start, rows.stop)
-        return _clip(int(self.first[part].min()), int(self.last[part].max()), sizes.keys)
+        return _clip(int(self.places.first[part].min()), int(self.places.last[part].max()), sizes.keys)
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Within one document."""
-        if self.ids.device.type != "cpu":
-            return False
-        first = self.ids[:, rows.start : rows.start + 1]
-        queries, keys = self.ids[:, rows.start : rows.stop], self.key_ids[:, columns.start : columns.stop]
-        return bool((queries == first).all()) and bool((keys == first).all())
+        """Within one document, in every sequence of the batch."""
+        return self.places is not None and self.places.is_one_document(rows, columns)
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
         """Where a new document begins in every sequence of the batch."""
@@ -316,12 +310,44 @@ def _per_sequence(ids: Tensor, sizes: Sizes, length: int, name: str, device: tor
     return canonical_per_sequence(ids.to(device), sizes, length, name=name)
 
 
-def _extent(ids: Tensor, key_ids: Tensor) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Places:
+    """Where the documents of bound ids are, in arrays of the CPU, which answer small questions quickly."""
+
+    first: np.ndarray
+    """By query (T,): the first key of its document, the least over the batch."""
+    last: np.ndarray
+    """By query (T,): one beyond the last key of its document, the greatest over the batch."""
+    ids: tuple[np.ndarray, np.ndarray]
+    """Of queries (B, T) and of keys (B, S)."""
+    changes: tuple[np.ndarray, np.ndarray]
+    """By query and by key: how often the document has changed up to there, in some sequence of the batch."""
+
+    @classmethod
+    def of(cls, ids: Tensor, key_ids: Tensor) -> "_Places":
+        arrays = ids.numpy(), key_ids.numpy()
+        changes = tuple((np.diff(a, axis=1, prepend=a[:, :1]) != 0).any(0).cumsum() for a in arrays)
+        return cls(*_extent(*arrays), arrays, (changes[0], changes[1]))
+
+    def is_one_document(self, rows: range, columns: range) -> bool:
+        """Whether the rows and the columns all belong to one document, in every sequence."""
+        (ids, key_ids), (down, across) = self.ids, self.changes
+        is_one = down[rows.stop - 1] == down[rows.start] and across[columns.stop - 1] == across[columns.start]
+        return bool(is_one and (ids[:, rows.start] == key_ids[:, columns.start]).all())
+
+
+def _extent(ids: np.ndarray, key_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """By query: the first key of its document and one beyond the last, the widest over the batch."""
-    names, flat = torch.unique(torch.cat([ids, key_ids], dim=1), return_inverse=True)
-    of_query, of_key = flat.split([ids.shape[1], key_ids.shape[1]], dim=1)
-    where = torch.arange(key_ids.shape[1]).expand_as(key_ids)
-    shape = (len(ids), len(names))
-    first = torch.full(shape, key_ids.shape[1]).scatter_reduce(1, of_key, where, "amin")
-    last = torch.zeros(shape, dtype=torch.long).scatter_reduce(1, of_key, where + 1, "amax")
-    return first.gather(1, of_query).amin(0), last.gather(1, of_query).amax(0)
+    first, last = [], []
+    for of_query, of_key in zip(ids, key_ids, strict=True):
+        is_sorted = bool((of_key[1:] >= of_key[:-1]).all())
+        order = None if is_sorted else np.argsort(of_key, kind="stable")
+        in_order = of_key if order is None else of_key[order]
+        # Documents begin where their number does; a stable order keeps their keys in order too.
+        begin, end = (np.searchsorted(in_order, of_query, side) for side in ("left", "right"))
+        none = begin == end
+        begin, end = np.minimum(begin, len(of_key) - 1), np.maximum(end - 1, 0)
+        begin, end = (begin, end) if order is None else (order[begin], order[end])
+        first.append(np.where(none, len(of_key), begin))
+        last.append(np.where(none, 0, end + 1))
+    return np.min(first, axis=0), np.max(last, axis=0)

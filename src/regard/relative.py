@@ -13,13 +13,14 @@ makes a T x S tensor outside the `reference` backend.
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.biases import Bias
+from regard.biases import Bias, Pull
 from regard.errors import ArgumentError, ShapeError
 from regard.shapes import Sizes
 
@@ -46,9 +47,88 @@ class Relative(Bias):
             return super().block(rows, columns, query=query, key=key, sizes=sizes)
         return _diagonals(self, torch.arange(sizes.heads, device=query.device)[:, None], rows, columns)[None]
 
+    def laid_out(self, sizes: Sizes, device: torch.device) -> Bias:
+        """One number for each head and distance: (H, T + S - 1) of them, computed and differentiated once."""
+        first = 1 - sizes.queries - _bound(self.offset)
+        distances = torch.arange(first, first + sizes.queries + sizes.keys - 1, device=device)
+        values = self.of(torch.arange(sizes.heads, device=device)[:, None], distances)
+        return Diagonals(values, sizes.queries - 1)
+
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
         """The bias of some heads, each as a batch row of one head."""
         return _OfHeads(self, heads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Diagonals(Bias):
+    """values[h, j - i + origin]: a bias that is the same along each diagonal."""
+
+    values: Tensor
+    """(H, T + S - 1), or (heads of the choice, T + S - 1)."""
+    origin: int
+    heads: Tensor | None = None
+    """After a choice: pair n stands in batch row n, head 0, and reads the values of heads[n]."""
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The values, if they take a gradient."""
+        return (self.values,) if self.values.requires_grad else ()
+
+    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """At each pair."""
+        each = head if self.heads is None else self.heads[:, None, None, None]
+        return self.values[each, j - i + self.origin]
+
+    def block(
+        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
+    ) -> Tensor:
+        """The t + s - 1 values of a block of neighbours, laid out along its diagonals."""
+        if not isinstance(rows, range) or not isinstance(columns, range):
+            return super().block(rows, columns, query=query, key=key, sizes=sizes)
+        # Window w of the values is the row that stands w places before the last.
+        values = self.values if self.heads is None else self.values[self.heads]
+        upwards = torch.arange(len(rows) - 1, -1, -1, device=values.device)
+        # (index_select, since flip would lay the block out by columns.)
+        block = values[:, self._places(rows, columns)].unfold(-1, len(columns), 1).index_select(-2, upwards)
+        return block[None] if self.heads is None else block[:, None]
+
+    def linearize(
+        self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
+    ) -> tuple[Tensor, Pull]:
+        """The gradient of a value is the sum of its diagonal."""
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> None:
+            for total in totals:
+                sums = diagonal_sums(grad)
+                part = total[:, self._places(rows, columns)]
+                if self.heads is None:
+                    part += sums.sum(0)
+                else:
+                    part.index_add_(0, self.heads, sums.squeeze(1).to(part.dtype))
+
+        return self.block(rows, columns, query=query, key=key, sizes=sizes).detach(), pull
+
+    def select(self, batches: Tensor, heads: Tensor) -> Bias:
+        """The values of those heads."""
+        return replace(self, heads=heads if self.heads is None else self.heads[batches])
+
+    def _places(self, rows: range, columns: range) -> slice:
+        first = columns.start - (rows.stop - 1) + self.origin
+        return slice(first, first + len(rows) + len(columns) - 1)
+
+
+def diagonal_sums(block: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch diagonals"]:
+    """The sum of each diagonal, from the bottom left corner to the top right: (..., t + s - 1).
+
+    >>> diagonal_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([3., 5., 2.])
+    """
+    *batch, t, s = block.shape
+    width = t + s - 1
+    # Row i shifted by t - 1 - i, so that diagonals become columns.
+    skewed = block.new_zeros(*batch, t, width)
+    strides = (*skewed.stride()[:-2], width - 1, 1)
+    skewed.as_strided(block.shape, strides, t - 1).copy_(block)
+    return skewed.sum(-2)
 
 
 SPLIT_REACH = 128.0

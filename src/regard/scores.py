@@ -7,7 +7,7 @@ can run it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
+
+_KEEPING = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+"""What is chosen for some heads is one graph for all tiles."""
+
+Pull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
+"""From the gradient of a block of scores, which it may write into, to those of the block's queries and keys.
+
+The gradients of what is learned are added to the tensors that come second. It is called once.
+"""
+
+
+SWEEP = 1 << 18
+"""Numbers that an additive score's buffer holds: 1 MiB in float32."""
 
 
 class Score(ABC):
@@ -46,6 +59,15 @@ class Score(ABC):
     def pair_width(self, dim: int) -> int:
         """How many numbers `block` holds for each pair while it runs."""
         return 1
+
+    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+        """`block` without a graph, as scores that may be written into, and how their gradient goes back.
+
+        `learned` are those tensors of `learned()` that take a gradient, of the score that this one was selected from.
+        Autograd answers, unless a score knows a shorter way.
+        """
+        scale = self.dot_scale(query.shape[-1])
+        return _by_autograd(self, query, key, learned) if scale is None else _dot(query, key, scale)
 
     def dot_scale(self, dim: int) -> float | None:
         """The factor c if the score is c * (query . key) for prepared vectors of width dim, else None."""
@@ -197,6 +219,16 @@ class SoftCapped(Score):
         """The inner score's."""
         return self.score.pair_width(dim)
 
+    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+        """The inner score's, times 1 - tanh^2."""
+        inner, pull_inner = self.score.linearize(query, key, learned)
+        capped = inner.div_(self.cap).tanh_()
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            return pull_inner(grad.mul_(1 - capped.square()), totals)
+
+        return self.cap * capped, pull
+
     def block(
         self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
     ) -> Float[Tensor, "*batch t s"]:
@@ -254,6 +286,31 @@ class Custom(Score):
 
     def __str__(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__).replace("<lambda>", "custom score")
+
+
+def _dot(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Pull]:
+    query = query * scale
+
+    def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        return (grad @ key) * scale, grad.mT @ query
+
+    return query @ key.mT, pull
+
+
+def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+    query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
+    with torch.enable_grad():
+        scores = score.block(query, key)
+
+    def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        inputs = (query, key, *learned)
+        d_query, d_key, *others = torch.autograd.grad(scores, inputs, grad, **_KEEPING)
+        for total, other in zip(totals, others, strict=True):
+            total += other
+        return d_query, d_key
+
+    # What autograd has saved must not be written into.
+    return scores.detach().clone(), pull
 
 
 def as_score(score: object) -> Score:
@@ -347,10 +404,41 @@ class Additive(Score):
     def block(
         self, query: Float[Tensor, "*batch t A"], key: Float[Tensor, "*batch s A"]
     ) -> Float[Tensor, "*batch t s"]:
-        """Scores of a block; holds (t, s, A) numbers while it runs."""
+        """Scores of a block; holds (t, s, A) numbers while it runs, or fewer where no gradient is asked for."""
+        takes_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, self.vector))
+        if not takes_gradient and query.shape[-2] * key.shape[-2] * key.shape[-1] > SWEEP:
+            return self._swept(query, key)
         # In place: the sum is needed by nobody else, nor by its own gradient.
         hidden = (query[..., :, None, :] + key[..., None, :, :]).tanh_()
         return hidden @ self.vector.to(hidden.dtype)
+
+    def _swept(self, query: Tensor, key: Tensor) -> Tensor:
+        """The same through one small buffer that stays in the cache."""
+        *batch, t, dim = query.shape
+        s = key.shape[-2]
+        scores = query.new_empty(*batch, t, s)
+        rows, vector = max(1, SWEEP // (s * dim)), self.vector.to(query.dtype)
+        hidden = query.new_empty(min(rows, t), s, dim)
+        whole = (x.reshape(-1, *x.shape[-2:]) for x in (query, key.expand(*batch, s, dim), scores))
+        for q, k, answers in zip(*whole, strict=True):
+            for some, answer in zip(q.split(rows), answers.split(rows), strict=True):
+                buffer = hidden[: len(some)]
+                torch.add(some[:, None], k, out=buffer).tanh_()
+                torch.mv(buffer.flatten(0, 1), vector, out=answer.view(-1))
+        return scores
+
+    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+        """With h the hidden units and g the gradient: dv = sum g h, and v g (1 - h^2) summed over keys or queries."""
+        hidden = (query[..., :, None, :] + key[..., None, :, :]).tanh_()
+        vector = self.vector.detach().to(hidden.dtype)
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            for total in totals:
+                total += grad.flatten() @ hidden.flatten(0, -2)
+            slope = hidden.square_().sub_(1).mul_(grad[..., None])
+            return slope.sum(-2) * -vector, slope.sum(-3) * -vector
+
+        return hidden @ vector, pull
 
     def learned(self) -> tuple[Tensor, ...]:
         """V; the projections are made before."""

@@ -51,12 +51,25 @@ class Call:
     def scores_of(self, query: Tensor, key: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
         """The same for the vectors (B, H, t, D) and (B, H, s, D) of those rows and columns."""
         scores = self.score.block(query, key)
+        # What a function of the caller's hands out may be its own, and what autograd has seen it may have saved.
+        is_ours = self.score.is_declared and not scores.requires_grad
         if self.bias is not None:
-            bias = self.bias.block(rows, columns, query=query, key=key, sizes=self.sizes)
-            scores = scores + bias.to(scores.dtype)
-        if self.mask is not None:
-            scores = scores.masked_fill(~self.allowed(self.mask, rows, columns), -torch.inf)
-        return scores
+            bias = self.bias.block(rows, columns, query=query, key=key, sizes=self.sizes).to(scores.dtype)
+            scores = scores.add_(bias) if is_ours and not bias.requires_grad else scores + bias
+            is_ours = is_ours and not bias.requires_grad
+        return self.masked_(scores, rows, columns) if is_ours else self.masked(scores, rows, columns)
+
+    def masked(self, scores: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+        """The scores of some rows and columns, -inf where the mask excludes."""
+        if self.mask is None or _is_covered(self.mask, rows, columns):
+            return scores
+        return scores.masked_fill(~self.allowed(self.mask, rows, columns), -torch.inf)
+
+    def masked_(self, scores: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+        """The same, in place."""
+        if self.mask is None or _is_covered(self.mask, rows, columns):
+            return scores
+        return scores.masked_fill_(~self.allowed(self.mask, rows, columns), -torch.inf)
 
     def expanded(self) -> "Call":
         """The call in its compute dtype, with key heads repeated for every query head."""
@@ -126,6 +139,10 @@ class Call:
         """What takes a gradient besides query, key and value: the score's tensors, then the bias's."""
         bias = () if self.bias is None else self.bias.learned()
         return tuple(t for t in (*self.score.learned(), *bias) if t.requires_grad)
+
+
+def _is_covered(mask: Mask, rows: range | Tensor, columns: range | Tensor) -> bool:
+    return isinstance(rows, range) and isinstance(columns, range) and mask.covers(rows, columns)
 
 
 class Backend(ABC):

@@ -4,8 +4,9 @@ A tile is a few queries of a few heads against every key that they may see. Its 
 while it runs, and are computed again, tile by tile, in the backward pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.backends.base import Backend, Call
-from regard.biases import Bias, Dense, Given
 
 TILE_ELEMENTS = 1 << 20
-"""Numbers that one tile's largest tensor may hold, so that it stays in the cache: 4 MiB in float32."""
+"""Pairs of a query and a key in a tile, so that a few tensors of that size stay in the cache: 4 MiB in float32."""
+WIDE_ELEMENTS = 1 << 21
+"""Numbers in a tile of a score that holds several for each pair."""
 TILE_ROWS = 256
 """Queries below which a tile is rather made of fewer heads: narrow matrix products are slow."""
 
@@ -40,6 +42,8 @@ class Tiled(Backend):
         seed = int(torch.randint(2**62, ()).item()) if call.dropout else 0
         # Upcast and repeat the key heads once, rather than in every tile.
         call, value = call.expanded(), value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
+        if call.bias is not None:
+            call = replace(call, bias=call.bias.laid_out(call.sizes, call.query.device))
         tensors = (call.query.flatten(0, 1), call.key.flatten(0, 1), value.flatten(0, 1))
         tiling = Tiling(call, seed)
         if torch.is_grad_enabled() and not call.score.is_declared:
@@ -77,12 +81,22 @@ class Tiling:
         """Every tile: few cells and many rows where both do not fit."""
         sizes = self.call.sizes
         cells, a_row = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
-        rows = max(1, min(sizes.queries, TILE_ROWS, TILE_ELEMENTS // a_row))
-        few = max(1, min(cells, TILE_ELEMENTS // (a_row * rows)))
-        rows = max(rows, min(sizes.queries, TILE_ELEMENTS // (a_row * few)))
+        most = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
+        rows = max(1, min(sizes.queries, TILE_ROWS, most // a_row))
+        few = max(1, min(cells, most // (a_row * rows)))
+        rows = max(rows, min(sizes.queries, most // (a_row * few)))
         for cell in range(0, cells, few):
             for row in range(0, sizes.queries, rows):
                 yield self._tile(range(cell, min(cell + few, cells)), range(row, min(row + rows, sizes.queries)))
+
+    def parts(self) -> Iterator[tuple[Tile, Call]]:
+        """Every tile with the call on its cells, made once for all the rows."""
+        for _, tiles in groupby(self.tiles(), key=lambda tile: tile.cells):
+            first, *others = tiles
+            part = self.part(first.cells)
+            yield first, part
+            for tile in others:
+                yield tile, part
 
     def _tile(self, cells: range, rows: range) -> Tile:
         sizes, mask = self.call.sizes, self.call.mask
@@ -104,9 +118,11 @@ class Tiling:
         kept = torch.rand(weights.shape, generator=generator, device=weights.device) >= dropout
         return kept.to(weights.dtype) / (1.0 - dropout)
 
-    def forward(self, tile: Tile, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, tile: Tile, query: Tensor, key: Tensor, value: Tensor, part: Call | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Output (cells, t, E) and row state (cells, t) of a tile, from its own vectors."""
-        part = self.part(tile.cells)
+        part = self.part(tile.cells) if part is None else part
         weights, state = part.normalization.normalize(part.scores_of(query, key, tile.rows, tile.columns))
         kept = self.kept(tile, weights)
         weights = weights if kept is None else weights * kept
@@ -138,28 +154,84 @@ class _Tiles(torch.autograd.Function):
         ctx: Any, tiling: Tiling, query: Tensor, key: Tensor, value: Tensor, *learned: Tensor
     ) -> tuple[Tensor, Tensor]:
         outputs, states = [], []
-        for tile in tiling.tiles():
-            output, state = tiling.forward(tile, *tile.take(query, key, value))
+        for tile, part in tiling.parts():
+            output, state = tiling.forward(tile, *tile.take(query, key, value), part)
             outputs.append((tile, output))
             states.append((tile, state))
         output, state = tiling.assemble(outputs), tiling.assemble(states)
         ctx.tiling = tiling
-        ctx.save_for_backward(query, key, value, state, *learned)
+        ctx.save_for_backward(query, key, value, output, state, *learned)
         ctx.set_materialize_grads(False)
         return output, state
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_state: Tensor | None) -> tuple[Tensor | None, ...]:
-        query, key, value, state, *learned = ctx.saved_tensors
+        query, key, value, output, state, *learned = ctx.saved_tensors
         tiling: Tiling = ctx.tiling
         if grad_output is None:
-            grad_output = value.new_zeros(*query.shape[:2], value.shape[-1])
+            grad_output = torch.zeros_like(output)
         if torch.is_grad_enabled():
             return None, *_twice(tiling, (query, key, value), learned, grad_output, grad_state)
-        grads = [torch.zeros_like(t) for t in (query, key, value, *learned)]
-        for tile in tiling.tiles():
-            _backward_tile(tiling, tile, (query, key, value, state), learned, (grad_output, grad_state), grads)
-        return None, *grads
+        back = Back(tiling, (query, key, value), state, grad_output, grad_state, (grad_output * output).sum(-1))
+        return None, *back.gradients(learned)
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The way back through the tiles."""
+
+    tiling: Tiling
+    vectors: tuple[Tensor, Tensor, Tensor]
+    """Query, key and value."""
+    state: Tensor
+    grad_output: Tensor
+    grad_state: Tensor | None
+    inner: Tensor
+    """dO . O of each row."""
+
+    def gradients(self, learned: Sequence[Tensor]) -> list[Tensor]:
+        """Those of query, key, value and the learned tensors."""
+        grads = [torch.zeros_like(t) for t in (*self.vectors, *learned)]
+        of_score = len([t for t in self.tiling.call.score.learned() if t.requires_grad])
+        halves = slice(0, of_score), slice(of_score, None)
+        split = [(learned[half], grads[3:][half]) for half in halves]
+        # What is chosen for some heads passes its gradient on to the whole.
+        with torch.enable_grad():
+            parts = list(self.tiling.parts())
+        for tile, part in parts:
+            self._add(tile, part, grads, *split)
+        return grads
+
+    def _add(self, tile: Tile, part: Call, grads: list[Tensor], score: "Learned", bias: "Learned") -> None:
+        """Add one tile's gradients to all of them."""
+        cells, rows, columns = _slice(tile.cells), _slice(tile.rows), _slice(tile.columns)
+        query, key, value = tile.take(*self.vectors)
+        scores, pull = part.score.linearize(query, key, score[0])
+        pull_bias = None
+        if part.bias is not None:
+            added, pull_bias = part.bias.linearize(
+                tile.rows, tile.columns, query=query, key=key, sizes=part.sizes, learned=bias[0]
+            )
+            scores += added
+        scores = part.masked_(scores, tile.rows, tile.columns)
+        weights = part.normalization.weights_(scores, self.state[cells, None, rows])
+        d_output = self.grad_output[cells, None, rows]
+        kept = self.tiling.kept(tile, weights)
+        grads[2][cells, columns] += ((weights if kept is None else weights * kept).mT @ d_output).squeeze(1)
+        d_weights = d_output @ value.mT
+        d_weights = d_weights if kept is None else d_weights.mul_(kept)
+        d_state = None if self.grad_state is None else self.grad_state[cells, None, rows]
+        inner = self.inner[cells, None, rows]
+        d_scores = part.normalization.gradient(weights, d_weights, d_state, inner)
+        found = [pull_bias(d_scores, bias[1]) if pull_bias is not None else None, pull(d_scores, score[1])]
+        for vectors in found:
+            if vectors is not None:
+                grads[0][cells, rows] += vectors[0].squeeze(1)
+                grads[1][cells, columns] += vectors[1].squeeze(1)
+
+
+Learned = tuple[Sequence[Tensor], Sequence[Tensor]]
+"""Learned tensors, and where their gradients add up."""
 
 
 def _twice(
@@ -171,80 +243,6 @@ def _twice(
     outputs, grads = ((output,), (grad_output,)) if grad_state is None else ((output, state), (grad_output, grad_state))
     found = iter(torch.autograd.grad(outputs, inputs, grads, create_graph=True, allow_unused=True))
     return tuple(next(found) if t.requires_grad else None for t in (*vectors, *learned))
-
-
-def _backward_tile(
-    tiling: Tiling,
-    tile: Tile,
-    saved: tuple[Tensor, Tensor, Tensor, Tensor],
-    learned: list[Tensor],
-    grads_in: tuple[Tensor, Tensor | None],
-    grads: list[Tensor],
-) -> None:
-    """Add one tile's gradients to those of query, key, value and the learned tensors."""
-    *vectors, state = saved
-    cells, rows, columns = _slice(tile.cells), _slice(tile.rows), _slice(tile.columns)
-    query, key, value = tile.take(*vectors)
-    query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
-    bias = _BiasPiece.of(tiling.call.bias, tile, tiling.call.sizes.heads)
-    with torch.enable_grad():
-        part = tiling.part(tile.cells)
-        part = part if bias is None else replace(part, bias=Given(bias.piece))
-        scores = part.scores_of(query, key, tile.rows, tile.columns)
-    weights = part.normalization.weights(scores.detach(), state[cells, None, rows])
-    d_output = grads_in[0][cells, None, rows]
-    kept = tiling.kept(tile, weights)
-    d_weights = d_output @ value.mT
-    grads[2][cells, columns] += ((weights if kept is None else weights * kept).mT @ d_output).squeeze(1)
-    d_state = None if grads_in[1] is None else grads_in[1][cells, None, rows]
-    d_scores = part.normalization.gradient(weights, d_weights if kept is None else d_weights * kept, d_state)
-    sources = [t for t in learned if bias is None or t is not bias.whole]
-    inputs = [query, key, *sources, *([] if bias is None else [bias.piece])]
-    found = torch.autograd.grad(scores, inputs, d_scores, allow_unused=True)
-    grads[0][cells, rows] += found[0].squeeze(1)
-    grads[1][cells, columns] += found[1].squeeze(1)
-    for whole, gradient in zip(sources, found[2:], strict=False):
-        if gradient is not None:
-            grads[3 + _index_of(learned, whole)] += gradient
-    if bias is not None:
-        bias.add_gradient(found[-1], grads[3 + _index_of(learned, bias.whole)])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _BiasPiece:
-    """The part of a learned dense bias that a tile reads, as a leaf of its own.
-
-    Differentiating a slice of the whole would make a zero tensor of the whole for every tile.
-    """
-
-    whole: Tensor
-    piece: Tensor
-    batches: Tensor
-    heads: Tensor
-    rows: slice
-    columns: slice
-
-    @classmethod
-    def of(cls, bias: Bias | None, tile: Tile, heads: int) -> "_BiasPiece | None":
-        """The piece, if the bias is dense and learned."""
-        if not isinstance(bias, Dense) or not bias.tensor.requires_grad:
-            return None
-        cells = torch.arange(tile.cells.start, tile.cells.stop, device=bias.tensor.device)
-        shape = bias.tensor.shape
-        batches = cells // heads if shape[0] > 1 else 0 * cells
-        in_heads = cells % heads if shape[1] > 1 else 0 * cells
-        rows = _slice(tile.rows) if shape[2] > 1 else slice(None)
-        columns = _slice(tile.columns) if shape[3] > 1 else slice(None)
-        piece = bias.tensor.detach()[:, :, rows, columns][batches, in_heads].unsqueeze(1).requires_grad_()
-        return cls(bias.tensor, piece, batches, in_heads, rows, columns)
-
-    def add_gradient(self, gradient: Tensor, to: Tensor) -> None:
-        """Add the piece's gradient where it came from; cells that read the same place add up."""
-        to[:, :, self.rows, self.columns].index_put_((self.batches, self.heads), gradient.squeeze(1), accumulate=True)
-
-
-def _index_of(tensors: list[Tensor], wanted: Tensor) -> int:
-    return next(n for n, tensor in enumerate(tensors) if tensor is wanted)
 
 
 def _slice(where: range) -> slice:

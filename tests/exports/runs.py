@@ -15,7 +15,7 @@ TINY = TransformerConfig(
     dim=16, num_heads=2, encoder_layers=2, decoder_layers=1, feed_forward_dim=24, max_length=64, dropout=0.0
 )
 PAIRS = [(f"{n} times {m}", f"das {m}-fache von {n}, möglich") for n in range(6) for m in range(6)]
-LINES = [source for source, _ in PAIRS[::5]] + ["nothing of the sort: ñ 木"]
+LINES = [source for source, _ in PAIRS[::5]] + ["nothing of the sort: ñ 木", "composed of mo\u0308 and n\u0303"]
 STEPS = 30
 RUNS = {
     "post, shared": (replace(TINY, norm_position="post", shared_embeddings=True), {"shared_vocabulary": True}),

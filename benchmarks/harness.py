@@ -40,12 +40,14 @@ HEADER = (
 )
 
 
-def compare(what: str, peer: Run, ours: Run, *, target: float | None = None, seconds: float = 6.0) -> Row:
-    """Run the two alternately for about so many seconds, at least 5 pairs after one to warm up."""
+def compare(
+    what: str, peer: Run, ours: Run, *, target: float | None = None, seconds: float = 6.0, pairs: int = 5
+) -> Row:
+    """Run the two alternately for about so many seconds, at least `pairs` pairs (2 or more) after one to warm up."""
     times: tuple[list[float], list[float]] = ([], [])
     _once(peer), _once(ours)
     end = time.perf_counter() + seconds
-    while len(times[0]) < 5 or (time.perf_counter() < end and len(times[0]) < 200):
+    while len(times[0]) < pairs or (time.perf_counter() < end and len(times[0]) < 200):
         # The order changes from pair to pair, so that neither always runs in the other's wake.
         for side in (0, 1) if len(times[0]) % 2 else (1, 0):
             times[side].append(_once((peer, ours)[side]))

@@ -3,11 +3,13 @@
 Three doors: `attention(...)`, models in `regard.nn` and `regard.models`, and the command line `regard`.
 """
 
+from regard import huggingface as huggingface
 from regard.biases import Bias as Bias
 from regard.errors import RegardError as RegardError
 from regard.functional import Attended as Attended
 from regard.functional import attention as attention
 from regard.functional import explain as explain
+from regard.inspection.summaries import Summarize as Summarize
 from regard.inspection.watch import watch as watch
 from regard.kernels import Boxcar as Boxcar
 from regard.kernels import Constant as Constant
@@ -74,6 +76,7 @@ __all__ = [
     "Softmax",
     "SoftmaxWithSink",
     "Sparsemax",
+    "Summarize",
     "T5Bias",
     "TransformerXL",
     "Triangular",

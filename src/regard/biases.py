@@ -97,6 +97,11 @@ class Bias(ABC):
         """A bound bias in the form that many small blocks are read from best."""
         return self
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every pair has a learned number of its own, whose gradient is written rather than added."""
+        return False
+
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         """The bias of N pairs; query and key are (N, B, H, 1, D), the answer broadcasts to (N, B, H, 1, 1)."""
         head = torch.arange(sizes.heads, device=query.device)[:, None, None]
@@ -113,6 +118,8 @@ class Dense(Bias):
     """A tensor of the caller's: the input's rank with each dimension full or 1, or (T, S)."""
 
     tensor: Tensor
+    is_whole: bool = False
+    """Known to hold a number for each pair, so that no two of them share a gradient."""
 
     def learned(self) -> tuple[Tensor, ...]:
         """The tensor, if it takes a gradient."""
@@ -120,7 +127,8 @@ class Dense(Bias):
 
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
         """Give the tensor the canonical rank."""
-        return Dense(canonical_pairwise(self.tensor.to(device), sizes, "bias"))
+        tensor = canonical_pairwise(self.tensor.to(device), sizes, "bias")
+        return Dense(tensor, tensor.shape == (sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys))
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
         """The tensor itself, where it is the same for every query."""
@@ -145,10 +153,10 @@ class Dense(Bias):
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
         """The tensor seen through the choice; nothing is copied."""
-        chosen = (
+        batches, heads = (
             p if n > 1 else torch.zeros_like(p) for p, n in zip((batches, heads), self.tensor.shape[:2], strict=True)
         )
-        return Chosen(self.tensor, *chosen)
+        return Chosen(self.tensor, batches, heads, self.is_whole)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +166,8 @@ class Chosen(Bias):
     tensor: Tensor
     batches: Tensor
     heads: Tensor
+    is_whole: bool = False
+    """As of `Dense`; the pairs differ from each other."""
 
     def learned(self) -> tuple[Tensor, ...]:
         """The tensor, if it takes a gradient."""
@@ -182,7 +192,10 @@ class Chosen(Bias):
             for total in totals:
                 grad = summed_to(grad, (len(self.batches), 1, *take_pairs(total, rows, columns).shape[2:]))
                 part = take_pairs(total, rows, columns)
-                if len(self.batches) == 1:
+                if self.is_whole:
+                    for n, (batch, head) in enumerate(zip(self.batches.tolist(), self.heads.tolist(), strict=True)):
+                        part[batch, head] = grad[n, 0]
+                elif len(self.batches) == 1:
                     part[int(self.batches), int(self.heads)] += grad[0, 0]
                 else:
                     # Pairs that read the same place add up.

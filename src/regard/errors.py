@@ -10,6 +10,7 @@
     ├── RunFolderError (ValueError)     a run folder or checkpoint that is absent, foreign, cut short or does not fit
     ├── NotSeenError (KeyError)         a watch saw no attention of that name
     ├── OverwrittenError (RuntimeError) a watched model has written to what a map is read from
+    ├── NotKeptError (ValueError)       a summary does not hold what is asked of it
     └── MissingExtraError (ImportError) an optional dependency is not installed; names the pip line
 
 Each message says what was expected, what came and what to do. The command line prints any of
@@ -59,6 +60,10 @@ class NotSeenError(RegardError, KeyError):
 
 class OverwrittenError(RegardError, RuntimeError):
     """A watched model has written to what a map is read from."""
+
+
+class NotKeptError(RegardError, ValueError):
+    """A summary does not hold what is asked of it; the message says what it holds."""
 
 
 class MissingExtraError(RegardError, ImportError):

@@ -203,8 +203,7 @@ class Documents(Mask):
         """From the first key of the rows' documents to the last."""
         if self.places is None:
             return range(sizes.keys)
-        part = slice(rows.start, rows.stop)
-        return _clip(int(self.places.first[part].min()), int(self.places.last[part].max()), sizes.keys)
+        return _clip(*self.places.seen_by(rows), sizes.keys)
 
     def covers(self, rows: range, columns: range) -> bool:
         """Within one document, in every sequence of the batch."""
@@ -312,28 +311,40 @@ def _per_sequence(ids: Tensor, sizes: Sizes, length: int, name: str, device: tor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Places:
-    """Where the documents of bound ids are, in arrays of the CPU, which answer small questions quickly."""
+    """Where the documents of bound ids are; on the CPU, where numpy answers small questions quickly."""
 
-    first: np.ndarray
+    first: Tensor
     """By query (T,): the first key of its document, the least over the batch."""
-    last: np.ndarray
+    last: Tensor
     """By query (T,): one beyond the last key of its document, the greatest over the batch."""
-    ids: tuple[np.ndarray, np.ndarray]
+    ids: tuple[Tensor, Tensor]
     """Of queries (B, T) and of keys (B, S)."""
-    changes: tuple[np.ndarray, np.ndarray]
+    changes: tuple[Tensor, Tensor]
     """By query and by key: how often the document has changed up to there, in some sequence of the batch."""
 
     @classmethod
     def of(cls, ids: Tensor, key_ids: Tensor) -> "_Places":
-        arrays = ids.numpy(), key_ids.numpy()
-        changes = tuple((np.diff(a, axis=1, prepend=a[:, :1]) != 0).any(0).cumsum() for a in arrays)
-        return cls(*_extent(*arrays), arrays, (changes[0], changes[1]))
+        first, last = _extent(ids.numpy(), key_ids.numpy())
+        changes = ((a.diff(dim=1, prepend=a[:, :1]) != 0).any(0).cumsum(0) for a in (ids, key_ids))
+        return cls(torch.from_numpy(first), torch.from_numpy(last), (ids, key_ids), (next(changes), next(changes)))
+
+    def seen_by(self, rows: range) -> tuple[int, int]:
+        """The first key of the rows' documents, and one beyond the last."""
+        first, last = (_array(t)[rows.start : rows.stop] for t in (self.first, self.last))
+        return int(first.min()), int(last.max())
 
     def is_one_document(self, rows: range, columns: range) -> bool:
         """Whether the rows and the columns all belong to one document, in every sequence."""
-        (ids, key_ids), (down, across) = self.ids, self.changes
-        is_one = down[rows.stop - 1] == down[rows.start] and across[columns.stop - 1] == across[columns.start]
-        return bool(is_one and (ids[:, rows.start] == key_ids[:, columns.start]).all())
+        down, across = (_array(t) for t in self.changes)
+        if down[rows.stop - 1] != down[rows.start] or across[columns.stop - 1] != across[columns.start]:
+            return False
+        ids, key_ids = (_array(t) for t in self.ids)
+        return bool((ids[:, rows.start] == key_ids[:, columns.start]).all())
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    # A map that was moved to a device took its masks along.
+    return tensor.cpu().numpy()
 
 
 def _extent(ids: np.ndarray, key_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

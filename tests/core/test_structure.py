@@ -25,6 +25,7 @@ FLOORS = [
     ["nn"],
     ["models", "logits"],
     ["inspection", "text", "decoding", "training"],
+    ["huggingface"],
     ["views"],
     ["tasks"],
     ["exports"],

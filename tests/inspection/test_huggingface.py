@@ -108,6 +108,29 @@ def test_steps_of_a_generation_are_the_rows_of_the_whole(padding, cache):
     assert (steps[..., expected.shape[-1] :] == 0).all()
 
 
+@pytest.mark.parametrize("keep", ["factors", "cpu", "summary", regard.Summarize("received", "entropy")])
+@pytest.mark.parametrize("name", ["gpt2", "t5", "gpt-j"])
+def test_every_mode_of_keeping_under_generate(name, keep):
+    family = FAMILIES[name]
+    model = family.build()
+    inputs = {key: value for key, value in family.inputs().items() if key != "decoder_input_ids"}
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        plain = model.generate(**inputs, **options)
+        with regard.watch(model) as whole:
+            model.generate(**inputs, **options)
+        with regard.watch(model, keep=keep, verify=True) as seen:
+            watched = model.generate(**inputs, **options)
+    assert torch.equal(plain, watched)
+    assert list(seen) == list(whole)
+    assert not seen.report().missed
+    assert all(isinstance(call.error, str) or call.error < 1e-5 for call in seen.calls)
+    for path in dict.fromkeys(name for name, _ in seen):
+        steps, expected = seen.joined(path), whole.joined(path)
+        torch.testing.assert_close(steps.received(), expected.received(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(steps.entropy(), expected.entropy(), rtol=0, atol=1e-5)
+
+
 def test_steps_share_the_last_keys():
     _, _, seen = generated("llama", tokens(None))
     keys = {m._call.key.untyped_storage().data_ptr() for m in seen["model.layers.0.self_attn"]}

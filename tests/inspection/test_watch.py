@@ -14,7 +14,7 @@ import regard
 from regard.errors import ArgumentError, NotSeenError, OverwrittenError
 from regard.inspection import factors as factors_module
 from regard.inspection import lse as lse_module
-from regard.inspection.threads import this_thread
+from regard.inspection.threads import HANDLERS, this_thread
 
 B, H, T, D = 2, 3, 7, 5
 
@@ -133,6 +133,13 @@ def test_a_row_of_finfo_min_is_even_as_the_model_computed_it():
     close(seen[""][1, :, 2:4], torch.full((H, 2, T), 1 / T))
     close(seen[""][0].dense(), dense(model, inputs)[0].detach())
     close(seen[""].entropy()[1, :, 3], torch.full((H,), T).log())
+
+
+def test_a_row_of_several_low_numbers_is_even_over_the_largest():
+    mask = torch.zeros(T, T)
+    mask[2] = torch.tensor([-1e9, MIN, -1e9, MIN, MIN, MIN, MIN])
+    seen = watched(Attend(), x(), attn_mask=mask)
+    close(seen[""][0, 0, 2], torch.tensor([0.5, 0, 0.5, 0, 0, 0, 0]))
 
 
 def test_grouped_heads():
@@ -288,8 +295,6 @@ def test_unknown_names_are_refused_at_the_door():
         regard.watch(Two(), "frist")
     with pytest.raises(ArgumentError, match="names must be"):
         regard.watch(Two(), [3])
-    with pytest.raises(ArgumentError, match="keep must be one of factors, cpu; got 'all'"):
-        regard.watch(Two(), keep="all")
     with pytest.raises(ArgumentError, match=r"takes a torch\.nn\.Module, got function"):
         regard.watch(lambda x: x)
 
@@ -381,6 +386,37 @@ def test_a_softmax_that_is_multiplied_with_values(how, context):
     close(weights[:, 1].dense(), expected[:, 1])
     close(weights.pooled(3, 2, "sum").sum((-1, -2)), expected.sum((-1, -2)), 1e-5)
     assert "StoredMap(2, 3, 7, 9)" in repr(weights)
+
+
+class ViTAttention(nn.Module):
+    """The attention of timm's ViT (vision_transformer.py, `Attention`), written again: timm needs torchvision."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.fused, self.qkv, self.proj = fused, nn.Linear(H * D, 3 * H * D), nn.Linear(H * D, H * D)
+        self.q_norm, self.k_norm, self.attn_drop = nn.LayerNorm(D), nn.LayerNorm(D), nn.Dropout(0.0)
+
+    def vectors(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).reshape(B, T, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.q_norm(q), self.k_norm(k), v
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.vectors(x)
+        if self.fused:
+            x = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop.p if self.training else 0.0)
+        else:
+            x = self.attn_drop((q * D**-0.5 @ k.transpose(-2, -1)).softmax(dim=-1)) @ v
+        return self.proj(x.transpose(1, 2).reshape(B, T, H * D))
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_block_of_timms_vit(fused, context):
+    model = nn.Sequential(ViTAttention(fused=fused), nn.GELU(), ViTAttention(fused=fused)).eval()
+    inputs = x()
+    seen = watched(model, inputs, context=context)
+    assert list(seen) == [("0", 0), ("2", 0)]
+    close(seen["0"].dense(), dense(model[0], inputs).detach())
 
 
 def test_other_softmaxes_are_not_attention():
@@ -482,15 +518,33 @@ def test_nothing_of_the_model_is_kept_after_the_watch_is_gone():
 @pytest.mark.parametrize(
     "wrong", [lambda lse: lse + 0.01, lambda lse: lse.mT.contiguous().view_as(lse), torch.zeros_like]
 )
-def test_a_wrong_lse_is_found_and_computed_anew(monkeypatch, wrong):
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_wrong_lse_is_found_and_computed_anew(monkeypatch, wrong, verify):
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     monkeypatch.setitem(lse_module.KERNELS, operator, lambda lse, queries: wrong(lse))
     model, inputs = Attend(), x()
-    with torch.no_grad(), regard.watch(model, verify=True) as seen:
+    with torch.no_grad(), regard.watch(model, verify=verify) as seen:
         model(inputs)
-    assert "a row sums to 1" in str(seen.report())
+    if verify:
+        assert seen.calls[0].error < 1e-6
+    else:
+        assert "a row sums to 1" in str(seen.report())
     close(seen[""].dense(), dense(model, inputs).detach())
-    assert seen.calls[0].error < 1e-6
+    assert str(seen.report()).count("a row sums to 1") == 1
+
+
+def test_the_check_is_made_once_and_not_while_the_model_runs(monkeypatch):
+    checks = []
+    right = factors_module.checked
+    monkeypatch.setattr(factors_module, "checked", lambda *args: checks.append(args) or right(*args))
+    with torch.no_grad(), regard.watch(model := Two()) as seen:
+        model(x())
+    assert (repr(seen), len(checks)) == ("Seen(Two: 2 maps of 2 modules)", 0)
+    for _ in range(2):
+        seen["first"].entropy()
+    assert len(checks) == 1
+    seen.report()
+    assert len(checks) == 2
 
 
 def test_verify_finds_wrong_factors(monkeypatch):
@@ -502,6 +556,34 @@ def test_verify_finds_wrong_factors(monkeypatch):
     assert seen.calls[0].error > 0.05
 
 
+# -- what need not be looked at ----------------------------------------------------------------------
+
+
+def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hooked, self.plain, self.attend = nn.Linear(4, 4), nn.Linear(4, 4), Attend()
+
+        def forward(self, x: Tensor) -> Tensor:
+            F.linear(self.plain(torch.ones(1, 4)), torch.ones(4, 4))
+            return self.attend(self.hooked(torch.ones(1, 4)).sum() * x)
+
+    def count(thread, func, args, kwargs):
+        calls.append(func)
+        return func(*args, **kwargs)
+
+    calls, model = [], Model()
+    monkeypatch.setitem(HANDLERS, F.linear, count)
+    q = torch.randn(1, 1, 3, 4)
+    model.hooked.register_forward_pre_hook(lambda *_: [F.scaled_dot_product_attention(q, q, q)].clear())
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+    # The call in the open, that of the module with a hook, and none of the plain module's and of the projection's.
+    assert len(calls) == 2
+    assert [m.shape[-1] for m in seen.maps] == [3, T]
+
+
 # -- leaving everything as it was --------------------------------------------------------------------
 
 
@@ -509,7 +591,8 @@ def traces() -> tuple[int, ...]:
     module = nn.modules.module
     return (
         len(module._global_forward_hooks), len(module._global_forward_pre_hooks),
-        len(module._global_forward_hooks_always_called), torch._C._len_torch_function_stack(),
+        len(module._global_forward_hooks_always_called) + len(module._global_forward_hooks_with_kwargs),
+        torch._C._len_torch_function_stack(),
         torch.utils._python_dispatch._get_current_dispatch_mode_stack().__len__(), len(this_thread().watches),
         len(this_thread().stack),
     )  # fmt: skip
@@ -664,6 +747,28 @@ def test_threads_at_once():
 
 
 # -- refused, and told apart -------------------------------------------------------------------------
+
+
+def test_a_compiled_model_stays_compiled_with_the_same_bits():
+    compiled_for = []
+
+    def backend(graph, inputs):
+        compiled_for.append(graph)
+        return graph.forward
+
+    model, inputs = Two(), x()
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        before = compiled(inputs)
+        with pytest.raises(ArgumentError, match="compiled"), regard.watch(compiled):
+            raise AssertionError
+        with regard.watch(compiled._orig_mod) as seen:
+            during = compiled._orig_mod(inputs)
+        after = compiled(inputs)
+    assert torch.equal(before, during)
+    assert torch.equal(before, after)
+    assert len(seen) == 2
+    assert len(compiled_for) == 1
 
 
 def test_compiled_models_are_refused_before_anything_is_entered():

@@ -191,8 +191,12 @@ class Back:
 
     def gradients(self, learned: Sequence[Tensor]) -> list[Tensor]:
         """Those of query, key, value and the learned tensors."""
-        grads = [torch.zeros_like(t) for t in (*self.vectors, *learned)]
-        of_score = len([t for t in self.tiling.call.score.learned() if t.requires_grad])
+        call = self.tiling.call
+        of_score = len([t for t in call.score.learned() if t.requires_grad])
+        # What every tile writes, and none twice, need not be 0 before.
+        is_written = call.bias is not None and call.bias.is_whole and call.mask is None
+        grads = [torch.zeros_like(t) for t in (*self.vectors, *learned[:of_score])]
+        grads += [torch.empty_like(t) if is_written else torch.zeros_like(t) for t in learned[of_score:]]
         halves = slice(0, of_score), slice(of_score, None)
         split = [(learned[half], grads[3:][half]) for half in halves]
         # What is chosen for some heads passes its gradient on to the whole.

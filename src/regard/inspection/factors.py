@@ -21,7 +21,8 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torc
 class Factors:
     """A call and its row state, each at hand or computed at the first read, and what they are read from.
 
-    `call` is a `Call`, or a function that makes it from tensors that are kept (an input and its weights).
+    `call` is a `Call`, or a function that makes it from tensors that are kept (an input and its weights). A row state
+    `of` an operator is checked when it is first asked for, and not believed if it is wrong.
     """
 
     def __init__(
@@ -31,6 +32,8 @@ class Factors:
         *,
         state: Tensor | Callable[[], Tensor] | None = None,
         held: Iterable[Kept] = (),
+        of: str | None = None,
+        notes: list[str] | None = None,
     ) -> None:
         self.sizes = sizes
         self._call = call
@@ -38,6 +41,8 @@ class Factors:
         self.held = tuple(held)
         """What has to stay as it was; of a call that may be a step, the queries first and then the keys."""
         self.keys: Keys | None = None
+        self._of = of
+        self._notes = [] if notes is None else notes
 
     @property
     def call(self) -> Call:
@@ -62,6 +67,12 @@ class Factors:
     def state(self) -> Tensor:
         """The row state; where no kernel gave it, one pass over the scores."""
         call = self.call
+        if self._of is not None and isinstance(self._state, Tensor):
+            operator, self._of = self._of, None
+            self._state, miss = checked(call, self._state)
+            if self._state is None:
+                said = f"{operator} gave a log-sum-exp with which a row sums to 1 {miss:+.1e}: computed anew"
+                self._notes.append(said)
         if self._state is None:
             with undisturbed():
                 self._state = row_state(call)
@@ -80,6 +91,11 @@ class Factors:
     def is_at_hand(self) -> bool:
         """Whether the row state is known already."""
         return isinstance(self._state, Tensor)
+
+    def settle(self) -> None:
+        """Check a kernel's row state now, if it can still be read."""
+        if self._of is not None and not self.is_stale:
+            assert self.state is not None
 
     def follow(self, keys: "Keys") -> None:
         """Read the keys from those that grow with the steps."""
@@ -164,10 +180,10 @@ def _sees_all(mask: Mask, sizes: Sizes) -> bool:
 
 
 def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
-    """P V for value (B, G, S, E), P being what the map reads, a few rows at a time, not what a kernel would compute."""
+    """P V for value (B, G or H, S, E), P being what the map reads, a few rows at a time."""
     with undisturbed():
-        value = value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
         sizes, pieces = call.sizes, []
+        value = value.to(call.compute_dtype).repeat_interleave(sizes.heads // value.shape[1], dim=1)
         step = max(1, CHUNK_ELEMENTS // (sizes.flat_batch * sizes.heads * sizes.keys))
         for start in range(0, sizes.queries, step):
             rows = range(start, min(start + step, sizes.queries))

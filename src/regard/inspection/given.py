@@ -73,8 +73,10 @@ def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False) -> GivenMask
     if tensor.dtype == torch.bool:
         return _recognised(~tensor if drops else tensor, sizes)
     even, is_plain = _survey(tensor)
-    if even is None and is_plain:
-        return _recognised(tensor > HIDDEN, sizes)
+    if is_plain:
+        given = _recognised(tensor > HIDDEN, sizes, even)
+        if even is None or given.dense is None:
+            return given
     live = (tensor > -torch.inf).any(-1)
     if even is not None:
         top = tensor.amax(-1, keepdim=True)
@@ -87,7 +89,7 @@ def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False) -> GivenMask
 
 def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
     """The two together, if both are pure masks."""
-    if one.bias is not None or other.bias is not None:
+    if any(given.bias is not None or given.even is not None for given in (one, other)):
         return None
     masks = [m for given in (one, other) if given.mask is not None for m in given.mask.factors()]
     mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
@@ -96,27 +98,37 @@ def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
 
 
 def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
-    """Rows with nothing but hiding numbers of which one is finite, and whether all numbers are 0 or hide."""
+    """Rows with nothing but hiding numbers of which one is finite, and whether a bool mask says as much.
+
+    That is so where all numbers are 0 or hide, and those rows have one number throughout.
+    """
     rows, is_plain = [], True
     for chunk in _chunks(tensor):
         top = chunk.amax(-1)
         rows.append((top <= HIDDEN) & (top > -torch.inf))
         is_plain = is_plain and bool(((chunk == 0) | (chunk <= HIDDEN)).all())
+        if bool(rows[-1].any()):
+            is_plain = is_plain and bool((chunk.amin(-1) == top)[rows[-1]].all())
     even = torch.cat(rows, dim=-1)
     return (even if bool(even.any()) else None), is_plain
 
 
-def _recognised(keep: Tensor, sizes: Sizes) -> GivenMask:
-    """A bool mask (B or 1, H or 1, T or 1, S or 1) as the simplest predicate that says the same."""
+def _recognised(keep: Tensor, sizes: Sizes, even: Tensor | None = None) -> GivenMask:
+    """A bool mask (B or 1, H or 1, T or 1, S or 1) as the simplest predicate that says the same.
+
+    It is False in the rows that are `even`, which see every key.
+    """
     keys = keep.any(-2, keepdim=True)
-    rows = keep.any(-1)
+    rows = keep.any(-1) if even is None else keep.any(-1) | even
     live = None if bool(rows.all()) else rows
     per_key = None if bool(keys.all()) else DenseMask(keys.expand(*keys.shape[:-1], sizes.keys))
     for pattern in _patterns(keep, sizes):
-        if _says(keep, pattern, keys, sizes):
+        if _says(keep, pattern, keys, even):
             masks = [m for m in (pattern, per_key) if m is not None]
             mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
-            return GivenMask(mask=mask, live=live)
+            if mask is not None and even is not None:
+                mask = mask | DenseMask(even[..., None])
+            return GivenMask(mask=mask, live=live, even=even)
     return GivenMask(mask=DenseMask(keep), live=live, dense=_if_pairs(keep))
 
 
@@ -137,17 +149,19 @@ def _patterns(keep: Tensor, sizes: Sizes) -> Iterator[Mask | None]:
                 yield window(width, side="both", offset=offset).bind(sizes, device)
 
 
-def _says(keep: Tensor, pattern: Mask | None, keys: Tensor, sizes: Sizes) -> bool:
-    """Whether a mask is this pattern on the keys that it allows at all."""
+def _says(keep: Tensor, pattern: Mask | None, keys: Tensor, even: Tensor | None) -> bool:
+    """Whether a mask is this pattern on the keys that it allows at all, rows apart that are even."""
     columns = torch.arange(keep.shape[-1], device=keep.device)
     zero = torch.zeros((), dtype=torch.long, device=keep.device)
     start = 0
     for chunk in _chunks(keep):
-        rows = torch.arange(start, start + chunk.shape[-2], device=keep.device)[:, None]
-        start += chunk.shape[-2]
+        stop = start + chunk.shape[-2]
+        rows = torch.arange(start, stop, device=keep.device)[:, None]
         expected = keys if pattern is None else keys & pattern.allowed(zero, zero, rows, columns)
-        if not bool((chunk == expected).all()):
+        agrees = (chunk == expected).all(-1)
+        if not bool((agrees if even is None else agrees | even[..., start:stop]).all()):
             return False
+        start = stop
     return True
 
 

@@ -10,7 +10,7 @@ from regard.inspection.given import GivenMask, read_mask
 from regard.inspection.kept import Kept, copied, holds_much_more, may_be_overwritten
 from regard.shapes import Sizes
 
-Where = Literal["factors", "cpu"]
+Where = Literal["factors", "cpu", "summary"]
 
 
 class Keeper:
@@ -25,6 +25,9 @@ class Keeper:
     def keep(self, tensor: Tensor, what: str) -> Kept:
         """An activation: a view that holds far more than its own bytes is copied, a buffer as well."""
         tensor = tensor.detach()
+        if self.where == "summary":
+            # It is read before the model runs on, and then let go.
+            return Kept(tensor, what)
         if self.where == "cpu" and tensor.device.type != "cpu":
             return Kept(tensor.cpu(), what)
         if self.copy or may_be_overwritten(tensor) or holds_much_more(tensor):
@@ -33,7 +36,7 @@ class Keeper:
 
     def keep_weight(self, tensor: Tensor, what: str) -> Kept:
         """A parameter: copied only if asked, and then once for all calls."""
-        if tensor.is_inference() or not (self.copy or self.where == "cpu"):
+        if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
             return Kept(tensor.detach(), what, None if tensor.is_inference() else tensor._version)
         identity = (id(tensor), tensor._version)
         if identity not in self._copies:
@@ -52,7 +55,10 @@ class Keeper:
             return self._read(tensor, sizes, drops, dtype)
         key = (key, sizes.map_shape, sizes.has_heads, drops, dtype)
         if key not in self._masks:
-            self._masks[key] = self._read(tensor, sizes, drops, dtype)
+            given = self._read(tensor, sizes, drops, dtype)
+            if given.dense is not None and self.where == "summary":
+                return given
+            self._masks[key] = given
         return self._masks[key]
 
     def _read(self, tensor: Tensor, sizes: Sizes, drops: bool, dtype: torch.dtype | None) -> GivenMask:
@@ -61,7 +67,7 @@ class Keeper:
             if dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(dtype)
             given = read_mask(tensor.cpu() if self.where == "cpu" else tensor, sizes, drops=drops)
-        if given.dense is None:
+        if given.dense is None or self.where == "summary":
             return given
         # A copy of a dense mask that is equal to one already held is dropped again (models rebuild them by layer).
         for other in self._masks.values():

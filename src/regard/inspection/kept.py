@@ -40,11 +40,14 @@ class Kept:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """An ordinary copy, also of an inference tensor, which has no version that could be watched."""
+    """An ordinary copy, also of an inference tensor, which has no version that could be watched.
+
+    It lies in memory in the order in which the tensor does, which is sooner copied than another one.
+    """
     if not torch.is_inference_mode_enabled():
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
+        return tensor.detach().clone()
     with torch.inference_mode(False), torch.no_grad():
-        return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor.clone()
 
 
 def may_be_overwritten(tensor: Tensor) -> bool:

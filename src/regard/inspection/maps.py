@@ -50,6 +50,10 @@ class WatchedMap(AttentionMap):  # type: ignore[misc]
         """(batch..., H, T, S)."""
         return torch.Size(self._factors.sizes.map_shape)
 
+    def storages(self) -> dict[int, int]:
+        """The bytes held, by storage, so that shared ones count once."""
+        return self._factors.storages()
+
     def _choose(self, cells: Tensor, leading: tuple[int, ...]) -> AttentionMap:  # type: ignore[override]
         return AttentionMap(self._call, self._state, self._backend, self._leading, self._value)._choose(cells, leading)
 
@@ -69,7 +73,7 @@ class StoredMap(WatchedMap):  # type: ignore[misc]
 class Logarithm(Bias):
     """log P as a bias, P (B, H, T, S) being weights that exist: with scores of 0 it gives them back."""
 
-    weights: DenseBias
+    weights: Bias
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Never asked: blocks and pairs are read from the weights."""
@@ -85,9 +89,7 @@ class Logarithm(Bias):
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
         """The pairs' weights."""
-        chosen = self.weights.select(batches, heads)
-        assert isinstance(chosen, DenseBias)
-        return Logarithm(chosen)
+        return Logarithm(self.weights.select(batches, heads))
 
     @staticmethod
     def _log(weights: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from regard.inspection.maps import WatchedMap
+
 if TYPE_CHECKING:
     from regard.inspection.watch import Observed, Seen
 
@@ -35,11 +37,11 @@ class Report:
 
 
 def report(seen: "Seen") -> Report:
-    """The report of a watch."""
-    missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in seen.calls if call.map is None]
-    missed += [(path, _times(reason, n)) for (path, reason), n in seen._unread.items()]
-    missed += [(path, _times("it ran, but no attention of it could be observed", n)) for path, n in _silent(seen)]
-    missed += [(path, "TorchScript, whose calls cannot be observed") for path in _scripted(seen)]
+    """The report of a watch, after a look at the row states that no one has asked for yet."""
+    for call in seen.calls:
+        if isinstance(call.map, WatchedMap):
+            call.map._factors.settle()
+    missed = missed_by(seen)
     notes = []
     if not seen.calls and not missed:
         notes.append("no attention was observed: nothing ran, or the model attends in a way that is not known here")
@@ -55,12 +57,20 @@ def report(seen: "Seen") -> Report:
     return Report(type(seen.modules[""]).__name__, tuple(seen.calls), tuple(missed), tuple(notes), held_bytes(seen))
 
 
+def missed_by(seen: "Seen") -> list[tuple[str, str]]:
+    """(module path, reason) of what could not be read or seen."""
+    missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in seen.calls if call.map is None]
+    missed += [(path, _times(reason, n)) for (path, reason), n in seen._unread.items()]
+    missed += [(path, _times("it ran, but no attention of it could be observed", n)) for path, n in _silent(seen)]
+    return missed + [(path, "TorchScript, whose calls cannot be observed") for path in _scripted(seen)]
+
+
 def held_bytes(seen: "Seen") -> int:
     """The bytes of all factors, each storage once."""
     storages: dict[int, int] = {}
     for call in seen.calls:
         if call.map is not None:
-            storages |= call.map._factors.storages()
+            storages |= call.map.storages()
     return sum(storages.values()) + sum(given.bytes for given in seen._keeper.dense_masks)
 
 

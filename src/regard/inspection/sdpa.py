@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from regard.backends.base import Call
 from regard.errors import ShapeError
 from regard.functional import make_call
-from regard.inspection.factors import Factors, checked, output_error, weighted
+from regard.inspection.factors import Factors, output_error, weighted
 from regard.inspection.given import GivenMask
 from regard.inspection.keeper import Keeper
+from regard.inspection.kept import Kept
 from regard.inspection.lse import KernelLse
 from regard.inspection.source import Reading, Source
 from regard.inspection.threads import HANDLERS, Thread
@@ -50,9 +51,11 @@ class Sdpa(Source):
         if self.attn_mask is not None:
             given = keeper.mask(self.attn_mask, call.sizes, dtype=dtype)
         call = masked(call, given, causal(0) if self.is_causal else None)
-        state, notes = self._state(call, given, keeper)
-        held = [*kept, *given.kept]
-        factors = Factors(call.sizes, call, state=state, held=held)
+        # With even rows the queries are our own by now.
+        queries = kept[0] if given.even is None else Kept(call.query, kept[0].what)
+        notes: list[str] = []
+        state, held = self._state(call, given, keeper), [queries, kept[1], *given.kept]
+        factors = Factors(call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes)
         verify = "dropout" if self.dropout_p else self._verify(factors)
         return Reading(factors, notes, verify, grows=call.sizes.queries < call.sizes.keys)
 
@@ -70,22 +73,18 @@ class Sdpa(Source):
         )
         return query, key, dtype
 
-    def _state(self, call: Call, given: GivenMask, keeper: Keeper) -> tuple[Tensor | None, list[str]]:
-        """The kernel's log-sum-exp in our convention; None where there is none that can be believed."""
+    def _state(self, call: Call, given: GivenMask, keeper: Keeper) -> Tensor | None:
+        """The kernel's log-sum-exp in our convention; None where there is none."""
         lse, shape = self.kernel.lse, call.query.shape[:-1]
         # With even rows the kernel's number is finfo.min; with both masks, who is alive is not at hand.
         if lse is None or given.even is not None or (self.is_causal and given.live is not None):
-            return None, []
+            return None
         if lse.numel() != shape.numel():
-            return None, []
+            return None
         lse = lse.detach().to(call.query.device).reshape(shape)
         if given.live is not None:
             lse = lse.masked_fill(~given.live, -torch.inf)
-        state, miss = checked(call, lse)
-        if state is None:
-            said = f"{self.kernel.operator} gave a log-sum-exp with which a row sums to 1 {miss:+.1e}: computed anew"
-            return None, [said]
-        return keeper.keep(state, "").tensor, []
+        return keeper.keep(lse, "").tensor
 
     def _verify(self, factors: Factors) -> Callable[[], float]:
         def error() -> float:
@@ -93,8 +92,10 @@ class Sdpa(Source):
             output = self.output.reshape(*call.query.shape[:-1], -1)
             value = _one_rank(self.query, self.value, self.enable_gqa)[1].to(call.query)
             sizes = call.sizes
-            lead = (*sizes.batch, sizes.kv_heads) if sizes.has_heads else sizes.batch
-            value = value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, sizes.kv_heads, *value.shape[-2:])
+            # Of grouped keys the values may have come repeated.
+            heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
+            lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
+            value = value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])
             return output_error(weighted(call, factors.state, value), output, value)
 
         return error
@@ -157,13 +158,23 @@ def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
     group = getattr(module, "num_key_value_groups", 1)
     heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
     query, mask = call.query, call.attn_mask
-    if group == 1 or call.enable_gqa or query.dim() != 4 or query.shape[1:3] != (call.key.shape[1], group):
+    if group == 1 or call.enable_gqa or query.dim() != 4:
         return call
-    if heads != query.shape[1] * group:
+    if query.shape[1] == call.key.shape[1] == heads:
+        return _not_repeated(call, group)
+    if query.shape[1:3] != (call.key.shape[1], group) or heads != query.shape[1] * group:
         return call
     if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
         mask = mask.flatten(1, 2).unsqueeze(2)
     return replace(call, query=query.flatten(1, 2).unsqueeze(2), attn_mask=mask, enable_gqa=True)
+
+
+def _not_repeated(call: Sdpa, group: int) -> Sdpa:
+    """The call whose key heads transformers has repeated, which it does under a mask, with each head once."""
+    grouped = call.key.unflatten(1, (-1, group))
+    if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
+        return call
+    return replace(call, key=grouped[:, :, 0], enable_gqa=True)
 
 
 HANDLERS[torch.nn.functional.scaled_dot_product_attention] = _observe

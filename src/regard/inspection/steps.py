@@ -5,11 +5,12 @@ from torch import Tensor
 
 from regard.inspection.factors import Keys
 from regard.inspection.maps import WatchedMap
+from regard.weights import AttentionMap
 
 
-def share_keys(before: WatchedMap | None, after: WatchedMap | None) -> None:
+def share_keys(before: AttentionMap | None, after: WatchedMap) -> None:
     """Where a step's keys are those of the step before and more, keep the longer ones for both."""
-    if before is None or after is None or before._factors.is_stale:
+    if not isinstance(before, WatchedMap) or before._factors.is_stale:
         return
     longer = after._call.key
     if not _begins_with(longer, before._call.key):

@@ -15,9 +15,10 @@ from regard.inspection import multi_head, own, sdpa, written_out  # noqa: F401  
 from regard.inspection.keeper import Keeper, Where
 from regard.inspection.maps import StoredMap, WatchedMap
 from regard.inspection.names import Names, chooser, not_seen
-from regard.inspection.report import Report, count, report
-from regard.inspection.source import Reading, Source
+from regard.inspection.report import Report, count, missed_by, report
+from regard.inspection.source import Source
 from regard.inspection.steps import share_keys
+from regard.inspection.summaries import Summarize, SummaryMap, joined, summarized
 from regard.inspection.threads import Frame, Thread, looks_like_attention, this_thread
 from regard.maps.base import LazyMap
 from regard.maps.derived import stack
@@ -27,7 +28,12 @@ Key = tuple[str, int]
 
 
 def watch(
-    model: nn.Module, names: Names = None, *, keep: str = "factors", verify: bool = False, copy: bool = False
+    model: nn.Module,
+    names: Names = None,
+    *,
+    keep: str | Summarize = "factors",
+    verify: bool = False,
+    copy: bool = False,
 ) -> "Seen":
     """Watch a model: inside the `with` block, each of its attention calls is kept as an exact, lazy map.
 
@@ -41,7 +47,9 @@ def watch(
             layers made of it, `regard.attention`, or a softmax that it multiplies with values.
         names: which modules, by path: a name (its module and what is inside; `*` matches), a list of them, or a
             function from a path to bool. All if None.
-        keep: "factors" where they are, or "cpu" to move them there.
+        keep: "factors" where they are; "cpu" to move them there; "summary" for statistics alone, computed as the model
+            runs, after which the factors are let go: memory stays small however many layers there are. A
+            `regard.Summarize(...)` says which statistics, and how large.
         verify: rebuild each output from its map as the model runs, and keep the error, for `report()`.
         copy: copy queries and keys. Only needed where the model writes to them later; the read says so.
 
@@ -61,12 +69,13 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"watch() takes a torch.nn.Module, got {type(model).__name__}")
-    if keep not in get_args(Where):
-        raise ArgumentError(f"keep must be one of {', '.join(get_args(Where))}; got {keep!r}")
+    summary = Summarize() if keep == "summary" else keep if isinstance(keep, Summarize) else None
+    if summary is None and keep not in get_args(Where):
+        raise ArgumentError(f"keep must be one of {', '.join(get_args(Where))} or a Summarize(...); got {keep!r}")
     modules = dict(model.named_modules())
     _refuse_compiled(modules)
-    where: Where = "cpu" if keep == "cpu" else "factors"
-    return Seen(modules, chooser(names, modules), Keeper(where, copy=copy), verify=verify)
+    where: Where = "summary" if summary else "cpu" if keep == "cpu" else "factors"
+    return Seen(modules, chooser(names, modules), Keeper(where, copy=copy), verify=verify, summary=summary)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,8 +85,10 @@ class Observed:
     name: str
     index: int
     how: str
-    map: WatchedMap | None
+    map: WatchedMap | SummaryMap | None
     """None if it could not be read."""
+    is_stored: bool = False
+    """Whether it was read from weights that the model computed itself."""
     notes: list[str] = field(default_factory=list)
     error: float | str | None = None
     """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
@@ -93,14 +104,20 @@ class Seen:
     """
 
     def __init__(
-        self, modules: dict[str, nn.Module], wanted: Callable[[str], bool], keeper: Keeper, *, verify: bool
+        self,
+        modules: dict[str, nn.Module],
+        wanted: Callable[[str], bool],
+        keeper: Keeper,
+        *,
+        verify: bool,
+        summary: Summarize | None = None,
     ) -> None:
         # Held, so that the id of none of them becomes another's while its name stands for it.
         self.modules = modules
         self.calls: list[Observed] = []
         self.paths = {id(module): path for path, module in modules.items()}
         self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
-        self._wanted, self._keeper, self._verify = wanted, keeper, verify
+        self._wanted, self._keeper, self._verify, self._summary = wanted, keeper, verify, summary
         self._lock = threading.RLock()
         self._count: Counter[str] = Counter()
         self._recomputed: Counter[str] = Counter()
@@ -166,13 +183,17 @@ class Seen:
                 raise ShapeError("inside torch.func (vmap, grad) a call has no tensors of its own that could be kept")
             with torch.no_grad():
                 reading = source.read(self._keeper, path)
-                observed = Observed(path, index, source.how, _map(reading), reading.notes, at=at)
+                weights = StoredMap(reading.factors) if reading.is_stored else WatchedMap(reading.factors)
+                observed = Observed(path, index, source.how, weights, reading.is_stored, reading.notes, at=at)
                 if self._verify:
                     observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
-                if index and reading.grows:
-                    share_keys([o for o in self.calls if o.name == path][-1].map, observed.map)
+                if self._summary is not None:
+                    observed.map = summarized(weights, self._summary)
+                elif index and reading.grows:
+                    share_keys([o for o in self.calls if o.name == path][-1].map, weights)
         except Exception as error:
-            observed = Observed(path, index, source.how, None, [f"{type(error).__name__}: {error}"], at=at)
+            notes = [f"{type(error).__name__}: {error}"]
+            observed = Observed(path, index, source.how, None, notes=notes, at=at)
         self.calls.append(observed)
 
     def unread(self, thread: Thread, frame: Frame | None, reason: str) -> None:
@@ -183,12 +204,7 @@ class Seen:
         with self._lock:
             self._unread[path, reason] += 1
             for call in self.calls:
-                if (
-                    frame is not None
-                    and call.name == path
-                    and call.at > frame.taken
-                    and isinstance(call.map, StoredMap)
-                ):
+                if frame is not None and call.name == path and call.at > frame.taken and call.is_stored:
                     call.map, call.notes = None, ["one softmax of several that the module attends by, in blocks"]
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -233,9 +249,13 @@ class Seen:
         Raises:
             NotSeenError: nothing of that name was seen.
             ShapeError: the calls are not steps of one generation.
+            NotKeptError: nothing that was kept of the steps can be joined.
         """
         maps = self[name]
-        return stack(maps) if isinstance(maps, list) else maps
+        if not isinstance(maps, list):
+            return maps
+        summaries = [m for m in maps if isinstance(m, SummaryMap)]
+        return joined(summaries) if summaries else stack(maps)
 
     def __iter__(self) -> Iterator[Key]:
         return iter([(call.name, call.index) for call in self.calls if call.map is not None])
@@ -261,7 +281,7 @@ class Seen:
     def __repr__(self) -> str:
         """One line."""
         names = len({call.name for call in self.calls if call.map is not None})
-        missed = self.report().missed
+        missed = missed_by(self)
         tail = f"; {len(missed)} not: print(seen.report())" if missed else ""
         return f"Seen({type(self.modules['']).__name__}: {count(len(self), 'map')} of {count(names, 'module')}{tail})"
 
@@ -269,10 +289,6 @@ class Seen:
 def _is_in_backward() -> bool:
     """Whether a backward pass is running, in which a forward runs only to be recomputed: checkpointing."""
     return torch._C._current_graph_task_id() != -1
-
-
-def _map(reading: Reading) -> WatchedMap:
-    return StoredMap(reading.factors) if reading.is_stored else WatchedMap(reading.factors)
 
 
 def _refuse_compiled(modules: dict[str, nn.Module]) -> None:

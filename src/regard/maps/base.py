@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 DENSE_LIMIT_BYTES = 2**30
 Summary = dict[str, "Tensor | TopK"]
+STATISTICS = (
+    "received", "entropy", "participation", "distance", "max", "argmax", "topk", "quantile_mass",
+    "pooled", "pooled_mean", "pooled_sum", "pooled_max",
+)  # fmt: skip
+"""What `summary` knows by name."""
 
 
 class LazyMap(ABC):
@@ -386,6 +391,19 @@ class LazyMap(ABC):
             [2]]))
         """
         names = names or ("received", "entropy", "topk", "pooled")
+        wanted = self._named(names, k=k, p=p, rows=rows, columns=columns, how=how)
+        asked = list(dict.fromkeys(wanted.values()))
+        answers = dict(zip(asked, self._ask_all(asked), strict=True))
+        return {name: self._finished(name, answers[statistic], how) for name, statistic in wanted.items()}
+
+    def _named(
+        self, names: Sequence[str], *, k: int, p: float, rows: int, columns: int, how: Literal["mean", "sum", "max"]
+    ) -> dict[str, Statistic]:
+        """The statistics of those names. See `summary`.
+
+        Raises:
+            ArgumentError: an unknown name, or an argument that the statistic refuses.
+        """
         makers: dict[str, Callable[[], Statistic]] = {
             "received": st.Received,
             "entropy": st.Entropy,
@@ -398,12 +416,8 @@ class LazyMap(ABC):
             "pooled": lambda: self._grid(rows, columns, how),
             **{f"pooled_{kind}": partial(self._grid, rows, columns, kind) for kind in ("mean", "sum", "max")},
         }
-        if unknown := [name for name in names if name not in makers]:
-            raise ArgumentError(f"summary() knows {', '.join(makers)}; got {', '.join(map(repr, unknown))}")
-        wanted = {name: makers[name]() for name in names}
-        asked = list(dict.fromkeys(wanted.values()))
-        answers = dict(zip(asked, self._ask_all(asked), strict=True))
-        return {name: self._finished(name, answers[statistic], how) for name, statistic in wanted.items()}
+        check_names(names, "summary()")
+        return {name: makers[name]() for name in names}
 
     def singular_values(self, k: int, *, iterations: int = 4, seed: int = 0) -> "Spectrum":
         """The k largest singular values of each head's map, with how far they can be off. See `Spectrum`.
@@ -546,6 +560,16 @@ class LazyMap(ABC):
         except IndexError as error:
             raise ShapeError(f"cannot index a map {tuple(self.shape)} by {lead}: {error}") from error
         return self._choose(cells.reshape(-1), tuple(cells.shape))
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Raise unless all are names of statistics.
+
+    Raises:
+        ArgumentError: one is not.
+    """
+    if unknown := [name for name in names if name not in STATISTICS]:
+        raise ArgumentError(f"{where} knows {', '.join(STATISTICS)}; got {', '.join(map(repr, unknown))}")
 
 
 class Transposed:

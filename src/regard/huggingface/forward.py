@@ -1,0 +1,96 @@
+"""`regard.attention` with the signature that transformers' models call."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.functional import attention
+from regard.huggingface.masks import LazyMask
+from regard.inspection.kept import copied, may_be_overwritten
+from regard.masks import Mask, causal
+from regard.normalizations import Softmax, SoftmaxWithSink
+from regard.scores import ScaledDot, Score, SoftCapped
+from regard.weights import AttentionMap
+
+
+def forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    cache: object | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, AttentionMap]:
+    """Attend as transformers' models ask for it.
+
+    Args:
+        module: the attention layer.
+        query: (B, H, T, D).
+        key: (B, G, S, D).
+        value: (B, G, S, E).
+        attention_mask: a `LazyMask`, a bool tensor (True = keep) or numbers to add, each (B or 1, H or 1, T or 1, S).
+            With None the layer's own `is_causal` counts, from the first key on.
+        dropout: of weights.
+        scaling: of scores; 1/sqrt(D) if None.
+        is_causal: in the layer's place.
+        position_bias: added to the scores (T5).
+        cache: a paged cache.
+        softcap: c of c tanh(s / c) (Gemma 2).
+        s_aux: a sink for each head (GPT-OSS).
+        others: nothing that changes what is computed.
+
+    Returns:
+        The output, (B, T, H, E), and the map.
+
+    Raises:
+        ArgumentError: a paged cache.
+    """
+    if cache is not None:
+        raise ArgumentError("attention over a paged cache (continuous batching) is not run by regard: disable() first")
+    query, key, value = _one_dtype(query, key, value)
+    score: Score = ScaledDot(scaling)
+    attended = attention(
+        query,
+        # A static cache is written to again, and would change what the map says.
+        copied(key) if may_be_overwritten(key) and not key.requires_grad else key,
+        value,
+        score=score if softcap is None else SoftCapped(score, softcap),
+        normalization=Softmax() if s_aux is None else SoftmaxWithSink(s_aux),
+        mask=_mask(module, attention_mask, is_causal, query.shape[2]),
+        bias=_bias(attention_mask, position_bias, key.shape[2]),
+        dropout=dropout,
+        return_weights=True,
+    )
+    return attended.output.transpose(1, 2).contiguous(), attended.weights
+
+
+def _mask(module: nn.Module, given: Tensor | None, is_causal: bool | None, queries: int) -> Mask | Tensor | None:
+    if isinstance(given, LazyMask):
+        return given.allowed
+    if given is not None:
+        return given if given.dtype == torch.bool else None
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    return causal(0) if is_causal and queries > 1 else None
+
+
+def _bias(given: Tensor | None, position_bias: Tensor | None, keys: int) -> Tensor | None:
+    added = [t[..., :keys] for t in (given, position_bias) if t is not None and t.is_floating_point()]
+    return None if not added else sum(added[1:], start=added[0])
+
+
+def _one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As autocast has it for F.scaled_dot_product_attention."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
+        return tensors
+    return tuple(t.to(torch.get_autocast_dtype(kind)) for t in tensors)

@@ -1,0 +1,140 @@
+"""The masks of transformers as predicates, and the tensor in whose shape they travel through a model.
+
+transformers builds masks from functions of (batch, head, query, key) on absolute positions, by `and_masks` of a few
+known ones. Those are taken apart into ours, which know which keys a query can see; any other is asked as it is.
+Source: transformers 5.23, masking_utils.py.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from regard.masks import And, Mask, causal, padding, predicate
+from regard.patterns import Window
+from regard.shapes import Sizes
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class LazyMask(Tensor):
+    """A bool mask (B, 1, T, S), True = keep, that takes no memory: a model hands it on, attention reads the predicate.
+
+    To whatever else is done with it, it is the tensor that it stands for.
+
+    >>> mask = LazyMask(causal(0), (1, 1, 2, 2), torch.device("cpu"))
+    >>> mask.shape, ~mask
+    (torch.Size([1, 1, 2, 2]), tensor([[[[False,  True],
+              [False, False]]]]))
+    """
+
+    allowed: Mask | None
+    """None allows everything."""
+
+    # A result is an ordinary tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __new__(cls, allowed: Mask | None, shape: tuple[int, int, int, int], device: torch.device) -> "LazyMask":
+        """A tensor without storage."""
+        made: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        made.allowed = allowed
+        return made
+
+    def __init__(self, allowed: Mask | None, shape: tuple[int, int, int, int], device: torch.device) -> None:
+        super().__init__()
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map(lambda x: x.rendered() if isinstance(x, LazyMask) else x, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def rendered(self) -> Tensor:
+        """The tensor that this one stands for."""
+        batch, _, queries, keys = self.shape
+        if self.allowed is None:
+            return torch.ones(self.shape, dtype=torch.bool, device=self.device)
+        sizes = Sizes((batch,), 1, 1, queries, keys, True)
+        return self.allowed.dense(sizes, self.device).expand(self.shape).clone()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """What it says."""
+        return f"LazyMask({tuple(self.shape)}, {'everything' if self.allowed is None else self.allowed})"
+
+
+def lazy_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction | None = None,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **settings: Any,
+) -> Tensor:
+    """What transformers calls to make a mask: the arguments and their names are its own."""
+    if mask_function is None or use_vmap:
+        # A function that is not written for tensors of positions: transformers makes its T x S numbers.
+        masking = sys.modules["transformers.masking_utils"]
+        given = {} if mask_function is None else {"mask_function": mask_function}
+        return masking.sdpa_mask(
+            batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, attention_mask=attention_mask,
+            use_vmap=use_vmap, device=device, **{**settings, **given, "allow_is_causal_skip": False,
+                                                 "allow_is_bidirectional_skip": False},
+        )  # fmt: skip
+    start = int(q_offset)
+    masks = [_ours(part, start, kv_offset, kv_length) for part in _parts(mask_function)]
+    if attention_mask is not None:
+        keep = torch.nn.functional.pad(attention_mask.bool(), (0, kv_length + kv_offset - attention_mask.shape[-1]))
+        keep = keep[:, kv_offset:]
+        masks.append(None if bool(keep.all()) else padding(keep))
+    known = [mask for mask in masks if mask is not None]
+    allowed = None if not known else known[0] if len(known) == 1 else And(tuple(known))
+    return LazyMask(allowed, (batch_size, 1, q_length, kv_length), torch.device(device))
+
+
+def _parts(function: MaskFunction) -> Sequence[MaskFunction]:
+    """The functions of which this one is the conjunction."""
+    functions = _closed_over(function, "and_masks").get("mask_functions")
+    return (function,) if functions is None else [part for inner in functions for part in _parts(inner)]
+
+
+def _ours(function: MaskFunction, start: int, kv_offset: int, keys: int) -> Mask | None:
+    """The mask of one function, for queries from `start` and keys from `kv_offset` on; None if it allows everything."""
+    offset = start - kv_offset
+    match _name(function):
+        case "causal_mask_function":
+            return causal(offset)
+        case "bidirectional_mask_function":
+            return None
+    if size := _closed_over(function, "sliding_window_overlay").get("sliding_window"):
+        # It bounds the past alone: no key lies `keys` and more after a query.
+        return Window(size - 1, keys, offset)
+    if size := _closed_over(function, "sliding_window_bidirectional_overlay").get("sliding_window"):
+        return Window(size, size, offset)
+
+    def asked(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return function(batch, head, query + start, key + kv_offset)
+
+    return predicate(asked)
+
+
+def _name(function: Any) -> str:
+    """A function's name, if it is one of transformers' own."""
+    if getattr(function, "__module__", None) != "transformers.masking_utils":
+        return ""
+    return function.__qualname__
+
+
+def _closed_over(function: Any, maker: str) -> dict[str, Any]:
+    """What a function that `maker` made has closed over."""
+    if not _name(function).startswith(f"{maker}.<locals>."):
+        return {}
+    return dict(inspect.getclosurevars(function).nonlocals)

@@ -1,0 +1,361 @@
+"""`regard.huggingface.enable`: the same logits, and maps where eager has its weights."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.errors import ArgumentError
+from regard.huggingface.forward import forward
+from regard.huggingface.masks import LazyMask, lazy_mask
+from regard.masks import Causal, Padding, Predicate
+from regard.patterns import Window
+
+pytest.importorskip("transformers")
+from families import FAMILIES, IN_BLOCKS, LENGTH, _field, tokens
+from transformers import masking_utils as masking
+
+# transformers calls what torch has deprecated; nothing of it is ours.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+UNABLE = ["deberta-v2", "mpnet", "xlnet", "gpt-neo", "gpt-j", "bloom", "falcon"]
+ABLE = [name for name in FAMILIES if name not in UNABLE]
+
+
+def real(tensor: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """What does not belong to a query of padding, whose attention is uniform in eager and 0 here."""
+    keep = inputs.get("attention_mask")
+    if keep is None:
+        return tensor
+    if tensor.dim() > 1 and tensor.shape[:2] == keep.shape:
+        return tensor[keep.bool()]
+    if tensor.dim() == 4 and tensor.shape[-2] == keep.shape[1]:
+        return tensor * keep[:, None, :, None]
+    return tensor
+
+
+def same(one, other, inputs, tolerance=1e-4) -> None:
+    for key, value in other.items():
+        if isinstance(value, Tensor):
+            torch.testing.assert_close(real(one[key], inputs), real(value, inputs), rtol=0, atol=tolerance)
+
+
+def same_maps(maps, expected, inputs, tolerance=1e-5) -> None:
+    assert len(maps) == len(expected) > 0
+    for weights, dense in zip(maps, expected, strict=True):
+        assert isinstance(weights, regard.AttentionMap)
+        torch.testing.assert_close(real(weights.dense(), inputs), real(dense, inputs), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ABLE)
+def test_logits_and_maps_are_those_of_eager(name):
+    family = FAMILIES[name]
+    inputs = family.inputs()
+    model, eager = family.build(), family.build("eager")
+    with torch.no_grad():
+        default = model(**inputs)
+        regard.huggingface.enable(model)
+        ours, theirs = (m(**inputs, output_attentions=True) for m in (model, eager))
+    same(ours, theirs, inputs)
+    same(ours, default, inputs)
+    for attentions in family.attentions:
+        same_maps(_field(ours, attentions), _field(theirs, attentions), inputs)
+
+
+@pytest.mark.parametrize("name", ABLE)
+def test_masks_travel_as_predicates(name):
+    """No T x S mask is made, or taken for one's own function: it would still be right, and slow."""
+    family = FAMILIES[name]
+    model = family.build()
+    regard.huggingface.enable(model)
+    with torch.no_grad():
+        outputs = model(**family.inputs(), output_attentions=True)
+    for weights in (w for attentions in family.attentions for w in _field(outputs, attentions)):
+        mask = weights._call.mask
+        assert all(isinstance(m, Causal | Padding | Window) for m in (() if mask is None else mask.factors()))
+
+
+def test_a_query_of_padding_is_zero():
+    model = FAMILIES["gpt2, left"].build()
+    regard.huggingface.enable(model)
+    with torch.no_grad():
+        first = model(**tokens("left"), output_attentions=True).attentions[0].dense()
+    assert (first[1, :, :4] == 0).all()
+    torch.testing.assert_close(first[1, :, 4:].sum(-1), torch.ones(4, LENGTH - 4))
+
+
+def test_maps_are_made_of_grouped_heads_sinks_and_caps():
+    kinds = {}
+    for name in ("llama", "gemma2", "gpt-oss", "deepseek-v3"):
+        family = FAMILIES[name]
+        model = family.build()
+        regard.huggingface.enable(model)
+        with torch.no_grad():
+            kinds[name] = model(**family.inputs(), output_attentions=True).attentions[0]
+    assert kinds["llama"]._call.key.shape[1] == 2
+    assert "soft-capped at 2" in repr(kinds["gemma2"])
+    assert "softmax with a sink" in repr(kinds["gpt-oss"])
+    assert (kinds["gpt-oss"].dense().sum(-1) < 1).all()
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["gpt2", "t5", "bert", "gemma2", "gpt-oss"])
+def test_other_contexts(name, context):
+    family = FAMILIES[name]
+    inputs = family.inputs()
+    model, eager = family.build(), family.build("eager")
+    regard.huggingface.enable(model)
+    with context():
+        ours, theirs = (m(**inputs, output_attentions=True) for m in (model, eager))
+        same(ours, theirs, inputs)
+        for attentions in family.attentions:
+            same_maps(_field(ours, attentions), _field(theirs, attentions), inputs)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "bert"])
+def test_bfloat16_autocast(name):
+    family = FAMILIES[name]
+    inputs = family.inputs()
+    model = family.build()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        theirs = model(**inputs)
+        regard.huggingface.enable(model)
+        ours = model(**inputs, output_attentions=True)
+    same(ours, theirs, inputs, 0.2)
+    first = _field(ours, family.attentions[0])[0]
+    assert (first.dtype, first._call.query.dtype) == (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "gemma2", "gpt-oss"])
+def test_gradients_are_those_of_eager(name):
+    family = FAMILIES[name]
+    inputs = family.inputs()
+    model, eager = family.build(), family.build("eager")
+    regard.huggingface.enable(model)
+    for m in (model, eager):
+        real(m(**inputs).logits, inputs).square().mean().backward()
+    for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_the_maps_are_losses():
+    model = FAMILIES["bert"].build()
+    regard.huggingface.enable(model)
+    maps = model(**tokens(), output_attentions=True).attentions
+    sum(weights.entropy().mean() for weights in maps).backward()
+    assert model.encoder.layer[1].attention.self.query.weight.grad.abs().sum() > 0
+
+
+def test_dropout_in_training_is_not_in_the_map():
+    model = FAMILIES["bert"].build()
+    regard.huggingface.enable(model)
+    with torch.no_grad():
+        expected = model(**tokens(), output_attentions=True).attentions[0].dense()
+        for layer in model.encoder.layer:
+            layer.attention.self.train()
+        one, other = (model(**tokens(), output_attentions=True) for _ in range(2))
+    assert not torch.equal(one.last_hidden_state, other.last_hidden_state)
+    torch.testing.assert_close(one.attentions[0].dense(), expected)
+
+
+# -- generation --------------------------------------------------------------------------------------
+
+
+def generated(model, inputs, **settings):
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0, **settings}
+    with torch.no_grad():
+        return model.generate(**inputs, **options, output_attentions=True, return_dict_in_generate=True)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padding", [None, "left"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma2", "gpt-oss"])
+def test_generation(name, padding, cache):
+    settings = {} if cache == "dynamic" else {"cache_implementation": "static", "disable_compile": True}
+    model, eager = FAMILIES[name].build(), FAMILIES[name].build("eager")
+    inputs = tokens(padding)
+    regard.huggingface.enable(model)
+    ours, theirs = (generated(m, inputs, **settings) for m in (model, eager))
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert len(ours.attentions) == len(theirs.attentions) == 5
+    for step, (found, expected) in enumerate(zip(ours.attentions, theirs.attentions, strict=True)):
+        for weights, dense in zip(found, expected, strict=True):
+            assert weights.shape == dense.shape
+            weights = weights.dense()
+            dead = (weights == 0).all(-1, keepdim=True) if step == 0 else torch.zeros(1, dtype=torch.bool)
+            if step == 0 and padding:
+                dead[1, :, :4] = True
+            torch.testing.assert_close(weights.masked_fill(dead, 0), dense.masked_fill(dead, 0), rtol=0, atol=1e-5)
+
+
+def test_generation_with_an_encoder_and_beams():
+    model, eager = FAMILIES["bart"].build(), FAMILIES["bart"].build("eager")
+    regard.huggingface.enable(model)
+    ours, theirs = (generated(m, tokens(), num_beams=2) for m in (model, eager))
+    assert torch.equal(ours.sequences, theirs.sequences)
+    same_maps(ours.encoder_attentions, theirs.encoder_attentions, tokens())
+    for found, expected in zip(ours.cross_attentions, theirs.cross_attentions, strict=True):
+        same_maps(found, expected, {})
+    for found, expected in zip(ours.decoder_attentions, theirs.decoder_attentions, strict=True):
+        same_maps(found, expected, {})
+
+
+def test_the_steps_of_a_generation_are_one_map():
+    model = FAMILIES["llama"].build()
+    regard.huggingface.enable(model)
+    steps = generated(model, tokens(None))
+    with torch.no_grad():
+        whole = model(steps.sequences[:, :-1], output_attentions=True).attentions[1]
+    joined = regard.maps.derived.stack([step[1] for step in steps.attentions])
+    torch.testing.assert_close(joined.dense(), whole.dense(), rtol=0, atol=1e-5)
+
+
+# -- masks -------------------------------------------------------------------------------------------
+
+
+def test_every_mask_that_transformers_makes_is_the_predicates_own():
+    keep = torch.ones(2, 9, dtype=torch.bool)
+    keep[1, :2] = False
+    ids = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 1, 1, 1, 1, 1]])
+    functions = {
+        "causal": (masking.causal_mask_function, {Causal}),
+        "window": (masking.sliding_window_causal_mask_function(3), {Causal, Window}),
+        "both ways": (masking.sliding_window_bidirectional_mask_function(2), {Window}),
+        "everything": (masking.bidirectional_mask_function, set()),
+        "chunks": (masking.chunked_causal_mask_function(4, torch.tensor([0, 2])), {Causal, Predicate}),
+        "packed": (masking.and_masks(masking.causal_mask_function, masking.packed_sequence_mask_function(ids)),
+                   {Causal, Predicate}),
+        "prefix": (masking.or_masks(masking.causal_mask_function, lambda b, h, q, k: (k < 2) & (q >= 0)), {Predicate}),
+    }  # fmt: skip
+    for name, (function, kinds) in functions.items():
+        for start, queries in ((0, 9), (4, 5)):
+            for padding in (None, keep):
+                settings = {"batch_size": 2, "q_length": queries, "kv_length": 9, "q_offset": start, "kv_offset": 0,
+                            "mask_function": function, "attention_mask": padding}  # fmt: skip
+                expected = masking.sdpa_mask(**settings, allow_is_causal_skip=False)
+                found = lazy_mask(**settings)
+                assert isinstance(found, LazyMask)
+                assert found.shape == (2, 1, queries, 9)
+                assert torch.equal(found & True, expected.expand(2, 1, queries, 9)), name
+                factors = () if found.allowed is None else found.allowed.factors()
+                assert {type(m) for m in factors} == kinds | ({Padding} if padding is not None else set()), name
+
+
+def test_functions_that_are_not_written_for_tensors_are_rendered_by_transformers():
+    settings = {"batch_size": 1, "q_length": 4, "kv_length": 4, "mask_function": masking.causal_mask_function}
+    found = lazy_mask(**settings, use_vmap=True)
+    assert not isinstance(found, LazyMask)
+    assert torch.equal(found[0, 0], torch.ones(4, 4, dtype=torch.bool).tril())
+
+
+def test_a_lazy_mask_is_the_tensor_that_it_stands_for():
+    mask = lazy_mask(2, 3, 4, 1, 0, masking.causal_mask_function)
+    dense = torch.ones(3, 4, dtype=torch.bool).tril(1).expand(2, 1, 3, 4)
+    assert torch.equal(mask[..., :2], dense[..., :2])
+    assert torch.equal(torch.where(mask, 1.0, 0.0), dense.float())
+    assert mask.to(mask.device) is mask
+    assert not isinstance(mask[..., :2], LazyMask)
+    assert repr(mask) == "LazyMask((2, 1, 3, 4), causal)"
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_masks_of_ones_own(kind):
+    model, eager = FAMILIES["llama"].build(), FAMILIES["llama"].build("eager")
+    keep = torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.4
+    keep |= torch.eye(LENGTH, dtype=torch.bool)
+    added = torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(torch.float32).min)
+    ids = tokens(None)["input_ids"]
+    regard.huggingface.enable(model)
+    with torch.no_grad():
+        theirs = eager(ids, attention_mask=added, output_attentions=True)
+        ours = model(ids, attention_mask=keep if kind == torch.bool else added, output_attentions=True)
+    same(ours, theirs, {})
+    same_maps(ours.attentions, theirs.attentions, {})
+
+
+# -- what is changed, and the way back ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "clip"])
+def test_disable_gives_back_what_was(name):
+    family = FAMILIES[name]
+    inputs = family.inputs()
+    model = family.build()
+    with torch.no_grad():
+        before = model(**inputs)
+        with regard.huggingface.enable(model) as enabled:
+            assert repr(enabled) == f"Enabled({type(model).__name__})"
+            _field(model(**inputs, output_attentions=True), family.attentions[0])[0].entropy()
+        after = model(**inputs)
+    assert all(torch.equal(before[key], after[key]) for key, value in before.items() if isinstance(value, Tensor))
+    assert {m.config._attn_implementation for m in model.modules() if hasattr(m, "config")} == {"sdpa"}
+
+
+@pytest.mark.parametrize("name", [*UNABLE, *IN_BLOCKS])
+def test_models_that_do_not_dispatch_are_refused_and_left_as_they_were(name, caplog):
+    family = {**FAMILIES, **IN_BLOCKS}[name]
+    model = family.build()
+    before = model.config._attn_implementation
+    with caplog.at_level(logging.CRITICAL), pytest.raises(ArgumentError, match=rf"{family.model} writes its attention"):
+        regard.huggingface.enable(model)
+    assert model.config._attn_implementation == before
+
+
+def test_configs_without_a_model_are_given_back_too(monkeypatch):
+    model = FAMILIES["clip"].build()
+    del model.vision_model
+    model.config.vision_config._attn_implementation = "eager"
+    with regard.huggingface.enable(model):
+        assert model.config.vision_config._attn_implementation == "regard"
+    assert model.config.vision_config._attn_implementation == "eager"
+    bloom = FAMILIES["bloom"].build()
+    monkeypatch.setattr(type(bloom.config), "sub_configs", {"inner": type(model.config)})
+    bloom.config.inner = model.config.vision_config
+    with pytest.raises(ArgumentError, match="BloomForCausalLM writes its attention out"):
+        regard.huggingface.enable(bloom)
+    assert bloom.config.inner._attn_implementation == "eager"
+
+
+def test_parts_that_do_not_dispatch_are_named():
+    bert, gpt = FAMILIES["bert"], FAMILIES["bloom"]
+    model = bert.build()
+    model.inner = gpt.build()
+    enabled = regard.huggingface.enable(model)
+    assert enabled.left == ("BloomForCausalLM",)
+    assert repr(enabled) == "Enabled(BertModel; left as they were: BloomForCausalLM)"
+
+
+def test_what_is_not_a_model_of_transformers_is_refused():
+    with pytest.raises(ArgumentError, match=r"transformers\.PreTrainedModel, got Linear"):
+        regard.huggingface.enable(torch.nn.Linear(2, 2))
+    q = torch.ones(1, 1, 2, 4)
+    with pytest.raises(ArgumentError, match="paged cache"):
+        forward(torch.nn.Identity(), q, q, q, None, cache=object())
+
+
+def test_an_enabled_model_is_watched_like_any_other():
+    model = FAMILIES["llama"].build()
+    regard.huggingface.enable(model)
+    with torch.no_grad(), regard.watch(model, verify=True) as seen:
+        outputs = model(**tokens(), output_attentions=True)
+    assert {call.how for call in seen.calls} == {"regard.attention"}
+    for weights, own in zip(seen.maps, outputs.attentions, strict=True):
+        assert torch.equal(weights.dense(), own.dense())
+
+
+def test_a_static_cache_that_is_written_to_later_does_not_change_a_map():
+    class Layer(torch.nn.Module):
+        is_causal = False
+
+    keys = torch.zeros(1, 1, 3, 4)
+    keys[:] = torch.randn(1, 1, 3, 4)
+    weights = forward(Layer(), torch.randn(1, 1, 2, 4), keys, keys, None)[1]
+    before = weights.dense()
+    keys.zero_()
+    assert torch.equal(weights.dense(), before)

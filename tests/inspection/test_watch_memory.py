@@ -1,0 +1,115 @@
+"""What a watch holds, counted on the tensors that are alive: queries, keys and one number a row, and hardly more."""
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+
+transformers = pytest.importorskip("transformers")
+
+# transformers calls what torch has deprecated; nothing of it is ours.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+B, T, LAYERS, HEADS, GROUPS, WIDTH = 2, 67, 2, 8, 2, 128
+
+
+def gpt2():
+    config = transformers.GPT2Config(vocab_size=61, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=2 * T)
+    return transformers.GPT2Model(config).eval(), HEADS
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        vocab_size=61, hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=GROUPS, max_position_embeddings=2 * T, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.LlamaModel(config).eval(), GROUPS
+
+
+def storages() -> dict[int, int]:
+    """The bytes of every tensor that is alive, by storage."""
+    gc.collect()
+    # What torch.compile may have left behind has a class of its own, and no memory.
+    alive = [t for t in gc.get_objects() if type(t) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)]
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive}
+
+
+def inputs(padding: str) -> dict[str, Tensor]:
+    ids = torch.randint(3, 61, (B, T), generator=torch.Generator().manual_seed(0))
+    if padding == "none":
+        return {"input_ids": ids}
+    keep = torch.ones(B, T, dtype=torch.long)
+    keep[1, slice(None, 9) if padding == "left" else slice(-9, None)] = 0
+    return {"input_ids": ids, "attention_mask": keep}
+
+
+def factors(key_heads: int, queries: int = T, keys: int = T) -> int:
+    """Queries, keys and row states of all layers."""
+    head = WIDTH // HEADS
+    return LAYERS * B * 4 * (HEADS * queries * head + key_heads * keys * head + HEADS * queries)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_the_factors_and_no_more_than_a_twentieth(make, padding, context):
+    model, key_heads = make()
+    given = inputs(padding)
+    with context():
+        model(**given, use_cache=False)
+        before = storages()
+        with regard.watch(model, verify=True) as seen:
+            model(**given, use_cache=False)
+    held = sum(size for place, size in storages().items() if place not in before)
+    assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
+    assert factors(key_heads) <= seen.report().held_bytes <= held
+    assert max(call.error for call in seen.calls) < 1e-5
+    assert seen.maps[0]._call.key.shape[1] == key_heads
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_a_generation_holds_the_keys_of_its_last_step(make):
+    model, key_heads = make()
+    cached = transformers.DynamicCache(config=model.config)
+    ids = inputs("none")["input_ids"]
+    with torch.no_grad():
+        model(ids[:, :1])
+        before = storages()
+        with regard.watch(model) as seen:
+            cache = model(ids[:, :40], past_key_values=cached).past_key_values
+            for n in range(40, T):
+                cache = model(ids[:, n : n + 1], past_key_values=cache).past_key_values
+    del cache, cached
+    held = sum(size for place, size in storages().items() if place not in before)
+    assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
+    assert seen.joined(seen.calls[0].name).shape == (B, HEADS, T, T)
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_a_causal_mask_with_padding_handed_over_dense_is_held_as_predicates(kind, padding):
+    model, key_heads = gpt2()
+    keep = torch.ones(T, T, dtype=torch.bool).tril() & inputs(padding)["attention_mask"].bool()[:, None, None]
+    mask = keep if kind == torch.bool else torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(kind).min)
+    given = {"input_ids": inputs("none")["input_ids"], "attention_mask": mask}
+    with torch.no_grad():
+        model(**given, use_cache=False)
+        before = storages()
+        with regard.watch(model, verify=True) as seen:
+            model(**given, use_cache=False)
+    held = sum(size for place, size in storages().items() if place not in before)
+    # Where the kernel's row state does not serve, it is computed; verify has asked for it.
+    assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
+    assert not seen._keeper.dense_masks
+    assert max(call.error for call in seen.calls) < 1e-5
+    first = seen.maps[0].dense()
+    live = keep.any(-1)[:, 0]
+    assert (first[:, 0][live] > 0).equal(keep[:, 0][live])
+    if kind == torch.float32:
+        # A row of nothing but finfo.min is even, as the model computed it.
+        torch.testing.assert_close(first[:, 0][~live], torch.full((int((~live).sum()), T), 1 / T))

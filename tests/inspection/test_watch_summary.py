@@ -1,0 +1,262 @@
+"""Watching with keep="summary": the statistics of whole maps, though no map is kept."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regard
+from regard.errors import ArgumentError, NotKeptError
+
+B, H, T, D = 2, 3, 11, 5
+EVERYTHING = regard.Summarize(
+    "received", "entropy", "participation", "distance", "max", "argmax", "topk", "quantile_mass",
+    "pooled", "pooled_sum", "pooled_max",
+    k=3, rows=4, columns=3,
+)  # fmt: skip
+
+
+class Attend(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(H * D, 3 * H * D)
+
+    def forward(self, x: Tensor, **settings) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        self.alive = [weakref.ref(t.untyped_storage()) for t in (q, k)]
+        return F.scaled_dot_product_attention(q, k, v, **settings).transpose(1, 2).flatten(2)
+
+
+class WrittenOut(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unflatten(-1, (H, D)).transpose(1, 2)
+        return ((x @ x.mT).softmax(-1) @ x).transpose(1, 2).flatten(2)
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(H * D, H, 16, batch_first=True).eval()
+
+
+def x() -> Tensor:
+    return 2 * torch.randn(B, T, H * D)
+
+
+def of_dense(weights: Tensor) -> dict[str, Tensor]:
+    """The same statistics, from all the weights in float64."""
+    weights = weights.double()
+    blocks = [[b.split([4, 4, 3], -1) for b in weights.split([3, 3, 3, 2], -2)]][0]
+    places = torch.arange(T).double()
+    values, indices = weights.topk(3)
+
+    def picture(of):
+        return torch.stack([torch.stack([of(b) for b in row], -1) for row in blocks], -2)
+
+    return {
+        "received": weights.sum(-2),
+        "entropy": torch.special.entr(weights).sum(-1),
+        "participation": weights.sum(-1).square() / weights.square().sum(-1),
+        "distance": (weights * (places[:, None] - places).abs()).sum(-1),
+        "max": weights.amax(-1),
+        "argmax": weights.argmax(-1),
+        "values": values,
+        "indices": torch.where(values > 0, indices, -1),
+        "quantile_mass": (weights.sort(-1, descending=True).values.cumsum(-1) < 0.9).sum(-1) + 1,
+        "pooled": picture(lambda b: b.mean((-1, -2))),
+        "pooled_sum": picture(lambda b: b.sum((-1, -2))),
+        "pooled_max": picture(lambda b: b.amax((-1, -2))),
+    }
+
+
+def same(found, expected: dict[str, Tensor], tolerance: float = 2e-5) -> None:
+    found = {**found, "values": found["topk"].values, "indices": found["topk"].indices}
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].double(), value.double(), rtol=0, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("make", [Attend, WrittenOut, encoder])
+def test_every_statistic_of_every_kind_of_call(make, context):
+    model, inputs = make(), x()
+    with context():
+        before = model(inputs)
+        with regard.watch(model) as whole:
+            model(inputs)
+        with regard.watch(model, keep=EVERYTHING, verify=True) as seen:
+            during = model(inputs)
+    assert torch.equal(before, during)
+    (weights,) = seen.maps
+    same(weights.statistics, of_dense(whole.maps[0].dense()))
+    assert not any(t.is_inference() or t.requires_grad for t in weights.statistics["topk"])
+    assert isinstance(seen.calls[0].error, str) or seen.calls[0].error < 1e-6
+    assert not seen.report().missed
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [{"is_causal": True}, {"attn_mask": torch.rand(T, T, generator=torch.Generator().manual_seed(1)) > 0.3},
+     {"attn_mask": torch.randn(1, H, T, T, generator=torch.Generator().manual_seed(1))}],
+)  # fmt: skip
+def test_under_masks_and_biases_of_which_none_is_kept(mask):
+    model, inputs = Attend(), x()
+    with torch.no_grad():
+        with regard.watch(model) as whole:
+            model(inputs, **mask)
+        with regard.watch(model, keep=EVERYTHING) as seen:
+            model(inputs, **mask)
+    same(seen[""].statistics, of_dense(whole[""].dense()))
+    assert not seen._keeper.dense_masks
+
+
+def test_factors_are_let_go_at_once():
+    model = nn.Sequential(*(Attend() for _ in range(4)))
+    inputs = x()
+    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("entropy")) as seen:
+        model[0](inputs)
+        gc.collect()
+        assert all(alive() is None for alive in model[0].alive)
+        model(inputs)
+    assert seen.report().held_bytes == 5 * B * H * T * 4
+    assert "SummaryMap(2, 3, 11, 11)" in repr(seen["3"])
+
+
+def test_the_bytes_that_are_kept_are_those_that_are_promised():
+    model = Attend()
+    with torch.no_grad(), regard.watch(model, keep="summary") as seen:
+        model(x())
+    # received, entropy, top 4 as numbers and 32-bit keys, and a picture that has no more rows than queries.
+    assert seen.report().held_bytes == B * H * (4 * T + 4 * T + 8 * 4 * T + 4 * T * T)
+
+
+def test_what_was_kept_is_read_by_the_methods_of_every_map():
+    model, inputs = Attend(), x()
+    with torch.no_grad():
+        with regard.watch(model) as whole:
+            model(inputs)
+        with regard.watch(model, keep=EVERYTHING) as seen:
+            model(inputs)
+    kept, weights = seen[""], whole[""]
+    torch.testing.assert_close(kept.received("mean"), weights.received("mean"))
+    torch.testing.assert_close(kept.topk(2).values, weights.topk(2).values)
+    assert torch.equal(kept.topk(2).indices, weights.topk(2).indices)
+    assert kept.topk(3).indices.dtype == kept.argmax().dtype == torch.int64
+    torch.testing.assert_close(kept.pooled(4, 3), weights.pooled(4, 3))
+    torch.testing.assert_close(kept[1, 2].entropy(), weights[1, 2].entropy())
+    torch.testing.assert_close(kept.average().received(), weights.average().received())
+    assert kept.shape == weights.shape
+    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("topk", k=2)) as seen:
+        model(inputs)
+    torch.testing.assert_close(seen[""].max(), weights.max())
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda m: m.dense(),
+        lambda m: m[0, 0, 3],
+        lambda m: m.row(1),
+        lambda m: m.at(torch.tensor([0]), torch.tensor([0])),
+        lambda m: m @ torch.ones(T, 1),
+        lambda m: m.mT @ torch.ones(T, 1),
+        lambda m: m.participation(),
+        lambda m: m.topk(5),
+        lambda m: m.argmax(),
+        lambda m: m.pooled(2, 2),
+        lambda m: m.expected(lambda j: j),
+        lambda m: m.summary("entropy", "distance"),
+        lambda m: m.select(rows=slice(2)).entropy(),
+        lambda m: m.average().entropy(),
+        lambda m: m.singular_values(1),
+        lambda m: m.value_norms(),
+        lambda m: m.with_values(torch.ones(T, 1)),
+        lambda m: m.save("nowhere"),
+        lambda m: m.to("meta"),
+    ],
+)
+def test_what_was_not_kept_is_refused_in_one_way(read):
+    model = Attend()
+    with torch.no_grad(), regard.watch(model, keep="summary") as seen:
+        model(x())
+    with pytest.raises(
+        NotKeptError,
+        match=r"only statistics were kept, by Summarize\('received', 'entropy', 'topk', 'pooled', k=4.*keep='factors'",
+    ):
+        read(seen[""])
+
+
+def test_wrong_settings_are_refused_at_the_door():
+    with pytest.raises(ArgumentError, match=r"Summarize\(\) knows received, .*; got 'entropi'"):
+        regard.Summarize("entropi")
+    with pytest.raises(ArgumentError, match="k, rows and columns of at least 1"):
+        regard.Summarize("topk", k=0)
+    with pytest.raises(ArgumentError, match=r"factors, cpu, summary or a Summarize\(\.\.\.\); got 'all'"):
+        regard.watch(Attend(), keep="all")
+
+
+class Steps(nn.Module):
+    """Queries one after another over keys that grow."""
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        cuts = [(0, 4), *((n, n + 1) for n in range(4, T))]
+        return torch.cat([self.attend(q[:, :, a:b], k[:, :, :b], causal=not a) for a, b in cuts], 2)
+
+    def attend(self, q: Tensor, k: Tensor, *, causal: bool) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k, is_causal=causal)
+
+
+def test_the_steps_of_a_generation_are_joined():
+    q, k = torch.randn(B, H, T, D), torch.randn(B, H, T, D)
+    what = regard.Summarize("received", "entropy", "topk", "distance", "pooled", k=6)
+    with torch.no_grad(), regard.watch(Steps(), keep=what) as seen:
+        seen.modules[""](q, k)
+    steps = seen.joined("")
+    expected = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
+    assert steps.shape == expected.shape
+    torch.testing.assert_close(steps.received(), expected.received())
+    torch.testing.assert_close(steps.entropy(), expected.entropy(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(steps.distance(), expected.distance(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(steps.topk(6).values, expected.topk(6).values)
+    assert torch.equal(steps.topk(6).indices, expected.topk(6).indices)
+    with pytest.raises(NotKeptError, match=r"Summarize\('received', 'entropy', 'topk', 'distance', k=6\)"):
+        steps.pooled(128, 128)
+
+
+def test_calls_that_do_not_continue_one_another_have_no_distance_together():
+    model, inputs = Attend(), x()
+    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("entropy", "distance")) as seen:
+        model(inputs)
+        model(inputs)
+    assert seen.joined("").entropy().shape == (B, H, 2 * T)
+    with pytest.raises(NotKeptError, match=r"by Summarize\('entropy'\)"):
+        seen.joined("").distance(0)
+
+
+def test_steps_of_which_nothing_can_be_joined():
+    q, k = torch.randn(B, H, T, D), torch.randn(B, H, T, D)
+    with torch.no_grad(), regard.watch(Steps(), keep=regard.Summarize("pooled")) as seen:
+        seen.modules[""](q, k)
+    with pytest.raises(NotKeptError, match="none of which can be joined"):
+        seen.joined("")
+
+
+class BlockAttention(nn.Module):
+    """One softmax is multiplied with values as it stands, the other is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = (x @ x.mT * self.scale).softmax(-1) @ x
+        apart = (x @ x.mT).softmax(-1)
+        return whole + torch.stack([(row[..., None] * x).sum(-2) for row in apart.unbind(-2)], -2)
+
+
+def test_a_softmax_in_blocks_is_not_summarized_as_a_map():
+    model = nn.Sequential(BlockAttention())
+    with torch.no_grad(), regard.watch(model, keep="summary") as seen:
+        model(x())
+    assert len(seen) == 0
+    assert "in blocks" in str(seen.report())

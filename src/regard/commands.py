@@ -26,7 +26,7 @@ from regard.tasks.settings import from_plain
 from regard.tasks.toml import read_toml
 from regard.tasks.translator import WINDOW_LINES, Translation, Translator
 from regard.tasks.writer import Writer
-from regard.text.lines import STANDARD_INPUT, read_lines
+from regard.text.lines import STANDARD_INPUT, StrPath, read_lines
 from regard.text.pairs import read_pairs
 from regard.training.interrupts import TrainingInterrupted
 
@@ -221,7 +221,7 @@ def score(run: Run, /, *, data: tuple[Path, ...] = (), device: str = "auto") -> 
         device: auto, cpu, cuda, cuda:N or mps.
     """
     model = task_of(run).load(run, device=device)
-    paths = data or (Path(STANDARD_INPUT),)
+    paths: Sequence[StrPath] = data or (STANDARD_INPUT,)
     found = model.score(read_pairs(list(paths))) if isinstance(model, Translator) else model.score(_lines(paths))
     for likelihood in found:
         print(f"{likelihood.log_probability:.4f}\t{likelihood.tokens}")
@@ -283,6 +283,8 @@ def _task_and_defaults(arguments: Sequence[str]) -> tuple[str, Any]:
         return translators.TASK, tyro.MISSING_NONPROP
     given = _given(arguments, "--task", "--out", "--config", "--size")
     if "--resume" in arguments and "--out" in given:
+        if "--config" in given or "--size" in given:
+            raise ArgumentError("--resume goes on with the settings of the run in --out: leave out --config and --size")
         name = _known_task(given.get("--task") or RunFolder(Path(given["--out"])).task())
         return name, RunFolder(Path(given["--out"])).read_config(name, TASKS[name].config)
     settings: dict[str, Any] = {}
@@ -329,7 +331,7 @@ def _sized(task: Task, config: Any, size: str | None) -> Any:
     return task.sized(config, cast(Size, size))
 
 
-def _lines(paths: Sequence[Path]) -> Iterable[str]:
+def _lines(paths: Sequence[StrPath]) -> Iterable[str]:
     return (line for path in paths for line in read_lines(path))
 
 

@@ -86,7 +86,11 @@ def test_decoder_only_equals_torch(norm_position: str, positions: str) -> None:
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_encoder_only_equals_torch(norm_position: str) -> None:
-    model, text, lengths = encoder_only(norm_position=norm_position), some_text(), torch.tensor([7, 4, 1])
+    model, text, lengths = (
+        encoder_only(norm_position=norm_position, positions="learned"),
+        some_text(),
+        torch.tensor([7, 4, 1]),
+    )
     padded = torch.arange(LENGTH) >= lengths[:, None]
     hidden = torchs(model)(model.positions(model.embedding(text)), src_key_padding_mask=padded)
     linear, norm = model.head[0], model.head[2]

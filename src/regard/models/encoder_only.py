@@ -22,6 +22,8 @@ class EncoderOnlyConfig(StackConfig):
     """Layers of the stack."""
     activation: Literal["relu", "gelu", "swiglu"] = "gelu"
     """Activation of the feed-forward networks; swiglu is gated."""
+    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
+    """Positions that are added to the embeddings, or by which self-attention turns its queries and keys."""
     tied_output: bool = True
     """The output layer is the embedding."""
 

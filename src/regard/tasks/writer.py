@@ -11,7 +11,7 @@ import torch
 
 from regard.decoding import sample_steps
 from regard.errors import ArgumentError, DataError
-from regard.logits import Filter
+from regard.logits import Filter, Vocabulary
 from regard.models.decoder_only import DecoderOnly
 from regard.tasks.attention import TextAttention, text_attention
 from regard.tasks.likelihood import Likelihood, likelihoods, together
@@ -20,7 +20,7 @@ from regard.tasks.text_config import LanguageModelConfig
 from regard.tasks.text_corpus import load_tokenizer
 from regard.text.blocks import Window, next_token_windows, window_batches
 from regard.text.running import Documents, TextStream, encode_text, pieces
-from regard.text.tokenizers import BOS, EOS, Tokenizer
+from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
 from regard.training.checkpoints import fill_model
 from regard.training.devices import find_device
 
@@ -130,6 +130,10 @@ class Writer:
     def _tokens(self, prompt: list[int], filters: Sequence[Filter], seed: int) -> Iterator[int]:
         """Tokens without end, but for EOS."""
         generator = torch.Generator(self.device).manual_seed(seed)
+        # A text has no second beginning and no unknown character, and an end only if those of the training had one.
+        words = Vocabulary.of(
+            [*([] if self.documents == "file" else [EOS]), *range(UNK + 1, len(self.tokenizer))], len(self.tokenizer)
+        )
         text = [BOS, *prompt]
         while True:
             # Half a block is kept where a whole one is full: reading it again is worth half a block of new text.
@@ -143,6 +147,7 @@ class Writer:
                 eos_id=EOS,
                 max_steps=self.block_length - len(kept) + 1,
                 filters=filters,
+                constraints=[words],
                 before=before,
                 generator=generator,
             )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.text.tokenizers import BOS, EOS, PAD
+from regard.text.tokenizers import BOS, EOS, PAD, UNK
 
 Integers = npt.NDArray[np.integer]
 
@@ -171,7 +171,7 @@ def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> Windo
     generator, tokens, may = np.random.default_rng(seed), row.copy(), row > EOS
     drawn = np.where(may, generator.random(len(row)), np.inf)
     chosen = (drawn < MASKED_SHARE) | ((drawn == drawn.min()) & may)
-    fate, others = generator.random(len(row)), generator.integers(EOS + 1, vocab_size, len(row))
+    fate, others = generator.random(len(row)), generator.integers(UNK + 1, vocab_size, len(row))
     tokens[chosen & (fate < REPLACED_BY_MASK)] = mask_id
     another = chosen & (fate >= REPLACED_BY_MASK) & (fate < REPLACED_BY_MASK + REPLACED_BY_ANOTHER)
     tokens[another] = others[another]

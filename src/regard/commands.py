@@ -3,51 +3,79 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import tyro
 
-from regard.errors import ArgumentError
-from regard.tasks.config import TranslationConfig
+from regard.errors import ArgumentError, RunFolderError
+from regard.exports import Format, export_run
+from regard.logits import Filter, MinP, RepetitionPenalty, Temperature, TopK, TopP
+from regard.models.sizes import Size
+from regard.tasks import translator as translators
 from regard.tasks.demo import DemoResult, run_demo
+from regard.tasks.filler import Filler
 from regard.tasks.pictures import save_pictures
+from regard.tasks.registry import TASKS, Task, TaskName, task_of
 from regard.tasks.run_folder import RunFolder
-from regard.tasks.translation import train as train_translator
-from regard.tasks.translator import TASK, WINDOW_LINES, Translation, Translator
-from regard.text.lines import STANDARD_INPUT, read_lines
+from regard.tasks.settings import from_plain
+from regard.tasks.toml import read_toml
+from regard.tasks.translator import WINDOW_LINES, Translation, Translator
+from regard.tasks.writer import Writer
+from regard.text.lines import STANDARD_INPUT, StrPath, read_lines
 from regard.text.pairs import read_pairs
 from regard.training.interrupts import TrainingInterrupted
 
-Settings = Annotated[TranslationConfig, tyro.conf.arg(name="")]
 Run = tyro.conf.Positional[Path]
+USES = {
+    translators.TASK: "regard translate {}",
+    "language-model": 'regard generate {} "a prompt"',
+    "masked-language-model": 'regard view {} "a sentence"',
+}
 
 
 def train_command(arguments: Sequence[str]) -> Callable[..., None]:
-    """The command `train`; its defaults are the settings of the run that is resumed, if one is."""
-    defaults = _settings_to_resume(arguments)
+    """The command `train`: its flags are the settings of the task that the arguments name.
 
-    def train(config: Settings = defaults, *, resume: bool = False, overwrite: bool = False) -> None:
-        """Train a translator on your own text.
+    Their defaults are those of the run that is resumed, of the file that --config names, or the task's own.
+    """
+    name, defaults = _task_and_defaults(arguments)
+    chosen, named = TASKS[name], cast(TaskName, name)
+
+    def train(
+        settings: Any = defaults,
+        *,
+        task: TaskName = named,
+        size: Size | None = None,
+        config: Path | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        """Train a model on your own text: a translator, or with --task a language model.
 
         Args:
-            config: what to train.
+            settings: what to train.
+            task: what the model learns; `regard train --task language-model --help` shows that task's settings.
+            size: a model of the size that a paper names so; flags for its parts go before it.
+            config: a TOML file of settings, such as run.toml in a run folder; flags go before it.
             resume: go on with the run in --out; settings that are not given stay as they were.
             overwrite: replace the run in --out.
         """
         if resume and overwrite:
             raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
         try:
-            train_translator(config, resume=resume, overwrite=overwrite, progress=sys.stderr)
+            chosen.train(settings, resume=resume, overwrite=overwrite, progress=sys.stderr)
         except TrainingInterrupted as stop:
-            stop.add_note(f"go on with: regard train --out {config.out} --resume")
+            stop.add_note(f"go on with: regard train --out {settings.out} --resume")
             raise
         if os.environ.get("RANK", "0") == "0":  # one rank speaks for all
-            print(f"the best model is in {config.out}: regard translate {config.out}", file=sys.stderr)
+            print(f"the best model is in {settings.out}: {USES[name].format(settings.out)}", file=sys.stderr)
 
+    train.__annotations__["settings"] = Annotated[chosen.config, tyro.conf.arg(name="")]
     return train
 
 
@@ -65,7 +93,7 @@ def translate(
     """Translate a sentence, a file, or standard input, a line each.
 
     Args:
-        run: the folder that `regard train` made.
+        run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         sentence: what to translate; without it, --input or standard input is read.
         input: a file of one sentence a line; may be gzipped.
         beam: hypotheses kept while searching; 1 takes the most probable token each time.
@@ -90,39 +118,130 @@ def translate(
         print(show(number, translation), flush=typed)
 
 
-def evaluate(run: Run, /, *, data: tuple[Path, ...], beam: int = 5, device: str = "auto") -> None:
-    """Score a run's translations of a test set: BLEU, chrF, exact match and loss.
+def generate(
+    run: Run,
+    prompt: tyro.conf.Positional[str] = "",
+    /,
+    *,
+    max_tokens: int = 200,
+    samples: int = 1,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop: tuple[str, ...] = (),
+    seed: int = 0,
+    device: str = "auto",
+) -> None:
+    """Let a language model write on after a prompt; what it writes is printed as it comes.
+
+    Args:
+        run: the folder that `regard train --task language-model` made.
+        prompt: what the text begins with; printed too.
+        max_tokens: the most tokens to write.
+        samples: how many texts to write, with a line of --- between them.
+        temperature: below 1 the likely becomes likelier; 0 takes the most probable token each time.
+        top_k: draw from so many most probable tokens; 0 from all.
+        top_p: draw from the fewest most probable tokens that come to this probability.
+        min_p: draw from tokens at least so many times as probable as the most probable one.
+        repetition_penalty: above 1, tokens that the text has already become less likely.
+        stop: strings at which the text ends, before them.
+        seed: everything random follows from it.
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    if samples < 1:
+        raise ArgumentError(f"samples must be at least 1, got {samples}")
+    filters = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
+    writer = Writer.load(run, device=device)
+    for number in range(samples):
+        if number:
+            print("---")
+        sys.stdout.write(prompt)
+        for piece in writer.generate(
+            prompt, max_tokens=max_tokens, filters=filters, stop=stop, seed=seed * samples + number
+        ):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        print(flush=True)
+
+
+def evaluate(
+    run: Run, /, *, data: tuple[Path, ...], beam: int | None = None, stride: int | None = None, device: str = "auto"
+) -> None:
+    """Score a run on a test set.
+
+    A translator: BLEU, chrF, exact match and loss. A language model: loss, perplexity and bits per byte. A masked
+    language model: loss and accuracy on masked tokens, and pseudo-perplexity.
+
+    Args:
+        run: the folder that `regard train` made, or a translator's in Hugging Face's format.
+        data: the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text.
+        beam: translation: hypotheses kept while searching; 5 unless given.
+        stride: language model: tokens that each block predicts, the others being context; half a block unless given.
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    model = task_of(run).load(run, device=device)
+    for flag, value, kind in (("--beam", beam, Translator), ("--stride", stride, Writer)):
+        if value is not None and not isinstance(model, kind):
+            raise ArgumentError(f"{flag} is not for a run of the task {RunFolder(run).task()}: leave it out")
+    match model:
+        case Translator():
+            _print_table(_translation_scores(model, data, 5 if beam is None else beam))
+        case Writer():
+            found = model.evaluate(_lines(data), stride=stride)
+            _print_table(
+                [
+                    ("tokens", str(found.tokens)),
+                    ("loss", f"{found.loss:.4f}", "nats a token"),
+                    ("perplexity", f"{found.perplexity:.3f}", "a token"),
+                    ("bits per byte", f"{found.bits_per_byte:.4f}", f"{found.text_bytes} bytes"),
+                ]
+            )
+        case Filler():
+            filled = model.evaluate(_lines(data))
+            _print_table(
+                [
+                    ("loss", f"{filled.loss:.4f}", "nats a masked token"),
+                    ("masked accuracy", f"{filled.accuracy:.2f}", f"percent of {filled.masked} masked tokens"),
+                    ("pseudo-perplexity", f"{filled.pseudo_perplexity:.3f}", f"{filled.singly} tokens masked singly"),
+                ]
+            )
+
+
+def score(run: Run, /, *, data: tuple[Path, ...] = (), device: str = "auto") -> None:
+    """Print the log-probability of each pair or line, in nats, and how many tokens it is the sum of.
+
+    A translator: of the target given the source, end mark included. A language model: of the line. A masked language
+    model: its pseudo-log-likelihood, the sum over tokens that are masked one at a time.
 
     Args:
         run: the folder that `regard train` made.
-        data: the test set: one file of two tab-separated columns or JSON lines, or two aligned files.
-        beam: hypotheses kept while searching.
+        data: pairs or lines, in the forms that `evaluate` takes; standard input unless given.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    translator = Translator.load(run, device=device)
-    found = translator.evaluate(read_pairs(list(data)), beam_size=beam)
-    print(f"pairs\t{found.pairs}")
-    print(f"BLEU\t{found.bleu.value:.2f}\t{found.bleu.signature}")
-    print(f"chrF\t{found.chrf.value:.2f}\t{found.chrf.signature}")
-    print(f"exact match\t{found.exact_match:.2f}\tpercent")
-    print(f"loss\t{found.loss:.4f}\tnats a token")
+    model = task_of(run).load(run, device=device)
+    paths: Sequence[StrPath] = data or (STANDARD_INPUT,)
+    found = model.score(read_pairs(list(paths))) if isinstance(model, Translator) else model.score(_lines(paths))
+    for likelihood in found:
+        print(f"{likelihood.log_probability:.4f}\t{likelihood.tokens}")
 
 
 def view(
     run: Run, sentences: tyro.conf.Positional[tuple[str, ...]], /, *, out: Path | None = None, device: str = "auto"
 ) -> None:
-    """Draw what a run attends to: attention.png (alignments) and attention.html (every layer and head).
+    """Draw what a run attends to: attention.png (alignments, or the last layer) and attention.html (all of it).
 
     Args:
-        run: the folder that `regard train` made.
-        sentences: what to translate and draw.
+        run: the folder that `regard train` made, or a translator's in Hugging Face's format.
+        sentences: what to translate and draw, or what a language model is to read.
         out: folder for the two files; the run folder unless given.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     if not sentences:
         raise ArgumentError("there is no sentence to draw: give one or more")
-    translator = Translator.load(run, device=device)
-    for path in save_pictures(translator, sentences, out or run, title=f"What {run.resolve().name} attended to"):
+    model = task_of(run).load(run, device=device)
+    for path in save_pictures(model, sentences, out or run, title=f"What {run.resolve().name} attended to"):
         print(path)
 
 
@@ -140,17 +259,114 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, device: str = "auto") -> No
     _print_demo(result)
 
 
-COMMANDS = (translate, evaluate, view, demo)
+def export(run: Run, /, *, to: Format, out: Path) -> None:
+    """Write a run's translator for another runtime: Hugging Face transformers, CTranslate2 or ONNX.
+
+    Args:
+        run: the folder that `regard train` made.
+        to: whose format.
+        out: a folder to make.
+    """
+    for path in export_run(run, to=to, out=out):
+        print(path)
 
 
-def _settings_to_resume(arguments: Sequence[str]) -> Any:
-    """The settings of the run in --out if --resume is asked for, so that only changes need be given."""
-    given = [argument.replace("_", "-", 1) if argument.startswith("--") else argument for argument in arguments]
-    folder = next((value for name, value in pairwise(given) if name == "--out"), None)
-    folder = next((value.removeprefix("--out=") for value in given if value.startswith("--out=")), folder)
-    if "train" not in given[:1] or "--resume" not in given or folder is None:
-        return tyro.MISSING_NONPROP
-    return RunFolder(Path(folder)).read_config(TASK, TranslationConfig)
+COMMANDS = (translate, generate, evaluate, score, view, export, demo)
+
+
+def _task_and_defaults(arguments: Sequence[str]) -> tuple[str, Any]:
+    """The task that `train` is for, and its settings before any flag.
+
+    Those of the run in --out if --resume is asked for, so that only changes need be given; or those of --config.
+    """
+    if "train" not in arguments[:1]:
+        return translators.TASK, tyro.MISSING_NONPROP
+    given = _given(arguments, "--task", "--out", "--config", "--size")
+    if "--resume" in arguments and "--out" in given:
+        if "--config" in given or "--size" in given:
+            raise ArgumentError("--resume goes on with the settings of the run in --out: leave out --config and --size")
+        name = _known_task(given.get("--task") or RunFolder(Path(given["--out"])).task())
+        return name, RunFolder(Path(given["--out"])).read_config(name, TASKS[name].config)
+    settings: dict[str, Any] = {}
+    source, in_file = Path(given.get("--config", "")), None
+    if "--config" in given:
+        in_file, settings = read_toml(source)
+    if in_file is not None and given.get("--task", in_file) != in_file:
+        raise ArgumentError(f"{source} is for the task {in_file!r}, and --task says {given['--task']!r}")
+    name = _known_task(given.get("--task") or in_file or translators.TASK)
+    defaults = _with_holes(TASKS[name], settings, source)
+    return name, _sized(TASKS[name], defaults, given.get("--size"))
+
+
+def _given(arguments: Sequence[str], *names: str) -> dict[str, str]:
+    """The values of some flags, read before the flags that depend on them are known."""
+    found = {name: value for name, value in pairwise(arguments) if name in names}
+    with_sign = (argument.split("=", 1) for argument in arguments if "=" in argument)
+    return found | {name: value for name, value in with_sign if name in names}
+
+
+def _known_task(name: Any) -> str:
+    if name not in TASKS:
+        raise ArgumentError(f"the task must be one of {', '.join(TASKS)}, got {name!r}")
+    return str(name)
+
+
+def _with_holes(task: Task, settings: dict[str, Any], source: Path) -> Any:
+    """Settings from a file, in which those that it lacks and that have no default are asked of the command line."""
+    required = {field.name for field in fields(task.config) if MISSING is field.default is field.default_factory}
+    holes = required - set(settings)
+    placeholders: dict[str, Any] = {"data": [], "out": ""}
+    try:
+        config = from_plain(task.config, settings | {name: placeholders[name] for name in holes}, source=source)
+    except RunFolderError as error:
+        raise ArgumentError(str(error)) from None
+    return replace(config, **dict.fromkeys(holes, tyro.MISSING))
+
+
+def _sized(task: Task, config: Any, size: str | None) -> Any:
+    if size is None:
+        return config
+    if size not in task.sizes:
+        raise ArgumentError(f"the size must be one of {', '.join(task.sizes)}, got {size!r}")
+    return task.sized(config, cast(Size, size))
+
+
+def _lines(paths: Sequence[StrPath]) -> Iterable[str]:
+    return (line for path in paths for line in read_lines(path))
+
+
+def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float) -> list[Filter]:
+    """Those that were asked for, in the order in which they are applied."""
+    filters: list[Filter] = []
+    if repetition_penalty != 1.0:
+        filters.append(RepetitionPenalty(repetition_penalty))
+    if temperature == 0.0:
+        return [*filters, TopK(1)]
+    if temperature != 1.0:
+        filters.append(Temperature(temperature))
+    if top_k:
+        filters.append(TopK(top_k))
+    if top_p != 1.0:
+        filters.append(TopP(top_p))
+    if min_p:
+        filters.append(MinP(min_p))
+    return filters
+
+
+def _translation_scores(model: Translator, data: tuple[Path, ...], beam: int) -> list[tuple[str, ...]]:
+    found = model.evaluate(read_pairs(list(data)), beam_size=beam)
+    return [
+        ("pairs", str(found.pairs)),
+        ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
+        ("chrF", f"{found.chrf.value:.2f}", found.chrf.signature),
+        ("exact match", f"{found.exact_match:.2f}", "percent"),
+        ("loss", f"{found.loss:.4f}", "nats a token"),
+    ]
+
+
+def _print_table(rows: Iterable[tuple[str, ...]]) -> None:
+    for row in rows:
+        print("\t".join(row))
 
 
 def _as_text(_number: int, translation: Translation) -> str:

@@ -1,5 +1,6 @@
-"""Greedy and beam search over any model that can start, step and reorder."""
+"""Greedy and beam search, and sampling, over any model that can start, step and reorder."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -8,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.logits import Constraint, Filter, Progress, constrain
 
 
 @runtime_checkable
@@ -48,9 +50,10 @@ def greedy(
     source: Int[Tensor, "B S"],
     source_lengths: Int[Tensor, " B"],
     *,
-    bos_id: int,
+    bos_id: int | Int[Tensor, " B"],
     eos_id: int,
     max_steps: int,
+    constraints: Sequence[Constraint] = (),
     alignments: bool = False,
 ) -> list[Hypothesis]:
     """The most probable token at every step, until the end mark or `max_steps` tokens.
@@ -59,9 +62,10 @@ def greedy(
         model: in evaluation mode.
         source: token ids of B sources, padded with anything.
         source_lengths: how many of them are real.
-        bos_id: the token that every target begins with.
+        bos_id: the token that every target begins with; or, of a language model, each text's last.
         eos_id: the token that ends it.
         max_steps: the most tokens of an answer, the end mark counted.
+        constraints: what may be chosen; see `regard.logits`. Scores stay the model's own.
         alignments: whether hypotheses come with what their tokens attended to.
 
     Returns:
@@ -79,13 +83,14 @@ def greedy(
     _check(source, source_lengths, max_steps)
     count, state = len(source), model.start(source, source_lengths)
     rows = torch.arange(count, device=source.device)
-    tokens, ended = torch.full_like(rows, bos_id), torch.zeros_like(rows, dtype=torch.bool)
+    tokens, ended = _begin(rows, bos_id), torch.zeros_like(rows, dtype=torch.bool)
     score = torch.zeros(count, device=source.device)
     found = tokens.new_full((count, max_steps), eos_id)
     attended = []
     for step in range(max_steps):
         logits, alignment, state = model.step(state, tokens)
-        gains, best = _most_probable(logits, 1)
+        progress = Progress(rows, found[rows, :step] if constraints else found[:, :0])
+        gains, best = _most_probable(logits, 1, constraints, progress)
         tokens = best[:, 0]
         found[rows, step] = tokens
         score = score + _spread(gains[:, 0].masked_fill(ended, 0.0), rows, count)
@@ -112,12 +117,13 @@ def beam_search(
     source: Int[Tensor, "B S"],
     source_lengths: Int[Tensor, " B"],
     *,
-    bos_id: int,
+    bos_id: int | Int[Tensor, " B"],
     eos_id: int,
     max_steps: int,
     beam_size: int = 5,
     num_best: int = 1,
     length_penalty: float = 1.0,
+    constraints: Sequence[Constraint] = (),
     alignments: bool = False,
 ) -> list[list[Hypothesis]]:
     r"""The `num_best` best of the hypotheses that a beam finds, for each source.
@@ -132,12 +138,13 @@ def beam_search(
         model: in evaluation mode.
         source: token ids of B sources, padded with anything.
         source_lengths: how many of them are real.
-        bos_id: the token that every target begins with.
+        bos_id: the token that every target begins with; or, of a language model, each text's last.
         eos_id: the token that ends it.
         max_steps: the most tokens of an answer, the end mark counted.
         beam_size: live hypotheses of each source; 1 is greedy.
         num_best: hypotheses to return, at most `beam_size`.
         length_penalty: alpha, at least 0. At 0 the score is the log-probability, which favours the short.
+        constraints: what may be chosen; see `regard.logits`. Scores stay the model's own.
         alignments: whether hypotheses come with what their tokens attended to.
 
     Returns:
@@ -166,16 +173,129 @@ def beam_search(
         size=beam_size, num_best=num_best, eos_id=eos_id, max_steps=max_steps, penalty=length_penalty,
     )  # fmt: skip
     rows = torch.arange(len(source), device=source.device).repeat_interleave(beam_size)
-    state, tokens = model.reorder(model.start(source, source_lengths), rows), torch.full_like(rows, bos_id)
+    state, tokens = model.reorder(model.start(source, source_lengths), rows), _begin(rows, bos_id)
+    written = tokens[:, None][:, :0]
     for length in range(1, max_steps + 1):
         logits, alignment, state = model.step(state, tokens)
         attended = _mean_over_heads(alignment) if alignments and alignment is not None else None
+        progress = Progress(beam.sources.repeat_interleave(beam_size), written)
         # The 2K best of all beams are among the 2K best of each.
-        tokens, parents = beam.advance(*_most_probable(logits, 2 * beam_size), length, attended)
+        best = _most_probable(logits, 2 * beam_size, constraints, progress)
+        tokens, parents = beam.advance(*best, length, attended)
         if not len(tokens) or length == max_steps:
             break
         state = model.reorder(state, parents)
+        if constraints:
+            written = torch.cat([written[parents], tokens[:, None]], 1)
     return beam.best()
+
+
+class Sampled(NamedTuple):
+    """One step of sampling: N texts that have not ended before it."""
+
+    rows: Int[Tensor, " N"]
+    """Which of the texts these are."""
+    tokens: Int[Tensor, " N"]
+    gains: Float[Tensor, " N"]
+    """The model's own log-probability of each token."""
+
+
+@torch.no_grad()
+def sample_steps(
+    model: Decodable,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
+    *,
+    bos_id: int | Int[Tensor, " B"],
+    eos_id: int,
+    max_steps: int,
+    filters: Sequence[Filter] = (),
+    constraints: Sequence[Constraint] = (),
+    before: Int[Tensor, "B P"] | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Sampled]:
+    """`sample` step by step: each token as soon as it is drawn. Whoever has enough stops asking.
+
+    >>> from regard.models import DecoderOnly, DecoderOnlyConfig
+    >>> model = DecoderOnly(DecoderOnlyConfig(dim=8, num_heads=2), vocab_size=9).eval()
+    >>> text = torch.tensor([[4, 5]])
+    >>> steps = sample_steps(model, text[:, :-1], torch.tensor([1]), bos_id=text[:, -1], eos_id=2, max_steps=3)
+    >>> 1 <= len([int(step.tokens[0]) for step in steps]) <= 3
+    True
+    """
+    _check(source, source_lengths, max_steps)
+    state, rows = model.start(source, source_lengths), torch.arange(len(source), device=source.device)
+    tokens = _begin(rows, bos_id)
+    written = tokens[:, None][:, :0]
+    for _ in range(max_steps):
+        logits, _, state = model.step(state, tokens)
+        logits, progress = _precise(logits), Progress(rows, written, None if before is None else before[rows])
+        changed = constrain(logits, constraints, progress)
+        for change in filters:
+            changed = change(changed, progress)
+        tokens = torch.multinomial(changed.softmax(-1), 1, generator=generator)[:, 0]
+        yield Sampled(rows, tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+        running = (tokens != eos_id).nonzero()[:, 0]
+        if not len(running):
+            return
+        written = torch.cat([written, tokens[:, None]], 1)
+        if len(running) < len(rows):
+            state = model.reorder(state, running)
+            rows, tokens, written = rows[running], tokens[running], written[running]
+
+
+def sample(
+    model: Decodable,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
+    *,
+    bos_id: int | Int[Tensor, " B"],
+    eos_id: int,
+    max_steps: int,
+    filters: Sequence[Filter] = (),
+    constraints: Sequence[Constraint] = (),
+    before: Int[Tensor, "B P"] | None = None,
+    generator: torch.Generator | None = None,
+) -> list[Hypothesis]:
+    """Tokens drawn from the model's distribution, as filters change it, until the end mark or `max_steps`.
+
+    Args:
+        model: in evaluation mode.
+        source: token ids of B sources, padded with anything; repeat one for several samples of it.
+        source_lengths: how many of them are real.
+        bos_id: the token that every target begins with; or, of a language model, each text's last.
+        eos_id: the token that ends it.
+        max_steps: the most tokens of an answer, the end mark counted.
+        filters: applied to the logits in this order; see `regard.logits`.
+        constraints: what may be chosen; before the filters.
+        before: a language model's texts, for filters that look at what was written.
+        generator: of the random numbers; torch's own if None.
+
+    Returns:
+        One hypothesis for each source. Its score is the sum of the model's own log-probabilities, before
+        constraints and filters.
+
+    Raises:
+        ArgumentError: a source and lengths that do not fit, or max_steps below 1.
+
+    >>> from regard.logits import Temperature, TopP
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> source, lengths = torch.tensor([[4, 5, 2]] * 3), torch.tensor([3] * 3)
+    >>> found = sample(model, source, lengths, bos_id=1, eos_id=2, max_steps=7, filters=[Temperature(0.7), TopP(0.9)])
+    >>> [1 <= len(one.tokens) <= 7 for one in found]
+    [True, True, True]
+    """
+    tokens: list[list[int]] = [[] for _ in source]
+    scores = [0.0] * len(source)
+    for step in sample_steps(
+        model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps,
+        filters=filters, constraints=constraints, before=before, generator=generator,
+    ):  # fmt: skip
+        for row, token, gain in zip(step.rows.tolist(), step.tokens.tolist(), step.gains.tolist(), strict=True):
+            tokens[row].append(token)
+            scores[row] += gain
+    return [Hypothesis(written, score) for written, score in zip(tokens, scores, strict=True)]
 
 
 class _Trace(NamedTuple):
@@ -291,14 +411,24 @@ def _worth_leaving(running: int, undecided: int) -> bool:
     return 4 * undecided <= 3 * running
 
 
-def _most_probable(logits: Float[Tensor, "N V"], count: int) -> tuple[Float[Tensor, "N C"], Int[Tensor, "N C"]]:
-    """Log-probabilities and ids of each row's most probable tokens, best first.
-
-    In at least float32: sums of bfloat16 log-probabilities would tie.
-    """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    best, tokens = logits.max(-1, keepdim=True) if count == 1 else logits.topk(min(count, logits.shape[-1]), dim=-1)
+def _most_probable(
+    logits: Float[Tensor, "N V"], count: int, constraints: Sequence[Constraint], progress: Progress
+) -> tuple[Float[Tensor, "N C"], Int[Tensor, "N C"]]:
+    """Log-probabilities and ids of each row's most probable tokens that may be chosen, best first."""
+    logits = _precise(logits)
+    some = constrain(logits, constraints, progress)
+    best, tokens = some.max(-1, keepdim=True) if count == 1 else some.topk(min(count, logits.shape[-1]), dim=-1)
     return best - logits.logsumexp(-1, keepdim=True), tokens
+
+
+def _precise(logits: Tensor) -> Tensor:
+    """In at least float32: sums of bfloat16 log-probabilities would tie."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _begin(rows: Int[Tensor, " N"], bos_id: int | Int[Tensor, " B"]) -> Int[Tensor, " N"]:
+    """The first token of each row, which answers the source of that number."""
+    return torch.full_like(rows, bos_id) if isinstance(bos_id, int) else bos_id[rows]
 
 
 def _mean_over_heads(alignment: Any) -> Float[Tensor, "N S"]:

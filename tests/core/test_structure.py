@@ -23,11 +23,12 @@ FLOORS = [
     ["functional"],
     ["kernel_regression"],
     ["nn"],
-    ["models"],
+    ["models", "logits"],
     ["inspection", "text", "decoding", "training"],
     ["huggingface"],
     ["views"],
     ["tasks"],
+    ["exports"],
     ["commands"],
     ["cli"],
     ["__main__"],
@@ -89,14 +90,15 @@ def test_importing_does_nothing():
     before = "import torch, logging, sys; s = torch.get_rng_state(); t = torch.get_num_threads(); m = set(sys.modules);"
     after = """
 optional = ("matplotlib", "tokenizers", "safetensors", "lightning_fabric", "rich", "tyro", "babel", "sacrebleu",
-            "sklearn", "tensorboard", "transformers")
+            "sklearn", "tensorboard", "transformers", "sentencepiece", "ctranslate2", "onnx", "onnxruntime")
 new = {name.split(".")[0] for name in set(sys.modules) - m}
 assert not new & set(optional), new & set(optional)
 assert torch.equal(s, torch.get_rng_state()) and t == torch.get_num_threads()
 assert not logging.getLogger().handlers and not logging.getLogger("regard").handlers
 print("quiet")
 """
-    imports = "import regard, regard.nn, regard.models, regard.decoding, regard.text, regard.training, regard.views"
+    names = ("nn", "models", "models.convert", "decoding", "text", "training", "views")
+    imports = "import regard, " + ", ".join(f"regard.{name}" for name in names)
     assert run(f"{before}\n{imports}{after}") == "quiet\n"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/coming-from.md", "docs/watching.md"]
+PAGES = ["README.md", "docs/coming-from.md", "docs/convert.md", "docs/watching.md"]
 
 
 # transformers calls what torch has deprecated; nothing of it is ours.

@@ -45,7 +45,7 @@ def test_round_trip() -> None:
         ({"limit": 1.5}, "limit must be int, got 1.5"),
         ({"shared": 1}, "shared must be bool, got 1"),
         ({"limit": True}, "limit must be int, got True"),
-        ({"data": "x.tsv"}, "data must be tuple, got 'x.tsv'"),
+        ({"data": "x.tsv"}, "data must be a list, got 'x.tsv'"),
         ({"data": [3]}, r"data\[0\] must be Path, got 3"),
     ],
 )

@@ -12,8 +12,8 @@ class Step(NamedTuple):
     """One step of decoding."""
 
     logits: Float[Tensor, "N V"]
-    alignment: AttentionMap
-    """What the step attended to in the source: (N, H, 1, S), computed only if it is read."""
+    alignment: AttentionMap | None
+    """What the step attended to in the source: (N, H, 1, S), computed only if it is read; None without a source."""
     state: Any
 
 

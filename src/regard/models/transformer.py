@@ -1,120 +1,67 @@
 """The encoder-decoder Transformer of Vaswani et al. 2017 (arXiv:1706.03762)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.biases import Bias
 from regard.errors import ArgumentError
-from regard.functional import Attended
 from regard.masks import Mask, causal, lengths
+from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import Step
-from regard.nn import (
-    FeedForward,
-    GatedFeedForward,
-    KeyValue,
-    LearnedPositions,
-    MultiHeadAttention,
-    PostNorm,
-    PreNorm,
-    SinusoidalPositions,
-    TokenEmbedding,
-)
-from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+from regard.models.stack import Record, SelfAttentionLayer, StackConfig, make_stack, shared_bias, told
+from regard.nn import KeyValue, TokenEmbedding
+from regard.nn.arguments import require_sizes
 from regard.weights import AttentionMap
-
-Record = Callable[[str, AttentionMap], None]
-"""Told the name and the map of every attention call of a pass."""
-
-NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
-BLOCKS: dict[str, type[PreNorm] | type[PostNorm]] = {"pre": PreNorm, "post": PostNorm}
-FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
-    "relu": partial(FeedForward, activation=nn.functional.relu),
-    "gelu": partial(FeedForward, activation=nn.functional.gelu),
-    "swiglu": GatedFeedForward,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(StackConfig):
     """The sizes and parts of an encoder-decoder Transformer."""
 
-    dim: int = 256
-    """Width of the model; the paper's d_model."""
-    num_heads: int = 4
-    """Attention heads; the paper's h."""
-    num_kv_heads: int | None = None
-    """Key/value heads that the heads share; None: one each."""
     encoder_layers: int = 3
     """Layers of the encoder; the paper's N."""
     decoder_layers: int = 3
     """Layers of the decoder."""
-    feed_forward_dim: int = 1024
-    """Hidden width of the feed-forward networks; the paper's d_ff."""
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    """Activation of the feed-forward networks."""
-    norm: Literal["layer", "rms"] = "layer"
-    """LayerNorm or RMSNorm."""
-    norm_position: Literal["pre", "post"] = "pre"
-    """Norm before each sublayer (trains without care) or after it (the paper)."""
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    """Positions that are added to the embeddings."""
-    max_length: int = 1024
-    """Longest sequence of tokens, where positions are learned."""
-    dropout: float = 0.1
-    """Probability of dropping an embedding, a sublayer's output or a hidden unit."""
-    attention_dropout: float = 0.0
-    """Probability of dropping an attention weight; above 0 the fused kernels cannot run."""
     shared_embeddings: bool = False
     """One matrix for source and target embeddings; needs one vocabulary."""
     tied_output: bool = True
     """The output layer is the target embedding."""
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then a feed-forward network."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.self_attention = _attention(config)
-        self.feed_forward = _feed_forward(config)
-        self.residuals = nn.ModuleList([_residual(config) for _ in range(2)])
-
-    def forward(self, x: Tensor, mask: Mask, record: Record | None, name: str) -> Tensor:
-        """(B, S, D) to (B, S, D)."""
-        x = self.residuals[0](x, lambda y: _told(self.self_attention, record, name, y, mask=mask))
-        return self.residuals[1](x, self.feed_forward)
-
-
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the encoder's output, then a feed-forward network."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, parts: StackParts) -> None:
         super().__init__()
-        self.self_attention = _attention(config)
-        self.cross_attention = _attention(config)
-        self.feed_forward = _feed_forward(config)
-        self.residuals = nn.ModuleList([_residual(config) for _ in range(3)])
+        self.self_attention = parts.attention()
+        self.cross_attention = parts.attention()
+        self.feed_forward = parts.feed_forward()
+        self.residuals = nn.ModuleList([parts.residual() for _ in range(3)])
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Mask, record: Record | None, name: str) -> Tensor:
-        """(B, T, D) to (B, T, D); `mask` says which memory is padding."""
-        x = self.residuals[0](x, lambda y: _told(self.self_attention, record, f"{name}.self", y, mask=causal()))
-        x = self.residuals[1](x, lambda y: _told(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask))
+    def forward(
+        self, x: Tensor, memory: Tensor, mask: Mask, bias: Bias | None, record: Record | None, name: str
+    ) -> Tensor:
+        """(B, T, D) to (B, T, D); `mask` says which memory is padding, `bias` is the self-attention's."""
+        x = self.residuals[0](
+            x, lambda y: told(self.self_attention, record, f"{name}.self", y, mask=causal(), bias=bias)
+        )
+        x = self.residuals[1](x, lambda y: told(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask))
         return self.residuals[2](x, self.feed_forward)
 
     def step(
-        self, x: Float[Tensor, "N 1 D"], cache: KeyValue | None, memory: KeyValue, mask: Mask
+        self, x: Float[Tensor, "N 1 D"], cache: KeyValue | None, memory: KeyValue, mask: Mask, bias: Bias | None
     ) -> tuple[Tensor, KeyValue, AttentionMap]:
         """One position, with the cache of those before it; hands back the longer cache and the alignment."""
         caches: list[KeyValue] = []
         alignments: list[AttentionMap] = []
 
         def look_back(y: Tensor) -> Tensor:
-            output, longer = self.self_attention.extend(y, cache)
+            output, longer = self.self_attention.extend(y, cache, bias=bias)
             caches.append(longer)
             return output
 
@@ -146,7 +93,7 @@ class Transformer(nn.Module):
     """Encoder and decoder with attention alone.
 
     Args:
-        config: sizes and parts.
+        config: sizes and names of parts, or the parts themselves.
         source_vocab_size: number of source tokens.
         target_vocab_size: number of target tokens, V.
 
@@ -165,27 +112,37 @@ class Transformer(nn.Module):
     (2, 2, 4, 5)
     """
 
-    def __init__(self, config: TransformerConfig, *, source_vocab_size: int, target_vocab_size: int) -> None:
+    def __init__(
+        self, config: TransformerConfig | TransformerParts, *, source_vocab_size: int, target_vocab_size: int
+    ) -> None:
         super().__init__()
-        _check(config)
-        if config.shared_embeddings and source_vocab_size != target_vocab_size:
+        parts = _parts(config) if isinstance(config, TransformerConfig) else config
+        if parts.shared_embeddings and source_vocab_size != target_vocab_size:
             raise ArgumentError(
                 f"shared embeddings need one vocabulary, got sizes {source_vocab_size} and {target_vocab_size}"
             )
         self.config = config
-        self.max_length = config.max_length if config.positions == "learned" else None
-        self.target_embedding = TokenEmbedding(target_vocab_size, config.dim)
+        self.target_embedding = TokenEmbedding(target_vocab_size, parts.dim, scale=parts.embedding_scale)
         self.source_embedding = (
-            self.target_embedding if config.shared_embeddings else TokenEmbedding(source_vocab_size, config.dim)
+            self.target_embedding
+            if parts.shared_embeddings
+            else TokenEmbedding(source_vocab_size, parts.dim, scale=parts.embedding_scale)
         )
-        self.source_positions, self.target_positions = _positions(config), _positions(config)
-        self.dropout = nn.Dropout(config.dropout)
-        self.encoder = nn.ModuleList([EncoderLayer(config) for _ in range(config.encoder_layers)])
-        self.decoder = nn.ModuleList([DecoderLayer(config) for _ in range(config.decoder_layers)])
-        self.encoder_norm, self.decoder_norm = _final_norm(config), _final_norm(config)
-        self.output = nn.Linear(config.dim, target_vocab_size, bias=False)
-        nn.init.normal_(self.output.weight, std=config.dim**-0.5)
-        if config.tied_output:
+        self.source_positions, self.target_positions = parts.encoder.positions(), parts.decoder.positions()
+        self.max_length: int | None = cast(Any, self.source_positions).max_length
+        self.source_norm, self.target_norm = parts.encoder.embedding_norm(), parts.decoder.embedding_norm()
+        self.dropout = nn.Dropout(parts.dropout)
+        self.encoder_bias, self.decoder_bias = (
+            None if stack.relative is None else stack.relative() for stack in (parts.encoder, parts.decoder)
+        )
+        self.encoder = nn.ModuleList([SelfAttentionLayer(parts.encoder) for _ in range(parts.encoder.num_layers)])
+        self.decoder = nn.ModuleList([DecoderLayer(parts.decoder) for _ in range(parts.decoder.num_layers)])
+        self.encoder_norm, self.decoder_norm = parts.encoder.final_norm(), parts.decoder.final_norm()
+        self.output = nn.Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
+        nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
+        if parts.output_bias:
+            nn.init.zeros_(self.output.bias)
+        if parts.tied_output:
             self.output.weight = self.target_embedding.weight
 
     def forward(
@@ -202,22 +159,30 @@ class Transformer(nn.Module):
             ArgumentError: a sequence longer than learned positions.
             ShapeError: a batch of targets that is not that of the sources.
         """
-        return self._decode(target_input, self.encode(source, source_lengths), lengths(source_lengths), None)
+        return self.decode(target_input, self.encode(source, source_lengths), source_lengths)
 
     def encode(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], record: Record | None = None
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
-        x = self.dropout(self.source_positions(self.source_embedding(source)))
-        mask = lengths(source_lengths)
+        x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
+        mask, bias = lengths(source_lengths), shared_bias(self.encoder_bias)
         for number, layer in enumerate(self.encoder):
-            x = layer(x, mask, record, f"encoder.{number}")
+            x = layer(x, mask, bias, record, f"encoder.{number}")
         return self.encoder_norm(x)
 
-    def _decode(self, target: Tensor, memory: Tensor, mask: Mask, record: Record | None) -> Tensor:
-        x = self.dropout(self.target_positions(self.target_embedding(target)))
+    def decode(
+        self,
+        target_input: Int[Tensor, "B T"],
+        memory: Float[Tensor, "B S D"],
+        source_lengths: Int[Tensor, " B"],
+        record: Record | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of each next target token, given the encoder's output."""
+        x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
+        mask, bias = lengths(source_lengths), shared_bias(self.decoder_bias)
         for number, layer in enumerate(self.decoder):
-            x = layer(x, memory, mask, record, f"decoder.{number}")
+            x = layer(x, memory, mask, bias, record, f"decoder.{number}")
         return self.output(self.decoder_norm(x))
 
     def attend(
@@ -226,7 +191,7 @@ class Transformer(nn.Module):
         """Every attention map of a teacher-forced pass: encoder.n, decoder.n.self and decoder.n.cross."""
         maps: dict[str, AttentionMap] = {}
         memory = self.encode(source, source_lengths, maps.__setitem__)
-        self._decode(target_input, memory, lengths(source_lengths), maps.__setitem__)
+        self.decode(target_input, memory, source_lengths, maps.__setitem__)
         return maps
 
     @property
@@ -243,11 +208,11 @@ class Transformer(nn.Module):
 
     def step(self, state: TransformerState, tokens: Int[Tensor, " N"]) -> Step:
         """Logits after one more token; the alignment is the last layer's."""
-        x = self.target_positions(self.target_embedding(tokens[:, None]), offset=state.position)
-        mask = lengths(state.source_lengths)
+        x = self.target_norm(self.target_positions(self.target_embedding(tokens[:, None]), offset=state.position))
+        mask, bias = lengths(state.source_lengths), shared_bias(self.decoder_bias)
         caches = []
         for layer, cache, memory in zip(self._decoder_layers(), state.caches, state.memory, strict=True):
-            x, longer, alignment = layer.step(x, cache, memory, mask)
+            x, longer, alignment = layer.step(x, cache, memory, mask, bias)
             caches.append(longer)
         logits = self.output(self.decoder_norm(x))[:, 0]
         return Step(logits, alignment, replace(state, caches=tuple(caches), position=state.position + 1))
@@ -265,50 +230,18 @@ class Transformer(nn.Module):
         return TransformerState(caches, memory, state.source_lengths[index], sources, state.position)
 
 
-def _check(config: TransformerConfig) -> None:
-    """What the parts do not check themselves.
+def _parts(config: TransformerConfig) -> TransformerParts:
+    """The makers that a configuration names.
 
     Raises:
         ArgumentError: names the field, what it may be and what it is.
     """
-    require_one_of("activation", config.activation, FEED_FORWARDS)
-    require_one_of("norm", config.norm, NORMS)
-    require_one_of("norm_position", config.norm_position, BLOCKS)
-    require_one_of("positions", config.positions, ("sinusoidal", "learned"))
     require_sizes(encoder_layers=config.encoder_layers, decoder_layers=config.decoder_layers)
-    require_dropout(dropout=config.dropout, attention_dropout=config.attention_dropout)
-
-
-def _told(attention: MultiHeadAttention, record: Record | None, name: str, *inputs: Tensor, mask: Mask) -> Tensor:
-    """Run an attention module and tell the record, if there is one, its name and map."""
-    attended = attention(*inputs, mask=mask, return_weights=record is not None)
-    if not isinstance(attended, Attended):
-        return attended
-    assert record is not None
-    record(name, attended.weights)
-    return attended.output
-
-
-def _attention(config: TransformerConfig) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.dim, config.num_heads, num_kv_heads=config.num_kv_heads, dropout=config.attention_dropout
+    return TransformerParts(
+        dim=config.dim,
+        encoder=make_stack(config, config.encoder_layers),
+        decoder=make_stack(config, config.decoder_layers),
+        dropout=config.dropout,
+        shared_embeddings=config.shared_embeddings,
+        tied_output=config.tied_output,
     )
-
-
-def _feed_forward(config: TransformerConfig) -> nn.Module:
-    return FEED_FORWARDS[config.activation](config.dim, config.feed_forward_dim, dropout=config.dropout)
-
-
-def _residual(config: TransformerConfig) -> nn.Module:
-    return BLOCKS[config.norm_position](config.dim, dropout=config.dropout, norm=NORMS[config.norm])
-
-
-def _final_norm(config: TransformerConfig) -> nn.Module:
-    needed = BLOCKS[config.norm_position].needs_final_norm
-    return NORMS[config.norm](config.dim) if needed else nn.Identity()
-
-
-def _positions(config: TransformerConfig) -> nn.Module:
-    if config.positions == "learned":
-        return LearnedPositions(config.max_length, config.dim)
-    return SinusoidalPositions(config.dim)

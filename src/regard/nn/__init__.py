@@ -4,6 +4,8 @@ from regard.nn.additive import AdditiveAttention as AdditiveAttention
 from regard.nn.cache import KeyValue as KeyValue
 from regard.nn.dropout import Dropout as Dropout
 from regard.nn.embeddings import LearnedPositions as LearnedPositions
+from regard.nn.embeddings import NoPositions as NoPositions
+from regard.nn.embeddings import RelativeBias as RelativeBias
 from regard.nn.embeddings import SinusoidalPositions as SinusoidalPositions
 from regard.nn.embeddings import TokenEmbedding as TokenEmbedding
 from regard.nn.feed_forward import FeedForward as FeedForward
@@ -20,8 +22,10 @@ __all__ = [
     "KeyValue",
     "LearnedPositions",
     "MultiHeadAttention",
+    "NoPositions",
     "PostNorm",
     "PreNorm",
+    "RelativeBias",
     "SinusoidalPositions",
     "TokenEmbedding",
 ]

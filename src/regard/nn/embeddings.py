@@ -7,18 +7,24 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.nn.arguments import require_sizes
 from regard.positions import require_even, sinusoidal
+from regard.relative import T5Bias
+from regard.rotary import Interleaved, Layout
+
+Offset = int | Int[Tensor, "*batch"]
+"""Where the first of a sequence's vectors stands: a number, or one for each sequence of the batch."""
 
 
 class TokenEmbedding(nn.Module):
-    r"""$x_t = \sqrt{d}\, E_{w_t}$.
+    r"""$x_t = c\, E_{w_t}$, with $c = \sqrt d$ unless given.
 
-    The factor is the one of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4; with the initialisation
+    That factor is the one of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4; with the initialisation
     $E \sim N(0, 1/d)$ it makes entries of unit variance, and the same matrix serves as output layer.
 
     Args:
         vocab_size: number of tokens.
         dim: d.
         pad_id: a token whose vector starts at zero and takes no gradient here.
+        scale: c; None is the square root of d.
 
     Raises:
         ArgumentError: sizes below 1, or a pad_id outside the vocabulary.
@@ -27,14 +33,14 @@ class TokenEmbedding(nn.Module):
     torch.Size([1, 3, 4])
     """
 
-    def __init__(self, vocab_size: int, dim: int, *, pad_id: int | None = None) -> None:
+    def __init__(self, vocab_size: int, dim: int, *, pad_id: int | None = None, scale: float | None = None) -> None:
         super().__init__()
         require_sizes(vocab_size=vocab_size, dim=dim)
         if pad_id is not None and not 0 <= pad_id < vocab_size:
             raise ArgumentError(f"pad_id must be in [0, {vocab_size}), got {pad_id}")
         self.weight = nn.Parameter(torch.empty(vocab_size, dim))
         self.pad_id = pad_id
-        self.scale = dim**0.5
+        self.scale = dim**0.5 if scale is None else scale
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -52,6 +58,11 @@ class TokenEmbedding(nn.Module):
 class SinusoidalPositions(nn.Module):
     """Adds `regard.positions.sinusoidal`; any length, nothing to learn.
 
+    Args:
+        dim: width of the vectors.
+        layout: which dimensions hold the sine and the cosine of one wave: neighbours as in the paper, or those
+            half the width apart (`Half()`: Tensor2Tensor and Marian).
+
     Raises:
         ArgumentError: dim is odd or not positive.
 
@@ -63,15 +74,61 @@ class SinusoidalPositions(nn.Module):
 
     max_length = None
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, layout: Layout = Interleaved()) -> None:  # noqa: B008  (frozen, without state)
         super().__init__()
         require_even(dim)
-        self.dim = dim
+        self.dim, self.layout = dim, layout
 
-    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: int = 0) -> Float[Tensor, "*batch T D"]:
+    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """x plus the vectors of positions offset .. offset + T - 1."""
-        positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
-        return x + sinusoidal(positions, self.dim, dtype=x.dtype)
+        positions = _positions(x, offset)
+        waves = Interleaved().split(sinusoidal(positions, self.dim, dtype=x.dtype))
+        return x + self.layout.join(*waves)
+
+
+class NoPositions(nn.Module):
+    """Adds nothing: for models whose attention knows the positions.
+
+    >>> NoPositions()(torch.ones(1, 1, 2), offset=3)
+    tensor([[[1., 1.]]])
+    """
+
+    max_length = None
+
+    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
+        """X itself."""
+        return x
+
+
+class RelativeBias(nn.Module):
+    """The table of a `regard.T5Bias`, which all layers of a stack share.
+
+    Args:
+        num_heads: H.
+        num_buckets: rows of the table.
+        bidirectional: whether keys after the query have buckets of their own.
+        max_distance: from here on all distances share the last bucket.
+
+    Raises:
+        ArgumentError: sizes below 1; or, when called, buckets and max_distance that do not fit together.
+
+    Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1.
+
+    >>> RelativeBias(4, num_buckets=8)().table.shape
+    torch.Size([8, 4])
+    """
+
+    def __init__(
+        self, num_heads: int, *, num_buckets: int = 32, bidirectional: bool = True, max_distance: int = 128
+    ) -> None:
+        super().__init__()
+        require_sizes(num_heads=num_heads, num_buckets=num_buckets)
+        self.weight = nn.Parameter(torch.zeros(num_buckets, num_heads))
+        self.bidirectional, self.max_distance = bidirectional, max_distance
+
+    def forward(self) -> T5Bias:
+        """The bias, to be passed to attention."""
+        return T5Bias(self.weight, bidirectional=self.bidirectional, max_distance=self.max_distance)
 
 
 class LearnedPositions(nn.Module):
@@ -97,16 +154,22 @@ class LearnedPositions(nn.Module):
         """N(0, 0.02^2), as GPT-2 does."""
         nn.init.normal_(self.weight, std=0.02)
 
-    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: int = 0) -> Float[Tensor, "*batch T D"]:
+    def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """x plus the vectors of positions offset .. offset + T - 1.
 
         Raises:
             ArgumentError: a position at or beyond `max_length`.
         """
-        end = offset + x.shape[-2]
+        last = offset if isinstance(offset, int) else int(offset.max())
+        end = last + x.shape[-2]
         if end > self.max_length:
             raise ArgumentError(
                 f"the learned positions serve up to {self.max_length} tokens, got a sequence that reaches {end}: "
                 "cut it, or train with a larger max_length or sinusoidal positions"
             )
-        return x + self.weight[offset:end]
+        return x + (self.weight[offset:end] if isinstance(offset, int) else self.weight[_positions(x, offset)])
+
+
+def _positions(x: Float[Tensor, "*batch T D"], offset: Offset) -> Int[Tensor, "*batch T"] | Int[Tensor, " T"]:
+    steps = torch.arange(x.shape[-2], device=x.device)
+    return steps + (offset if isinstance(offset, int) else offset[..., None])

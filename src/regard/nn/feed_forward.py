@@ -17,6 +17,7 @@ class FeedForward(nn.Module):
         hidden_dim: number of hidden units; the paper's d_ff.
         activation: a.
         dropout: probability that a hidden unit is dropped in training.
+        bias: whether the two layers have b_1 and b_2.
 
     Raises:
         ArgumentError: sizes below 1.
@@ -35,11 +36,12 @@ class FeedForward(nn.Module):
         *,
         activation: Callable[[Tensor], Tensor] = nn.functional.relu,
         dropout: float = 0.0,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         require_sizes(dim=dim, hidden_dim=hidden_dim)
-        self.up = nn.Linear(dim, hidden_dim)
-        self.down = nn.Linear(hidden_dim, dim)
+        self.up = nn.Linear(dim, hidden_dim, bias=bias)
+        self.down = nn.Linear(hidden_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
 
@@ -49,7 +51,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    r"""$W_2\, \mathrm{drop}(a(W_g x) \odot W_1 x)$; SwiGLU with a = SiLU. No biases.
+    r"""$W_2\, \mathrm{drop}(a(W_g x) \odot W_1 x)$; SwiGLU with a = SiLU. No biases unless asked for.
 
     Args and errors as for `FeedForward`. At equal numbers of parameters its hidden_dim is 2/3 of theirs.
 
@@ -67,11 +69,12 @@ class GatedFeedForward(nn.Module):
         *,
         activation: Callable[[Tensor], Tensor] = nn.functional.silu,
         dropout: float = 0.0,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         require_sizes(dim=dim, hidden_dim=hidden_dim)
-        self.gate_and_up = nn.Linear(dim, 2 * hidden_dim, bias=False)
-        self.down = nn.Linear(hidden_dim, dim, bias=False)
+        self.gate_and_up = nn.Linear(dim, 2 * hidden_dim, bias=bias)
+        self.down = nn.Linear(hidden_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
 

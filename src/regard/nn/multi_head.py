@@ -3,7 +3,7 @@
 from typing import Literal, overload
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.biases import Bias
@@ -12,6 +12,8 @@ from regard.functional import Attended, attention
 from regard.masks import Mask, causal
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
+from regard.rotary import Rotary
+from regard.scores import ScaledDot, Score
 
 
 class MultiHeadAttention(nn.Module):
@@ -27,6 +29,9 @@ class MultiHeadAttention(nn.Module):
         head_dim: width of one head; dim / H if None.
         bias: whether the projections have biases.
         dropout: probability that a weight is dropped in training, in [0, 1).
+        rotary: turns queries and keys by their positions in self-attention (`forward` without a key, and
+            `extend`); the two sides of cross-attention have no positions in common, and are left alone.
+        score: how the heads of query and key become a number; T5 takes `Dot()`, without a scale.
 
     Raises:
         ArgumentError: sizes below 1, heads that do not divide, or a dropout outside its range.
@@ -66,6 +71,8 @@ class MultiHeadAttention(nn.Module):
         head_dim: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
+        rotary: Rotary | None = None,
+        score: Score = ScaledDot(),  # noqa: B008  (frozen, without state)
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -80,7 +87,9 @@ class MultiHeadAttention(nn.Module):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = dim // num_heads if head_dim is None else head_dim
         require_sizes(head_dim=self.head_dim)
-        self.dropout = dropout
+        if rotary is not None and rotary.dim != self.head_dim:
+            raise ArgumentError(f"rotary must turn heads of width {self.head_dim}, got Rotary({rotary.dim})")
+        self.dropout, self.rotary, self.score = dropout, rotary, score
         inner, kv_inner = num_heads * self.head_dim, num_kv_heads * self.head_dim
         # One matrix for all inputs of one width: one product is faster than three.
         self.widths = (dim, key_dim, value_dim)
@@ -181,6 +190,7 @@ class MultiHeadAttention(nn.Module):
         """
         if key is None and value is None and len(self.in_weights) == 1:
             heads, k, v = self._project(query, 0, 1, 2)
+            heads, k = self._turned(0, heads, k)
             return self._attend(heads, KeyValue.of(k, v), mask, bias, backend, return_weights)
         key_value = self.project(query if key is None else key, value)
         return self.attend(
@@ -230,6 +240,8 @@ class MultiHeadAttention(nn.Module):
         cache: KeyValue | None,
         *,
         mask: Mask | Tensor | None = causal(),  # noqa: B008  (frozen, without state)
+        bias: Bias | Tensor | None = None,
+        offset: int | Int[Tensor, "*batch"] | None = None,
         backend: str | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """Self-attention of the positions that follow those of a cache.
@@ -238,6 +250,9 @@ class MultiHeadAttention(nn.Module):
             x: (batch..., T, dim), the new positions.
             cache: what the call before handed back; None at the beginning. It must not be extended again.
             mask: over (batch..., H, T, S), with S the positions of the cache and the new ones.
+            bias: added to the scores, likewise.
+            offset: where the first new position stands, for `rotary`; the length of the cache if None. A tensor of
+                the batch's shape where the sequences of a padded cache stand at different places.
             backend: as `regard.attention` takes it.
 
         Returns:
@@ -249,9 +264,12 @@ class MultiHeadAttention(nn.Module):
         if len(self.in_weights) > 1:
             raise ShapeError(f"self-attention needs keys and values as wide as the queries, here {self.widths}")
         heads, k, v = self._project(x, 0, 1, 2)
+        if offset is None:
+            offset = 0 if cache is None else cache.length
+        heads, k = self._turned(offset, heads, k)
         new = KeyValue.of(k, v)
         longer = new if cache is None else cache.append(new)
-        output = self._attend(heads, longer, mask, None, backend, return_weights=False)
+        output = self._attend(heads, longer, mask, bias, backend, return_weights=False)
         assert isinstance(output, Tensor)
         return output, longer
 
@@ -268,6 +286,7 @@ class MultiHeadAttention(nn.Module):
             query,
             key_value.key,
             key_value.value,
+            score=self.score,
             mask=mask,
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
@@ -277,6 +296,10 @@ class MultiHeadAttention(nn.Module):
         output = attended.output if isinstance(attended, Attended) else attended
         output = self.out(output.transpose(-3, -2).flatten(-2))
         return Attended(output, attended.weights) if isinstance(attended, Attended) else output
+
+    def _turned(self, offset: int | Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
+        """Heads (batch..., heads, T, D) turned by their positions from `offset` on, where there is a `rotary`."""
+        return heads if self.rotary is None else tuple(self.rotary.rotate(part, offset) for part in heads)
 
     def _weights(self) -> tuple[Tensor, ...]:
         """W_q, W_k and W_v as views."""

@@ -1,4 +1,4 @@
-"""What a translation run is made from; the command line's flags are these fields."""
+"""What a training run is made from; the command line's flags are these fields."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +15,60 @@ Model = Transformer | RNNSeq2Seq
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TranslationConfig:
+class TrainingConfig:
+    """What every task's run has: where it goes, how long it trains, how fast it learns, what it runs on."""
+
+    out: Path
+    """The folder to make for the run."""
+
+    steps: int = 10_000
+    """Updates to make."""
+    batch_tokens: int = 4_096
+    """Places in a batch (of all ranks together), source and target, padding counted."""
+    accumulate: int = 1
+    """Batches whose gradients are summed for one update."""
+    learning_rate: float = 1e-3
+    """The highest learning rate."""
+    warmup_steps: int = 1_000
+    """Steps in which the learning rate rises to it."""
+    schedule: Literal["inverse-square-root", "cosine", "constant"] = "inverse-square-root"
+    """How the learning rate falls afterwards."""
+    weight_decay: float = 0.01
+    """Of AdamW; embeddings, gains and offsets do not decay."""
+    clip_norm: float = 1.0
+    """Gradients longer than this are shortened to it; 0 leaves them."""
+
+    validate_every: int = 500
+    """Steps between two validations."""
+    save_every: int = 500
+    """Steps between two checkpoints."""
+    log_every: int = 20
+    """Steps between two reports."""
+    patience: int = 0
+    """Validations without a lower loss before training ends; 0 never ends it early."""
+    seed: int = 0
+    """Everything random follows from it."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    precision: Precision = "auto"
+    """float32, bf16, or bf16 where the processor multiplies it faster."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges that no other part checks."""
+        if self.batch_tokens < 1:
+            raise ArgumentError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
+        if self.seed < 0:
+            raise ArgumentError(f"seed must be 0 or more, got {self.seed}")
+        if self.learning_rate <= 0:
+            raise ArgumentError(f"learning_rate must be above 0, got {self.learning_rate}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TranslationConfig(TrainingConfig):
     """Train a translator on pairs of sentences."""
 
     data: tuple[Path, ...]
     """The pairs: one file (two columns with a tab between them, or JSON lines) or two aligned files; gzip too."""
-    out: Path
-    """The folder to make for the run."""
     valid: tuple[Path, ...] = ()
     """Pairs to validate on, in the same forms; without them a seeded share of the data is split off."""
     data_format: Literal["tsv", "tsv-extra", "jsonl", "aligned"] | None = None
@@ -45,51 +92,17 @@ class TranslationConfig:
     max_length: int = 256
     """Longest source or target to train on, in tokens; longer pairs are left out and counted."""
 
-    steps: int = 10_000
-    """Updates to make."""
-    batch_tokens: int = 4_096
-    """Places in a batch (of all ranks together), source and target, padding counted."""
-    accumulate: int = 1
-    """Batches whose gradients are summed for one update."""
-    learning_rate: float = 1e-3
-    """The highest learning rate."""
-    warmup_steps: int = 1_000
-    """Steps in which the learning rate rises to it."""
-    schedule: Literal["inverse-square-root", "cosine", "constant"] = "inverse-square-root"
-    """How the learning rate falls afterwards."""
     label_smoothing: float = 0.1
     """Share of a target's probability that is spread over the vocabulary, 0 to 1."""
-    weight_decay: float = 0.01
-    """Of AdamW; embeddings, gains and offsets do not decay."""
-    clip_norm: float = 1.0
-    """Gradients longer than this are shortened to it; 0 leaves them."""
-
-    validate_every: int = 500
-    """Steps between two validations."""
-    save_every: int = 500
-    """Steps between two checkpoints."""
-    log_every: int = 20
-    """Steps between two reports."""
-    patience: int = 0
-    """Validations without a lower loss before training ends; 0 never ends it early."""
-    seed: int = 0
-    """Everything random follows from it."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:N or mps."""
-    precision: Precision = "auto"
-    """float32, bf16, or bf16 where the processor multiplies it faster."""
 
     def __post_init__(self) -> None:
         """Check the ranges that no other part checks."""
-        for name in ("vocab_size", "max_length", "batch_tokens"):
+        TrainingConfig.__post_init__(self)  # a class with slots is made anew, which super() does not follow
+        for name in ("vocab_size", "max_length"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.seed < 0:
-            raise ArgumentError(f"seed must be 0 or more, got {self.seed}")
         if not 0.0 <= self.label_smoothing <= 1.0:
             raise ArgumentError(f"label_smoothing must be between 0 and 1, got {self.label_smoothing}")
-        if self.learning_rate <= 0:
-            raise ArgumentError(f"learning_rate must be above 0, got {self.learning_rate}")
         if self.model == "transformer" and self.transformer.shared_embeddings and not self.shared_vocabulary:
             raise ArgumentError("shared embeddings need one vocabulary: add --shared-vocabulary")
 
@@ -101,7 +114,7 @@ def make_model(config: TranslationConfig, *, source_vocab_size: int, target_voca
     return Transformer(config.transformer, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
 
 
-def make_schedule(config: TranslationConfig) -> Schedule:
+def make_schedule(config: TrainingConfig) -> Schedule:
     """The learning rate that the configuration describes.
 
     Raises:
@@ -116,7 +129,7 @@ def make_schedule(config: TranslationConfig) -> Schedule:
             return inverse_square_root(config.learning_rate, config.warmup_steps)
 
 
-def make_fit_config(config: TranslationConfig) -> FitConfig:
+def make_fit_config(config: TrainingConfig) -> FitConfig:
     """When the training loop stops, validates and saves.
 
     Raises:

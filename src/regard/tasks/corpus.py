@@ -11,6 +11,7 @@ import numpy as np
 from regard.errors import DataError, RunFolderError
 from regard.tasks.config import TranslationConfig
 from regard.tasks.run_folder import RunFolder
+from regard.tasks.runs import Say
 from regard.text.batches import Batch, collate, plan_batches
 from regard.text.lines import Reader
 from regard.text.pairs import Pair, read_pairs
@@ -22,8 +23,6 @@ from regard.training.loop import BatchSize
 # Of data without a validation file, this share is split off, and no more pairs than this.
 VALID_SHARE, MOST_VALID_PAIRS = 0.01, 2_000
 FEWEST_VALID_PAIRS = 20
-
-Say = Callable[[str], None]
 
 
 class Corpus(NamedTuple):

@@ -1,6 +1,7 @@
 """The folder that a training run leaves: all that is needed to use it, look at it, and go on with it.
 
 config.json       the task, its settings, the versions of what made it
+run.toml          the task and the settings again, to be edited and passed to `regard train --config`
 prepared.json     counts of the data and fingerprints of the tokenizers, once both are ready
 tokenizer.json    or source_tokenizer.json and target_tokenizer.json
 data/             the tokenised text
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from regard.errors import RunFolderError
 from regard.tasks.settings import from_plain, to_plain
+from regard.tasks.toml import write_toml
 from regard.training.checkpoints import Checkpoints
 from regard.training.files import read_json, write_json
 
@@ -23,6 +25,7 @@ T = TypeVar("T")
 FORMAT = 1
 CONTENTS = (
     "config.json",
+    "run.toml",
     "prepared.json",
     "tokenizer.json",
     "source_tokenizer.json",
@@ -88,6 +91,7 @@ class RunFolder:
         """
         versions = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
         record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions}
+        write_toml(self.path / "run.toml", task, config)
         write_json(self.config_file, record)
 
     def read_config(self, task: str, cls: type[T]) -> T:
@@ -96,17 +100,28 @@ class RunFolder:
         Raises:
             RunFolderError: there is no run here, it is another task's, or its settings are not ours.
         """
-        if not self.path.is_dir():
-            raise RunFolderError(f"{self.path} is not a folder; expected one that `regard train --out` made")
-        if not self.holds_a_run():
-            raise RunFolderError(f"{self.path} is not a run folder: it has no config.json; `regard train` makes one")
-        record = read_json(self.config_file)
+        record = self._read_record()
         if record.get("format") != FORMAT or record.get("task") != task or "config" not in record:
             raise RunFolderError(
                 f"{self.config_file} is not the configuration of a {task} run that this version reads: "
                 f"expected format {FORMAT}, got task {record.get('task')!r}, format {record.get('format')!r}"
             )
         return from_plain(cls, record["config"], source=self.config_file)
+
+    def task(self) -> str:
+        """The task of the run.
+
+        Raises:
+            RunFolderError: there is no run here.
+        """
+        return str(self._read_record().get("task"))
+
+    def _read_record(self) -> dict[str, Any]:
+        if not self.path.is_dir():
+            raise RunFolderError(f"{self.path} is not a folder; expected one that `regard train --out` made")
+        if not self.holds_a_run():
+            raise RunFolderError(f"{self.path} is not a run folder: it has no config.json; `regard train` makes one")
+        return read_json(self.config_file)
 
     def _clear(self) -> None:
         """Remove what a run keeps, and nothing else."""

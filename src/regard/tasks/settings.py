@@ -72,7 +72,7 @@ def _read_union(arguments: tuple[Any, ...], value: Any, source: Path, key: str) 
 
 def _read_tuple(arguments: tuple[Any, ...], value: Any, source: Path, key: str) -> Any:
     if not isinstance(value, list):
-        _refuse(tuple, value, source, key)
+        raise RunFolderError(f"{source}: {key} must be a list, got {value!r}")
     return tuple(_read(arguments[0], item, source, f"{key}[{i}]") for i, item in enumerate(value))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -11,11 +11,14 @@ from torch import Tensor
 
 from regard.decoding import Hypothesis, beam_search, greedy
 from regard.errors import ArgumentError, DataError
+from regard.tasks.attention import Axis, axis, merge
 from regard.tasks.config import Model, TranslationConfig, make_model
 from regard.tasks.corpus import load_tokenizers
+from regard.tasks.likelihood import Likelihood, likelihoods
+from regard.tasks.pretrained import is_huggingface, load_pretrained
 from regard.tasks.run_folder import RunFolder
 from regard.text.batches import Batch, collate
-from regard.text.tokenizers import BOS, EOS, PAD, Tokenizer
+from regard.text.marks import Codec
 from regard.text.unicode import normalise
 from regard.training.checkpoints import fill_model
 from regard.training.devices import find_device
@@ -67,6 +70,11 @@ class Attention(NamedTuple):
     alignment_names: list[str]
     """Which of them align the translation with the source."""
 
+    @property
+    def shown(self) -> str:
+        """The last layer's alignment."""
+        return self.alignment_names[-1]
+
     def labels(self, name: str) -> tuple[list[str], list[str]]:
         """The labels of a map's rows, which look, and of its columns, which are looked at."""
         if name.startswith("encoder"):
@@ -86,22 +94,10 @@ class Evaluation(NamedTuple):
     pairs: int
 
 
-class _Axis(NamedTuple):
-    """What to print for a sequence of tokens, and the first and the last token of each label."""
-
-    texts: list[str]
-    spans: list[tuple[int, int]]
-
-
-def _axis(tokenizer: Tokenizer, ids: Sequence[int]) -> _Axis:
-    labels = tokenizer.labels(ids)
-    return _Axis([label.text for label in labels], [label.pieces for label in labels])
-
-
 class Translator:
     """A model with its tokenizers, ready to use."""
 
-    def __init__(self, model: Model, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Model, source_tokenizer: Codec, target_tokenizer: Codec) -> None:
         self.model = model.eval().requires_grad_(False)
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
@@ -110,12 +106,16 @@ class Translator:
     def load(
         cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
     ) -> "Translator":
-        """Read a run folder.
+        """Read a run folder, or a downloaded folder of Hugging Face's with a translator in it.
 
         Raises:
-            RunFolderError: it is not a run folder, is cut short, or its parts do not fit together.
+            RunFolderError: it is neither, is cut short, or its parts do not fit together.
             ArgumentError: the device is not here.
+            MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
+        if is_huggingface(Path(folder)):
+            parts = load_pretrained(Path(folder))
+            return cls(parts.model.to(find_device(device)), parts.source_tokenizer, parts.target_tokenizer)
         run = RunFolder(Path(folder))
         config = run.read_config(TASK, TranslationConfig)
         source_tokenizer, target_tokenizer = load_tokenizers(config, run)
@@ -202,9 +202,32 @@ class Translator:
         for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
             batch = self._collate([sources[i] for i in rows], [targets[i] for i in rows])
             logits = self.model(batch.source, batch.source_lengths, batch.target_input)
-            loss = cross_entropy(logits, batch.target_output, ignore_index=PAD)
+            loss = cross_entropy(logits, batch.target_output, ignore_index=self.target_tokenizer.marks.pad_id)
             total, count = total + float(loss.total), count + int(loss.count)
         return total / count
+
+    @torch.no_grad()
+    def score(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
+        """How probable each target is, given its source: token by token, end mark included.
+
+        Read, scored and handed out by windows, in order.
+
+        Raises:
+            DataError: a sentence is longer than the model's positions.
+        """
+        iterator = iter(pairs)
+        while window := list(islice(iterator, WINDOW_LINES)):
+            sources = self.source_tokenizer.encode_batch([source for source, _ in window])
+            targets = self.target_tokenizer.encode_batch([target for _, target in window])
+            self._check_lengths(sources, targets)
+            found = [Likelihood(0.0, 0)] * len(window)
+            for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
+                batch = self._collate([sources[i] for i in rows], [targets[i] for i in rows])
+                logits = self.model(batch.source, batch.source_lengths, batch.target_input)
+                scored = likelihoods(logits, batch.target_output, pad_id=self.target_tokenizer.marks.pad_id)
+                for row, likelihood in zip(rows, scored, strict=True):
+                    found[row] = likelihood
+            yield from found
 
     @torch.no_grad()
     def attend(self, sentence: str, *, beam_size: int = 5) -> Attention:
@@ -223,16 +246,16 @@ class Translator:
         batch = self._collate(ids, [tokens[:-1]])
         maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
         source, written, read = (
-            _axis(self.source_tokenizer, [*ids[0], EOS]),
-            _axis(self.target_tokenizer, tokens),
-            _axis(self.target_tokenizer, [BOS, *tokens[:-1]]),
+            axis(self.source_tokenizer, [*ids[0], self.source_tokenizer.marks.end_id]),
+            axis(self.target_tokenizer, tokens),
+            axis(self.target_tokenizer, [self.target_tokenizer.marks.begin_id, *tokens[:-1]]),
         )
         alignments = list(self.model.alignment_names)
         merged = {}
         for name, weights in maps.items():
             encoder = name.startswith("encoder")
             rows, columns = source if encoder else written, source if encoder or name in alignments else read
-            merged[name] = _merge(cast(AttentionMap, weights[0]), rows, columns)
+            merged[name] = merge(cast(AttentionMap, weights[0]), rows, columns)
         return Attention(source.texts, written.texts, read.texts, merged, alignments)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -271,7 +294,8 @@ class Translator:
     def _decode(self, batch: Batch, *, beam_size: int, num_best: int, alignments: bool) -> list[list[Hypothesis]]:
         longest = 2 * batch.source.shape[1] + 50  # a translation much longer than this has lost its way
         steps = min(longest, self.model.max_length or longest)
-        common = {"bos_id": BOS, "eos_id": EOS, "max_steps": steps}
+        marks = self.target_tokenizer.marks
+        common: dict[str, Any] = {"bos_id": marks.begin_id, "eos_id": marks.end_id, "max_steps": steps}
         with torch.inference_mode():
             if beam_size == 1:
                 best = greedy(self.model, batch.source, batch.source_lengths, alignments=alignments, **common)
@@ -287,30 +311,23 @@ class Translator:
             )
 
     def _present(self, line: str, ids: list[int], hypotheses: list[Hypothesis]) -> Translation:
-        source = _axis(self.source_tokenizer, [*ids, EOS] if ids else [])
+        source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
         candidates = [self._candidate(source, hypothesis) for hypothesis in hypotheses]
         return Translation(line, source.texts, candidates or [Candidate("", 0.0, [], None)])
 
-    def _candidate(self, source: _Axis, hypothesis: Hypothesis) -> Candidate:
-        text, written = self.target_tokenizer.decode(hypothesis.tokens), _axis(self.target_tokenizer, hypothesis.tokens)
+    def _candidate(self, source: Axis, hypothesis: Hypothesis) -> Candidate:
+        text, written = self.target_tokenizer.decode(hypothesis.tokens), axis(self.target_tokenizer, hypothesis.tokens)
         alignment = None
         if hypothesis.alignment is not None:
             width = source.spans[-1][1] + 1  # without the padding of the batch
-            alignment = cast(Tensor, _merge(hypothesis.alignment[:, :width].cpu(), written, source))
+            alignment = cast(Tensor, merge(hypothesis.alignment[:, :width].cpu(), written, source))
         return Candidate(text, hypothesis.score, written.texts, alignment)
 
     def _collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
         arrays = ([np.asarray(ids, dtype=np.int64) for ids in side] for side in (sources, targets))
-        return Batch(*(part.to(self.device) for part in collate(*arrays)))
-
-
-def _merge(weights: AttentionMap | Tensor, rows: _Axis, columns: _Axis) -> AttentionMap | Tensor:
-    """A map over labels: mass summed over the tokens of a column's label, averaged over those of a row's."""
-    if all(first == last for first, last in (*rows.spans, *columns.spans)):
-        return weights  # a label each: the map stays lazy
-    dense = weights.dense() if isinstance(weights, AttentionMap) else weights
-    wide = torch.stack([dense[..., first : last + 1].sum(-1) for first, last in columns.spans], dim=-1)
-    return torch.stack([wide[..., first : last + 1, :].mean(-2) for first, last in rows.spans], dim=-2)
+        marks = self.source_tokenizer.marks, self.target_tokenizer.marks
+        batch = collate(*arrays, source_marks=marks[0], target_marks=marks[1])
+        return Batch(*(part.to(self.device) for part in batch))
 
 
 def _by_length(lengths: Sequence[int], places: int) -> Iterator[list[int]]:

@@ -7,6 +7,8 @@ from regard.text.batches import plan_batches as plan_batches
 from regard.text.labels import Label as Label
 from regard.text.lines import Reader as Reader
 from regard.text.lines import read_lines as read_lines
+from regard.text.marks import Codec as Codec
+from regard.text.marks import Marks as Marks
 from regard.text.pairs import Pair as Pair
 from regard.text.pairs import read_pairs as read_pairs
 from regard.text.store import TokenStore as TokenStore
@@ -21,7 +23,9 @@ __all__ = [
     "Batch",
     "ByteLevelBPE",
     "Characters",
+    "Codec",
     "Label",
+    "Marks",
     "Pair",
     "Reader",
     "TokenStore",

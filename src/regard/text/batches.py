@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.text.tokenizers import BOS, EOS, PAD
+from regard.text.marks import Marks
 
 Integers = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.int64]
+
+OURS = Marks()
 
 
 class Batch(NamedTuple):
@@ -41,9 +43,13 @@ class Batch(NamedTuple):
 
 
 def collate(
-    sources: Sequence[Sequence[int]] | Sequence[Integers], targets: Sequence[Sequence[int]] | Sequence[Integers]
+    sources: Sequence[Sequence[int]] | Sequence[Integers],
+    targets: Sequence[Sequence[int]] | Sequence[Integers],
+    *,
+    source_marks: Marks = OURS,
+    target_marks: Marks = OURS,
 ) -> Batch:
-    """One batch of pairs that are given by their tokens, special ones not included.
+    """One batch of pairs that are given by their tokens, special ones not included, with the marks around them.
 
     Raises:
         ArgumentError: there is no pair, or not as many targets as sources.
@@ -56,9 +62,10 @@ def collate(
     """
     if not len(sources) or len(sources) != len(targets):
         raise ArgumentError(f"expected as many sources as targets, got {len(sources)} and {len(targets)}")
-    source, source_lengths = _padded([[*sentence, EOS] for sentence in sources])
-    target_output, target_lengths = _padded([[*sentence, EOS] for sentence in targets])
-    target_input, _ = _padded([[BOS, *sentence] for sentence in targets])
+    pad, begin, end = target_marks
+    source, source_lengths = _padded([[*sentence, source_marks.end_id] for sentence in sources], source_marks.pad_id)
+    target_output, target_lengths = _padded([[*sentence, end] for sentence in targets], pad)
+    target_input, _ = _padded([[begin, *sentence] for sentence in targets], pad)
     return Batch(source, source_lengths, target_input, target_output, target_lengths)
 
 
@@ -119,10 +126,10 @@ def plan_batches(
     return _share(shuffled, rank, world_size)
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     """Rows as one tensor, padded at the end, and their lengths."""
     lengths = [len(row) for row in rows]
-    padded = np.full((len(rows), max(lengths)), PAD, np.int64)
+    padded = np.full((len(rows), max(lengths)), pad_id, np.int64)
     for place, row in zip(padded, rows, strict=True):
         place[: len(row)] = row
     return torch.from_numpy(padded), torch.tensor(lengths)

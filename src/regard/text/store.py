@@ -4,7 +4,6 @@ One file: the tokens of source 0, target 0, source 1, target 1, ... in a row; th
 them begins; a footer in JSON that says how to read these; the footer's length and a signature.
 """
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -18,14 +17,13 @@ import numpy.typing as npt
 from regard.errors import ArgumentError, RunFolderError
 from regard.text.files import replacing
 from regard.text.lines import StrPath
+from regard.text.mapped import damaged, open_mapped, write_footer
 from regard.text.tokenizers import Tokenizer
 
 T = TypeVar("T")
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 Lengths = npt.NDArray[np.int32]
 
-SIGNATURE = b"regard01"
-TAIL_BYTES = 8 + len(SIGNATURE)
 # Pairs tokenised and written at a time: what bounds the memory, and feeds the tokenizer's threads.
 CHUNK_PAIRS = 4096
 
@@ -159,29 +157,16 @@ def _finish(file: IO[bytes], starts: IO[bytes], dtype: str, fingerprints: list[s
     file.write(bytes(_aligned(tokens_bytes) - tokens_bytes))
     starts.seek(0)
     shutil.copyfileobj(starts, file)
-    footer = _Footer(dtype, tokens_bytes, pairs, fingerprints)
-    written = file.write(json.dumps(footer._asdict()).encode())
-    file.write(written.to_bytes(8, "little") + SIGNATURE)
+    write_footer(file, _Footer(dtype, tokens_bytes, pairs, fingerprints)._asdict())
 
 
 def _mapped(path: Path) -> tuple[npt.NDArray[np.uint8], _Footer]:
     """The bytes of the file, not yet read, and its footer."""
-    advice = "delete it to have it made again"
+    raw, record = open_mapped(path)
     try:
-        raw = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
-    except FileNotFoundError:
-        raise RunFolderError(f"expected tokenised text at {path}, got no such file; build it first") from None
-    except (OSError, ValueError) as error:  # an empty file is a ValueError
-        raise RunFolderError(f"expected tokenised text at {path}, cannot map it ({error}); {advice}") from None
-    if raw[-len(SIGNATURE) :].tobytes() != SIGNATURE:
-        raise RunFolderError(
-            f"expected tokenised text at {path}, got a file of another kind or one cut short; {advice}"
-        )
-    footer_bytes = int.from_bytes(raw[-TAIL_BYTES : -len(SIGNATURE)].tobytes(), "little")
-    try:
-        footer = _Footer(**json.loads(raw[-TAIL_BYTES - footer_bytes : -TAIL_BYTES].tobytes()))
-        if footer.size_bytes + footer_bytes + TAIL_BYTES == len(raw):
+        footer = _Footer(**record)
+        if footer.size_bytes == len(raw):
             return raw, footer
-    except (ValueError, TypeError):
+    except TypeError:
         pass
-    raise RunFolderError(f"expected a footer that fits {path}, got damaged bytes; {advice}")
+    raise damaged(path)

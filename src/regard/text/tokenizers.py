@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from regard.errors import ArgumentError, DataError, MissingExtraError, RunFolderError
 from regard.text.files import replacing
-from regard.text.labels import Label, byte_level_labels, printed
+from regard.text.labels import Label, byte_level_labels, byte_string, printed
+from regard.text.marks import Marks
 from regard.text.unicode import normalise
 
 PAD, BOS, EOS, UNK = range(4)
@@ -23,12 +24,22 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 BYTE_ALPHABET_SIZE = 256
 
 
-def _library() -> ModuleType:
+def tokenizers_library() -> ModuleType:
+    """The `tokenizers` package.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
     try:
         import tokenizers
     except ImportError as error:
         raise MissingExtraError("tokenizers", extra="text") from error
     return tokenizers
+
+
+def is_byte_level(backend: Any) -> bool:
+    """Whether the pieces of a tokenizer of the library are bytes, written as printable characters."""
+    return isinstance(backend.decoder, tokenizers_library().decoders.ByteLevel)
 
 
 class Tokenizer:
@@ -44,13 +55,15 @@ class Tokenizer:
     """
 
     pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
+    marks = Marks(PAD, BOS, EOS)
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         # The library forgets this switch when it saves: without it, a special token's name in the
         # user's text would become that token.
         backend.encode_special_tokens = True
-        self._byte_level = isinstance(backend.decoder, _library().decoders.ByteLevel)
+        self._byte_level = is_byte_level(backend)
+        self._has_words = isinstance(backend.normalizer, tokenizers_library().normalizers.Sequence)
         self._size: int = backend.get_vocab_size()
 
     def __len__(self) -> int:
@@ -92,6 +105,28 @@ class Tokenizer:
         """The text of each sequence of ids, as `decode` gives it."""
         return [self.decode(ids) for ids in batch]
 
+    def bytes_of(self, token: int) -> bytes:
+        """What a token adds to a text, in UTF-8; a byte-level token may hold part of a character only.
+
+        The text of several, one after the other, is what `decode` gives, but that words begin with a space.
+
+        Raises:
+            ArgumentError: the id is not in the vocabulary.
+
+        >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
+        >>> [tokenizer.bytes_of(token) for token in tokenizer.encode("é")]
+        [b'\\xc3', b'\\xa9']
+        """
+        self._checked([token])
+        if token <= EOS or (token == UNK and self._byte_level):
+            return b""
+        piece: str = self._backend.id_to_token(token)
+        if self._byte_level:
+            return byte_string(piece)
+        if token == UNK:
+            piece = f" {REPLACEMENT}" if self._has_words else REPLACEMENT
+        return piece.encode()
+
     def labels(self, ids: Sequence[int]) -> list[Label]:
         """What to print for the tokens of a text on an axis, in order; no token is left out.
 
@@ -111,6 +146,18 @@ class Tokenizer:
         if self._byte_level:
             return byte_level_labels(pieces, [i <= UNK for i in ids])
         return [Label(printed(piece), (n, n)) for n, piece in enumerate(pieces)]
+
+    def piece(self, number: int) -> str:
+        """The token of an id as the vocabulary writes it: not text, but what other programs call the token.
+
+        Raises:
+            ArgumentError: the id is not in the vocabulary.
+        """
+        return str(self._backend.id_to_token(self._checked([number])[0]))
+
+    def to_json(self) -> str:
+        """What `save` writes, on one line."""
+        return str(self._backend.to_str())
 
     def fingerprint(self) -> str:
         """Sixty-four hexadecimal digits that differ for tokenizers which differ."""
@@ -151,7 +198,7 @@ class Tokenizer:
 
 def _from_json(text: str) -> Tokenizer:
     try:
-        backend = _library().Tokenizer.from_str(text)
+        backend = tokenizers_library().Tokenizer.from_str(text)
     except MissingExtraError:
         raise
     except Exception as error:  # the library raises nothing more precise
@@ -193,7 +240,7 @@ class ByteLevelBPE:
         Raises:
             DataError: there is no text.
         """
-        library = _library()
+        library = tokenizers_library()
         backend = library.Tokenizer(library.models.BPE())
         backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = library.decoders.ByteLevel()
@@ -235,7 +282,7 @@ class Words:
         Raises:
             DataError: there is no text.
         """
-        library = _library()
+        library = tokenizers_library()
         normalizers, decoders = library.normalizers, library.decoders
         backend = _word_level(library, r" ?\w+| ?[^\w\s]+")
         backend.normalizer = normalizers.Sequence(
@@ -269,7 +316,7 @@ class Characters:
         Raises:
             DataError: there is no text.
         """
-        library = _library()
+        library = tokenizers_library()
         decoders = library.decoders
         backend = _word_level(library, r"[\s\S]")
         backend.decoder = decoders.Sequence([decoders.Replace(SPECIAL_TOKENS[UNK], REPLACEMENT), decoders.Fuse()])

@@ -1,0 +1,48 @@
+"""Trained translators in the formats of other runtimes: Hugging Face transformers, CTranslate2, ONNX."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from regard.errors import RunFolderError
+from regard.exports.ctranslate2 import to_ctranslate2
+from regard.exports.huggingface import to_huggingface
+from regard.exports.onnx import to_onnx
+from regard.exports.trained import Trained, load_trained
+
+Format = Literal["huggingface", "ctranslate2", "onnx"]
+WRITERS: dict[Format, Callable[[Trained, Path], None]] = {
+    "huggingface": to_huggingface,
+    "ctranslate2": to_ctranslate2,
+    "onnx": to_onnx,
+}
+
+
+def export_run(folder: Path, *, to: Format, out: Path) -> list[Path]:
+    """Write the best model of a translation run, and its tokenizers, for another runtime.
+
+    Args:
+        folder: the run.
+        to: whose format.
+        out: a folder that is made, or is empty.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        RunFolderError: it is not a translation run, or `out` holds something.
+        ArgumentError: the format cannot express the run's model; says why.
+        MissingExtraError: the library that writes the format is not installed.
+        OSError: a file cannot be written.
+    """
+    trained = load_trained(folder)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunFolderError(f"{out} is not an empty folder; name another (--out)")
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        WRITERS[to](trained, out)
+    except BaseException:
+        if not any(out.iterdir()):
+            out.rmdir()
+        raise
+    return sorted(path for path in out.rglob("*") if path.is_file())

@@ -1,0 +1,127 @@
+"""A folder for CTranslate2 (Klein et al. 2020, OpenNMT's engine), whose int8 and threads serve on processors."""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import MissingExtraError
+from regard.exports.huggingface import write_tokenizers
+from regard.exports.trained import Trained, refuse, split_attention
+from regard.models.stack import SelfAttentionLayer
+from regard.models.transformer import DecoderLayer
+from regard.nn import GatedFeedForward
+from regard.text.tokenizers import BOS, EOS, SPECIAL_TOKENS, UNK, Tokenizer
+
+
+def to_ctranslate2(trained: Trained, out: Path) -> None:
+    """Write model.bin, config.json, the vocabularies and the tokenizers.
+
+    Raises:
+        ArgumentError: the engine cannot express the model; says why.
+        MissingExtraError: ctranslate2 is not installed.
+        OSError: a file cannot be written.
+    """
+    positions = ("sinusoidal", "learned")
+    refuse("ctranslate2", trained.config, activation=("relu", "gelu", "swiglu"), positions=positions)
+    specs = _library().specs
+    spec = _spec(trained, specs)
+    _fill(trained, spec)
+    spec.register_source_vocabulary(_tokens(trained.source_tokenizer))
+    spec.register_target_vocabulary(_tokens(trained.target_tokenizer))
+    spec.config.unk_token, spec.config.bos_token = SPECIAL_TOKENS[UNK], SPECIAL_TOKENS[BOS]
+    spec.config.eos_token, spec.config.decoder_start_token = SPECIAL_TOKENS[EOS], SPECIAL_TOKENS[BOS]
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = _epsilon(trained)
+    spec.validate()
+    spec.optimize()
+    spec.save(str(out))
+    write_tokenizers(trained, out)
+
+
+def _library() -> ModuleType:
+    try:
+        import ctranslate2
+    except ImportError:
+        raise MissingExtraError("ctranslate2", extra="export") from None
+    return ctranslate2
+
+
+def _spec(trained: Trained, specs: Any) -> Any:
+    config, activations = trained.config, specs.common_spec.Activation
+    activation = {"relu": activations.RELU, "gelu": activations.GELU, "swiglu": activations.SWISH}
+    return specs.TransformerSpec.from_config(
+        (config.encoder_layers, config.decoder_layers),
+        config.num_heads,
+        pre_norm=config.norm_position == "pre",
+        activation=activation[config.activation],
+        ffn_glu=config.activation == "swiglu",
+        rms_norm=config.norm == "rms",
+    )
+
+
+def _fill(trained: Trained, spec: Any) -> None:
+    model, config = trained.model, trained.config
+    spec.encoder.embeddings[0].weight = model.source_embedding.weight.numpy()
+    spec.decoder.embeddings.weight = model.target_embedding.weight.numpy()
+    spec.decoder.projection.weight = model.output.weight.numpy()
+    sides = (
+        (spec.encoder, model.encoder, model.source_positions, model.encoder_norm),
+        (spec.decoder, model.decoder, model.target_positions, model.decoder_norm),
+    )
+    for side, layers, positions, final_norm in sides:
+        table = trained.positions(positions)
+        side.position_encodings.encodings = table.numpy()
+        side.scale_embeddings = True
+        if config.norm_position == "pre":
+            _norm(side.layer_norm, final_norm)
+        for theirs, ours in zip(side.layer, layers, strict=True):
+            assert isinstance(ours, SelfAttentionLayer | DecoderLayer)
+            _layer(theirs, ours)
+
+
+def _layer(theirs: Any, ours: SelfAttentionLayer | DecoderLayer) -> None:
+    parts = split_attention(ours.self_attention)
+    _linear(theirs.self_attention.linear[0], parts["query"], parts["key"], parts["value"])
+    _linear(theirs.self_attention.linear[1], parts["output"])
+    norms = [theirs.self_attention.layer_norm]
+    if isinstance(ours, DecoderLayer):
+        parts = split_attention(ours.cross_attention)
+        _linear(theirs.attention.linear[0], parts["query"])
+        _linear(theirs.attention.linear[1], parts["key"], parts["value"])
+        _linear(theirs.attention.linear[2], parts["output"])
+        norms.append(theirs.attention.layer_norm)
+    network = ours.feed_forward
+    if isinstance(network, GatedFeedForward):
+        gate, up = network.gate_and_up.weight.chunk(2)
+        theirs.ffn.linear_0.weight, theirs.ffn.linear_0_noact.weight = gate.numpy(), up.numpy()
+    else:
+        _linear(theirs.ffn.linear_0, network.get_submodule("up"))
+    _linear(theirs.ffn.linear_1, network.get_submodule("down"))
+    for norm, residual in zip([*norms, theirs.ffn.layer_norm], ours.residuals, strict=True):
+        _norm(norm, residual.get_submodule("norm"))
+
+
+def _linear(spec: Any, *linears: nn.Module) -> None:
+    """Layers that read one input, their rows one below the other."""
+    parameters = [dict(linear.named_parameters()) for linear in linears]
+    spec.weight = torch.cat([each["weight"] for each in parameters]).detach().numpy()
+    if "bias" in parameters[0]:
+        spec.bias = torch.cat([each["bias"] for each in parameters]).detach().numpy()
+
+
+def _norm(spec: Any, norm: nn.Module) -> None:
+    spec.gamma = norm.get_parameter("weight").numpy()
+    if isinstance(norm, nn.LayerNorm):
+        spec.beta = norm.bias.numpy()
+
+
+def _epsilon(trained: Trained) -> float:
+    norm = next(module for module in trained.model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm))
+    return torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+
+
+def _tokens(tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.piece(number) for number in range(len(tokenizer))]

@@ -1,0 +1,93 @@
+"""What is exported: a trained Transformer, its configuration and its tokenizers."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn import LearnedPositions, MultiHeadAttention
+from regard.positions import sinusoidal
+from regard.tasks.config import TranslationConfig
+from regard.tasks.run_folder import RunFolder
+from regard.tasks.translator import TASK, Translator
+from regard.text.tokenizers import Tokenizer
+
+LONGEST = 1024
+"""Rows of a table of sinusoidal positions, in formats that hold a table."""
+
+
+class Trained(NamedTuple):
+    """A translation run's best model."""
+
+    model: Transformer
+    config: TransformerConfig
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that a table of positions is made for."""
+        return self.config.max_length if self.config.positions == "learned" else LONGEST
+
+    def positions(self, module: nn.Module) -> Tensor:
+        """The table (max_length, D) of what a module of positions adds."""
+        if isinstance(module, LearnedPositions):
+            return module.weight.detach()
+        return sinusoidal(torch.arange(self.max_length), self.config.dim)
+
+    @property
+    def has_one_tokenizer(self) -> bool:
+        """Whether source and target are cut in the same way."""
+        return self.source_tokenizer.fingerprint() == self.target_tokenizer.fingerprint()
+
+
+def load_trained(folder: Path) -> Trained:
+    """The best model of a run.
+
+    Raises:
+        RunFolderError: it is not a translation run, or is cut short.
+        ArgumentError: its model is not the Transformer.
+    """
+    config = RunFolder(folder).read_config(TASK, TranslationConfig)
+    if config.model != "transformer":
+        raise ArgumentError(f"{folder} is a run of the model {config.model}; only the Transformer can be exported")
+    translator = Translator.load(folder, device="cpu")
+    model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
+    assert isinstance(model, Transformer)
+    source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
+    return Trained(model, config.transformer, source, target)
+
+
+def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ...]) -> None:
+    """Say that a format cannot express a configuration, unless it can.
+
+    Args:
+        format: its name.
+        config: the model's.
+        reads: field, and the values of it that the format can express.
+
+    Raises:
+        ArgumentError: names the first field that does not fit, its value and those that would.
+    """
+    if config.num_kv_heads not in (None, config.num_heads):
+        raise ArgumentError(f"{format} cannot express num_kv_heads={config.num_kv_heads}: there each head has its own")
+    for name, values in reads.items():
+        value = getattr(config, name)
+        if value not in values:
+            raise ArgumentError(f"{format} cannot express {name}={value}; it can {', '.join(map(str, values))}")
+
+
+def split_attention(attention: nn.Module) -> dict[str, nn.Linear]:
+    """Query, key, value and output projections as linear layers of their own."""
+    assert isinstance(attention, MultiHeadAttention)
+    assert attention.in_bias is not None
+    weights, biases = attention.in_weights[0].split(attention.sizes), attention.in_bias.split(attention.sizes)
+    layers = {}
+    for name, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
+        layer = nn.Linear(*reversed(weight.shape))
+        layer.weight, layer.bias = nn.Parameter(weight.detach()), nn.Parameter(bias.detach())
+        layers[name] = layer
+    return layers | {"output": attention.out}

@@ -1,0 +1,90 @@
+"""Weights from elsewhere: a folder in Hugging Face's format as one of our own, readable models.
+
+    pretrained = from_huggingface("opus-mt-en-de")
+    pretrained.model.attend(source, source_lengths, target_input)
+
+config.json says which family it is and model.safetensors (or the shards of its index) holds the tensors.
+Pickled weights are never loaded, and no code of the folder is run.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from regard.errors import RunFolderError
+from regard.models.convert.bart import bart, blenderbot, marian, pegasus
+from regard.models.convert.bert import bert
+from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
+from regard.models.convert.gpt2 import gpt2
+from regard.models.convert.llama import llama
+from regard.models.convert.t5 import t5
+from regard.models.convert.weights import Weights
+
+Family = Callable[[Settings, Weights], nn.Module]
+
+FAMILIES: dict[str, Family] = {
+    "bart": bart,
+    "bert": bert,
+    "blenderbot": blenderbot,
+    "gpt2": gpt2,
+    "llama": llama,
+    "marian": marian,
+    "pegasus": pegasus,
+    "t5": t5,
+}
+"""By the `model_type` of config.json."""
+
+
+class Pretrained(NamedTuple):
+    """A model that was trained elsewhere, and what its tokens mean."""
+
+    model: Any
+    """In evaluation mode, float32: a `Transformer`, a `DecoderOnly` or an `EncoderOnly`."""
+    family: str
+    """The `model_type` of config.json."""
+    begin_id: int | None
+    """What a target, or a text that is generated, begins with."""
+    end_ids: tuple[int, ...]
+    """Any of them ends it."""
+    pad_id: int | None
+    banned_ids: tuple[int, ...]
+    """Tokens that are never to be generated."""
+
+
+def from_huggingface(folder: Path | str) -> Pretrained:
+    """Read the model in a folder that Hugging Face's `save_pretrained` wrote.
+
+    Args:
+        folder: with config.json and model.safetensors, or model.safetensors.index.json and its shards.
+
+    Raises:
+        RunFolderError: the folder is foreign, cut short, of a family or variant that is not known here, its
+            weights are pickled, or its tensors are not those of its configuration.
+        MissingExtraError: safetensors is not installed.
+    """
+    folder = Path(folder)
+    settings = read_settings(folder)
+    family = settings.values.get("model_type")
+    if family not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise RunFolderError(f"{settings.source}: model_type is {family!r}; regard reads {known}")
+    model = FAMILIES[family](settings, Weights(read_tensors(folder), folder))
+    return Pretrained(model.eval(), family, *_tokens(folder, settings))
+
+
+def _tokens(folder: Path, settings: Settings) -> tuple[int | None, tuple[int, ...], int | None, tuple[int, ...]]:
+    """Begin, end, padding and banned tokens: generation_config.json's where it has them, else config.json's."""
+    path = folder / "generation_config.json"
+    values = dict(settings.values) | (
+        {name: value for name, value in read_object(path).items() if value is not None} if path.is_file() else {}
+    )
+    begin = values.get("decoder_start_token_id")
+    ends = values.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    banned = [word[0] for word in values.get("bad_words_ids") or [] if len(word) == 1]
+    if begin is None:
+        # T5 begins with its padding; what only continues a text begins with its begin mark.
+        begin = values.get("pad_token_id") if settings.values.get("is_encoder_decoder") else values.get("bos_token_id")
+    return begin, tuple(ends), values.get("pad_token_id"), tuple(banned)

@@ -1,0 +1,144 @@
+"""BART (Lewis et al. 2020, arXiv:1910.13461) and Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344).
+
+Both are the post-norm Transformer of the paper with a number for each token added to the logits. Marian's
+positions are sinusoidal, sines first; BART's are learned, and its embeddings are normalised. With the norm
+before each sublayer Marian is Pegasus (Zhang et al. 2020, arXiv:1912.08777), and BART without the norm of
+embeddings is Blenderbot (Roller et al. 2021, arXiv:2004.13637).
+"""
+
+from functools import partial
+
+from torch import nn
+
+from regard.models.convert.activations import ACTIVATIONS
+from regard.models.convert.folder import Settings
+from regard.models.convert.weights import Weights
+from regard.models.parts import Maker, StackParts, TransformerParts
+from regard.models.transformer import Transformer
+from regard.nn import FeedForward, LearnedPositions, MultiHeadAttention, PostNorm, PreNorm, SinusoidalPositions
+from regard.rotary import Half
+
+NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
+# BART's table of positions begins with two rows that no token uses: its code looks at row position + 2.
+OFFSET = 2
+
+
+def marian(settings: Settings, weights: Weights) -> Transformer:
+    """A Marian model."""
+    return _transformer(settings, weights, PostNorm, *_sinusoidal(settings, weights))
+
+
+def pegasus(settings: Settings, weights: Weights) -> Transformer:
+    """A Pegasus model."""
+    return _transformer(settings, weights, PreNorm, *_sinusoidal(settings, weights))
+
+
+def bart(settings: Settings, weights: Weights) -> Transformer:
+    """A BART model."""
+    weights.strip_prefix("model.")
+    weights.drop("encoder.version", "decoder.version")
+    positions = _learned(settings, weights, OFFSET)
+    for theirs, ours in (("encoder", "source"), ("decoder", "target")):
+        weights.move(f"{theirs}.layernorm_embedding", f"{ours}_norm")
+    norm = partial(nn.LayerNorm, settings.get("d_model", int))
+    return _transformer(settings, weights, PostNorm, positions, norm)
+
+
+def blenderbot(settings: Settings, weights: Weights) -> Transformer:
+    """A Blenderbot model."""
+    weights.strip_prefix("model.")
+    return _transformer(settings, weights, PreNorm, _learned(settings, weights, 0))
+
+
+def _sinusoidal(settings: Settings, weights: Weights) -> tuple[Maker]:
+    weights.strip_prefix("model.")
+    weights.drop("encoder.embed_positions.weight", "decoder.embed_positions.weight")  # computed, not learned
+    return (partial(SinusoidalPositions, settings.get("d_model", int), Half()),)
+
+
+def _learned(settings: Settings, weights: Weights, offset: int) -> Maker:
+    for theirs, ours in (("encoder", "source"), ("decoder", "target")):
+        weights.ours[f"{ours}_positions.weight"] = weights.take(f"{theirs}.embed_positions.weight")[offset:]
+    length, dim = settings.get("max_position_embeddings", int), settings.get("d_model", int)
+    return partial(LearnedPositions, length, dim)
+
+
+def _transformer(
+    settings: Settings,
+    weights: Weights,
+    block: type[PreNorm] | type[PostNorm],
+    positions: Maker,
+    embedding_norm: Maker = nn.Identity,
+) -> Transformer:
+    vocab_size = settings.get("vocab_size", int)
+    shared = settings.get("share_encoder_decoder_embeddings", bool, True) and not weights.differ(
+        "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
+    )
+    _move(settings, weights, shared)
+    tied = weights.output("target_embedding")
+    if block.needs_final_norm:
+        for side in ("encoder", "decoder"):
+            weights.move(f"{side}.layer_norm", f"{side}_norm")
+    parts = TransformerParts(
+        dim=settings.get("d_model", int),
+        encoder=_stack(settings, "encoder", block, positions, embedding_norm),
+        decoder=_stack(settings, "decoder", block, positions, embedding_norm),
+        embedding_scale=None if settings.get("scale_embedding", bool, False) else 1.0,
+        dropout=settings.get("dropout", float, 0.1),
+        shared_embeddings=shared,
+        tied_output=tied,
+        output_bias=True,
+    )
+    target_vocab_size = settings.get("decoder_vocab_size", int, vocab_size)
+    model = Transformer(parts, source_vocab_size=vocab_size, target_vocab_size=target_vocab_size)
+    if "output.bias" not in weights.ours:
+        weights.ours["output.bias"] = model.output.bias.detach()
+    weights.fill(model)
+    return model
+
+
+def _stack(
+    settings: Settings, side: str, block: type[PreNorm] | type[PostNorm], positions: Maker, embedding_norm: Maker
+) -> StackParts:
+    dim, heads = settings.get("d_model", int), settings.get(f"{side}_attention_heads", int)
+    return StackParts(
+        num_layers=settings.get(f"{side}_layers", int),
+        attention=partial(MultiHeadAttention, dim, heads, dropout=settings.get("attention_dropout", float, 0.0)),
+        feed_forward=partial(
+            FeedForward,
+            dim,
+            settings.get(f"{side}_ffn_dim", int),
+            activation=settings.one_of("activation_function", ACTIVATIONS, "gelu"),
+            dropout=settings.get("activation_dropout", float, 0.0),
+        ),
+        residual=partial(block, dim, dropout=settings.get("dropout", float, 0.1)),
+        positions=positions,
+        embedding_norm=embedding_norm,
+        final_norm=partial(nn.LayerNorm, dim) if block.needs_final_norm else nn.Identity,
+    )
+
+
+def _move(settings: Settings, weights: Weights, shared: bool) -> None:
+    if shared:
+        both = weights.take_any(
+            "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"
+        )
+        weights.ours["source_embedding.weight"] = weights.ours["target_embedding.weight"] = both
+    else:
+        weights.move("encoder.embed_tokens", "source_embedding")
+        weights.ours["target_embedding.weight"] = weights.take_any("decoder.embed_tokens.weight", "lm_head.weight")
+        weights.drop("shared.weight")
+    if "final_logits_bias" in weights:
+        weights.ours["output.bias"] = weights.take("final_logits_bias").flatten()
+    for side in ("encoder", "decoder"):
+        for number in range(settings.get(f"{side}_layers", int)):
+            theirs, ours = f"{side}.layers.{number}", f"{side}.{number}"
+            norms = ["self_attn_layer_norm", "final_layer_norm"]
+            weights.attention(f"{theirs}.self_attn", f"{ours}.self_attention", NAMES)
+            if side == "decoder":
+                weights.attention(f"{theirs}.encoder_attn", f"{ours}.cross_attention", NAMES)
+                norms.insert(1, "encoder_attn_layer_norm")
+            weights.move(f"{theirs}.fc1", f"{ours}.feed_forward.up")
+            weights.move(f"{theirs}.fc2", f"{ours}.feed_forward.down")
+            for place, norm in enumerate(norms):
+                weights.move(f"{theirs}.{norm}", f"{ours}.residuals.{place}.norm")

@@ -1,0 +1,131 @@
+"""A folder as Hugging Face's `save_pretrained` writes it: its settings and its tensors, and nothing run from it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from regard.errors import MissingExtraError, RunFolderError
+
+T = TypeVar("T")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Settings:
+    """The values of config.json; each is asked for by name and type.
+
+    >>> settings = Settings({"d_model": 8}, Path("config.json"))
+    >>> settings.get("d_model", int), settings.get("dropout", float, 0.1)
+    (8, 0.1)
+    >>> settings.get("encoder_layers", int)
+    Traceback (most recent call last):
+    regard.errors.RunFolderError: config.json has no encoder_layers: it is not the whole configuration of a model
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: Path) -> None:
+        self.values, self.source = values, source
+
+    def get(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """A value; the default where it is absent or null.
+
+        Raises:
+            RunFolderError: it is absent and has no default, or is of another type.
+        """
+        value = self.values.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise RunFolderError(f"{self.source} has no {name}: it is not the whole configuration of a model")
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise RunFolderError(f"{self.source}: {name} must be a {kind.__name__}, got {value!r}")
+        return value
+
+    def one_of(self, name: str, choices: Mapping[str, T], default: str | None = None) -> T:
+        """What a value stands for among some that are known.
+
+        Raises:
+            RunFolderError: it is none of them.
+        """
+        value = self.get(name, str, default)
+        if value not in choices:
+            known = ", ".join(choices)
+            raise RunFolderError(f"{self.source}: {name} is {value!r}, and regard reads {known}")
+        return choices[value]
+
+
+def read_settings(folder: Path) -> Settings:
+    """The configuration of the model in a folder.
+
+    Raises:
+        RunFolderError: there is none, or it is not whole.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder} is not a folder; expected one with a config.json and a {WEIGHTS}")
+    if not (folder / "config.json").is_file():
+        raise RunFolderError(f"{folder} is not a Hugging Face folder: it has no config.json")
+    return Settings(read_object(folder / "config.json"), folder / "config.json")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        RunFolderError: the file cannot be read, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} is not whole JSON ({error}): copy it again") from None
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} holds a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of model.safetensors, or of the shards that its index names.
+
+    Raises:
+        RunFolderError: a file is absent, cut short or foreign, or there are pickled weights only.
+        MissingExtraError: safetensors is not installed.
+    """
+    if (folder / WEIGHTS).is_file():
+        return _read(folder / WEIGHTS)
+    if not (folder / INDEX).is_file():
+        raise RunFolderError(_why_no_weights(folder))
+    names = read_object(folder / INDEX).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise RunFolderError(f"{folder / INDEX} has no weight_map: it does not say where the tensors are")
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted({Path(str(name)).name for name in names.values()}):  # a name, whatever the index says
+        tensors |= _read(folder / shard)
+    absent = next((name for name in names if name not in tensors), None)
+    if absent is not None:
+        raise RunFolderError(f"{folder / INDEX} names the tensor {absent}, which is in none of its files")
+    return tensors
+
+
+def _why_no_weights(folder: Path) -> str:
+    pickled = next((path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))), None)
+    if pickled is None:
+        return f"{folder} has no {WEIGHTS} and no {INDEX}: it holds no weights that regard reads"
+    return (
+        f"{folder} has its weights as {pickled} only, a pickle, which can run code when it is read: regard does not; "
+        f"have its owner or transformers save them as {WEIGHTS}"
+    )
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise MissingExtraError("safetensors", extra="text") from None
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}): absent, cut short or another format") from None
+    return tensors

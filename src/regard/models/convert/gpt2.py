@@ -1,0 +1,79 @@
+"""GPT-2 (Radford et al. 2019, "Language models are unsupervised multitask learners").
+
+Pre-norm with learned positions and GELU by tanh; its linear layers are stored input by output.
+"""
+
+from functools import partial
+
+from torch import nn
+
+from regard.errors import RunFolderError
+from regard.models.convert.activations import ACTIVATIONS
+from regard.models.convert.folder import Settings
+from regard.models.convert.weights import Weights
+from regard.models.decoder_only import DecoderOnly
+from regard.models.parts import OneStackParts, StackParts
+from regard.nn import FeedForward, LearnedPositions, MultiHeadAttention, PreNorm
+from regard.scores import Dot, ScaledDot
+
+
+def gpt2(settings: Settings, weights: Weights) -> DecoderOnly:
+    """A GPT-2 model."""
+    for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if settings.get(name, bool, False):
+            raise RunFolderError(f"{settings.source}: regard reads no GPT-2 with {name}")
+    weights.strip_prefix("transformer.")
+    weights.drop("h.*.attn.bias", "h.*.attn.masked_bias")  # causal masks, not weights
+    tied = _move(settings, weights)
+    dim = settings.get("n_embd", int)
+    dropout, norm = settings.get("resid_pdrop", float, 0.1), partial(nn.LayerNorm, eps=_eps(settings))
+    stack = StackParts(
+        num_layers=settings.get("n_layer", int),
+        attention=partial(
+            MultiHeadAttention,
+            dim,
+            settings.get("n_head", int),
+            dropout=settings.get("attn_pdrop", float, 0.1),
+            score=ScaledDot() if settings.get("scale_attn_weights", bool, True) else Dot(),
+        ),
+        feed_forward=partial(
+            FeedForward,
+            dim,
+            settings.get("n_inner", int, 4 * dim),
+            activation=settings.one_of("activation_function", ACTIVATIONS, "gelu_new"),
+        ),
+        residual=partial(PreNorm, dim, dropout=dropout, norm=norm),
+        positions=partial(LearnedPositions, settings.get("n_positions", int, 1024), dim),
+        final_norm=partial(norm, dim),
+    )
+    parts = OneStackParts(
+        dim=dim, stack=stack, embedding_scale=1.0, dropout=settings.get("embd_pdrop", float, 0.1), tied_output=tied
+    )
+    model = DecoderOnly(parts, vocab_size=settings.get("vocab_size", int))
+    weights.fill(model)
+    return model
+
+
+def _eps(settings: Settings) -> float:
+    return settings.get("layer_norm_epsilon", float, 1e-5)
+
+
+def _move(settings: Settings, weights: Weights) -> bool:
+    """Move all tensors; answers whether the output layer is the embedding."""
+    weights.ours["embedding.weight"] = weights.take_any("wte.weight", "lm_head.weight")
+    weights.move("wpe", "positions")
+    weights.move("ln_f", "final_norm")
+    for number in range(settings.get("n_layer", int)):
+        theirs, ours = f"h.{number}", f"layers.{number}"
+        weights.ours[f"{ours}.self_attention.in_weights.0"] = weights.take(f"{theirs}.attn.c_attn.weight").T
+        weights.ours[f"{ours}.self_attention.in_bias"] = weights.take(f"{theirs}.attn.c_attn.bias")
+        for name, place in (
+            ("attn.c_proj", "self_attention.out"),
+            ("mlp.c_fc", "feed_forward.up"),
+            ("mlp.c_proj", "feed_forward.down"),
+        ):
+            weights.ours[f"{ours}.{place}.weight"] = weights.take(f"{theirs}.{name}.weight").T
+            weights.ours[f"{ours}.{place}.bias"] = weights.take(f"{theirs}.{name}.bias")
+        weights.move(f"{theirs}.ln_1", f"{ours}.residuals.0.norm")
+        weights.move(f"{theirs}.ln_2", f"{ours}.residuals.1.norm")
+    return weights.output("embedding")

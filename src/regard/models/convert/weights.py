@@ -1,0 +1,115 @@
+"""Tensors on their way from another library's names to ours: every one is moved or named as left out."""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RunFolderError
+
+
+class Weights:
+    """Their tensors, each moved under the name that it has in our model.
+
+    >>> weights = Weights({"fc.weight": torch.ones(1, 2), "fc.bias": torch.zeros(1)}, Path("folder"))
+    >>> weights.move("fc", "up")
+    >>> sorted(weights.ours)
+    ['up.bias', 'up.weight']
+    """
+
+    def __init__(self, theirs: dict[str, Tensor], source: Path) -> None:
+        self.source = source
+        self.ours: dict[str, Tensor] = {}
+        self._theirs = dict(theirs)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._theirs
+
+    def strip_prefix(self, prefix: str) -> None:
+        """Take the base model's prefix off the names: some folders hold the base alone, without it."""
+        self._theirs = {name.removeprefix(prefix): tensor for name, tensor in self._theirs.items()}
+
+    def differ(self, one: str, other: str) -> bool:
+        """Whether both are there and not equal."""
+        return one in self and other in self and not torch.equal(self._theirs[one], self._theirs[other])
+
+    def rename(self, ending: str, new: str) -> None:
+        """Give all names with an ending another one."""
+        self._theirs = {
+            name.removesuffix(ending) + new if name.endswith(ending) else name: tensor
+            for name, tensor in self._theirs.items()
+        }
+
+    def take(self, name: str) -> Tensor:
+        """One tensor, which is then no longer there.
+
+        Raises:
+            RunFolderError: there is none of that name.
+        """
+        if name not in self._theirs:
+            raise RunFolderError(f"{self.source} has no tensor {name}: cut short, or not the model of its config.json")
+        return self._theirs.pop(name)
+
+    def take_any(self, *names: str) -> Tensor:
+        """The first of several names that is there; tied tensors are stored under any one of them.
+
+        The others are dropped where they are equal to it.
+
+        Raises:
+            RunFolderError: none is there.
+        """
+        found = self.take(next((name for name in names if name in self), names[0]))
+        for name in names:
+            if name in self and torch.equal(self._theirs[name], found):
+                del self._theirs[name]
+        return found
+
+    def move(self, theirs: str, ours: str) -> None:
+        """The weight and, if there is one, the bias of a module."""
+        self.ours[f"{ours}.weight"] = self.take(f"{theirs}.weight")
+        if f"{theirs}.bias" in self:
+            self.ours[f"{ours}.bias"] = self.take(f"{theirs}.bias")
+
+    def join(self, theirs: Iterable[str], weight: str, bias: str) -> None:
+        """Several modules with one input as one: their rows one below the other."""
+        theirs = list(theirs)
+        self.ours[weight] = torch.cat([self.take(f"{name}.weight") for name in theirs])
+        if f"{theirs[0]}.bias" in self:
+            self.ours[bias] = torch.cat([self.take(f"{name}.bias") for name in theirs])
+
+    def attention(self, theirs: str, ours: str, names: tuple[str, str, str, str]) -> None:
+        """A multi-head attention whose query, key, value and output projections have these names."""
+        *projections, output = names
+        self.join((f"{theirs}.{name}" for name in projections), f"{ours}.in_weights.0", f"{ours}.in_bias")
+        self.move(f"{theirs}.{output}", f"{ours}.out")
+
+    def output(self, embedding: str) -> bool:
+        """The output layer: lm_head if it is still there, else our `embedding`; answers whether they are tied."""
+        tied = "lm_head.weight" not in self
+        self.ours["output.weight"] = self.ours[f"{embedding}.weight"] if tied else self.take("lm_head.weight")
+        return tied
+
+    def drop(self, *patterns: str) -> None:
+        """Tensors that our model has not and need not have: positions that are computed, other heads."""
+        for name in [name for name in self._theirs if any(fnmatchcase(name, pattern) for pattern in patterns)]:
+            del self._theirs[name]
+
+    def fill(self, model: nn.Module) -> None:
+        """Copy what was moved into a model, in the model's dtype.
+
+        Raises:
+            RunFolderError: a tensor is left over, absent or of another shape; names the first.
+        """
+        if self._theirs:
+            left = min(self._theirs)
+            raise RunFolderError(f"{self.source} has a tensor that its config.json does not account for: {left}")
+        wanted = model.state_dict()
+        for name in [*wanted, *self.ours]:
+            want, have = (tuple(part[name].shape) if name in part else "absent" for part in (wanted, self.ours))
+            if want != have:
+                raise RunFolderError(
+                    f"{self.source} does not fit its config.json: {name} is {have}, and should be {want}"
+                )
+        model.load_state_dict(self.ours)

@@ -1,0 +1,150 @@
+"""The decoder-only Transformer: each token is predicted from those before it (Radford et al. 2018)."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.masks import Mask, causal, padding
+from regard.models.one_stack import OneStack
+from regard.models.parts import OneStackParts
+from regard.models.protocol import Step
+from regard.models.stack import StackConfig, make_stack, shared_bias
+from regard.nn import KeyValue
+from regard.weights import AttentionMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderOnlyConfig(StackConfig):
+    """The sizes and parts of a decoder-only Transformer."""
+
+    num_layers: int = 4
+    """Layers of the stack."""
+    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
+    """Activation of the feed-forward networks; swiglu is gated."""
+    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
+    """Positions that are added to the embeddings, or by which self-attention turns its queries and keys."""
+    tied_output: bool = True
+    """The output layer is the embedding."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderOnlyState:
+    """What decoding hands from step to step, N sequences first."""
+
+    caches: tuple[KeyValue | None, ...]
+    """Keys and values of the text so far, by layer."""
+    position: int | Int[Tensor, " N"]
+    """Where the next token stands; one number where all prompts were of one length."""
+    seen: tuple[Int[Tensor, " N"], int] | None
+    """Of prompts that were padded: their lengths, and the width that they were padded to."""
+
+
+class DecoderOnly(OneStack):
+    """A stack of causal self-attention: a language model.
+
+    Args:
+        config: sizes and names of parts, or the parts themselves.
+        vocab_size: number of tokens, V.
+
+    Raises:
+        ArgumentError: a part that does not exist, or sizes that do not fit together.
+
+    Source: Radford et al. 2018, "Improving language understanding by generative pre-training", section 3.1; the
+    norm before each sublayer is Radford et al. 2019, "Language models are unsupervised multitask learners".
+
+    >>> model = DecoderOnly(DecoderOnlyConfig(dim=8, num_heads=2), vocab_size=11).eval()
+    >>> text = torch.randint(4, 11, (2, 5))
+    >>> model(text).shape
+    torch.Size([2, 5, 11])
+
+    In decoding the source is the text that stands before the first token that a search passes in:
+
+    >>> state = model.start(text[:, :4], torch.tensor([4, 4]))
+    >>> torch.allclose(model.step(state, text[:, 4]).logits, model(text)[:, 4], atol=1e-5)
+    True
+    """
+
+    def __init__(self, config: DecoderOnlyConfig | OneStackParts, *, vocab_size: int) -> None:
+        super().__init__(_parts(config) if isinstance(config, DecoderOnlyConfig) else config, vocab_size)
+        self.config = config
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        """Logits of the token after each; what is padded at the end has logits too, and changes no other's.
+
+        Raises:
+            ArgumentError: a sequence longer than learned positions.
+        """
+        return self.read_out(self.run(tokens, causal(), None, "decoder"))
+
+    def attend(self, tokens: Int[Tensor, "B T"]) -> dict[str, AttentionMap]:
+        """Every attention map of a pass, by name: decoder.n, each (B, H, T, T)."""
+        maps: dict[str, AttentionMap] = {}
+        self.run(tokens, causal(), maps.__setitem__, "decoder")
+        return maps
+
+    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> DecoderOnlyState:
+        """Read the texts to go on from, all but their last tokens: these are what the first step is given.
+
+        Args:
+            source: token ids, padded at the end with any; may be of width 0.
+            source_lengths: how many of them are real, 0 or more.
+
+        Raises:
+            ArgumentError: a length that is not in 0..S, or a text longer than learned positions.
+        """
+        width = source.shape[1]
+        if len(source_lengths) and not 0 <= int(source_lengths.min()) <= int(source_lengths.max()) <= width:
+            raise ArgumentError(f"every text needs 0 to {width} tokens, as the batch is wide; got {source_lengths}")
+        caches: tuple[KeyValue | None, ...] = (None,) * len(self.layers)
+        if width:
+            caches, _ = self._extend(source, caches, causal(), 0)
+        if bool((source_lengths == width).all()):
+            return DecoderOnlyState(caches, width, None)
+        return DecoderOnlyState(caches, source_lengths, (source_lengths, width))
+
+    def step(self, state: DecoderOnlyState, tokens: Int[Tensor, " N"]) -> Step:
+        """Logits after one more token."""
+        caches, x = self._extend(tokens[:, None], state.caches, _mask(state), state.position)
+        return Step(self.read_out(x)[:, 0], None, replace(state, caches=caches, position=state.position + 1))
+
+    def reorder(self, state: DecoderOnlyState, index: Int[Tensor, " N"]) -> DecoderOnlyState:
+        """Sequences `index` of the state."""
+        caches = tuple(None if cache is None else cache.reorder(index) for cache in state.caches)
+        if state.seen is None:
+            return replace(state, caches=caches)
+        assert isinstance(state.position, Tensor)
+        lengths, width = state.seen
+        return DecoderOnlyState(caches, state.position[index], (lengths[index], width))
+
+    def _extend(
+        self, tokens: Tensor, caches: tuple[KeyValue | None, ...], mask: Mask, offset: int | Tensor
+    ) -> tuple[tuple[KeyValue, ...], Tensor]:
+        """The tokens that follow those of the caches: longer caches, and what the last layer answered."""
+        x, bias, longer = self.embed(tokens, offset), shared_bias(self.relative), []
+        for layer, cache in zip(self.each_layer(), caches, strict=True):
+            x, extended = layer.extend(x, cache, mask, bias, offset)
+            longer.append(extended)
+        return tuple(longer), x
+
+
+def _mask(state: DecoderOnlyState) -> Mask:
+    """Who the next token may attend to: all before it but what was padding."""
+    if state.seen is None:
+        return causal()
+    (lengths, width), cache = state.seen, state.caches[0]
+    assert cache is not None
+    keys = torch.arange(cache.length + 1, device=lengths.device)
+    return padding((keys < lengths[:, None]) | (keys >= width))
+
+
+def _parts(config: DecoderOnlyConfig) -> OneStackParts:
+    return OneStackParts(
+        dim=config.dim,
+        stack=make_stack(config, config.num_layers),
+        dropout=config.dropout,
+        tied_output=config.tied_output,
+    )

@@ -1,0 +1,108 @@
+"""The encoder-only Transformer: each token is predicted from those on both sides (Devlin et al. 2018)."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.masks import lengths
+from regard.models.one_stack import OneStack
+from regard.models.parts import OneStackParts
+from regard.models.stack import NORMS, StackConfig, make_stack
+from regard.weights import AttentionMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderOnlyConfig(StackConfig):
+    """The sizes and parts of an encoder-only Transformer."""
+
+    num_layers: int = 4
+    """Layers of the stack."""
+    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
+    """Activation of the feed-forward networks; swiglu is gated."""
+    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
+    """Positions that are added to the embeddings, or by which self-attention turns its queries and keys."""
+    tied_output: bool = True
+    """The output layer is the embedding."""
+
+
+class EncoderOnly(OneStack):
+    """A stack of self-attention in both directions, trained to fill in masked tokens.
+
+    Args:
+        config: sizes and names of parts, or the parts themselves.
+        vocab_size: number of tokens, V; the one that masks others is counted.
+
+    Raises:
+        ArgumentError: a part that does not exist, or sizes that do not fit together.
+
+    Source: Devlin et al. 2018 (arXiv:1810.04805), section 3. The head before the output layer (linear, GELU,
+    norm) is the one of their released code, `get_masked_lm_output`.
+
+    >>> import torch
+    >>> model = EncoderOnly(EncoderOnlyConfig(dim=8, num_heads=2), vocab_size=11)
+    >>> model(torch.randint(4, 11, (2, 5)), torch.tensor([5, 3])).shape
+    torch.Size([2, 5, 11])
+    """
+
+    def __init__(self, config: EncoderOnlyConfig | OneStackParts, *, vocab_size: int) -> None:
+        super().__init__(_parts(config) if isinstance(config, EncoderOnlyConfig) else config, vocab_size)
+        self.config = config
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_lengths: Int[Tensor, " B"],
+        segments: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the token at each place; what lies beyond a sequence's length is never looked at.
+
+        Args:
+            tokens: ids.
+            token_lengths: how many of them are real.
+            segments: which kind of text each belongs to, for a model that tells them apart; all to the first if None.
+
+        Raises:
+            ArgumentError: a sequence longer than learned positions.
+        """
+        return self.read_out(self.run(tokens, lengths(token_lengths), None, "encoder", segments))
+
+    def encode(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_lengths: Int[Tensor, " B"],
+        segments: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """The vector of each token after the last layer; see `forward`."""
+        return self.final_norm(self.run(tokens, lengths(token_lengths), None, "encoder", segments))
+
+    def attend(
+        self,
+        tokens: Int[Tensor, "B T"],
+        token_lengths: Int[Tensor, " B"],
+        segments: Int[Tensor, "B T"] | None = None,
+    ) -> dict[str, AttentionMap]:
+        """Every attention map of a pass, by name: encoder.n, each (B, H, T, T)."""
+        maps: dict[str, AttentionMap] = {}
+        self.run(tokens, lengths(token_lengths), maps.__setitem__, "encoder", segments)
+        return maps
+
+
+class _Head(nn.Sequential):
+    """Linear, GELU, norm."""
+
+    def __init__(self, config: EncoderOnlyConfig) -> None:
+        super().__init__(nn.Linear(config.dim, config.dim), nn.GELU(), NORMS[config.norm](config.dim))
+
+
+def _parts(config: EncoderOnlyConfig) -> OneStackParts:
+    return OneStackParts(
+        dim=config.dim,
+        stack=make_stack(config, config.num_layers),
+        dropout=config.dropout,
+        head=partial(_Head, config),
+        tied_output=config.tied_output,
+        output_bias=True,
+    )

@@ -1,0 +1,69 @@
+"""What the decoder-only and the encoder-only Transformer share: one stack from token ids to logits."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.masks import Mask
+from regard.models.parts import OneStackParts
+from regard.models.stack import Record, SelfAttentionLayer, shared_bias
+from regard.nn import TokenEmbedding
+from regard.nn.arguments import require_sizes
+
+
+class OneStack(nn.Module):
+    """Embedding, layers of self-attention, output layer; the two kinds say who may attend to whom."""
+
+    def __init__(self, parts: OneStackParts, vocab_size: int) -> None:
+        super().__init__()
+        require_sizes(vocab_size=vocab_size, num_layers=parts.stack.num_layers)
+        self.embedding = TokenEmbedding(vocab_size, parts.dim, scale=parts.embedding_scale)
+        self.segments = nn.Embedding(parts.num_segments, parts.dim) if parts.num_segments else None
+        self.positions = parts.stack.positions()
+        self.max_length: int | None = cast(Any, self.positions).max_length
+        self.embedding_norm = parts.stack.embedding_norm()
+        self.dropout = nn.Dropout(parts.dropout)
+        self.relative = None if parts.stack.relative is None else parts.stack.relative()
+        self.layers = nn.ModuleList([SelfAttentionLayer(parts.stack) for _ in range(parts.stack.num_layers)])
+        self.final_norm = parts.stack.final_norm()
+        self.head = parts.head()
+        self.output = nn.Linear(parts.dim, vocab_size, bias=parts.output_bias)
+        nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
+        if parts.output_bias:
+            nn.init.zeros_(self.output.bias)
+        if parts.tied_output:
+            self.output.weight = self.embedding.weight
+
+    def embed(
+        self, tokens: Int[Tensor, "B T"], offset: int | Tensor = 0, segments: Int[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """What the first layer reads; without `segments` all is of the first."""
+        x = self.embedding(tokens)
+        if self.segments is not None:
+            x = x + self.segments(torch.zeros_like(tokens) if segments is None else segments)
+        return self.dropout(self.embedding_norm(self.positions(x, offset=offset)))
+
+    def read_out(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """Logits from what the last layer answered."""
+        return self.output(self.head(self.final_norm(x)))
+
+    def run(
+        self,
+        tokens: Int[Tensor, "B T"],
+        mask: Mask,
+        record: Record | None,
+        name: str,
+        segments: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """What the last layer answers; the maps of the pass are called `name`.n."""
+        x, bias = self.embed(tokens, segments=segments), shared_bias(self.relative)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, mask, bias, record, f"{name}.{number}")
+        return x
+
+    def each_layer(self) -> Iterator[SelfAttentionLayer]:
+        """The layers, first to last."""
+        return (cast(SelfAttentionLayer, layer) for layer in self.layers)

@@ -1,0 +1,157 @@
+"""What every Transformer here shares: the configuration of a stack of layers, and the layer of self-attention."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from torch import Tensor, nn
+
+from regard.biases import Bias
+from regard.functional import Attended
+from regard.masks import Mask
+from regard.models.parts import Maker, StackParts
+from regard.nn import (
+    FeedForward,
+    GatedFeedForward,
+    KeyValue,
+    LearnedPositions,
+    MultiHeadAttention,
+    NoPositions,
+    PostNorm,
+    PreNorm,
+    SinusoidalPositions,
+)
+from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+from regard.rotary import Rotary
+from regard.weights import AttentionMap
+
+Record = Callable[[str, AttentionMap], None]
+"""Told the name and the map of every attention call of a pass."""
+
+NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+BLOCKS: dict[str, type[PreNorm] | type[PostNorm]] = {"pre": PreNorm, "post": PostNorm}
+FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
+    "relu": partial(FeedForward, activation=nn.functional.relu),
+    "gelu": partial(FeedForward, activation=nn.functional.gelu),
+    "swiglu": GatedFeedForward,
+}
+POSITIONS: dict[str, Callable[["StackConfig"], Maker]] = {
+    "sinusoidal": lambda config: partial(SinusoidalPositions, config.dim),
+    "learned": lambda config: partial(LearnedPositions, config.max_length, config.dim),
+    "rotary": lambda config: NoPositions,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """The widths and parts of a stack of Transformer layers."""
+
+    dim: int = 256
+    """Width of the model; the paper's d_model."""
+    num_heads: int = 4
+    """Attention heads; the paper's h."""
+    num_kv_heads: int | None = None
+    """Key/value heads that the heads share; None: one each."""
+    feed_forward_dim: int = 1024
+    """Hidden width of the feed-forward networks; the paper's d_ff."""
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    """Activation of the feed-forward networks; swiglu is gated."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm or RMSNorm."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """Norm before each sublayer (trains without care) or after it (the paper)."""
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    """Positions that are added to the embeddings, or by which self-attention turns its queries and keys."""
+    max_length: int = 1024
+    """Longest sequence of tokens, where positions are learned."""
+    dropout: float = 0.1
+    """Probability of dropping an embedding, a sublayer's output or a hidden unit."""
+    attention_dropout: float = 0.0
+    """Probability of dropping an attention weight; above 0 the fused kernels cannot run."""
+
+
+def make_stack(config: StackConfig, num_layers: int) -> StackParts:
+    """The makers that a configuration names.
+
+    Raises:
+        ArgumentError: names the field, what it may be and what it is.
+
+    >>> make_stack(StackConfig(dim=8, num_heads=2, norm="rms"), 2).final_norm()
+    RMSNorm((8,), eps=None, elementwise_affine=True)
+    """
+    require_one_of("activation", config.activation, FEED_FORWARDS)
+    require_one_of("norm", config.norm, NORMS)
+    require_one_of("norm_position", config.norm_position, BLOCKS)
+    require_one_of("positions", config.positions, POSITIONS)
+    require_sizes(num_layers=num_layers, num_heads=config.num_heads)
+    require_dropout(dropout=config.dropout, attention_dropout=config.attention_dropout)
+    norm, block = NORMS[config.norm], BLOCKS[config.norm_position]
+    return StackParts(
+        num_layers=num_layers,
+        attention=partial(
+            MultiHeadAttention,
+            config.dim,
+            config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            dropout=config.attention_dropout,
+            rotary=Rotary(config.dim // config.num_heads) if config.positions == "rotary" else None,
+        ),
+        feed_forward=partial(
+            FEED_FORWARDS[config.activation], config.dim, config.feed_forward_dim, dropout=config.dropout
+        ),
+        residual=partial(block, config.dim, dropout=config.dropout, norm=norm),
+        positions=POSITIONS[config.positions](config),
+        final_norm=partial(norm, config.dim) if block.needs_final_norm else nn.Identity,
+    )
+
+
+class SelfAttentionLayer(nn.Module):
+    """Self-attention, then a feed-forward network: the layer of an encoder, and of a decoder-only model."""
+
+    def __init__(self, parts: StackParts) -> None:
+        super().__init__()
+        self.self_attention = parts.attention()
+        self.feed_forward = parts.feed_forward()
+        self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
+
+    def forward(self, x: Tensor, mask: Mask, bias: Bias | None, record: Record | None, name: str) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        x = self.residuals[0](x, lambda y: told(self.self_attention, record, name, y, mask=mask, bias=bias))
+        return self.residuals[1](x, self.feed_forward)
+
+    def extend(
+        self, x: Tensor, cache: KeyValue | None, mask: Mask, bias: Bias | None, offset: int | Tensor
+    ) -> tuple[Tensor, KeyValue]:
+        """The positions (N, T, D) that follow those of a cache, and the cache with them; see `MultiHeadAttention`."""
+        caches: list[KeyValue] = []
+
+        def look_back(y: Tensor) -> Tensor:
+            output, longer = self.self_attention.extend(y, cache, mask=mask, bias=bias, offset=offset)
+            caches.append(longer)
+            return output
+
+        x = self.residuals[0](x, look_back)
+        return self.residuals[1](x, self.feed_forward), caches[0]
+
+
+def told(
+    attention: MultiHeadAttention,
+    record: Record | None,
+    name: str,
+    *inputs: Tensor,
+    mask: Mask,
+    bias: Bias | None = None,
+) -> Tensor:
+    """Run an attention module and tell the record, if there is one, its name and map."""
+    attended = attention(*inputs, mask=mask, bias=bias, return_weights=record is not None)
+    if not isinstance(attended, Attended):
+        return attended
+    assert record is not None
+    record(name, attended.weights)
+    return attended.output
+
+
+def shared_bias(relative: nn.Module | None) -> Bias | None:
+    """The bias that the layers of a stack share, from the module that holds it."""
+    return None if relative is None else relative()

@@ -1,0 +1,186 @@
+"""Language models: train one on running text, to predict the next token or to fill in masked ones."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError
+from regard.models.decoder_only import DecoderOnly
+from regard.models.encoder_only import EncoderOnly
+from regard.tasks import filler, writer
+from regard.tasks.filler import Filler
+from regard.tasks.run_folder import RunFolder
+from regard.tasks.runs import Job, train_run
+from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
+from regard.tasks.text_corpus import open_text, prepare_text
+from regard.tasks.writer import Writer
+from regard.text.blocks import (
+    BlockPlan,
+    Blocks,
+    TextBatch,
+    Window,
+    masked,
+    masked_windows,
+    next_token_windows,
+    next_tokens,
+    share_out,
+    window_batches,
+)
+from regard.text.tokenizers import PAD
+from regard.training.events import Callback
+from regard.training.loop import BatchSize, Loss, Validate
+from regard.training.losses import LossSum, cross_entropy
+from regard.training.optimizers import adamw
+
+
+def train_language_model(
+    config: LanguageModelConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: IO[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Writer:
+    """Train a language model and leave all of it in `config.out`.
+
+    Args, errors and the behaviour under `torchrun` are those of `regard.tasks.translation.train`.
+
+    Returns:
+        The best model of the run by validation loss.
+    """
+    device = train_run(
+        writer.TASK, config, prepare_text, _next_token_job,
+        resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks,
+    )  # fmt: skip
+    return Writer.load(config.out, device=device)
+
+
+def train_masked_language_model(
+    config: MaskedLanguageModelConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: IO[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Filler:
+    """Train a model to fill in masked tokens and leave all of it in `config.out`.
+
+    Args, errors and the behaviour under `torchrun` are those of `regard.tasks.translation.train`.
+
+    Returns:
+        The best model of the run by validation loss.
+    """
+    device = train_run(
+        filler.TASK, config, prepare_text, _masked_job,
+        resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks,
+    )  # fmt: skip
+    return Filler.load(config.out, device=device)
+
+
+class TextBatches:
+    """The batches of a text for the training loop: blocks, and what is made of them."""
+
+    def __init__(self, plan: BlockPlan, make: Callable[[Blocks], TextBatch]) -> None:
+        self._plan, self._make = plan, make
+
+    def epoch(self, epoch: int, start: int) -> Iterator[TextBatch]:
+        """This rank's batches of a pass from index `start` on."""
+        return map(self._make, self._plan.epoch(epoch, start))
+
+    def size(self, batch: TextBatch) -> BatchSize:
+        """Nothing is padded."""
+        return BatchSize(batch.tokens.numel(), batch.tokens.numel())
+
+
+def next_token_loss(model: nn.Module, batch: TextBatch) -> LossSum:
+    """Summed loss of each next token in nats, and their number."""
+    return cross_entropy(model(batch.tokens), batch.targets, ignore_index=PAD)
+
+
+def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
+    """Summed loss of the masked tokens in nats, and their number."""
+    return cross_entropy(model(batch.tokens, batch.lengths), batch.targets, ignore_index=PAD)
+
+
+def _next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
+    corpus = open_text(folder)
+    model = DecoderOnly(config.model, vocab_size=len(corpus.tokenizer))
+    _check_positions(config, model.max_length)
+    batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=1), next_tokens)
+
+    def windows() -> Iterator[Window]:
+        return next_token_windows(corpus.valid.tokens, length=config.block_length, stride=config.block_length)
+
+    validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
+    return Job(model, batches, next_token_loss, _optimizer(config, model), validate)
+
+
+def _masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
+    corpus = open_text(folder)
+    vocab_size = len(corpus.tokenizer)
+    model = EncoderOnly(config.model, vocab_size=vocab_size + 1)  # the mask is one more
+    _check_positions(config, model.max_length)
+    make = partial(masked, vocab_size=vocab_size, mask_id=vocab_size)
+    batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=0), make)
+
+    def windows() -> Iterator[Window]:
+        tokens = corpus.valid.tokens
+        return masked_windows(tokens, length=config.block_length, vocab_size=vocab_size, mask_id=vocab_size)
+
+    validate = _validation(config, masked_loss, model, windows, fabric)
+    return Job(model, batches, masked_loss, _optimizer(config, model), validate)
+
+
+def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> BlockPlan:
+    return BlockPlan(
+        tokens,
+        length=config.block_length,
+        overlap=overlap,
+        batch_tokens=config.batch_tokens,
+        seed=config.seed,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+    )
+
+
+def _optimizer(config: TextConfig, model: nn.Module) -> torch.optim.Optimizer:
+    return adamw(model, weight_decay=config.weight_decay, betas=(0.9, config.beta2), eps=1e-8)
+
+
+def _validation(
+    config: TextConfig,
+    loss: Loss,
+    model: nn.Module,
+    windows: Callable[[], Iterable[Window]],
+    fabric: Any,
+    *,
+    text_bytes: int | None = None,
+) -> Validate:
+    """The mean loss on the validation text, shared out among the ranks; and bits per byte, if its size is given."""
+    places = max(config.batch_tokens, config.block_length)
+
+    def validate() -> dict[str, float]:
+        sums = torch.zeros(2, dtype=torch.float64)
+        batches = window_batches(windows(), places=places)
+        for batch in share_out(batches, fabric.global_rank, fabric.world_size):
+            part = loss(model, fabric.to_device(batch))
+            sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
+        total, count = fabric.all_reduce(sums, reduce_op="sum").tolist()
+        metrics = {"loss": total / max(count, 1.0)}
+        if text_bytes is None:
+            return metrics
+        return metrics | {"bits_per_byte": total / math.log(2) / max(text_bytes, 1)}
+
+    return validate
+
+
+def _check_positions(config: TextConfig, positions: int | None) -> None:
+    if positions is not None and config.block_length > positions:
+        raise ArgumentError(
+            f"the model has {positions} positions and trains on blocks of {config.block_length} tokens: "
+            "lower --block-length or raise --model.max-length"
+        )

@@ -1,0 +1,44 @@
+"""How probable a text is under a model."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.text.tokenizers import PAD
+
+
+class Likelihood(NamedTuple):
+    """The probability of a text's tokens."""
+
+    log_probability: float
+    """Sum over the tokens, in nats; 0 or less."""
+    tokens: int
+    """How many are in the sum."""
+
+
+def likelihoods(logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"], *, pad_id: int = PAD) -> list[Likelihood]:
+    """That of each row's targets; padding is none.
+
+    >>> likelihoods(torch.zeros(2, 2, 4), torch.tensor([[3, 1], [2, PAD]]))[1].tokens
+    1
+    """
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    own = precise.gather(-1, targets[..., None])[..., 0] - precise.logsumexp(-1)
+    counted = targets != pad_id
+    sums = own.double().masked_fill(~counted, 0.0).sum(-1)
+    return [Likelihood(*pair) for pair in zip(sums.tolist(), counted.sum(-1).tolist(), strict=True)]
+
+
+def together(parts: Iterable[Likelihood]) -> Likelihood:
+    """The likelihood of independent parts.
+
+    >>> together([Likelihood(-1.0, 2), Likelihood(-2.0, 3)])
+    Likelihood(log_probability=-3.0, tokens=5)
+    """
+    total, count = 0.0, 0
+    for part in parts:
+        total, count = total + part.log_probability, count + part.tokens
+    return Likelihood(total, count)

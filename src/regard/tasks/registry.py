@@ -1,0 +1,59 @@
+"""The tasks that there are, by name: what each is configured, trained and used with."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from regard.errors import RunFolderError
+from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
+from regard.tasks import filler, translator, writer
+from regard.tasks.config import TrainingConfig, TranslationConfig
+from regard.tasks.filler import Filler
+from regard.tasks.language_model import train_language_model, train_masked_language_model
+from regard.tasks.pretrained import is_huggingface
+from regard.tasks.run_folder import RunFolder
+from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig
+from regard.tasks.translation import train
+from regard.tasks.translator import Translator
+from regard.tasks.writer import Writer
+
+TaskName = Literal["translation", "language-model", "masked-language-model"]
+Trained = Translator | Writer | Filler
+
+
+class Task(NamedTuple):
+    """One task."""
+
+    config: type[TrainingConfig]
+    train: Callable[..., Trained]
+    load: Callable[..., Trained]
+    model_field: str
+    """The setting that describes the model."""
+    sizes: Mapping[Size, Any]
+    """Named values of it."""
+
+    def sized(self, config: Any, size: Size) -> Any:
+        """The settings with a model of a named size."""
+        return replace(config, **{self.model_field: self.sizes[size]})
+
+
+TASKS: Mapping[str, Task] = {
+    translator.TASK: Task(TranslationConfig, train, Translator.load, "transformer", TRANSFORMER_SIZES),
+    writer.TASK: Task(LanguageModelConfig, train_language_model, Writer.load, "model", DECODER_ONLY_SIZES),
+    filler.TASK: Task(MaskedLanguageModelConfig, train_masked_language_model, Filler.load, "model", ENCODER_ONLY_SIZES),
+}
+
+
+def task_of(folder: Path) -> Task:
+    """The task of a run folder; of a folder in Hugging Face's format it is translation.
+
+    Raises:
+        RunFolderError: there is no run in it, or one of a task that this version does not have.
+    """
+    if is_huggingface(folder):
+        return TASKS[translator.TASK]
+    name = RunFolder(folder).task()
+    if name not in TASKS:
+        raise RunFolderError(f"{folder} is a run of the task {name!r}; this version has {', '.join(TASKS)}")
+    return TASKS[name]

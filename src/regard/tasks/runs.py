@@ -1,0 +1,151 @@
+"""A training run from its first command to its last checkpoint, whatever the task."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import IO, Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from regard.errors import RegardError, RunFolderError
+from regard.tasks.config import TrainingConfig, make_fit_config, make_schedule
+from regard.tasks.run_folder import RunFolder
+from regard.training.devices import choose_precision, find_device, start_fabric
+from regard.training.display import PlainLines, watching
+from regard.training.events import Callback
+from regard.training.logs import MetricsFile, TensorBoard
+from regard.training.loop import Batches, Loss, Validate, fit
+from regard.training.random_state import seed_everything
+
+C = TypeVar("C", bound=TrainingConfig)
+Say = Callable[[str], None]
+Prepare = Callable[[C, RunFolder, Say], None]
+"""Reads the data of a run and leaves what training needs in the folder; its last file is prepared.json."""
+
+# What may change when a run is resumed; all else decides what the checkpoint means.
+RESUMABLE = frozenset({"out", "steps", "validate_every", "save_every", "log_every", "patience", "device"})
+
+
+class Job(NamedTuple):
+    """What a task hands to the training loop."""
+
+    model: nn.Module
+    batches: Batches[Any]
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    validate: Validate
+
+
+def train_run(
+    task: str,
+    config: C,
+    prepare: Prepare[C],
+    make_job: Callable[[C, RunFolder, Any], Job],
+    *,
+    resume: bool,
+    overwrite: bool,
+    progress: IO[str] | None,
+    callbacks: Sequence[Callback],
+) -> str:
+    """Begin a run or go on with one, and train to its end; the name of the device that it ran on.
+
+    Under `torchrun` every rank calls this; the folder is rank 0's.
+
+    Raises:
+        DataError: the text cannot be read, or is too little.
+        RunFolderError: the folder holds something else, or cannot be resumed with these settings.
+        ArgumentError: settings that do not go together.
+        NonFiniteError: the loss became NaN or infinite.
+        TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
+        OSError: the disk is full or the folder read-only.
+    """
+    make_fit_config(config), make_schedule(config)  # what is out of range is said before anything is touched
+    config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
+    fabric = start_fabric(config.device, config.precision)
+    folder = RunFolder(config.out)
+    if fabric.is_global_zero:
+        _open_folder(task, config, folder, prepare, resume=resume, overwrite=overwrite, progress=progress)
+    fabric.barrier()
+    seed_everything(config.seed)  # the same weights on every rank ...
+    job = make_job(config, folder, fabric)
+    seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
+    with _watchers(folder, fabric, progress) as watchers:
+        fit(
+            job.model,
+            job.batches,
+            job.loss,
+            job.optimizer,
+            make_schedule(config),
+            config=make_fit_config(config),
+            fabric=fabric,
+            validate=job.validate,
+            checkpoints=folder.checkpoints,
+            callbacks=[*watchers, *callbacks],
+        )
+    fabric.barrier()
+    return str(fabric.device)
+
+
+def check_resumed(config: C, saved: C) -> None:
+    """Whether a run with the settings `saved` may go on with others.
+
+    Raises:
+        RunFolderError: a setting differs that a checkpoint depends on; names the first.
+    """
+    for name in (field.name for field in fields(config)):
+        ours, theirs = getattr(config, name), getattr(saved, name)
+        if ours != theirs and name not in RESUMABLE:
+            raise RunFolderError(f"the run in {config.out} has {name} {theirs}, not {ours}; it can only go on as it is")
+
+
+def _open_folder(
+    task: str,
+    config: C,
+    folder: RunFolder,
+    prepare: Prepare[C],
+    *,
+    resume: bool,
+    overwrite: bool,
+    progress: IO[str] | None,
+) -> None:
+    """Begin a run or go on with one, and get its data ready."""
+    if resume:
+        check_resumed(config, folder.read_config(task, type(config)))
+        folder.write_config(task, config)
+    else:
+        folder.begin(task, config, overwrite=overwrite)
+    if folder.prepared_file.exists():
+        return
+    try:
+        with folder.log_file.open("a", encoding="utf-8") as log:
+            prepare(config, folder, _sayer(log, progress))
+    except RegardError:
+        # Bad data is mended and the command typed again: that must not meet the remains of a run.
+        if not resume:
+            folder.discard()
+        raise
+
+
+def _sayer(*files: IO[str] | None) -> Say:
+    def say(line: str) -> None:
+        for file in files:
+            if file is not None:
+                print(line, file=file, flush=True)
+
+    return say
+
+
+@contextmanager
+def _watchers(folder: RunFolder, fabric: Any, progress: IO[str] | None) -> Iterator[list[Callback]]:
+    """The files that keep a run's history, and its display; on rank 0 only."""
+    if not fabric.is_global_zero:
+        yield []
+        return
+    with folder.log_file.open("a", encoding="utf-8") as log:
+        kept: list[Callback] = [MetricsFile(folder.metrics_file), TensorBoard(folder.tensorboard), PlainLines(log)]
+        if progress is None:
+            yield kept
+        else:
+            with watching(progress) as show:
+                yield [*kept, show]

@@ -1,0 +1,68 @@
+"""What a run on running text is made from: language models and masked language models."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from regard.errors import ArgumentError
+from regard.models.decoder_only import DecoderOnlyConfig
+from regard.models.encoder_only import EncoderOnlyConfig
+from regard.tasks.config import TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextConfig(TrainingConfig):
+    """What both kinds of language model have: the text, and how it is cut."""
+
+    data: tuple[Path, ...]
+    """The text: one file or several, one after the other; gzip too."""
+    valid: tuple[Path, ...] = ()
+    """Text to validate on; without it the tail of the data is kept for that, which training never sees."""
+    valid_share: float = 0.1
+    """How much of the data that tail is, 0 to 1; of much text no more than ten million bytes."""
+    documents: Literal["file", "paragraphs", "lines"] = "file"
+    """Where a document ends: nowhere, at a blank line, or at the end of each line."""
+    bad_lines: Literal["stop", "skip"] = "stop"
+    """Whether a line that cannot be read ends the run or is left out."""
+    tokenizer: Literal["bpe", "words", "characters"] = "bpe"
+    """How text is cut: byte-level BPE learnt from the data, words, or characters."""
+    vocab_size: int = 8_000
+    """Most tokens in the vocabulary."""
+    block_length: int = 256
+    """Tokens that the model reads at once."""
+    steps: int = 5_000
+    """Updates to make."""
+    warmup_steps: int = 100
+    """Steps in which the learning rate rises to its highest."""
+    schedule: Literal["inverse-square-root", "cosine", "constant"] = "cosine"
+    """How the learning rate falls afterwards."""
+    weight_decay: float = 0.1
+    """Of AdamW; gains and offsets do not decay."""
+    beta2: float = 0.99
+    """How much of its mean of squared gradients AdamW keeps from step to step, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges that no other part checks."""
+        TrainingConfig.__post_init__(self)  # a class with slots is made anew, which super() does not follow
+        for name in ("vocab_size", "block_length"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("valid_share", "beta2"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ArgumentError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LanguageModelConfig(TextConfig):
+    """Train a language model on running text."""
+
+    model: DecoderOnlyConfig = field(default_factory=DecoderOnlyConfig)
+    """The decoder-only Transformer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedLanguageModelConfig(TextConfig):
+    """Train a model to fill in masked tokens of running text."""
+
+    model: EncoderOnlyConfig = field(default_factory=EncoderOnlyConfig)
+    """The encoder-only Transformer."""

@@ -1,0 +1,238 @@
+"""Blocks of running text for language models, in an order that can be resumed and shared out."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.text.tokenizers import BOS, EOS, PAD, UNK
+
+Integers = npt.NDArray[np.integer]
+
+# Of the blocks that begin inside a document, one in so many has BOS in place of its first token: the model learns
+# to begin anywhere, so that what it is asked to write needs no beginning that stood in the text.
+BEGIN_ONE_IN = 16
+
+# BERT masks 15 % of the tokens: of these, 80 % become the mask, 10 % another token, 10 % stay as they are.
+MASKED_SHARE, REPLACED_BY_MASK, REPLACED_BY_ANOTHER = 0.15, 0.8, 0.1
+
+
+class TextBatch(NamedTuple):
+    """B rows of running text as tensors of int64."""
+
+    tokens: Tensor
+    """(B, T), padded at the end."""
+    targets: Tensor
+    """(B, T): what is to be predicted at each place; PAD where nothing is."""
+    lengths: Tensor
+    """(B,): tokens of each row."""
+
+    @property
+    def predicted(self) -> int:
+        """Places at which something is to be predicted."""
+        return int((self.targets != PAD).sum())
+
+
+class Window(NamedTuple):
+    """A stretch of text and what is to be predicted in it, arrays of one length."""
+
+    tokens: Integers
+    targets: Integers
+
+
+class Blocks(NamedTuple):
+    """B stretches of text, and a random number for each, which depends on the text and the epoch alone."""
+
+    tokens: npt.NDArray[np.int64]
+    """(B, T)."""
+    seeds: npt.NDArray[np.int64]
+    """(B,), from 0 to 2**32 - 1."""
+
+
+class BlockPlan:
+    """Blocks of `length + overlap` tokens, cut anew in every epoch, shuffled, a share for each rank.
+
+    An epoch cuts the text from a random place on, so that no token always stands at the end of a block; what is
+    left over at both ends, and the last batch if it is not full, is left out of that epoch.
+
+    Args:
+        tokens: the whole text.
+        length: tokens that a block is cut after.
+        overlap: tokens of the next block that it also has.
+        batch_tokens: tokens of a batch, of all ranks together.
+        seed: what cutting and shuffling go by, together with the epoch.
+        rank: which share of every batch to return.
+        world_size: how many shares there are.
+
+    Raises:
+        ArgumentError: the text is shorter than a block, or a batch has fewer blocks than there are ranks.
+
+    >>> plan = BlockPlan(np.arange(100), length=10, overlap=1, batch_tokens=30, seed=0)
+    >>> [blocks.tokens.shape for blocks in plan.epoch(0, 0)]
+    [(3, 11), (3, 11), (3, 11)]
+    """
+
+    def __init__(
+        self,
+        tokens: Integers,
+        *,
+        length: int,
+        overlap: int,
+        batch_tokens: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if len(tokens) < length + overlap:
+            raise ArgumentError(
+                f"the text has {len(tokens)} tokens, and a block needs {length + overlap}: give more text or lower "
+                "--block-length"
+            )
+        self.tokens, self.length, self.overlap = tokens, length, overlap
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.rows = min(max(batch_tokens // length, 1), (len(tokens) - overlap) // length)
+        if not 0 <= rank < world_size or self.rows < world_size:
+            raise ArgumentError(
+                f"expected rank {rank} to be one of {world_size} and each to get a block of every batch, but a batch "
+                f"has {self.rows}: raise --batch-tokens or start fewer ranks"
+            )
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Blocks]:
+        """This rank's blocks of each batch from index `start` on."""
+        generator = np.random.default_rng([self.seed, epoch])
+        spare = len(self.tokens) - self.overlap - self.rows * self.length
+        phase = int(generator.integers(min(self.length, spare + 1)))
+        count = (len(self.tokens) - self.overlap - phase) // self.length
+        order = phase + self.length * generator.permutation(count)
+        seeds = generator.integers(2**32, size=count)
+        for at in range(start * self.rows, count - self.rows + 1, self.rows):
+            mine = slice(at + self.rank, at + self.rows, self.world_size)
+            tokens = [self.tokens[begin : begin + self.length + self.overlap] for begin in order[mine]]
+            yield Blocks(np.stack(tokens).astype(np.int64), seeds[mine])
+
+
+def next_tokens(blocks: Blocks) -> TextBatch:
+    """Each token but the last, and the one that follows it; one block in sixteen is told to begin.
+
+    >>> blocks = Blocks(np.array([[5, 6, 7], [8, 9, 4]]), seeds=np.array([1, 32]))
+    >>> next_tokens(blocks).tokens.tolist(), next_tokens(blocks).targets.tolist()
+    ([[5, 6], [1, 9]], [[6, 7], [9, 4]])
+    """
+    tokens = blocks.tokens[:, :-1].copy()
+    tokens[blocks.seeds % BEGIN_ONE_IN == 0, 0] = BOS
+    return _batch(tokens, blocks.tokens[:, 1:])
+
+
+def masked(blocks: Blocks, *, vocab_size: int, mask_id: int) -> TextBatch:
+    """Rows of which some tokens are masked, and these to be predicted.
+
+    15 % of the tokens are chosen, at least one a row; of these 80 % become the mask, 10 % another token of the
+    vocabulary, and 10 % stay, so that the model has to know each token whether it sees the mask or not.
+
+    Args:
+        blocks: what to mask.
+        vocab_size: of the tokenizer, the mask not counted.
+        mask_id: the token that masks.
+
+    Source: Devlin et al. 2018 (arXiv:1810.04805), section 3.1, task 1.
+    """
+    rows = [_masked(*row, vocab_size=vocab_size, mask_id=mask_id) for row in zip(*blocks, strict=True)]
+    return _batch(np.stack([row.tokens for row in rows]), np.stack([row.targets for row in rows]))
+
+
+def masked_windows(tokens: Integers, *, length: int, vocab_size: int, mask_id: int) -> Iterator[Window]:
+    """Windows of at most `length` tokens one after the other, masked as in training, always in the same places."""
+    for begin in range(0, len(tokens), length):
+        row = np.asarray(tokens[begin : begin + length]).astype(np.int64)
+        yield _masked(row, begin, vocab_size=vocab_size, mask_id=mask_id)
+
+
+def one_masked_windows(tokens: Integers, *, length: int, mask_id: int, every: int = 1) -> Iterator[Window]:
+    """Each token (or every so many) masked alone, in the window of at most `length` tokens that it stands in.
+
+    >>> [window.tokens.tolist() for window in one_masked_windows(np.array([1, 5, 6, 2]), length=4, mask_id=9)]
+    [[1, 9, 6, 2], [1, 5, 9, 2]]
+    """
+    for place in range(0, len(tokens), every):
+        if tokens[place] > EOS:
+            begin = place - place % length
+            row = np.asarray(tokens[begin : begin + length]).astype(np.int64)
+            targets = np.full_like(row, PAD)
+            targets[place - begin], row[place - begin] = row[place - begin], mask_id
+            yield Window(row, targets)
+
+
+def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> Window:
+    generator, tokens, may = np.random.default_rng(seed), row.copy(), row > EOS
+    drawn = np.where(may, generator.random(len(row)), np.inf)
+    chosen = (drawn < MASKED_SHARE) | ((drawn == drawn.min()) & may)
+    fate, others = generator.random(len(row)), generator.integers(UNK + 1, vocab_size, len(row))
+    tokens[chosen & (fate < REPLACED_BY_MASK)] = mask_id
+    another = chosen & (fate >= REPLACED_BY_MASK) & (fate < REPLACED_BY_MASK + REPLACED_BY_ANOTHER)
+    tokens[another] = others[another]
+    return Window(tokens, np.where(chosen, row, PAD))
+
+
+def next_token_windows(tokens: Integers, *, length: int, stride: int) -> Iterator[Window]:
+    """Windows of at most `length` tokens in which every token but the first is predicted exactly once.
+
+    A window begins `stride` after the one before, and predicts what that one did not: the smaller the stride, the
+    more each token is told of what stands before it.
+
+    Raises:
+        ArgumentError: a stride that is not in 1..length.
+
+    >>> [window.targets.tolist() for window in next_token_windows(np.arange(4, 10), length=4, stride=2)]
+    [[5, 6, 7, 8], [0, 0, 9]]
+    """
+    if not 1 <= stride <= length:
+        raise ArgumentError(f"the stride must be from 1 to {length}, the length of a window, got {stride}")
+    done = 1
+    for begin in range(0, len(tokens), stride):
+        end = min(begin + length, len(tokens) - 1)
+        if end < done:
+            return
+        targets = np.asarray(tokens[begin + 1 : end + 1]).astype(np.int64)
+        targets[: done - begin - 1] = PAD
+        yield Window(np.asarray(tokens[begin:end]).astype(np.int64), targets)
+        done = end + 1
+
+
+def window_batches(windows: Iterable[Window], *, places: int) -> Iterator[TextBatch]:
+    """Windows in their order, as many together as `places` allows (at least one), padded at the end."""
+    iterator = iter(windows)
+    rows: list[Window] = []
+    for window in iterator:
+        longest = max([len(window.tokens), *(len(row.tokens) for row in rows)])
+        if rows and (len(rows) + 1) * longest > places:
+            yield _padded(rows)
+            rows = []
+        rows.append(window)
+    if rows:
+        yield _padded(rows)
+
+
+def share_out(batches: Iterable[TextBatch], rank: int, world_size: int) -> Iterator[TextBatch]:
+    """Every `world_size`-th batch from number `rank` on."""
+    return islice(batches, rank, None, world_size)
+
+
+def _padded(rows: list[Window]) -> TextBatch:
+    width = max(len(row.tokens) for row in rows)
+    tokens, targets = (np.full((len(rows), width), PAD, np.int64) for _ in range(2))
+    for place, row in enumerate(rows):
+        tokens[place, : len(row.tokens)], targets[place, : len(row.targets)] = row
+    batch = _batch(tokens, targets)
+    return batch._replace(lengths=torch.tensor([len(row.tokens) for row in rows]))
+
+
+def _batch(tokens: Integers, targets: Integers) -> TextBatch:
+    # Where a document begins follows from the end of the one before: nothing is to be learnt from it.
+    targets = np.where(targets == BOS, PAD, targets)
+    lengths = torch.full((len(tokens),), tokens.shape[1])
+    return TextBatch(torch.from_numpy(tokens), torch.from_numpy(targets), lengths)

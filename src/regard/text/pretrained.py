@@ -1,0 +1,169 @@
+"""Tokenizers that came with a model from elsewhere: Marian's SentencePiece files, or a tokenizer.json."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.errors import MissingExtraError, RunFolderError
+from regard.text.labels import Label, byte_level_labels, printed
+from regard.text.marks import Codec, Marks
+from regard.text.tokenizers import REPLACEMENT, is_byte_level, tokenizers_library
+from regard.text.unicode import normalise
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
+UNKNOWN = "<unk>"
+
+
+class SentencePieces:
+    """Marian's: a SentencePiece model cuts the text, and a vocabulary of its own numbers the pieces.
+
+    A language code such as `>>fra<<` at the beginning of a text stays one token.
+
+    Args:
+        model: a .spm file.
+        vocabulary: a JSON object, piece to id.
+        marks: what stands around a text.
+
+    Raises:
+        RunFolderError: a file cannot be read, or the vocabulary has no unknown token.
+        MissingExtraError: sentencepiece is not installed.
+    """
+
+    def __init__(self, model: Path, vocabulary: Path, marks: Marks) -> None:
+        self.marks = marks
+        self._pieces = _load_pieces(model)
+        self._ids = _read_vocabulary(vocabulary)
+        self._names = {number: piece for piece, number in self._ids.items()}
+
+    def __len__(self) -> int:
+        return max(self._names) + 1
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        """The ids of each text, brought to NFC first; no mark is added."""
+        return [self._encode(normalise(text)) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        code, text = _language_code(text)
+        unknown = self._ids[UNKNOWN]
+        return [self._ids.get(piece, unknown) for piece in [*code, *self._pieces.encode(text, out_type=str)]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids: marks are dropped, an unknown token prints as U+FFFD."""
+        pieces = [self._names.get(i, UNKNOWN) for i in ids if i not in self.marks]
+        text = "".join(REPLACEMENT if piece == UNKNOWN else piece for piece in pieces)
+        return text.replace(SPACE, " ").strip()
+
+    def labels(self, ids: Sequence[int]) -> list[Label]:
+        """A label a token, without the spaces around it."""
+        return [Label(_piece_label(self._names.get(i, UNKNOWN)), (n, n)) for n, i in enumerate(ids)]
+
+
+class TokenizerFile:
+    """A tokenizer.json, with what its own template puts before a text; the end mark is left to the batch.
+
+    Args:
+        path: the file.
+        marks: what stands around a text.
+
+    Raises:
+        RunFolderError: it cannot be read, or is not a tokenizer.
+        MissingExtraError: tokenizers is not installed.
+    """
+
+    def __init__(self, path: Path, marks: Marks) -> None:
+        self.marks = marks
+        try:
+            self._backend = tokenizers_library().Tokenizer.from_file(str(path))
+        except MissingExtraError:
+            raise
+        except Exception as error:  # the library raises nothing more precise
+            raise RunFolderError(f"{path} is not a tokenizer that can be read ({error})") from None
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._byte_level = is_byte_level(self._backend)
+
+    def __len__(self) -> int:
+        return max(self._backend.get_vocab().values()) + 1
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        """The ids of each text, brought to NFC first; without the end mark."""
+        encoded = self._backend.encode_batch([normalise(text) for text in texts])
+        # Nothing but marks is an empty text: it must look like one.
+        return [[] if all(one.special_tokens_mask) else _without_end(one.ids, self.marks.end_id) for one in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids without the tokenizer's special tokens."""
+        return str(self._backend.decode([i for i in ids if i not in self.marks], skip_special_tokens=True)).strip()
+
+    def labels(self, ids: Sequence[int]) -> list[Label]:
+        """A label a token; byte-level pieces that share a character are one label."""
+        pieces = [self._backend.id_to_token(i) or UNKNOWN for i in ids]
+        if not self._byte_level:
+            return [Label(_piece_label(piece), (n, n)) for n, piece in enumerate(pieces)]
+        special = {i for i, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        return byte_level_labels(pieces, [i in special or i in self.marks for i in ids])
+
+
+def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[Codec, Codec]:
+    """The source and target tokenizers of a folder: tokenizer.json, else Marian's SentencePiece files.
+
+    Raises:
+        RunFolderError: there is neither, or a file cannot be read.
+        MissingExtraError: the library that reads them is not installed.
+    """
+    one, separate = folder / "tokenizer.json", folder / "target_tokenizer.json"
+    if one.is_file():
+        return TokenizerFile(one, source), TokenizerFile(separate if separate.is_file() else one, target)
+    if (folder / "source.spm").is_file():
+        separate = folder / "target_vocab.json"
+        vocabularies = folder / "vocab.json", separate if separate.is_file() else folder / "vocab.json"
+        return (
+            SentencePieces(folder / "source.spm", vocabularies[0], source),
+            SentencePieces(folder / "target.spm", vocabularies[1], target),
+        )
+    raise RunFolderError(
+        f"{folder} has no tokenizer that regard reads: expected tokenizer.json, "
+        "or source.spm, target.spm and vocab.json"
+    )
+
+
+def _load_pieces(model: Path) -> Any:
+    try:
+        import sentencepiece
+    except ImportError:
+        raise MissingExtraError("sentencepiece", extra="convert") from None
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=str(model))
+    except (OSError, RuntimeError) as error:
+        raise RunFolderError(f"{model} is not a SentencePiece model that can be read ({error})") from None
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    try:
+        ids = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} is not a vocabulary that can be read ({error})") from None
+    if not isinstance(ids, dict) or not all(type(number) is int and number >= 0 for number in ids.values()):
+        raise RunFolderError(f"{path} is not a vocabulary: expected an object of pieces and their ids")
+    if UNKNOWN not in ids:
+        raise RunFolderError(f"{path} has no {UNKNOWN}, which pieces outside the vocabulary need")
+    return ids
+
+
+def _language_code(text: str) -> tuple[list[str], str]:
+    """What stands in >>...<< at the beginning, and the rest.
+
+    >>> _language_code(">>fra<< a rose"), _language_code("a rose")
+    ((['>>fra<<'], ' a rose'), ([], 'a rose'))
+    """
+    end = text.find("<<")
+    return ([text[: end + 2]], text[end + 2 :]) if text.startswith(">>") and end != -1 else ([], text)
+
+
+def _without_end(ids: list[int], end_id: int) -> list[int]:
+    return ids[:-1] if ids and ids[-1] == end_id else ids
+
+
+def _piece_label(piece: str) -> str:
+    return printed(piece.replace(SPACE, " "))

@@ -1,0 +1,69 @@
+"""Small runs to be exported, and what they translate."""
+
+import os
+from dataclasses import replace
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from regard.decoding import greedy
+from regard.models.transformer import TransformerConfig
+from regard.tasks.config import TranslationConfig
+from regard.tasks.translation import train
+from regard.tasks.translator import Translator
+
+TINY = TransformerConfig(
+    dim=16, num_heads=2, encoder_layers=2, decoder_layers=1, feed_forward_dim=24, max_length=64, dropout=0.0
+)
+PAIRS = [(f"{n} times {m}", f"das {m}-fache von {n}, möglich") for n in range(6) for m in range(6)]
+LINES = [source for source, _ in PAIRS[::5]] + ["nothing of the sort: ñ 木", "composed of mo\u0308 and n\u0303"]
+STEPS = 30
+RUNS = {
+    "post, shared": (replace(TINY, norm_position="post", shared_embeddings=True), {"shared_vocabulary": True}),
+    "post": (replace(TINY, norm_position="post", activation="gelu"), {}),
+    "pre": (TINY, {}),
+    "pre, untied": (replace(TINY, tied_output=False, shared_embeddings=True), {"shared_vocabulary": True}),
+    "pre, learned": (replace(TINY, positions="learned", activation="gelu"), {"tokenizer": "words"}),
+    "post, learned": (replace(TINY, positions="learned", norm_position="post"), {}),
+    "pre, modern": (replace(TINY, norm="rms", activation="swiglu"), {"tokenizer": "characters"}),
+    "pre, rotary": (replace(TINY, positions="rotary", num_kv_heads=1, norm="rms", activation="swiglu"), {}),
+}
+EXPRESSIBLE = ["post, shared", "post", "pre", "pre, untied", "pre, learned"]
+"""As a family of Hugging Face's."""
+
+
+class Runs:
+    """Runs by their names, each made once under a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, name):
+        folder = self.folder / name
+        if not folder.exists():
+            folder.mkdir()
+            make_run(name, folder)
+        return folder / "run"
+
+
+def make_run(name, folder):
+    """A few steps of training."""
+    data = folder / "pairs.tsv"
+    data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    transformer, more = RUNS[name]
+    config = TranslationConfig(
+        data=(data,), valid=(data,), out=folder / "run", transformer=transformer, steps=25, warmup_steps=5,
+        batch_tokens=400, learning_rate=1e-2, validate_every=25, save_every=25, log_every=25, device="cpu",
+        precision="float32", vocab_size=300, max_length=64, **more,
+    )  # fmt: skip
+    train(config)
+
+
+def ours(run):
+    """Greedy tokens of each line, with the end mark if it came."""
+    translator = Translator.load(run, device="cpu")
+    ids = translator.source_tokenizer.encode_batch(LINES)
+    batches = [translator._collate([one], [[]]) for one in ids]
+    marks = {"bos_id": 1, "eos_id": 2, "max_steps": STEPS}
+    found = [greedy(translator.model, batch.source, batch.source_lengths, **marks)[0] for batch in batches]
+    assert len({tuple(one.tokens) for one in found}) > 1, "every line has one answer: nothing is compared"
+    return translator, ids, [one.tokens for one in found]

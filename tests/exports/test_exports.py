@@ -1,0 +1,165 @@
+"""Runs in the formats of other runtimes, each run there, token for token against ours."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
+
+from regard.errors import ArgumentError, MissingExtraError, RunFolderError
+from regard.exports import export_run
+from regard.exports.ctranslate2 import to_ctranslate2
+from regard.exports.huggingface import to_huggingface
+from regard.exports.trained import Trained
+from regard.models.convert import from_huggingface
+from regard.models.rnn import RNNConfig
+from regard.models.transformer import Transformer
+from regard.tasks.config import TranslationConfig
+from regard.tasks.translation import train
+from regard.tasks.translator import Translator
+from regard.text.tokenizers import Words
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """A run by its name."""
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+# -- Hugging Face -------------------------------------------------------------------------------------------
+
+
+def theirs(folder):
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("name", EXPRESSIBLE)
+def test_hugging_face_writes_the_same_tokens(name, run_of, tmp_path):
+    from transformers import AutoTokenizer
+
+    run = run_of(name)
+    files = export_run(run, to="huggingface", out=tmp_path / "out")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in files}
+    translator, ids, expected = ours(run)
+    model, tokenizer = theirs(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    for line, source, tokens in zip(LINES, ids, expected, strict=True):
+        inputs = tokenizer(line, return_tensors="pt", return_token_type_ids=False)
+        assert inputs["input_ids"][0].tolist() == [*source, 2]
+        output = model.generate(**inputs, max_new_tokens=STEPS, max_length=None, num_beams=1, do_sample=False)
+        assert output[0, 1:].tolist() == tokens
+        if translator.source_tokenizer.fingerprint() == translator.target_tokenizer.fingerprint():
+            assert tokenizer.decode(tokens, skip_special_tokens=True) == translator.target_tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("name", EXPRESSIBLE)
+def test_an_export_comes_back(name, run_of, tmp_path):
+    run = run_of(name)
+    export_run(run, to="huggingface", out=tmp_path / "out")
+    translator = Translator.load(run, device="cpu")
+    returned = from_huggingface(tmp_path / "out").model
+    source, lengths, target = torch.randint(4, 90, (2, 7)), torch.tensor([7, 4]), torch.randint(4, 90, (2, 5))
+    size = len(translator.target_tokenizer)
+    source, target = source.clamp(max=len(translator.source_tokenizer) - 1), target.clamp(max=size - 1)
+    expected, found = translator.model(source, lengths, target), returned(source, lengths, target)
+    torch.testing.assert_close(found[..., :size], expected, atol=1e-5, rtol=1e-5)
+    assert (found[..., size:] < -1e8).all()
+    again = [one.text for one in Translator.load(tmp_path / "out", device="cpu").translate(LINES, beam_size=3)]
+    assert again == [one.text for one in translator.translate(LINES, beam_size=3)]
+
+
+def test_tokens_that_only_the_source_has_are_never_written(tmp_path):
+    source, target = Words().train(["one two three four five six"]), Words().train(["a b"])
+    model = Transformer(TINY, source_vocab_size=len(source), target_vocab_size=len(target)).eval()
+    with torch.no_grad():
+        model.output.weight.mul_(3)
+    to_huggingface(Trained(model.requires_grad_(False), TINY, source, target), tmp_path)
+    logits = from_huggingface(tmp_path).model(*(torch.full(shape, 4) for shape in ((1, 3), (1,), (1, 2))))
+    assert logits.shape[-1] == len(source) > len(target)
+    assert (logits[..., len(target) :] < -1e8).all()
+    output = theirs(tmp_path).generate(torch.tensor([[4, 5, 6, 2]]), max_new_tokens=9, max_length=None, num_beams=3)
+    assert output.max() < len(target)
+
+
+# -- CTranslate2 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*EXPRESSIBLE, "post, learned", "pre, modern"])
+def test_ctranslate2_writes_the_same_tokens(name, run_of, tmp_path):
+    engine = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    run = run_of(name)
+    export_run(run, to="ctranslate2", out=tmp_path / "out")
+    translator, ids, expected = ours(run)
+    model = engine.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32", intra_threads=1)
+    sources = [[translator.source_tokenizer.piece(i) for i in one] for one in ids]
+    found = model.translate_batch(
+        sources, beam_size=1, max_decoding_length=STEPS, min_decoding_length=0, return_end_token=True
+    )
+    for result, tokens in zip(found, expected, strict=True):
+        assert result.hypotheses[0] == [translator.target_tokenizer.piece(i) for i in tokens]
+
+
+# -- what cannot be expressed, and what is wrong ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("to", "changes", "message"),
+    [
+        (to_huggingface, {"norm": "rms"}, "huggingface cannot express norm=rms; it can layer"),
+        (to_huggingface, {"activation": "swiglu"}, "activation=swiglu; it can relu, gelu"),
+        (to_huggingface, {"positions": "rotary"}, "positions=rotary"),
+        (to_huggingface, {"num_kv_heads": 1}, "num_kv_heads=1: there each head has its own"),
+        (
+            to_huggingface,
+            {"positions": "learned", "norm_position": "post"},
+            "norm_position=post with positions=learned",
+        ),
+        (to_ctranslate2, {"positions": "rotary"}, "ctranslate2 cannot express positions=rotary"),
+        (to_ctranslate2, {"num_kv_heads": 1}, "num_kv_heads=1"),
+    ],
+)
+def test_what_a_format_cannot_express_is_said(to, changes, message, run_of, tmp_path):
+    config = replace(TINY, **changes)
+    model = Transformer(config, source_vocab_size=300, target_vocab_size=300)
+    tokenizer = Translator.load(run_of("pre"), device="cpu").source_tokenizer
+    with pytest.raises(ArgumentError, match=message):
+        to(Trained(model, config, tokenizer, tokenizer), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refusal_leaves_no_folder(run_of, tmp_path):
+    with pytest.raises(ArgumentError, match="norm=rms"):
+        export_run(run_of("pre, modern"), to="huggingface", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_folder_another_model_and_a_missing_library(run_of, tmp_path, monkeypatch):
+    run = run_of("pre")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunFolderError, match="not an empty folder"):
+        export_run(run, to="huggingface", out=tmp_path)
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(RunFolderError, match="not a folder"):
+        export_run(tmp_path / "nowhere", to="huggingface", out=tmp_path / "out")
+    for package, to in (("ctranslate2", "ctranslate2"), ("onnxscript", "onnx")):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(MissingExtraError, match=r"regard\[export\]"):
+                export_run(run, to=to, out=tmp_path / "out")
+            assert not (tmp_path / "out").exists()
+
+
+def test_a_recurrent_model_is_refused(tmp_path):
+    data = tmp_path / "pairs.tsv"
+    data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    config = TranslationConfig(
+        data=(data,), valid=(data,), out=tmp_path / "run", model="rnn", device="cpu", precision="float32", steps=1,
+        rnn=RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), vocab_size=300, batch_tokens=400,
+    )  # fmt: skip
+    train(config)
+    with pytest.raises(ArgumentError, match="only the Transformer"):
+        export_run(config.out, to="huggingface", out=tmp_path / "out")

@@ -1,0 +1,131 @@
+"""Hugging Face models at tiny size, saved as their library saves them: what `regard.models.convert` reads."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB, PAD, END = 37, 0, 1
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """How to build a model of theirs."""
+
+    model: str
+    config: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Any:
+        """In evaluation mode, every tensor away from its initial value, so that none goes unseen."""
+        import transformers
+
+        config = getattr(transformers, self.config)(**self.settings)
+        torch.manual_seed(3)
+        model = getattr(transformers, self.model)._from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                if "embed_positions" not in name or self.config in ("BartConfig", "BlenderbotConfig"):
+                    tensor.add_(0.3 * torch.randn_like(tensor))
+        return model
+
+
+def save(model: Any, folder: Path, **how: Any) -> Path:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(folder, **how)
+    return folder
+
+
+BART_LIKE = {
+    "vocab_size": VOCAB, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 19, "decoder_ffn_dim": 17, "max_position_embeddings": 29,
+    "pad_token_id": PAD, "eos_token_id": END, "bos_token_id": None, "decoder_start_token_id": PAD,
+    "forced_eos_token_id": None,
+}  # fmt: skip
+T5_LIKE = {
+    "vocab_size": VOCAB, "d_model": 12, "d_kv": 5, "d_ff": 19, "num_layers": 2, "num_decoder_layers": 3,
+    "num_heads": 2, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 13,
+    "pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD,
+}  # fmt: skip
+SEPARATE = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB + 4}
+
+MARIAN = Foreign(
+    "MarianMTModel", "MarianConfig", {**BART_LIKE, "activation_function": "swish", "scale_embedding": True}
+)
+TRANSLATORS = {
+    "marian": MARIAN,
+    "marian, two vocabularies": Foreign("MarianMTModel", "MarianConfig", {**BART_LIKE, **SEPARATE}),
+    "marian, three matrices": Foreign(
+        "MarianMTModel", "MarianConfig", {**BART_LIKE, **SEPARATE, "tie_word_embeddings": False}
+    ),
+    "bart": Foreign("BartForConditionalGeneration", "BartConfig", BART_LIKE),
+    "bart, scaled": Foreign(
+        "BartForConditionalGeneration", "BartConfig",
+        {**BART_LIKE, "scale_embedding": True, "activation_function": "relu"},
+    ),
+    "pegasus": Foreign(
+        "PegasusForConditionalGeneration", "PegasusConfig", {**BART_LIKE, "scale_embedding": True}
+    ),
+    "pegasus, three matrices": Foreign(
+        "PegasusForConditionalGeneration", "PegasusConfig", {**BART_LIKE, "tie_word_embeddings": False}
+    ),
+    "blenderbot": Foreign("BlenderbotForConditionalGeneration", "BlenderbotConfig", BART_LIKE),
+    "t5": Foreign("T5ForConditionalGeneration", "T5Config", T5_LIKE),
+    "t5, version 1.1": Foreign(
+        "T5ForConditionalGeneration", "T5Config",
+        {**T5_LIKE, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+}  # fmt: skip
+
+BERT_LIKE = {
+    "vocab_size": VOCAB, "hidden_size": 12, "intermediate_size": 19, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "max_position_embeddings": 29, "pad_token_id": PAD,
+}  # fmt: skip
+BERT = Foreign("BertForMaskedLM", "BertConfig", BERT_LIKE)
+BERT_BASE = Foreign("BertModel", "BertConfig", BERT_LIKE)
+
+GPT2_LIKE = {
+    "vocab_size": VOCAB, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_inner": 19, "n_positions": 32,
+    "bos_token_id": END, "eos_token_id": END, "pad_token_id": PAD,
+}  # fmt: skip
+LLAMA_LIKE = {
+    "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 19, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 12, "bos_token_id": 2, "eos_token_id": END,
+    "pad_token_id": PAD,
+}  # fmt: skip
+GPT2 = Foreign("GPT2LMHeadModel", "GPT2Config", GPT2_LIKE)
+
+
+def llama(**more: Any) -> Foreign:
+    return Foreign("LlamaForCausalLM", "LlamaConfig", {**LLAMA_LIKE, **more})
+
+
+def rope(kind: str, **values: Any) -> Foreign:
+    """Sequences of the tests are longer than 8: what was trained on, as far as these say."""
+    return llama(rope_parameters={"rope_type": kind, "rope_theta": 500.0, **values})
+
+
+LANGUAGE_MODELS = {
+    "gpt2": GPT2,
+    "gpt2, not scaled": Foreign("GPT2LMHeadModel", "GPT2Config", {**GPT2_LIKE, "scale_attn_weights": False}),
+    "gpt2, untied": Foreign("GPT2LMHeadModel", "GPT2Config", {**GPT2_LIKE, "tie_word_embeddings": False}),
+    "llama": llama(),
+    "llama, tied": llama(tie_word_embeddings=True),
+    "llama, biases": llama(attention_bias=True, mlp_bias=True, hidden_act="gelu"),
+    "linear": rope("linear", factor=3.0),
+    "dynamic": rope("dynamic", factor=3.0),
+    "yarn": rope(
+        "yarn", factor=4.0, original_max_position_embeddings=8, beta_fast=0.9, beta_slow=0.05, truncate=False
+    ),
+    "llama3": rope(
+        "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8
+    ),
+    "longrope": rope(
+        "longrope", short_factor=[1.0, 1.1, 1.3, 1.5], long_factor=[1.0, 2.0, 3.0, 5.0], factor=4.0,
+        original_max_position_embeddings=8,
+    ),
+}  # fmt: skip

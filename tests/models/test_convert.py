@@ -1,0 +1,187 @@
+"""Encoder-decoder models of Hugging Face, read from their folders, against themselves."""
+
+import json
+
+import pytest
+import torch
+from foreign import END, MARIAN, PAD, TRANSLATORS, VOCAB, save
+
+from regard.decoding import greedy
+from regard.errors import RunFolderError
+from regard.models.convert import from_huggingface
+
+LENGTHS = torch.tensor([11, 6])
+
+
+@pytest.fixture(scope="module", params=TRANSLATORS)
+def pair(request, tmp_path_factory):
+    """A model of theirs, and ours from its folder."""
+    theirs = TRANSLATORS[request.param].build()
+    folder = save(theirs, tmp_path_factory.mktemp("model"))
+    return theirs, from_huggingface(folder)
+
+
+def inputs():
+    source, target = torch.randint(2, VOCAB, (2, 11)), torch.randint(2, VOCAB, (2, 7))
+    mask = (torch.arange(11) < LENGTHS[:, None]).long()
+    return source.masked_fill(mask == 0, PAD), target, mask
+
+
+def test_logits_are_theirs(pair):
+    theirs, ours = pair
+    source, target, mask = inputs()
+    with torch.no_grad():
+        expected = theirs(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+        found = ours.model(source, LENGTHS, target)
+    assert expected.std() > 0.3
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_attention_is_theirs(pair):
+    theirs, ours = pair
+    source, target, mask = inputs()
+    with torch.no_grad():
+        seen = theirs(input_ids=source, attention_mask=mask, decoder_input_ids=target, output_attentions=True)
+        maps = ours.model.attend(source, LENGTHS, target)
+    expected = {f"encoder.{n}": weights for n, weights in enumerate(seen.encoder_attentions)}
+    expected |= {f"decoder.{n}.self": weights for n, weights in enumerate(seen.decoder_attentions)}
+    expected |= {f"decoder.{n}.cross": weights for n, weights in enumerate(seen.cross_attentions)}
+    assert set(maps) == set(expected)
+    for name, weights in expected.items():
+        found = maps[name].dense()
+        if name.startswith("encoder"):  # what padding looks at is nobody's business
+            real = mask.bool()[:, None, :, None]
+            found, weights = found * real, weights * real
+        torch.testing.assert_close(found, weights, atol=1e-5, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_greedy_decoding_is_generate(pair):
+    theirs, ours = pair
+    source, _, mask = inputs()
+    with torch.no_grad():
+        # Without their cache, which in 5.23 counts a T5's encoder layers where it means its decoder's.
+        settings = {"max_new_tokens": 12, "num_beams": 1, "do_sample": False, "use_cache": False}
+        expected = theirs.generate(input_ids=source, attention_mask=mask, **settings)
+    (end,) = ours.end_ids
+    assert end == END
+    found = greedy(ours.model, source, LENGTHS, bos_id=ours.begin_id, eos_id=end, max_steps=12)
+    for hypothesis, row in zip(found, expected[:, 1:].tolist(), strict=True):
+        kept = row[: row.index(END) + 1] if END in row else row
+        assert hypothesis.tokens == kept
+    assert sum(len(hypothesis.tokens) for hypothesis in found) > 9
+
+
+def test_cached_decoding_is_uncached(pair):
+    model = pair[1].model
+    source, target, _ = inputs()
+    with torch.no_grad():
+        expected, state = model(source, LENGTHS, target), model.start(source, LENGTHS)
+        for place in range(target.shape[1]):
+            logits, _, state = model.step(state, target[:, place])
+            torch.testing.assert_close(logits, expected[:, place], atol=1e-5, rtol=1e-5)
+
+
+def test_shards_of_an_index_are_one_model(tmp_path):
+    theirs = MARIAN.build()
+    whole, parts = save(theirs, tmp_path / "whole"), save(theirs, tmp_path / "parts", max_shard_size="4KB")
+    assert len(list(parts.glob("*.safetensors"))) > 1
+    one, many = (from_huggingface(folder).model.state_dict() for folder in (whole, parts))
+    assert one.keys() == many.keys()
+    assert all(torch.equal(one[name], many[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])  # (Marian rounds its positions too)
+def test_weights_of_half_the_size_become_float32(name, tmp_path):
+    theirs = TRANSLATORS[name].build().bfloat16()
+    ours = from_huggingface(save(theirs, tmp_path)).model
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+    source, target, _ = inputs()
+    with torch.no_grad():
+        expected = theirs.float()(input_ids=source[:1], decoder_input_ids=target[:1]).logits
+    torch.testing.assert_close(ours(source[:1], LENGTHS[:1], target[:1]), expected, atol=1e-4, rtol=0)
+
+
+def test_special_tokens_come_from_either_file(tmp_path):
+    folder = save(MARIAN.build(), tmp_path)
+    change(folder / "generation_config.json", bad_words_ids=[[PAD], [5, 6]], eos_token_id=[END, 3])
+    assert from_huggingface(folder)[1:] == ("marian", PAD, (END, 3), PAD, (PAD,))
+    (folder / "generation_config.json").unlink()
+    assert from_huggingface(folder)[1:] == ("marian", PAD, (END,), PAD, ())
+
+
+# -- folders that are not what they should be ------------------------------------------------------------
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_what_is_wrong_with_a_folder_is_one_clear_line(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    theirs = MARIAN.build()
+
+    def refused(spoil, *words):
+        folder = save(theirs, tmp_path / f"{words[0][:9]}{len(list(tmp_path.iterdir()))}")
+        spoil(folder)
+        with pytest.raises(RunFolderError) as error:
+            from_huggingface(folder)
+        line = str(error.value)
+        assert str(folder) in line
+        assert all(word in line for word in words), line
+        assert "\n" not in line
+
+    def tensors(edit):
+        def spoil(folder):
+            loaded = load_file(folder / "model.safetensors")
+            edit(loaded)
+            save_file(loaded, folder / "model.safetensors")
+
+        return spoil
+
+    def cut(folder):
+        content = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+    def pickled(folder):
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+    refused(cut, "model.safetensors", "cannot be read")
+    refused(pickled, "pytorch_model.bin", "pickle")
+    refused(lambda f: (f / "model.safetensors").unlink(), "no model.safetensors")
+    refused(lambda f: (f / "config.json").unlink(), "no config.json")
+    refused(lambda f: (f / "config.json").write_text('{"model_type": "mar'), "not whole JSON")
+    refused(lambda f: (f / "config.json").write_text("[]"), "a JSON list")
+    refused(lambda f: change(f / "config.json", model_type="deberta"), "'deberta'", "marian")
+    refused(lambda f: change(f / "config.json", model_type="t5"), "no num")
+    refused(lambda f: change(f / "config.json", d_model="12"), "d_model must be a int, got '12'")
+    refused(lambda f: change(f / "config.json", activation_function="mish"), "'mish'", "swish")
+    refused(lambda f: change(f / "config.json", decoder_layers=4), "no tensor decoder.layers.3")
+    refused(lambda f: change(f / "config.json", decoder_layers=2), "does not account for", "decoder.layers.2")
+    refused(lambda f: change(f / "config.json", encoder_ffn_dim=20), "(19, 12)", "(20, 12)")
+    refused(tensors(lambda t: t.pop("model.encoder.layers.0.fc1.bias")), "encoder.0.feed_forward.up.bias is absent")
+    refused(tensors(lambda t: t.update(more=torch.ones(1))), "does not account for", "more")
+
+
+def test_no_folder_and_shards_that_are_not_there(tmp_path):
+    with pytest.raises(RunFolderError, match="not a folder"):
+        from_huggingface(tmp_path / "nowhere")
+    folder = save(MARIAN.build(), tmp_path / "parts", max_shard_size="4KB")
+    next(folder.glob("*.safetensors")).unlink()
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        from_huggingface(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="no weight_map"):
+        from_huggingface(folder)
+
+
+def test_pickles_are_never_opened(tmp_path, monkeypatch):
+    import pickle
+
+    folder = save(MARIAN.build(), tmp_path)
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    for module, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("a pickle was opened"))
+    with pytest.raises(RunFolderError, match=r"pytorch_model\.bin"):
+        from_huggingface(folder)

@@ -1,0 +1,82 @@
+"""BERT of Hugging Face, read from its folder, against itself."""
+
+import json
+
+import pytest
+import torch
+from foreign import BERT, BERT_BASE, PAD, VOCAB, save
+from safetensors.torch import load_file, save_file
+
+from regard.errors import ArgumentError, RunFolderError
+from regard.models.convert import from_huggingface
+
+LENGTHS = torch.tensor([11, 6])
+
+
+def inputs():
+    tokens, segments = torch.randint(2, VOCAB, (2, 11)), torch.randint(0, 2, (2, 11))
+    mask = (torch.arange(11) < LENGTHS[:, None]).long()
+    return tokens.masked_fill(mask == 0, PAD), segments, mask
+
+
+def test_logits_and_attention_are_theirs(tmp_path):
+    theirs, (tokens, segments, mask) = BERT.build(), inputs()
+    ours = from_huggingface(save(theirs, tmp_path)).model
+    with torch.no_grad():
+        seen = theirs(tokens, attention_mask=mask, token_type_ids=segments, output_attentions=True)
+        found, maps = ours(tokens, LENGTHS, segments), ours.attend(tokens, LENGTHS, segments)
+    real = mask.bool()
+    assert seen.logits.std() > 0.3
+    torch.testing.assert_close(found[real], seen.logits[real], atol=1e-4, rtol=0)
+    assert list(maps) == ["encoder.0", "encoder.1"]
+    for weights, expected in zip(maps.values(), seen.attentions, strict=True):
+        rows = real[:, None, :, None]
+        torch.testing.assert_close(weights.dense() * rows, expected * rows, atol=1e-5, rtol=0)
+
+
+def test_the_base_alone_has_vectors_and_no_logits(tmp_path):
+    theirs, (tokens, _, mask) = BERT_BASE.build(), inputs()
+    ours = from_huggingface(save(theirs, tmp_path)).model
+    with torch.no_grad():
+        expected = theirs(tokens, attention_mask=mask).last_hidden_state
+        found = ours.encode(tokens, LENGTHS)
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=1e-4, rtol=0)
+    with pytest.raises(ArgumentError, match="without a head"):
+        ours(tokens, LENGTHS)
+
+
+def rewrite(folder, edit):
+    tensors = load_file(folder / "model.safetensors")
+    save_file(edit(tensors), folder / "model.safetensors")
+
+
+def test_the_names_of_the_first_folders_are_read(tmp_path):
+    theirs = BERT.build()
+    new, old = save(theirs, tmp_path / "new"), save(theirs, tmp_path / "old")
+
+    def age(tensors):
+        renamed = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+            for name, tensor in tensors.items()
+        }
+        word = tensors["bert.embeddings.word_embeddings.weight"].clone()
+        return renamed | {
+            "cls.seq_relationship.weight": torch.ones(2, 12),
+            "bert.pooler.dense.weight": torch.ones(12, 12),
+            "cls.predictions.decoder.weight": word,
+        }
+
+    rewrite(old, age)
+    one, two = (from_huggingface(folder).model.state_dict() for folder in (new, old))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    rewrite(old, lambda tensors: tensors | {"cls.predictions.decoder.weight": torch.ones(VOCAB, 12)})
+    with pytest.raises(RunFolderError, match="output layer of its own"):
+        from_huggingface(old)
+
+
+def test_a_bert_that_decodes_is_refused(tmp_path):
+    path = save(BERT.build(), tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"is_decoder": True}))
+    with pytest.raises(RunFolderError, match="decodes"):
+        from_huggingface(tmp_path)

@@ -1,0 +1,101 @@
+"""GPT-2 and Llama of Hugging Face, with each scaling of rotary positions, against themselves."""
+
+import json
+
+import pytest
+import torch
+from foreign import END, GPT2, LANGUAGE_MODELS, VOCAB, llama, save
+from safetensors.torch import load_file, save_file
+
+from regard.errors import RunFolderError
+from regard.models.convert import from_huggingface
+
+LENGTH = 15
+
+
+@pytest.fixture(scope="module", params=LANGUAGE_MODELS)
+def pair(request, tmp_path_factory):
+    """A model of theirs, and ours from its folder."""
+    theirs = LANGUAGE_MODELS[request.param].build()
+    return theirs, from_huggingface(save(theirs, tmp_path_factory.mktemp("model")))
+
+
+@pytest.mark.parametrize("length", [5, LENGTH])
+def test_logits_and_attention_are_theirs(pair, length):
+    theirs, ours = pair
+    tokens = torch.randint(2, VOCAB, (2, length))
+    with torch.no_grad():
+        seen = theirs(tokens, output_attentions=True, use_cache=False)
+        found, maps = ours.model(tokens), ours.model.attend(tokens)
+    assert seen.logits.std() > 0.3
+    torch.testing.assert_close(found, seen.logits, atol=1e-4, rtol=0)
+    assert list(maps) == ["decoder.0", "decoder.1"]
+    for weights, expected in zip(maps.values(), seen.attentions, strict=True):
+        torch.testing.assert_close(weights.dense(), expected, atol=1e-5, rtol=0)
+
+
+def greedily(model, prompt, steps):
+    """The most probable tokens after a prompt, with the cache."""
+    state, tokens = model.start(prompt[None, :-1], torch.tensor([len(prompt) - 1])), [prompt[-1:]]
+    for _ in range(steps):
+        logits, _, state = model.step(state, tokens[-1])
+        tokens.append(logits.argmax(-1))
+    return torch.cat(tokens[1:]).tolist()
+
+
+def test_greedy_decoding_is_generate(pair):
+    theirs, ours = pair
+    for length in (1, 4, 9):
+        prompt = torch.randint(2, VOCAB, (length,))
+        # Past 8 or 12 tokens some scalings turn keys anew; both leave those in the cache as they are.
+        expected = theirs.generate(prompt[None], max_new_tokens=10, num_beams=1, do_sample=False)[0, length:].tolist()
+        found = greedily(ours.model, prompt, 10)
+        assert found[: len(expected)] == expected
+        assert len(expected) == 10 or expected[-1] == END
+
+
+def test_cached_decoding_is_uncached(pair):
+    theirs, ours = pair
+    if theirs.config.to_dict().get("rope_parameters", {}).get("rope_type") in ("dynamic", "longrope"):
+        length = 8  # beyond, the angles depend on the length at hand
+    else:
+        length = LENGTH
+    tokens = torch.randint(2, VOCAB, (2, length))
+    with torch.no_grad():
+        expected, state = ours.model(tokens), ours.model.start(tokens[:, :2], torch.tensor([2, 2]))
+        for place in range(2, length):
+            logits, _, state = ours.model.step(state, tokens[:, place])
+            torch.testing.assert_close(logits, expected[:, place], atol=1e-5, rtol=1e-5)
+
+
+def test_special_tokens(tmp_path):
+    assert from_huggingface(save(llama().build(), tmp_path))[1:] == ("llama", 2, (END,), 0, ())
+
+
+def test_older_folders_are_read(tmp_path):
+    """Llama's rope_theta and rope_scaling, GPT-2 without a prefix and with its masks."""
+    theirs = LANGUAGE_MODELS["llama3"].build()
+    new, old = save(theirs, tmp_path / "new"), save(theirs, tmp_path / "old")
+    config = json.loads((old / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"], config["rope_scaling"] = rope.pop("rope_theta"), {**rope, "type": rope["rope_type"]}
+    (old / "config.json").write_text(json.dumps(config))
+    tokens = torch.randint(2, VOCAB, (1, LENGTH))
+    assert torch.equal(*(from_huggingface(folder).model(tokens) for folder in (new, old)))
+    theirs = GPT2.build()
+    new, old = save(theirs, tmp_path / "gpt2"), save(theirs, tmp_path / "older")
+    tensors = {n.removeprefix("transformer."): t for n, t in load_file(old / "model.safetensors").items()}
+    save_file(tensors | {"h.0.attn.bias": torch.ones(1, 1, 4, 4)}, old / "model.safetensors")
+    assert torch.equal(*(from_huggingface(folder).model(tokens) for folder in (new, old)))
+
+
+def test_variants_that_are_not_read_are_named(tmp_path):
+    def refused(name, theirs, message, **values):
+        path = save(theirs.build(), tmp_path / name) / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        with pytest.raises(RunFolderError, match=message):
+            from_huggingface(tmp_path / name)
+
+    refused("scaled", GPT2, "scale_attn_by_inverse_layer_idx", scale_attn_by_inverse_layer_idx=True)
+    refused("rope", llama(), "'proportional'.*llama3", rope_parameters={"rope_type": "proportional"})
+    refused("factor", llama(), "no factor", rope_parameters={"rope_type": "linear"})

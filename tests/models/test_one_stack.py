@@ -1,0 +1,264 @@
+"""The models of one stack: against torch with copied weights, step by step, their maps, and the named sizes."""
+
+import dataclasses
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.models import (
+    DECODER_ONLY_SIZES,
+    ENCODER_ONLY_SIZES,
+    TRANSFORMER_SIZES,
+    DecoderOnly,
+    DecoderOnlyConfig,
+    EncoderOnly,
+    EncoderOnlyConfig,
+    Transformer,
+)
+from regard.nn import MultiHeadAttention
+from regard.rotary import Rotary
+
+VOCAB, LENGTH = 17, 7
+SIZES = {"dim": 12, "num_heads": 3, "num_layers": 2, "feed_forward_dim": 19, "dropout": 0.0}
+
+
+def shaken(model: nn.Module) -> Any:
+    """In float64, every parameter away from its initial value, so that no bias or gain goes unseen."""
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def decoder_only(**changes: Any) -> DecoderOnly:
+    return shaken(DecoderOnly(DecoderOnlyConfig(**(SIZES | changes)), vocab_size=VOCAB))
+
+
+def encoder_only(**changes: Any) -> EncoderOnly:
+    return shaken(EncoderOnly(EncoderOnlyConfig(**(SIZES | changes)), vocab_size=VOCAB))
+
+
+def some_text(count: int = 3) -> Tensor:
+    return torch.randint(0, VOCAB, (count, LENGTH))
+
+
+# -- against torch -----------------------------------------------------------------------------------
+
+
+def torchs(model: DecoderOnly | EncoderOnly) -> nn.TransformerEncoder:
+    """torch's stack with the weights of ours."""
+    config = model.config
+    is_pre = config.norm_position == "pre"
+    layer = nn.TransformerEncoderLayer(
+        config.dim, config.num_heads, config.feed_forward_dim, dropout=0.0, activation=config.activation,
+        batch_first=True, norm_first=is_pre, dtype=torch.float64,
+    )  # fmt: skip
+    final = nn.LayerNorm(config.dim, dtype=torch.float64) if is_pre else None
+    theirs = nn.TransformerEncoder(layer, config.num_layers, norm=final, enable_nested_tensor=False)
+    with torch.no_grad():
+        for mine, other in zip(model.layers, theirs.layers, strict=True):
+            other.self_attn.in_proj_weight.copy_(mine.self_attention.in_weights[0])
+            other.self_attn.in_proj_bias.copy_(mine.self_attention.in_bias)
+            other.self_attn.out_proj.load_state_dict(mine.self_attention.out.state_dict())
+            other.linear1.load_state_dict(mine.feed_forward.up.state_dict())
+            other.linear2.load_state_dict(mine.feed_forward.down.state_dict())
+            other.norm1.load_state_dict(mine.residuals[0].norm.state_dict())
+            other.norm2.load_state_dict(mine.residuals[1].norm.state_dict())
+    if final is not None:
+        final.load_state_dict(model.final_norm.state_dict())
+    return theirs.train()  # in training it takes no shortcut, and dropout is 0
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_decoder_only_equals_torch(norm_position: str, positions: str) -> None:
+    model, text = decoder_only(norm_position=norm_position, positions=positions), some_text()
+    ahead = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    hidden = torchs(model)(model.positions(model.embedding(text)), mask=ahead)
+    torch.testing.assert_close(model(text), hidden @ model.embedding.weight.T, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_encoder_only_equals_torch(norm_position: str) -> None:
+    model, text, lengths = (
+        encoder_only(norm_position=norm_position, positions="learned"),
+        some_text(),
+        torch.tensor([7, 4, 1]),
+    )
+    padded = torch.arange(LENGTH) >= lengths[:, None]
+    hidden = torchs(model)(model.positions(model.embedding(text)), src_key_padding_mask=padded)
+    linear, norm = model.head[0], model.head[2]
+    head = nn.functional.layer_norm(nn.functional.gelu(linear(hidden)), (12,), norm.weight, norm.bias)
+    expected = head @ model.embedding.weight.T + model.output.bias
+    torch.testing.assert_close(model(text, lengths)[~padded], expected[~padded], rtol=0, atol=1e-10)
+
+
+def test_rotary_scores_depend_on_distances_alone() -> None:
+    """Against the sum over planes written out: the cosine of the distance, in complex numbers."""
+    attend = MultiHeadAttention(8, 2, rotary=Rotary(4)).double()
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    weights = attend(x, return_weights=True).weights.dense()[0]
+    q, k, _ = (part.unflatten(-1, (2, 4)).transpose(0, 1) for part in (x[0] @ attend.in_weights[0].T).chunk(3, -1))
+    planes = [torch.complex(part[..., :2], part[..., 2:]) for part in (q, k)]
+    distance = (torch.arange(5)[:, None] - torch.arange(5)).double()
+    angles = torch.polar(
+        torch.ones(5, 5, 2).double(), distance[..., None] * torch.tensor([1.0, 0.01], dtype=torch.float64)
+    )
+    scores = torch.einsum("hqp,hkp,qkp->hqk", planes[0], planes[1].conj(), angles).real / 2
+    torch.testing.assert_close(weights, scores.softmax(-1), rtol=0, atol=1e-12)
+
+
+def test_rotary_must_fit_the_heads() -> None:
+    with pytest.raises(ArgumentError, match=r"heads of width 4, got Rotary\(8\)"):
+        MultiHeadAttention(8, 2, rotary=Rotary(8))
+
+
+# -- step by step ------------------------------------------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "gpt-2": {"positions": "learned", "max_length": LENGTH},
+    "llama": {"norm": "rms", "activation": "swiglu", "num_kv_heads": 1},
+    "paper": {"norm_position": "post", "positions": "sinusoidal", "activation": "relu"},
+    "untied": {"tied_output": False, "dropout": 0.3, "attention_dropout": 0.3},
+}
+every_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+
+
+@every_variant
+@pytest.mark.parametrize("make", [decoder_only, encoder_only])
+def test_every_variant_trains(make: Any, changes: dict[str, Any]) -> None:
+    model, text = make(**changes), some_text()
+    logits = model(text) if make is decoder_only else model(text, torch.tensor([7, 4, 1]))
+    logits.square().sum().backward()
+    assert logits.shape == (3, LENGTH, VOCAB)
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+@every_variant
+@settings(max_examples=6)
+@given(lengths=st.lists(st.integers(0, LENGTH - 1), min_size=2, max_size=3), seed=st.integers(0, 99))
+def test_prompts_of_any_lengths_go_on_as_in_one_pass(changes: dict[str, Any], lengths: list[int], seed: int) -> None:
+    """A prompt of n tokens, then one token after the other: the logits of a pass over all of it, alone."""
+    torch.manual_seed(seed)
+    model, text = decoder_only(**changes).eval(), some_text(len(lengths))
+    width = max(lengths)
+    prompts = torch.where(torch.arange(width) < torch.tensor(lengths)[:, None], text[:, :width], 3)
+    with torch.no_grad():
+        state = model.start(prompts, torch.tensor(lengths))
+        order = torch.arange(len(lengths))
+        for step in range(LENGTH - width):
+            fed = torch.stack([text[b, lengths[b] + step] for b in order.tolist()])
+            logits, alignment, state = model.step(state, fed)
+            assert alignment is None
+            for row, b in enumerate(order.tolist()):
+                whole = model(text[b : b + 1, : lengths[b] + step + 1])[0, -1]
+                torch.testing.assert_close(logits[row], whole, rtol=0, atol=1e-10)
+            order = order.flip(0)
+            state = model.reorder(state, torch.arange(len(lengths)).flip(0))
+
+
+@every_variant
+@pytest.mark.parametrize("t", range(LENGTH))
+def test_logits_depend_on_the_past_and_the_present_alone(changes: dict[str, Any], t: int) -> None:
+    model, text = decoder_only(**changes).eval(), some_text(1)
+    vectors: list[Tensor] = []
+    model.embedding.register_forward_hook(lambda *a: vectors.append(a[-1].detach().requires_grad_()) or vectors[-1])
+    logits = model(text)[0, t]
+    (gradient,) = torch.autograd.grad((logits * torch.randn_like(logits)).sum(), vectors)
+    assert not gradient[0, t + 1 :].any()
+    assert gradient[0, : t + 1].abs().amax(-1).min() > 0
+
+
+@every_variant
+def test_padding_changes_no_logits_of_the_encoder(changes: dict[str, Any]) -> None:
+    model, text, lengths = encoder_only(**changes).eval(), some_text(), [7, 4, 1]
+    together = model(text, torch.tensor(lengths))
+    for b, n in enumerate(lengths):
+        alone = model(text[b : b + 1, :n], torch.tensor([n]))
+        torch.testing.assert_close(together[b, :n], alone[0], rtol=0, atol=1e-12)
+
+
+def test_maps_are_those_of_the_pass() -> None:
+    text = some_text()
+    maps = decoder_only(num_kv_heads=1).attend(text)
+    assert {name: tuple(m.shape) for name, m in maps.items()} == dict.fromkeys(
+        ("decoder.0", "decoder.1"), (3, 3, LENGTH, LENGTH)
+    )
+    ahead = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    for weights in maps.values():
+        dense = weights.dense()
+        assert not dense[..., ahead].any()
+        torch.testing.assert_close(dense.sum(-1), torch.ones(3, 3, LENGTH).double(), rtol=0, atol=1e-12)
+    maps = encoder_only().attend(text, torch.tensor([7, 4, 1]))
+    assert list(maps) == ["encoder.0", "encoder.1"]
+    assert not maps["encoder.1"].dense()[1, :, :, 4:].any()
+
+
+# -- sizes and errors --------------------------------------------------------------------------------
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_named_sizes_have_the_parameters_of_their_papers() -> None:
+    with torch.device("meta"):
+        gpt2 = DecoderOnly(DECODER_ONLY_SIZES["base"], vocab_size=50_257)
+        pythia = DecoderOnly(DECODER_ONLY_SIZES["small"], vocab_size=50_304)
+        assert count(gpt2) == 124_439_808  # openai-community/gpt2
+        assert count(pythia) - 2 * 50_304 * 512 == 18_915_328  # the paper's table 1, without embeddings
+        for size, millions in (("tiny", 2.6), ("small", 36.5)):  # their table 1: one vocabulary of about 9,700
+            config = dataclasses.replace(TRANSFORMER_SIZES[size], shared_embeddings=True)
+            model = Transformer(config, source_vocab_size=9_700, target_vocab_size=9_700)
+            assert count(model) / 1e6 == pytest.approx(millions, abs=0.1)
+        base = dataclasses.replace(TRANSFORMER_SIZES["base"], shared_embeddings=True)
+        vaswani = Transformer(base, source_vocab_size=37_000, target_vocab_size=37_000)
+        assert count(vaswani) / 1e6 == pytest.approx(63, abs=1)  # their table 3 says 65, with about 37,000 tokens
+        for size, millions in (("tiny", 4.4), ("small", 28.8), ("base", 110.1)):  # Turc et al. 2019, table 1
+            model = EncoderOnly(ENCODER_ONLY_SIZES[size], vocab_size=30_522)
+            assert count(model) / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+@pytest.fixture
+def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checks of signatures that run under pytest alone: what a user's wrong call meets."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.usefixtures("as_installed")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": 0}, "num_layers=0"),
+        ({"positions": "absolute"}, "positions must be one of sinusoidal, learned, rotary, got 'absolute'"),
+        ({"dim": 9, "positions": "rotary"}, "must be even and at least 2, got 3"),
+        ({"num_heads": 0}, "num_heads=0"),
+    ],
+)
+def test_configurations_that_make_no_model(changes: dict[str, Any], message: str) -> None:
+    for make in (decoder_only, encoder_only):
+        with pytest.raises(ArgumentError, match=message):
+            make(**changes)
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_texts_longer_than_learned_positions_or_than_they_say() -> None:
+    model = decoder_only(positions="learned", max_length=6)
+    assert model.max_length == 6
+    with pytest.raises(ArgumentError, match="reaches 7"):
+        model(some_text())
+    for state in (
+        model.start(some_text()[:, :6], torch.tensor([6, 6, 6])),
+        model.start(some_text()[:, :6], torch.tensor([6, 2, 0])),
+    ):
+        with pytest.raises(ArgumentError, match="reaches 7"):
+            model.step(state, torch.tensor([1, 1, 1]))
+    with pytest.raises(ArgumentError, match="0 to 7 tokens"):
+        model.start(some_text(), torch.tensor([8, 1, 1]))

@@ -1,0 +1,314 @@
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.logits import RepetitionPenalty, TopK
+from regard.models import DecoderOnlyConfig, EncoderOnlyConfig
+from regard.tasks import (
+    Filler,
+    LanguageModelConfig,
+    MaskedLanguageModelConfig,
+    Writer,
+    train_language_model,
+    train_masked_language_model,
+)
+from regard.tasks.language_model import next_token_loss
+from regard.tasks.pictures import save_pictures
+from regard.tasks.run_folder import RunFolder
+from regard.tasks.text_corpus import open_text
+from regard.text.blocks import next_token_windows, window_batches
+from regard.text.tokenizers import BOS, EOS, Characters
+
+LINES = [f"{n} and {m} make {n + m}; 木 {n}" for n in range(12) for m in range(12)]
+# What a letter is follows from those beside it.
+LETTERS = ["abcdefghijklmnopqrstuvwxyz"[n % 13 : n % 13 + 13] for n in range(200)]
+TINY = {"dim": 24, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 32, "dropout": 0.0}
+
+
+def small_config(folder: Path, kind: type = LanguageModelConfig, **changes):
+    (folder / "text.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    model = DecoderOnlyConfig(**TINY) if kind is LanguageModelConfig else EncoderOnlyConfig(**TINY)
+    settings = {
+        "data": (folder / "text.txt",), "out": folder / "run", "model": model, "tokenizer": "characters",
+        "block_length": 32, "batch_tokens": 256, "steps": 6, "learning_rate": 1e-2, "warmup_steps": 5,
+        "schedule": "constant",
+        "validate_every": 3, "save_every": 3, "log_every": 1, "device": "cpu", "precision": "float32",
+    }  # fmt: skip
+    return kind(**(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Writer:
+    """A hundred and forty lines, well learnt; each a document."""
+    folder = tmp_path_factory.mktemp("lines")
+    length = {"steps": 250, "schedule": "cosine", "validate_every": 50, "save_every": 250}
+    return train_language_model(small_config(folder, documents="lines", **length))
+
+
+@pytest.fixture(scope="module")
+def filler(tmp_path_factory: pytest.TempPathFactory) -> Filler:
+    folder = tmp_path_factory.mktemp("masked")
+    (folder / "letters.txt").write_text("".join(f"{line}\n" for line in LETTERS))
+    length = {"steps": 350, "schedule": "cosine", "validate_every": 50, "save_every": 350}
+    config = small_config(folder, MaskedLanguageModelConfig, data=(folder / "letters.txt",), **length)
+    return train_masked_language_model(config)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a few steps on running text, a byte a token."""
+    config = small_config(tmp_path_factory.mktemp("short"), tokenizer="bpe", vocab_size=260)
+    train_language_model(config)
+    return config.out
+
+
+# -- text and training -------------------------------------------------------------------------------
+
+
+def test_the_tail_is_for_validation_and_never_seen(tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=1, valid_share=0.25)
+    train_language_model(config)
+    corpus = open_text(RunFolder(config.out))
+    trained, held_out = (corpus.tokenizer.decode(store.tokens.tolist()) for store in (corpus.train, corpus.valid))
+    text = config.data[0].read_text(encoding="utf-8")
+    assert trained + held_out.replace("\N{REPLACEMENT CHARACTER}", "1") == text
+    assert 0.2 < len(held_out.encode()) / len(text.encode()) <= 0.25
+    assert trained.endswith("\n")
+    # Nor does the tokenizer know a character that the tail alone has.
+    (tmp_path / "tail.txt").write_text(text + "ß\n" * 3, encoding="utf-8")
+    config = replace(config, data=(tmp_path / "tail.txt",), out=tmp_path / "other")
+    train_language_model(config)
+    corpus = open_text(RunFolder(config.out))
+    assert corpus.tokenizer.encode("ß") == [3]
+    assert corpus.valid.unknown == 3
+    assert "3 of them unknown" in (config.out / "train.log").read_text()
+
+
+def test_several_files_and_files_of_their_own_for_validation(tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=1)
+    other = tmp_path / "other.txt"
+    other.write_text("1 and 2 make 3\n", encoding="utf-8")
+    train_language_model(replace(config, data=(*config.data, other), valid=(other,)))
+    corpus = open_text(RunFolder(config.out))
+    assert corpus.train.text_bytes == len(config.data[0].read_bytes()) + corpus.valid.text_bytes
+    assert corpus.tokenizer.decode(corpus.valid.tokens.tolist()) == "1 and 2 make 3\n"
+
+
+def losses(folder: Path) -> list[tuple[str, int, float]]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [(record["event"], record["step"], record["loss"]) for record in records]
+
+
+@pytest.mark.parametrize("kind", [LanguageModelConfig, MaskedLanguageModelConfig])
+def test_a_run_that_goes_on_has_the_losses_of_one_that_never_stopped(kind: type, tmp_path: Path) -> None:
+    train = {LanguageModelConfig: train_language_model, MaskedLanguageModelConfig: train_masked_language_model}[kind]
+    model = DecoderOnlyConfig if kind is LanguageModelConfig else EncoderOnlyConfig
+    config = small_config(tmp_path, kind, model=model(**TINY | {"dropout": 0.2}), steps=9, patience=0)
+    train(config)
+    stopped = replace(config, out=tmp_path / "stopped", steps=3)
+    train(stopped)
+    train(replace(stopped, steps=9), resume=True)
+    assert losses(config.out) == losses(stopped.out)
+    with pytest.raises(RunFolderError, match="has block_length 32, not 16"):
+        train(replace(stopped, block_length=16), resume=True)
+
+
+def test_what_is_predicted_can_be_predicted(writer: Writer) -> None:
+    """Of `n and m make sum; 木 n` the sum, the fixed words and the last number follow; n and m are a guess."""
+    found = writer.evaluate(LINES)
+    assert found.loss < 0.65  # with n and m a guess, and every sum known: about 0.5
+    assert found.perplexity == pytest.approx(math.exp(found.loss))
+    assert found.text_bytes == len("\n".join(LINES).encode()) + 1
+    assert found.tokens == sum(len(line) + 1 for line in LINES)
+    assert found.bits_per_byte == pytest.approx(found.loss * found.tokens / found.text_bytes / math.log(2))
+    assert "".join(writer.generate("3 and 4 m", filters=[TopK(1)])).startswith("ake ")
+
+
+def test_validation_and_evaluation_agree(run: Path) -> None:
+    writer, corpus = Writer.load(run, device="cpu"), open_text(RunFolder(run))
+    best = min(loss for event, _, loss in losses(run) if event == "valid")
+    batches = window_batches(next_token_windows(corpus.valid.tokens, length=32, stride=32), places=999)
+    with torch.no_grad():
+        sums = [next_token_loss(writer.model, batch) for batch in batches]
+    loss = sum(float(part.total) for part in sums) / sum(int(part.count) for part in sums)
+    assert loss == pytest.approx(best, abs=1e-5)
+    tail = corpus.tokenizer.decode(corpus.valid.tokens.tolist()).splitlines()
+    assert writer.evaluate(tail, stride=32).loss == pytest.approx(best, abs=1e-5)
+    assert writer.evaluate(tail).tokens == corpus.valid.text_bytes
+
+
+# -- writing -----------------------------------------------------------------------------------------
+
+
+def test_writing_is_the_models_own_choice_step_by_step(writer: Writer) -> None:
+    text = "".join(writer.generate("7 and ", filters=[TopK(1)], max_tokens=9))
+    ids = [BOS, *writer.tokenizer.encode("7 and ")]
+    for _ in range(9):
+        ids.append(int(writer.model(torch.tensor([ids]))[0, -1].argmax()))
+        if ids[-1] == EOS:
+            break
+    assert "7 and " + text == writer.tokenizer.decode(ids)
+
+
+def test_a_seed_gives_the_same_text_again_and_stop_strings_end_it(writer: Writer) -> None:
+    draw = lambda seed: "".join(writer.generate("", seed=seed, max_tokens=30))  # noqa: E731
+    texts = [draw(seed) for seed in range(6)]
+    assert texts == [draw(seed) for seed in range(6)]
+    assert len(set(texts)) > 3
+    for text in texts:
+        assert text  # a text may begin from nothing
+    whole = "".join(writer.generate("3 and 4 ", filters=[TopK(1)]))
+    assert "make" in whole
+    assert "".join(writer.generate("3 and 4 ", filters=[TopK(1)], stop=["ke", ";"])) == whole.split("ke")[0]
+
+
+def test_running_text_never_ends_and_no_text_begins_twice(writer: Writer, run: Path) -> None:
+    """Whatever the model makes of them: all but the special tokens' logits are pulled down."""
+
+    def tempt(logits, progress):
+        return torch.cat([logits[:, :4] + 99, logits[:, 4:]], 1)
+
+    text = "".join(Writer.load(run, device="cpu").generate("x", max_tokens=50, filters=[tempt]))
+    assert len(text.encode()) >= 50  # a byte a token; what is no character prints as three
+    assert "".join(writer.generate("3", filters=[tempt])) == ""  # documents may end
+
+
+def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
+    """A byte a token, 32 at once: characters come whole, and the repetition penalty remembers all of the text."""
+    writer = Writer.load(run, device="cpu")
+    assert sum(map(len, writer.generate("x" * 50, max_tokens=100))) > 20
+    pieces = list(writer.generate("木", max_tokens=80, seed=1))
+    assert all(piece for piece in pieces)
+    seen = []
+
+    def look(logits, progress):
+        seen.append(torch.cat([progress.before, progress.tokens], 1)[0].tolist())
+        return RepetitionPenalty(1.5)(logits, progress)
+
+    list(writer.generate("12 and", max_tokens=70, filters=[look]))
+    assert [len(text) for text in seen] == list(range(6, 6 + len(seen)))
+    assert len(seen) == 70
+    assert seen[-1][:6] == writer.tokenizer.encode("12 and")
+
+
+def test_scores_add_up(writer: Writer, run: Path) -> None:
+    lines = [*LINES[:40], "x" * 70, ""]
+    found = list(writer.score(lines))
+    assert [one.tokens for one in found] == [len(line) + 1 for line in lines]
+    for line, one in zip(lines[:3], found, strict=False):
+        ids = torch.tensor([[BOS, *writer.tokenizer.encode(line), EOS]])
+        own = writer.model(ids[:, :-1]).log_softmax(-1).gather(2, ids[:, 1:, None]).sum()
+        assert one.log_probability == pytest.approx(float(own), abs=1e-4)
+    assert found[0].log_probability > found[40].log_probability
+    (open_ended,) = Writer.load(run, device="cpu").score(["12 and"])  # running text has no end to predict
+    assert open_ended.tokens == 6
+
+
+def test_attention_is_drawn(writer: Writer, filler: Filler, tmp_path: Path) -> None:
+    for model, text in ((writer, "3 and 4"), (filler, "abcdef")):
+        seen = model.attend(text)
+        assert seen.texts == ["<bos>", *text.replace(" ", "␣")]
+        assert list(seen.maps)[-1] == seen.shown
+        picture, page = save_pictures(model, [text, "木"], tmp_path / "out", title="test")
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert text in page.read_text(encoding="utf-8")
+        for wrong in ("", "x" * 40):
+            with pytest.raises(DataError, match="expected 1 to 31"):
+                model.attend(wrong)
+    assert not writer.attend("3 and 4").maps["decoder.0"].dense().triu(1).any()
+
+
+# -- filling in --------------------------------------------------------------------------------------
+
+
+def test_masked_tokens_are_found(filler: Filler) -> None:
+    found = filler.evaluate(LETTERS)
+    assert 80 < found.accuracy <= 100
+    assert found.loss < 0.7
+    assert 1 < found.pseudo_perplexity < 1.5
+    assert found.singly == sum(len(line) + 1 for line in LETTERS)
+    assert found.masked == pytest.approx(0.15 * found.singly, rel=0.15)
+    assert filler.evaluate(LETTERS) == found
+
+
+def test_the_pseudo_likelihood_masks_one_token_at_a_time(filler: Filler) -> None:
+    line = "cdefghx"
+    ids = [BOS, *filler.tokenizer.encode(line)]
+    total = 0.0
+    for place in range(1, len(ids)):
+        row = torch.tensor([ids])
+        row[0, place] = filler.mask_id
+        total += float(filler.model(row, torch.tensor([len(ids)])).log_softmax(-1)[0, place, ids[place]])
+    (found,) = filler.score([line])
+    assert found.log_probability == pytest.approx(total, abs=1e-4)
+    assert found.tokens == len(line)
+
+
+# -- errors ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_length": 0}, "block_length must be at least 1, got 0"),
+        ({"valid_share": 1.0}, "valid_share must be between 0 and 1, got 1.0"),
+        ({"beta2": 1.0}, "beta2 must be between 0 and 1"),
+        ({"seed": -1}, "seed must be 0 or more"),
+    ],
+)
+def test_settings_that_make_no_sense(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        small_config(tmp_path, **changes)
+
+
+def test_positions_must_hold_a_block(tmp_path: Path) -> None:
+    model = DecoderOnlyConfig(**TINY, positions="learned", max_length=20)
+    with pytest.raises(ArgumentError, match="20 positions and trains on blocks of 32"):
+        train_language_model(small_config(tmp_path, model=model))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "expected text, got nothing"),
+        (b"\n\n", "text"),
+        (b"short\n", "too little text"),
+        (b"a\n" * 20 + b"\xff\n", r"bad\.txt:21: expected UTF-8"),
+    ],
+)
+def test_bad_text_leaves_nothing_behind(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "bad.txt").write_bytes(content)
+    config = small_config(tmp_path, data=(tmp_path / "bad.txt",))
+    with pytest.raises(DataError, match=message):
+        train_language_model(config)
+    assert not config.out.exists()
+
+
+def test_bad_lines_are_counted(tmp_path: Path) -> None:
+    config = small_config(tmp_path, bad_lines="skip", steps=1)
+    with config.data[0].open("ab") as file:
+        file.write(b"\xff\n")
+    train_language_model(config)
+    assert "1 bad lines left out; the first: " in (config.out / "train.log").read_text()
+
+
+def test_damaged_and_other_runs(run: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(run, tmp_path / "copy"))
+    Characters().train(["abc"]).save(copied / "tokenizer.json")
+    with pytest.raises(RunFolderError, match="is not the tokenizer that"):
+        Writer.load(copied)
+    with pytest.raises(RunFolderError, match="got task 'language-model'"):
+        Filler.load(run)
+    writer = Writer.load(run, device="cpu")
+    with pytest.raises(DataError, match="no text"):
+        writer.evaluate([])
+    with pytest.raises(ArgumentError, match="max_tokens must be at least 1"):
+        next(writer.generate("x", max_tokens=0))
+    with pytest.raises(ArgumentError, match="the stride must be from 1 to 32"):
+        writer.evaluate(LINES, stride=40)

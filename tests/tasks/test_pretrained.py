@@ -1,0 +1,297 @@
+"""Translators in Hugging Face's format: folders made here, translated by their library and by ours."""
+
+import io
+import json
+import sys
+
+import pytest
+import torch
+
+from regard import cli
+from regard.errors import MissingExtraError, RunFolderError
+from regard.tasks.translator import Translator
+
+TEXT = ["a small cat sees the old house", "the house sees a cat", "the cats were old and small", "we see a house!"]
+TEXT += [f"{a} {b} {c}" for a in ("this", "every", "no") for b in ("old", "small", "new") for c in ("cat", "tree")]
+SENTENCES = ["the old cat", "we see every small house", "a tree", "Zürich sees 木 trees"]
+SMALL = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2} | {
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 64
+}  # fmt: skip
+
+
+def save(model, folder):
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed_positions" not in name:
+                parameter.add_(0.4 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+
+
+def make_marian(folder, separate=False):
+    """As an opus-mt folder: two SentencePiece models, and vocabularies whose ids are not theirs."""
+    spm = pytest.importorskip("sentencepiece")
+    from transformers import MarianConfig, MarianMTModel
+
+    pieces = {}
+    for side in ("source", "target"):
+        made = io.BytesIO()
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXT if side == "source" else [line.upper() for line in TEXT]),
+            model_writer=made, vocab_size=48, minloglevel=2, hard_vocab_limit=False,
+        )  # fmt: skip
+        (folder / f"{side}.spm").write_bytes(made.getvalue())
+        model = spm.SentencePieceProcessor(model_proto=made.getvalue())
+        pieces[side] = [model.id_to_piece(i) for i in range(3, len(model))]
+
+    def vocabulary(words):
+        return {word: n for n, word in enumerate(["</s>", "<unk>", ">>fra<<", *sorted(set(words)), "<pad>"])}
+
+    both = [*pieces["source"], *pieces["target"]]
+    source, target = (vocabulary(pieces[side] if separate else both) for side in ("source", "target"))
+    (folder / "vocab.json").write_text(json.dumps(source))
+    if separate:
+        (folder / "target_vocab.json").write_text(json.dumps(target))
+    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
+    pad = target["<pad>"]
+    model = MarianMTModel(
+        MarianConfig(
+            **SMALL, **(sizes if separate else {"vocab_size": len(source)}), activation_function="swish",
+            scale_embedding=True, pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0,
+            forced_eos_token_id=None, bos_token_id=None,
+        )
+    )  # fmt: skip
+    model.generation_config.bad_words_ids = [[pad]]
+    model.final_logits_bias += torch.randn(len(target), generator=torch.Generator().manual_seed(2))
+    model.final_logits_bias[0, pad] = 9.0  # padding would be the most probable token
+    save(model, folder)
+    return folder
+
+
+def make_bart(folder):
+    """As a BART folder: byte-level BPE in a tokenizer.json, with marks before and after a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(TEXT, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    config = BartConfig(
+        **SMALL, vocab_size=backend.get_vocab_size(), pad_token_id=1, bos_token_id=0, eos_token_id=2,
+        decoder_start_token_id=2, forced_eos_token_id=None,
+    )  # fmt: skip
+    save(BartForConditionalGeneration(config), folder)
+    return folder
+
+
+def make_t5(folder):
+    """As a T5 folder: Unigram pieces in a tokenizer.json, more embeddings than tokens, and begun by padding."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    backend = Tokenizer(models.Unigram())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=60, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    backend.train_from_iterator(TEXT, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    backend.save(str(folder / "tokenizer.json"))
+    config = T5Config(
+        vocab_size=backend.get_vocab_size() + 5, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2,
+        relative_attention_num_buckets=8, relative_attention_max_distance=20, decoder_start_token_id=0,
+    )  # fmt: skip
+    save(T5ForConditionalGeneration(config), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory):
+    return make_marian(tmp_path_factory.mktemp("marian"))
+
+
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory):
+    return make_bart(tmp_path_factory.mktemp("bart"))
+
+
+def translated_by_theirs(folder, tokenizer, model_class, lines):
+    """Sources as ids, and greedy translations as text, by transformers alone."""
+    import transformers
+
+    model = getattr(transformers, model_class).from_pretrained(folder).eval()
+    ids, found = [], []
+    for line in lines:
+        inputs = tokenizer(line, return_tensors="pt", return_token_type_ids=False)
+        steps = 2 * inputs["input_ids"].shape[1] + 50  # Translator's own limit
+        output = model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=min(steps, 64), max_length=None)
+        ids.append(inputs["input_ids"][0].tolist())
+        found.append(tokenizer.decode(output[0], skip_special_tokens=True))
+    return ids, found
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_marian_translates_as_it_does_there(separate, tmp_path, recwarn):
+    from transformers import MarianTokenizer
+
+    folder = make_marian(tmp_path, separate)
+    names = ["source.spm", "target.spm", "vocab.json", *(["target_vocab.json"] if separate else [])]
+    tokenizer = MarianTokenizer(*(str(folder / name) for name in names), separate_vocabs=separate)
+    recwarn.clear()  # it recommends a package
+    lines = [*SENTENCES, ">>fra<< the old cat"]
+    ids, expected = translated_by_theirs(folder, tokenizer, "MarianMTModel", lines)
+    translator = Translator.load(folder, device="cpu")
+    assert [[*one, 0] for one in translator.source_tokenizer.encode_batch(lines)] == ids
+    limit = 64  # theirs stops at its table of positions
+    found = [one.text for one in translator.translate(lines, beam_size=1)]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert len(theirs) > 3
+        assert ours[:limit].replace("\ufffd", "<unk>")[:40] == theirs[:40]
+
+
+def test_bart_translates_as_it_does_there(bart):
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(bart / "tokenizer.json"), bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    ids, expected = translated_by_theirs(bart, tokenizer, "BartForConditionalGeneration", SENTENCES)
+    translator = Translator.load(bart, device="cpu")
+    assert [[*one, 2] for one in translator.source_tokenizer.encode_batch(SENTENCES)] == ids
+    for ours, theirs in zip(translator.translate(SENTENCES, beam_size=1), expected, strict=True):
+        assert ours.text[:40] == theirs.strip()[:40]
+        assert len(theirs) > 3
+
+
+@pytest.mark.parametrize("name", ["marian", "bart"])
+def test_the_loss_is_theirs(name, request):
+    """With their begin mark before the target, their end mark after it, and their padding left out."""
+    import transformers
+
+    folder = request.getfixturevalue(name)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    translator = Translator.load(folder, device="cpu")
+    translator.model.output.bias.data.nan_to_num_(neginf=9.0)  # their loss knows no banned tokens
+    end, total, count = translator.target_tokenizer.marks.end_id, 0.0, 0
+    pairs = list(zip(SENTENCES, ["THE OLD CAT", "A", "WE SEE", "TREES AND TREES"], strict=True))
+    for source, target in pairs:
+        inputs, labels = (
+            torch.tensor([[*side.encode_batch([text])[0], end]])
+            for side, text in ((translator.source_tokenizer, source), (translator.target_tokenizer, target))
+        )
+        with torch.no_grad():
+            loss = model(input_ids=inputs, labels=labels).loss
+        total, count = total + float(loss) * labels.numel(), count + labels.numel()
+    assert translator.loss(pairs) == pytest.approx(total / count, abs=1e-4)
+    scores = list(translator.score(pairs))
+    assert -sum(one.log_probability for one in scores) == pytest.approx(total, abs=1e-3)
+    assert sum(one.tokens for one in scores) == count
+
+
+def test_t5_translates_as_it_does_there(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    folder = make_t5(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+    ids, expected = translated_by_theirs(folder, tokenizer, "T5ForConditionalGeneration", SENTENCES)
+    translator = Translator.load(folder, device="cpu")
+    assert [[*one, 1] for one in translator.source_tokenizer.encode_batch(SENTENCES)] == ids
+    for ours, theirs in zip(translator.translate(SENTENCES, beam_size=1), expected, strict=True):
+        assert ours.text[:40] == theirs.strip()[:40]
+    assert translator.attend("the old cat").source_labels[-1] == "</s>"
+
+
+def test_banned_tokens_are_never_written(marian):
+    translator = Translator.load(marian, device="cpu")
+    pad = translator.target_tokenizer.marks.pad_id
+    assert translator.model.output.bias[pad] == -torch.inf
+    ids = translator.source_tokenizer.encode_batch(SENTENCES)
+    for beam_size in (1, 3):
+        found = translator._search(ids, beam_size=beam_size, num_best=1, alignments=False)
+        assert all(pad not in best.tokens for (best, *_) in found)
+
+
+@pytest.mark.parametrize("name", ["marian", "bart"])
+def test_the_command_line_takes_such_a_folder(name, request, tmp_path, monkeypatch, capsys):
+    folder = request.getfixturevalue(name)
+    monkeypatch.setattr(cli, "_keep_freed_memory", lambda: None)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["regard", *arguments])
+        cli.main()
+        return capsys.readouterr().out
+
+    text = call("translate", str(folder), "the old cat", "--device", "cpu")
+    assert text.strip()
+    told = json.loads(call("translate", str(folder), "the old cat", "--alignments", "--device", "cpu"))
+    assert told["source"][-1] == "</s>"
+    assert "cat" in "".join(told["source"])
+    (best,) = told["translations"]
+    assert len(best["alignment"]) == len(best["tokens"])
+    assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in best["alignment"])
+    drawn = call("view", str(folder), "the old cat", "--out", str(tmp_path), "--device", "cpu").split()
+    assert [path.rsplit("/")[-1] for path in drawn] == ["attention.png", "attention.html"]
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("attention.png", "attention.html"))
+
+
+def test_an_empty_line_stays_empty(bart, marian):
+    for folder in (bart, marian):
+        found = list(Translator.load(folder, device="cpu").translate(["", "a tree"], beam_size=1))
+        assert found[0].text == ""
+        assert found[1].text
+
+
+def test_what_is_wrong_with_a_folder_is_one_clear_line(marian, tmp_path, monkeypatch):
+    import shutil
+
+    def refused(spoil, message, error=RunFolderError):
+        folder = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(marian, folder)
+        spoil(folder)
+        with pytest.raises(error, match=message) as raised:
+            Translator.load(folder, device="cpu")
+        assert "\n" not in str(raised.value)
+
+    def edit(path, **values):
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    refused(lambda f: (f / "source.spm").unlink(), "has no tokenizer that regard reads")
+    refused(lambda f: (f / "target.spm").write_bytes(b"nothing"), r"target\.spm is not a SentencePiece model")
+    refused(lambda f: (f / "vocab.json").write_text("{"), r"vocab\.json is not a vocabulary that can be read")
+    refused(lambda f: (f / "vocab.json").write_text('{"a": "b"}'), "expected an object of pieces")
+    refused(lambda f: (f / "vocab.json").write_text('{"a": 1}'), "has no <unk>")
+    refused(lambda f: (f / "tokenizer.json").write_text("{}"), r"tokenizer\.json is not a tokenizer")
+    refused(lambda f: edit(f / "vocab.json", more=9999), "tokenizer has 10000 tokens and the model")
+    refused(lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "a pickle")
+
+    def without_ends(folder):
+        edit(folder / "config.json", eos_token_id=None)
+        edit(folder / "generation_config.json", eos_token_id=None)
+
+    refused(without_ends, "does not say which tokens begin and end")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    refused(lambda f: None, r"regard\[convert\]", MissingExtraError)
+
+
+def test_a_model_that_does_not_translate_is_refused(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    save(BertModel(BertConfig(vocab_size=9, **sizes)), tmp_path)
+    with pytest.raises(RunFolderError, match="holds a bert model, which does not translate"):
+        Translator.load(tmp_path, device="cpu")

@@ -1,0 +1,298 @@
+"""Filters against those of transformers, samples against what they are drawn from, and constraints in every search."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.decoding import Hypothesis, beam_search, greedy, sample, sample_steps
+from regard.errors import ArgumentError
+from regard.logits import (
+    Constraint,
+    Filter,
+    ForcedPrefix,
+    MinP,
+    Progress,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    Vocabulary,
+)
+from regard.models import DecoderOnly, DecoderOnlyConfig
+from test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
+
+# -- filters, against transformers -------------------------------------------------------------------
+
+VOCAB = 23
+
+
+def theirs(name: str, value: float) -> Callable[[Tensor, Tensor], Tensor]:
+    from transformers.generation import logits_process
+
+    return getattr(logits_process, name)(value)
+
+
+FILTERS: dict[str, tuple[Callable[..., Filter], st.SearchStrategy]] = {
+    "TemperatureLogitsWarper": (Temperature, st.floats(0.1, 4.0)),
+    "TopKLogitsWarper": (TopK, st.integers(1, VOCAB + 5)),
+    "TopPLogitsWarper": (TopP, st.floats(0.01, 1.0)),
+    "MinPLogitsWarper": (MinP, st.floats(0.01, 1.0)),
+    "RepetitionPenaltyLogitsProcessor": (RepetitionPenalty, st.floats(0.3, 3.0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", FILTERS)
+@settings(max_examples=30)
+@given(data=st.data(), seed=st.integers(0, 999), spread=st.sampled_from([0.0, 0.3, 3.0]))
+def test_filters_are_those_of_transformers(name: str, data: st.DataObject, seed: int, spread: float) -> None:
+    torch.manual_seed(seed)
+    make, values = FILTERS[name]
+    value = data.draw(values)
+    logits, tokens = spread * torch.randn(5, VOCAB), torch.randint(0, VOCAB, (5, 4))
+    if spread == 0.3:
+        logits = logits.round(decimals=1)  # with ties
+    ours = make(value)(logits, Progress(torch.arange(5), tokens))
+    expected = theirs(name, value)(tokens, logits.clone())
+    if name in ("TopPLogitsWarper", "MinPLogitsWarper") and spread == 0.3:
+        # Which of equals is left out is the sort's affair: as many are, and of the same probability.
+        assert torch.equal(ours.sort().values, expected.sort().values)
+    else:
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_list_is_applied_in_its_order() -> None:
+    logits, tokens = 3 * torch.randn(5, VOCAB), torch.randint(0, VOCAB, (5, 4))
+    settings_ = [("RepetitionPenaltyLogitsProcessor", 1.3), ("TemperatureLogitsWarper", 0.5), ("TopPLogitsWarper", 0.9)]
+    ours, expected, progress = logits, logits, Progress(torch.arange(5), tokens)
+    for name, value in settings_:
+        ours, expected = FILTERS[name][0](value)(ours, progress), theirs(name, value)(tokens, expected)
+    assert torch.equal(ours, expected)
+
+
+def test_the_nucleus_is_never_empty() -> None:
+    for size in range(1, 40):
+        kept = TopP(1e-9)(torch.randn(9, size), Progress(torch.arange(9), torch.zeros(9, 0).long()))
+        assert torch.equal((kept > -torch.inf).sum(-1), torch.ones(9).long())
+
+
+def test_what_stands_before_an_answer_counts_as_repeated() -> None:
+    logits, before, tokens = torch.randn(4, VOCAB), torch.randint(0, VOCAB, (2, 3)), torch.randint(0, VOCAB, (4, 2))
+    rows = torch.tensor([1, 0, 1, 1])
+    both = torch.cat([before[rows], tokens], 1)
+    expected = RepetitionPenalty(1.7)(logits, Progress(rows, both))
+    assert torch.equal(RepetitionPenalty(1.7)(logits, Progress(rows, tokens, before[rows])), expected)
+
+
+def test_filters_see_what_stands_before_each_text() -> None:
+    table, seen = Table(5, eos_bonus=-1.0), []
+
+    def look(logits: Tensor, progress: Progress) -> Tensor:
+        seen.append(progress)
+        return logits
+
+    before = torch.arange(12).view(6, 2)
+    sample(table, *sources(*range(3, 9)), **LIMITS, max_steps=6, filters=[look], before=before)
+    assert len(seen[-1].sources) < 6
+    assert all(torch.equal(progress.before, before[progress.sources]) for progress in seen)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Temperature(0.0), "temperature must be above 0 and finite, got 0.0"),
+        (lambda: Temperature(float("nan")), "got nan"),
+        (lambda: TopK(0), "top-k must keep at least 1 token, got 0"),
+        (lambda: TopP(0.0), "top-p must be above 0 and at most 1, got 0.0"),
+        (lambda: TopP(1.1), "got 1.1"),
+        (lambda: MinP(-0.1), "min-p must be above 0 and at most 1, got -0.1"),
+        (lambda: RepetitionPenalty(0.0), "penalty must be above 0 and finite, got 0.0"),
+        (lambda: Vocabulary.of([], 4), "at least one token"),
+        (lambda: Vocabulary.of([4], 4), "from 0 to 3, got 4"),
+    ],
+)
+def test_values_outside_their_range(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+# -- sampling ----------------------------------------------------------------------------------------
+
+
+def test_samples_are_drawn_from_the_filtered_distribution() -> None:
+    """Twenty thousand answers of two tokens: each as frequent as its probability, to four standard deviations."""
+    table, count = Table(4, spread=1.0), 20_000
+    filters = [Temperature(1.5), TopK(3)]
+    found = sample(table, *sources(*[5] * count), **LIMITS, max_steps=2, filters=filters)
+    frequency: dict[tuple[int, ...], int] = {}
+    for hypothesis in found:
+        frequency[tuple(hypothesis.tokens)] = frequency.get(tuple(hypothesis.tokens), 0) + 1
+
+    def probabilities(prefix: tuple[int, ...]) -> list[float]:
+        logits = table.logits(prefix)[None] / 1.5
+        return logits.masked_fill(logits < logits.topk(3).values[:, -1:], -torch.inf).softmax(-1)[0].tolist()
+
+    expected = {}
+    for first, p in enumerate(probabilities((5, BOS))):
+        if first == EOS:
+            expected[(first,)] = p
+        else:
+            expected |= {(first, second): p * q for second, q in enumerate(probabilities((5, BOS, first)))}
+    assert sum(expected.values()) == pytest.approx(1.0)
+    for answer, p in expected.items():
+        assert abs(frequency.get(answer, 0) - count * p) <= 4 * (count * p * (1 - p)) ** 0.5, answer
+
+
+def test_scores_are_the_models_own() -> None:
+    table, firsts = Table(6), range(3, 23)
+    found = sample(table, *sources(*firsts), **LIMITS, max_steps=6, filters=[Temperature(3.0), TopK(4)])
+    for first, hypothesis in zip(firsts, found, strict=True):
+        assert hypothesis.score == pytest.approx(table.log_probability(first, hypothesis.tokens), abs=1e-6)
+        assert EOS not in hypothesis.tokens[:-1]
+    assert len({len(hypothesis.tokens) for hypothesis in found}) > 2
+
+
+def test_the_most_probable_token_alone_is_greedy() -> None:
+    model, given_ = untrained(lambda: decoder_only(), 3), padded_sources()
+    limits = LIMITS | {"max_steps": 8}
+    for filters in ([TopK(1)], [TopP(1e-9)], [MinP(1.0)], [Temperature(1e-4)]):
+        assert tokens_of(sample(model, *given_, **limits, filters=filters)) == tokens_of(
+            greedy(model, *given_, **limits)
+        )
+
+
+def test_a_seed_gives_the_same_again() -> None:
+    table = Table(9, eos_bonus=-2.0)
+    draw = lambda seed: tokens_of(  # noqa: E731
+        sample(table, *sources(3, 4), **LIMITS, max_steps=9, generator=torch.Generator().manual_seed(seed))
+    )
+    assert draw(1) == draw(1) != draw(2)
+
+
+def test_steps_are_handed_out_as_they_are_drawn_and_stop_when_nobody_asks() -> None:
+    table = Table(5, eos_bonus=-99.0)
+    calls, step = [], table.step
+    table.step = lambda state, tokens: calls.append(len(tokens)) or step(state, tokens)
+    steps = sample_steps(table, *sources(3, 4), **LIMITS, max_steps=50)
+    first = next(steps)
+    assert (len(calls), first.rows.tolist(), first.gains.shape) == (1, [0, 1], (2,))
+    next(steps)
+    steps.close()
+    assert len(calls) == 2
+
+
+def test_texts_that_have_ended_leave_the_batch() -> None:
+    table = Table(5, eos_bonus=1.0)
+    rows = [step.rows.tolist() for step in sample_steps(table, *sources(*range(3, 20)), **LIMITS, max_steps=9)]
+    found = sample(table, *sources(*range(3, 20)), **LIMITS, max_steps=9)
+    assert len(rows[0]) == 17 > len(rows[-1])
+    assert all(set(later) < set(earlier) or later == earlier for earlier, later in itertools.pairwise(rows))
+    assert all(hypothesis.tokens for hypothesis in found)
+
+
+# -- constraints, in every search --------------------------------------------------------------------
+
+
+def decoder_only() -> DecoderOnly:
+    return DecoderOnly(DecoderOnlyConfig(dim=12, num_heads=3, num_layers=2, feed_forward_dim=19), vocab_size=11)
+
+
+SEARCHES: dict[str, Callable[..., list[Hypothesis]]] = {
+    "greedy": greedy,
+    "beam": lambda *a, **k: [found[0] for found in beam_search(*a, beam_size=3, length_penalty=0.0, **k)],
+    "sample": sample,
+}
+every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+
+
+@every_search
+def test_forced_prefixes(search: Callable[..., list[Hypothesis]]) -> None:
+    table, prefixes = Table(6), [[3, 4, 3], [], [5], [EOS]]
+    found = search(table, *sources(7, 8, 9, 10), **LIMITS, max_steps=5, constraints=[ForcedPrefix(prefixes)])
+    for first, prefix, hypothesis in zip((7, 8, 9, 10), prefixes, found, strict=True):
+        assert hypothesis.tokens[: len(prefix)] == prefix
+        assert hypothesis.score == pytest.approx(table.log_probability(first, hypothesis.tokens), abs=1e-6)
+    assert found[3].tokens == [EOS]
+
+
+@every_search
+def test_vocabularies(search: Callable[..., list[Hypothesis]]) -> None:
+    table = Table(8, eos_bonus=-1.0)
+    found = search(table, *sources(*range(7, 17)), **LIMITS, max_steps=6, constraints=[Vocabulary.of([EOS, 3, 5], 8)])
+    assert {token for hypothesis in found for token in hypothesis.tokens} <= {EOS, 3, 5}
+    own = torch.zeros(2, 8, dtype=torch.bool)
+    own[0, [EOS, 3]] = own[1, [EOS, 6, 7]] = True
+    one, two = search(table, *sources(7, 8), **LIMITS, max_steps=6, constraints=[Vocabulary(own)])
+    assert set(one.tokens) <= {EOS, 3}
+    assert set(two.tokens) <= {EOS, 6, 7}
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_a_wide_beam_finds_the_best_of_what_is_allowed(penalty: float) -> None:
+    table, firsts, steps = Table(4), (5, 7, 11), 4
+    constraints: list[Constraint] = [Vocabulary.of([0, EOS, 3], 4), ForcedPrefix([[3], [0, 3], []])]
+    found = beam_search(
+        table, *sources(*firsts), **LIMITS, max_steps=steps, beam_size=4**steps, length_penalty=penalty,
+        constraints=constraints,
+    )  # fmt: skip
+    for first, prefix, (hypothesis,) in zip(firsts, [[3], [0, 3], []], found, strict=True):
+        answers = table.best_answers(first, steps, penalty)
+        score, best = next((s, y) for s, y in answers if 1 not in y and y[: len(prefix)] == prefix)
+        assert hypothesis.tokens == best
+        assert hypothesis.score == pytest.approx(score, abs=1e-6)
+
+
+class NeverTwice:
+    """A constraint of one's own: every token but the end mark comes once at most."""
+
+    def allowed(self, progress: Progress, vocab_size: int) -> Tensor:
+        free = torch.ones(len(progress.sources), vocab_size, dtype=torch.bool)
+        return free.scatter(1, progress.tokens, False)
+
+
+@every_search
+def test_constraints_see_what_was_chosen(search: Callable[..., list[Hypothesis]]) -> None:
+    table, firsts = Table(5, eos_bonus=-3.0), range(3, 13)
+    found = search(table, *sources(*firsts), **LIMITS, max_steps=5, constraints=[NeverTwice()])
+    for hypothesis in found:
+        assert len(set(hypothesis.tokens)) == len(hypothesis.tokens)
+    wide = beam_search(table, *sources(*firsts), **LIMITS, max_steps=5, beam_size=5**4, constraints=[NeverTwice()])
+    for first, (hypothesis,) in zip(firsts, wide, strict=True):
+        answers = (y for _, y in table.best_answers(first, 5, 1.0))
+        assert hypothesis.tokens == next(y for y in answers if len(set(y)) == len(y))
+
+
+@every_search
+def test_constraints_that_name_no_token_of_the_model(search: Callable[..., list[Hypothesis]]) -> None:
+    with pytest.raises(ArgumentError, match="from 0 to 3, got 4"):
+        search(Table(4), *sources(3), **LIMITS, max_steps=5, constraints=[ForcedPrefix([[4]])])
+    with pytest.raises(ArgumentError, match="the model has 4 tokens, the constraint 5"):
+        search(Table(4), *sources(3), **LIMITS, max_steps=5, constraints=[Vocabulary.of([3], 5)])
+
+
+# -- a language model --------------------------------------------------------------------------------
+
+
+@every_search
+def test_texts_of_any_lengths_go_on_as_they_do_alone(search: Callable[..., list[Hypothesis]]) -> None:
+    """The last token of each text is the first that the search passes in."""
+    model = untrained(lambda: decoder_only(), 4)
+    text, lengths = padded_sources()
+    last = text[torch.arange(5), lengths - 1]
+    limits = {"eos_id": EOS, "max_steps": 6}
+    if search is sample:
+        limits["filters"] = [TopK(1)]
+    together = search(model, text, lengths - 1, bos_id=last, **limits)
+    for b, n in enumerate(lengths.tolist()):
+        (alone,) = search(model, text[b : b + 1, : n - 1], torch.tensor([n - 1]), bos_id=last[b : b + 1], **limits)
+        assert alone.tokens == together[b].tokens
+        whole = torch.cat([text[b, :n], torch.tensor(alone.tokens)])[None]
+        with torch.no_grad():
+            own = model(whole[:, :-1]).log_softmax(-1).gather(2, whole[:, 1:, None])[0, n - 1 :, 0]
+        assert alone.score == pytest.approx(float(own.sum()), abs=1e-6)

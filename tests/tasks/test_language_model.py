@@ -183,6 +183,14 @@ def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
     """A byte a token, 32 at once: characters come whole, and the repetition penalty remembers all of the text."""
     writer = Writer.load(run, device="cpu")
     assert sum(map(len, writer.generate("x" * 50, max_tokens=100))) > 20
+    kept = ids = [BOS, *writer.tokenizer.encode("x" * 20)]
+    for _ in range(60):
+        kept = kept if len(kept) <= 32 else ids[-16:]
+        logits = writer.model(torch.tensor([kept]))[0, -1]
+        token = int(logits[4:].argmax()) + 4
+        kept, ids = [*kept, token], [*ids, token]
+    written = "".join(writer.generate("x" * 20, max_tokens=60, filters=[TopK(1)]))
+    assert "x" * 20 + written == writer.tokenizer.decode(ids)
     pieces = list(writer.generate("木", max_tokens=80, seed=1))
     assert all(piece for piece in pieces)
     seen = []

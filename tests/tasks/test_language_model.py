@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.logits import RepetitionPenalty, TopK
-from regard.models import DecoderOnlyConfig, EncoderOnlyConfig
+from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnlyConfig
 from regard.tasks import (
     Filler,
     LanguageModelConfig,
@@ -179,18 +179,27 @@ def test_running_text_never_ends_and_no_text_begins_twice(writer: Writer, run: P
     assert "".join(writer.generate("3", filters=[tempt])) == ""  # documents may end
 
 
+def test_a_full_block_goes_on_from_its_second_half() -> None:
+    tokenizer = Characters().train(["abcdefgh"])
+    model = DecoderOnly(DecoderOnlyConfig(**TINY), vocab_size=len(tokenizer))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))  # so that what it writes depends on what it reads
+    writer = Writer(model, tokenizer, block_length=8)
+    kept = ids = [BOS, *tokenizer.encode("abc")]
+    for _ in range(40):
+        kept = kept if len(kept) <= 8 else ids[-4:]
+        token = int(model(torch.tensor([kept]))[0, -1, 4:].argmax()) + 4
+        kept, ids = [*kept, token], [*ids, token]
+    written = "".join(writer.generate("abc", max_tokens=40, filters=[TopK(1)]))
+    assert "abc" + written == tokenizer.decode(ids)
+    assert len(set(written)) > 2
+
+
 def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
     """A byte a token, 32 at once: characters come whole, and the repetition penalty remembers all of the text."""
     writer = Writer.load(run, device="cpu")
     assert sum(map(len, writer.generate("x" * 50, max_tokens=100))) > 20
-    kept = ids = [BOS, *writer.tokenizer.encode("x" * 20)]
-    for _ in range(60):
-        kept = kept if len(kept) <= 32 else ids[-16:]
-        logits = writer.model(torch.tensor([kept]))[0, -1]
-        token = int(logits[4:].argmax()) + 4
-        kept, ids = [*kept, token], [*ids, token]
-    written = "".join(writer.generate("x" * 20, max_tokens=60, filters=[TopK(1)]))
-    assert "x" * 20 + written == writer.tokenizer.decode(ids)
     pieces = list(writer.generate("木", max_tokens=80, seed=1))
     assert all(piece for piece in pieces)
     seen = []

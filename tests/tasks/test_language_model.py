@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.logits import RepetitionPenalty, TopK
-from regard.models import DecoderOnlyConfig, EncoderOnlyConfig
+from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnlyConfig
 from regard.tasks import (
     Filler,
     LanguageModelConfig,
@@ -177,6 +177,23 @@ def test_running_text_never_ends_and_no_text_begins_twice(writer: Writer, run: P
     text = "".join(Writer.load(run, device="cpu").generate("x", max_tokens=50, filters=[tempt]))
     assert len(text.encode()) >= 50  # a byte a token; what is no character prints as three
     assert "".join(writer.generate("3", filters=[tempt])) == ""  # documents may end
+
+
+def test_a_full_block_goes_on_from_its_second_half() -> None:
+    tokenizer = Characters().train(["abcdefgh"])
+    model = DecoderOnly(DecoderOnlyConfig(**TINY), vocab_size=len(tokenizer))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))  # so that what it writes depends on what it reads
+    writer = Writer(model, tokenizer, block_length=8)
+    kept = ids = [BOS, *tokenizer.encode("abc")]
+    for _ in range(40):
+        kept = kept if len(kept) <= 8 else ids[-4:]
+        token = int(model(torch.tensor([kept]))[0, -1, 4:].argmax()) + 4
+        kept, ids = [*kept, token], [*ids, token]
+    written = "".join(writer.generate("abc", max_tokens=40, filters=[TopK(1)]))
+    assert "abc" + written == tokenizer.decode(ids)
+    assert len(set(written)) > 2
 
 
 def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:

@@ -149,6 +149,9 @@ def test_epochs_differ_and_ranks_share_each_batch() -> None:
     whole = list(BlockPlan(tokens, **sizes).epoch(0, 0))
     other = [one.tokens.tolist() for one in BlockPlan(tokens, **sizes).epoch(1, 0)]
     assert [one.tokens.tolist() for one in whole] != other
+    starts = [int(row[0]) for one in whole for row in one.tokens]
+    assert starts != sorted(starts)
+    assert len({seed for one in whole for seed in one.seeds.tolist()}) == len(starts)
     shares = [list(BlockPlan(tokens, **sizes, rank=rank, world_size=3).epoch(0, 0)) for rank in range(3)]
     for number, one in enumerate(whole):
         for rank in range(3):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.masks import Mask
 from regard.models.parts import OneStackParts
 from regard.models.stack import Record, SelfAttentionLayer, shared_bias
-from regard.nn import TokenEmbedding
+from regard.nn import Dropout, TokenEmbedding
 from regard.nn.arguments import require_sizes
 
 
@@ -25,7 +25,7 @@ class OneStack(nn.Module):
         self.positions = parts.stack.positions()
         self.max_length: int | None = cast(Any, self.positions).max_length
         self.embedding_norm = parts.stack.embedding_norm()
-        self.dropout = nn.Dropout(parts.dropout)
+        self.dropout = Dropout(parts.dropout)
         self.relative = None if parts.stack.relative is None else parts.stack.relative()
         self.layers = nn.ModuleList([SelfAttentionLayer(parts.stack) for _ in range(parts.stack.num_layers)])
         self.final_norm = parts.stack.final_norm()

@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 from regard.functional import Attended, attention
 from regard.masks import Mask, lengths
 from regard.models.protocol import Step
-from regard.nn import AdditiveAttention
+from regard.nn import AdditiveAttention, Dropout
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
 from regard.scores import ScaledDot
 from regard.weights import AttentionMap
@@ -105,7 +105,7 @@ class BahdanauDecoder(nn.Module):
         n, m = config.hidden_dim, config.embedding_dim
         self.cell = nn.GRUCell(m + 2 * n, n)
         self.readout = nn.Linear(n + m + 2 * n, 2 * n)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
         """(what the readout reads, the query of the attention, the state after, what was attended)."""
@@ -133,7 +133,7 @@ class LuongDecoder(nn.Module):
         self.input_feeding = config.input_feeding
         self.cell = nn.GRUCell(m + n * config.input_feeding, n)
         self.combine = nn.Linear(3 * n, n, bias=False)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
         """(what the readout reads, the query of the attention, the state after, what was attended)."""
@@ -187,7 +187,7 @@ class RNNSeq2Seq(nn.Module):
         self.bridge = nn.Linear(n, n)
         self.aligner: Aligner = ALIGNERS[config.score](config)
         self.decoder: BahdanauDecoder | LuongDecoder = DECODERS[config.decoder](config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(n, target_vocab_size)
 
     def forward(

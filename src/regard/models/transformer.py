@@ -14,7 +14,7 @@ from regard.masks import Mask, causal, lengths
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import Step
 from regard.models.stack import Record, SelfAttentionLayer, StackConfig, make_stack, shared_bias, told
-from regard.nn import KeyValue, TokenEmbedding
+from regard.nn import Dropout, KeyValue, TokenEmbedding
 from regard.nn.arguments import require_sizes
 from regard.weights import AttentionMap
 
@@ -131,7 +131,7 @@ class Transformer(nn.Module):
         self.source_positions, self.target_positions = parts.encoder.positions(), parts.decoder.positions()
         self.max_length: int | None = cast(Any, self.source_positions).max_length
         self.source_norm, self.target_norm = parts.encoder.embedding_norm(), parts.decoder.embedding_norm()
-        self.dropout = nn.Dropout(parts.dropout)
+        self.dropout = Dropout(parts.dropout)
         self.encoder_bias, self.decoder_bias = (
             None if stack.relative is None else stack.relative() for stack in (parts.encoder, parts.decoder)
         )

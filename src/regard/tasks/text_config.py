@@ -30,6 +30,8 @@ class TextConfig(TrainingConfig):
     """Most tokens in the vocabulary."""
     block_length: int = 256
     """Tokens that the model reads at once."""
+    batch_tokens: int = 4_096
+    """Tokens of a batch (of all ranks together), rounded down to whole blocks, at least one."""
     steps: int = 5_000
     """Updates to make."""
     warmup_steps: int = 100

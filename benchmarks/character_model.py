@@ -1,0 +1,177 @@
+"""A character language model on tinyshakespeare with nanoGPT's published setting for a CPU: time and validation loss.
+
+    python -m benchmarks character_model            # 2,000 iterations of both: some minutes
+    REGARD_ITERATIONS=300 python -m benchmarks character_model
+
+The text is looked for in $REGARD_DATA (a folder with tinyshakespeare/input.txt). nanoGPT's README gives, for
+`train.py config/train_shakespeare_char.py` with `--block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128
+--max_iters=2000 --lr_decay_iters=2000 --dropout=0.0`, a validation loss of 1.88. The peer below is that model as
+its page describes it: pre-norm GPT-2 layers without biases, learned positions, tied embeddings, GPT-2's
+initialisation, AdamW on F.scaled_dot_product_attention and F.cross_entropy. Both sides train on the first nine
+tenths of the characters, and both are measured with the same function on the same last tenth.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.harness import Row
+from regard.models import DecoderOnly, DecoderOnlyConfig
+from regard.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
+from regard.training.losses import cross_entropy
+from regard.training.optimizers import adamw
+from regard.training.schedules import cosine
+
+TITLE = "Character language model, nanoGPT's setting for a CPU"
+BLOCK, BATCH, LAYERS, HEADS, WIDTH = 64, 12, 4, 4, 128
+RATE, LOWEST_RATE, WARMUP, DECAY, CLIP = 1e-3, 1e-4, 100, 0.1, 1.0
+TURN = 25  # steps that one side makes before it is the other's turn
+
+
+class PeerLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH, bias=False) for _ in range(2)])
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, -1))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
+        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
+
+
+class Peer(nn.Module):
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocab_size, WIDTH), nn.Embedding(BLOCK, WIDTH)
+        self.layers = nn.Sequential(*(PeerLayer() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(WIDTH, bias=False)
+        self.head = nn.Linear(WIDTH, vocab_size, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                is_last = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * LAYERS) if is_last else 0.02)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.layers(self.tokens(x) + self.places.weight[: x.shape[1]])))
+
+
+class Side:
+    """One of the two: it makes steps when it is asked to, and its own time is counted."""
+
+    def __init__(self, model: nn.Module, step: Callable[[int], None]) -> None:
+        self.model, self._step = model, step
+        self.done, self.seconds = 0, 0.0
+        self.turns: list[float] = []
+
+    def take_turn(self, iterations: int) -> None:
+        began = time.perf_counter()
+        for _ in range(min(TURN, iterations - self.done)):
+            self._step(self.done)
+            self.done += 1
+        self.turns.append(time.perf_counter() - began)
+        self.seconds += self.turns[-1]
+
+
+def read() -> tuple[np.ndarray, np.ndarray, int]:
+    """Characters as numbers from 4 on (what is below are our special tokens): nine tenths, one tenth, how many."""
+    text = (Path(os.environ.get("REGARD_DATA", "data")) / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
+    number = {character: 4 + n for n, character in enumerate(sorted(set(text)))}
+    tokens = np.array([number[character] for character in text], dtype=np.int64)
+    cut = int(0.9 * len(tokens))
+    return tokens[:cut], tokens[cut:], 4 + len(number)
+
+
+def rate(step: int, iterations: int) -> float:
+    """nanoGPT's: a warm-up, then half a cosine to a tenth."""
+    return LOWEST_RATE + cosine(RATE - LOWEST_RATE, WARMUP, iterations)(step + 1)
+
+
+def peer(train: np.ndarray, vocab_size: int, iterations: int, seed: int) -> Side:
+    torch.manual_seed(seed)
+    model, tokens = Peer(vocab_size), torch.from_numpy(train)
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.99), fused=True)
+
+    def step(number: int) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate(number, iterations)
+        starts = torch.randint(len(tokens) - BLOCK, (BATCH,))
+        x, y = (torch.stack([tokens[i + shift : i + shift + BLOCK] for i in starts.tolist()]) for shift in (0, 1))
+        loss = functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+
+    return Side(model, step)
+
+
+def ours(train: np.ndarray, vocab_size: int, iterations: int, seed: int) -> Side:
+    torch.manual_seed(seed)
+    config = DecoderOnlyConfig(dim=WIDTH, num_heads=HEADS, num_layers=LAYERS, feed_forward_dim=4 * WIDTH, dropout=0.0)
+    model = DecoderOnly(config, vocab_size=vocab_size)
+    optimizer = adamw(model, weight_decay=DECAY, betas=(0.9, 0.99), eps=1e-8)
+    plan = BlockPlan(train, length=BLOCK, overlap=1, batch_tokens=BATCH * BLOCK, seed=seed)
+    batches = (next_tokens(blocks) for epoch in range(10**6) for blocks in plan.epoch(epoch, 0))
+
+    def step(number: int) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate(number, iterations)
+        batch = next(batches)
+        loss = cross_entropy(model(batch.tokens), batch.targets, ignore_index=0)
+        optimizer.zero_grad(set_to_none=True)
+        (loss.total / loss.count).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+
+    return Side(model, step)
+
+
+@torch.no_grad()
+def validation_loss(model: nn.Module, tokens: np.ndarray) -> float:
+    """Mean over the whole last tenth, in blocks one after the other."""
+    total, count = 0.0, 0
+    for batch in window_batches(next_token_windows(tokens, length=BLOCK, stride=BLOCK), places=8_192):
+        loss = functional.cross_entropy(
+            model(batch.tokens).flatten(0, 1), batch.targets.flatten(), ignore_index=0, reduction="sum"
+        )
+        total, count = total + float(loss), count + batch.predicted
+    return total / count
+
+
+def run() -> tuple[list[Row], list[str]]:
+    iterations = int(os.environ.get("REGARD_ITERATIONS", "2000"))
+    train, valid, vocab_size = read()
+    rows, notes = [], []
+    for seed in range(int(os.environ.get("REGARD_SEEDS", "1"))):
+        sides = peer(train, vocab_size, iterations, seed), ours(train, vocab_size, iterations, seed)
+        while sides[0].done < iterations:
+            # In turns, and the order changes, so that a busy machine is busy for both.
+            for side in sides if len(sides[0].turns) % 2 else sides[::-1]:
+                side.take_turn(iterations)
+        ratios = np.sort([p / o for p, o in zip(sides[0].turns, sides[1].turns, strict=True)])
+        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+        what = f"{iterations:,} iterations, float32, seed {seed}"
+        rows.append(Row(what, sides[0].seconds, sides[1].seconds, middle, low, high, 2.0))
+        print(rows[-1], flush=True)
+        theirs, own = (validation_loss(side.model, valid) for side in sides)
+        notes.append(
+            f"Validation loss after {iterations:,} iterations, seed {seed}: peer {theirs:.4f}, ours {own:.4f}."
+        )
+        print(notes[-1], flush=True)
+    return rows, notes

@@ -17,6 +17,7 @@ FLOORS = [
     ["shapes"],
     ["scores", "masks", "normalizations", "positions", "biases"],
     ["kernels", "patterns", "relative", "rotary"],
+    ["checks"],
     ["backends", "packing"],
     ["maps"],
     ["weights"],

@@ -216,7 +216,8 @@ class Chosen(Bias):
         return Chosen(self.tensor, self.batches[batches], self.heads[batches])
 
     def _of_pairs(self, tensor: Tensor) -> Tensor:
-        if len(self.batches) == 1:
+        # A slice where there is one; which one is a value, on which no compiled graph may depend.
+        if len(self.batches) == 1 and not torch.compiler.is_compiling():
             return tensor[int(self.batches), int(self.heads)][None, None]
         return tensor[self.batches, self.heads].unsqueeze(1)
 

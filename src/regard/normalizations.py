@@ -89,7 +89,7 @@ class Softmax(Normalization):
     def _in_one_pass(scores: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
         """The same with torch's own softmax: the largest weight is exp(peak - lse), which gives the lse."""
         weights, dead = torch.softmax(scores, -1), peak == -torch.inf
-        if dead.device.type != "cpu" or bool(dead.any()):
+        if dead.device.type != "cpu" or torch.compiler.is_compiling() or bool(dead.any()):
             weights = weights.masked_fill_(dead, 0.0)
         largest = weights.amax(-1, keepdim=True).masked_fill_(dead, 1.0)
         return weights, (peak - largest.log()).squeeze(-1)

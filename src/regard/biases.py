@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.shapes import Sizes, canonical_pairwise, take_pairs
+from regard.transforms import can_look
 
 _KEEPING = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
 """What is chosen for some heads is one graph for all tiles."""
@@ -217,7 +218,7 @@ class Chosen(Bias):
 
     def _of_pairs(self, tensor: Tensor) -> Tensor:
         # A slice where there is one; which one is a value, on which no compiled graph may depend.
-        if len(self.batches) == 1 and not torch.compiler.is_compiling():
+        if len(self.batches) == 1 and can_look(self.batches):
             return tensor[int(self.batches), int(self.heads)][None, None]
         return tensor[self.batches, self.heads].unsqueeze(1)
 

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, RegardError, ShapeError
 from regard.shapes import Sizes, canonical_pairwise, canonical_per_sequence
+from regard.transforms import can_look
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -260,15 +261,13 @@ class Lengths(Mask):
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
         """Up to the longest."""
-        # On a GPU the longest is not known without waiting for the device, nor in a compiled graph at all.
-        if self.valid.device.type != "cpu" or not self.valid.numel() or torch.compiler.is_compiling():
+        if not can_look(self.valid) or not self.valid.numel():
             return range(sizes.keys)
         return range(max(0, min(sizes.keys, int(self._of(rows).max()))))
 
     def covers(self, rows: range, columns: range) -> bool:
         """Up to the shortest."""
-        can_look = self.valid.device.type == "cpu" and not torch.compiler.is_compiling()
-        return can_look and bool((self._of(rows) >= columns.stop).all())
+        return can_look(self.valid) and bool((self._of(rows) >= columns.stop).all())
 
     def _of(self, rows: range) -> Tensor:
         return self.valid[:, rows.start : rows.stop] if self.per_query else self.valid
@@ -300,8 +299,7 @@ class Padding(Mask):
 
     def covers(self, rows: range, columns: range) -> bool:
         """Where all of the keys are real."""
-        can_look = self.keep.device.type == "cpu" and not torch.compiler.is_compiling()
-        return can_look and bool(self.keep[:, columns.start : columns.stop].all())
+        return can_look(self.keep) and bool(self.keep[:, columns.start : columns.stop].all())
 
     def __str__(self) -> str:
         return "padding"

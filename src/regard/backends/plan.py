@@ -22,6 +22,7 @@ from regard.backends.base import Call
 from regard.biases import Bias, Dense
 from regard.masks import And, Causal, Mask, render
 from regard.shapes import Sizes
+from regard.transforms import can_look
 
 BLOCK_ELEMENTS = 1 << 22
 """Numbers that one block's additive mask may hold: 16 MiB in float32."""
@@ -115,9 +116,7 @@ class Plan:
             bias = bias.to(self.dtype if wide else torch.float32)
         if mask is not None:
             allowed = render(mask, rows, columns, sizes=self.sizes, device=self.device)
-            # The question waits for a GPU, and breaks a graph.
-            can_look = self.device.type == "cpu" and not torch.compiler.is_compiling()
-            if bias is None and can_look and bool(allowed.all()):
+            if bias is None and can_look(allowed) and bool(allowed.all()):
                 return None
             zero = torch.zeros((), dtype=self.dtype, device=self.device) if bias is None else bias
             bias = torch.where(allowed, zero, -torch.inf)
@@ -131,8 +130,7 @@ def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
     allowed = additive > -torch.inf
     if not block.is_causal:
         live = allowed.any(-1)
-        can_look = live.device.type == "cpu" and not torch.compiler.is_compiling()
-        return None if can_look and bool(live.all()) else live
+        return None if can_look(live) and bool(live.all()) else live
     # With the flag, row i sees the keys up to i: it lives if the first allowed key is among them.
     first = torch.where(allowed.any(-1), allowed.int().argmax(-1), len(block.columns))
     return first <= torch.arange(len(block.rows), device=additive.device)

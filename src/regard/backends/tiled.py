@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.backends.base import Backend, Call
 from regard.backends.bits import kept_at
+from regard.transforms import in_forward_mode, in_transform
 
 TILE_ELEMENTS = 1 << 20
 """Pairs of a query and a key in a tile, so that a few tensors of that size stay in the cache: 4 MiB in float32."""
@@ -36,7 +37,11 @@ class Tiled(Backend):
     name = "tiled"
 
     def why_not(self, call: Call) -> str | None:
-        """It runs every call."""
+        """It runs every call, but torch.func cannot look into its backward pass."""
+        if in_transform("Grad"):
+            return "torch.func.grad cannot look into the backward pass of the tiles; torch.autograd.grad can"
+        if in_transform("Vmap") and torch.is_grad_enabled():
+            return "torch.vmap cannot look into the backward pass of the tiles; under torch.no_grad() it need not"
         return None
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +62,8 @@ class Tiled(Backend):
 
 
 def _run(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    if torch.is_grad_enabled() and not tiling.call.score.is_declared:
+    undeclared = torch.is_grad_enabled() and not tiling.call.score.is_declared
+    if undeclared or in_forward_mode() or in_transform("Vmap"):
         return tiling.composite(*tensors)
     return _Tiles.apply(tiling, *tensors, *tiling.call.learned())
 

@@ -5,6 +5,7 @@ Three doors: `attention(...)`, models in `regard.nn` and `regard.models`, and th
 
 from regard import huggingface as huggingface
 from regard.biases import Bias as Bias
+from regard.checks import checking as checking
 from regard.errors import RegardError as RegardError
 from regard.functional import Attended as Attended
 from regard.functional import attention as attention
@@ -84,6 +85,7 @@ __all__ = [
     "attention",
     "blocks",
     "causal",
+    "checking",
     "documents",
     "explain",
     "lengths",

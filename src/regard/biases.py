@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.shapes import Sizes, canonical_pairwise, take_pairs
+from regard.transforms import can_look
 
 _KEEPING = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
 """What is chosen for some heads is one graph for all tiles."""
@@ -216,7 +217,8 @@ class Chosen(Bias):
         return Chosen(self.tensor, self.batches[batches], self.heads[batches])
 
     def _of_pairs(self, tensor: Tensor) -> Tensor:
-        if len(self.batches) == 1:
+        # A slice where there is one; which one is a value, on which no compiled graph may depend.
+        if len(self.batches) == 1 and can_look(self.batches):
             return tensor[int(self.batches), int(self.heads)][None, None]
         return tensor[self.batches, self.heads].unsqueeze(1)
 

@@ -4,13 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, overload
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from regard.backends import BACKENDS, choose, execute
 from regard.backends.base import Backend, Call
+from regard.backends.sdpa import as_sdpa
 from regard.biases import Bias, as_bias
+from regard.checks import check_values, is_checking
 from regard.errors import ArgumentError
 from regard.masks import Mask, as_mask
 from regard.normalizations import Normalization, Softmax
@@ -103,11 +106,18 @@ def attention(
             attention, (query, key, value), query, key, value, score=score, normalization=normalization, mask=mask,
             bias=bias, dropout=dropout, backend=backend, return_weights=return_weights,
         )  # fmt: skip
-    call, value = make_call(
+    call, values = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
     )
+    if is_checking():
+        check_values(query, key, value, score=score, normalization=normalization, mask=mask, bias=bias)
     chosen = choose(call, backend)
-    output, state = execute(chosen, call, value)
+    if torch.compiler.is_compiling() and chosen.name == "fused" and not return_weights:
+        # A graph that others can read, optimise and export: the same kernel under torch's own name.
+        plain = as_sdpa(call, values)
+        if plain is not None:
+            return restore(plain, call.sizes)
+    output, state = execute(chosen, call, values)
     output = restore(output, call.sizes)
     if not return_weights:
         return output

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, RegardError, ShapeError
 from regard.shapes import Sizes, canonical_pairwise, canonical_per_sequence
+from regard.transforms import can_look
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -260,14 +261,13 @@ class Lengths(Mask):
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
         """Up to the longest."""
-        # On a GPU the longest is not known without waiting for the device.
-        if self.valid.device.type != "cpu" or not self.valid.numel():
+        if not can_look(self.valid) or not self.valid.numel():
             return range(sizes.keys)
         return range(max(0, min(sizes.keys, int(self._of(rows).max()))))
 
     def covers(self, rows: range, columns: range) -> bool:
         """Up to the shortest."""
-        return self.valid.device.type == "cpu" and bool((self._of(rows) >= columns.stop).all())
+        return can_look(self.valid) and bool((self._of(rows) >= columns.stop).all())
 
     def _of(self, rows: range) -> Tensor:
         return self.valid[:, rows.start : rows.stop] if self.per_query else self.valid
@@ -299,7 +299,7 @@ class Padding(Mask):
 
     def covers(self, rows: range, columns: range) -> bool:
         """Where all of the keys are real."""
-        return self.keep.device.type == "cpu" and bool(self.keep[:, columns.start : columns.stop].all())
+        return can_look(self.keep) and bool(self.keep[:, columns.start : columns.stop].all())
 
     def __str__(self) -> str:
         return "padding"
@@ -379,7 +379,7 @@ class Dense(Mask):
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Tensor[batch, head, query, key], where dimensions of size 1 serve every index."""
         index = (batch, head, query, key)
-        zero = torch.zeros((), dtype=torch.long, device=self.tensor.device)
+        zero = torch.zeros_like(batch)
         return self.tensor[tuple(i if n > 1 else zero for i, n in zip(index, self.tensor.shape, strict=True))]
 
     def depends_on(self) -> frozenset[str]:
@@ -419,7 +419,7 @@ class And(Mask):
 
     def depends_on(self) -> frozenset[str]:
         """All that any depends on."""
-        return frozenset[str]().union(*(mask.depends_on() for mask in self.masks))
+        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
         """The intersection of the ranges."""
@@ -462,11 +462,12 @@ class Or(Mask):
 
     def depends_on(self) -> frozenset[str]:
         """All that any depends on."""
-        return frozenset[str]().union(*(mask.depends_on() for mask in self.masks))
+        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
         """The hull of the ranges that are not empty."""
-        ranges = [r for mask in self.masks if (r := mask.key_range(rows, sizes))]
+        ranges = [mask.key_range(rows, sizes) for mask in self.masks]
+        ranges = [r for r in ranges if r]
         return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
 
     def row_cuts(self, sizes: Sizes) -> list[int]:

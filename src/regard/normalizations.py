@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.transforms import can_look, in_forward_mode
+
 
 class Normalization(ABC):
     """What a normalization answers: weights with their row state, and weights from a row state."""
@@ -74,7 +76,7 @@ class Softmax(Normalization):
     ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
         """Weights of whole rows, and their log-sum-exp (-inf for a row with no key)."""
         peak = scores.detach().amax(-1, keepdim=True)
-        if not scores.requires_grad:
+        if not scores.requires_grad and not in_forward_mode():
             return self._in_one_pass(scores, peak)
         peak = peak.masked_fill(peak == -torch.inf, 0.0)
         exponentials = torch.exp(scores - peak)
@@ -89,7 +91,7 @@ class Softmax(Normalization):
     def _in_one_pass(scores: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
         """The same with torch's own softmax: the largest weight is exp(peak - lse), which gives the lse."""
         weights, dead = torch.softmax(scores, -1), peak == -torch.inf
-        if dead.device.type != "cpu" or bool(dead.any()):
+        if not can_look(dead) or bool(dead.any()):
             weights = weights.masked_fill_(dead, 0.0)
         largest = weights.amax(-1, keepdim=True).masked_fill_(dead, 1.0)
         return weights, (peak - largest.log()).squeeze(-1)

@@ -21,6 +21,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.masks import Mask, causal, lengths
 from regard.shapes import Sizes, canonical_per_sequence
+from regard.transforms import can_look, in_transform
 
 
 def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset: int | None = None) -> Mask:
@@ -189,6 +190,9 @@ class Documents(Mask):
         """Flatten the batch, and find where each query's document begins and ends."""
         ids = _per_sequence(self.ids, sizes, sizes.queries, "document ids of queries", device)
         key_ids = _per_sequence(self.key_ids, sizes, sizes.keys, "document ids of keys", device)
+        # Where documents end is a value, on which no graph may depend; numpy cannot read torch.func's tensors.
+        if torch.compiler.is_compiling() or in_transform("Vmap", "Jvp", "Grad"):
+            return Documents(ids, key_ids)
         return Documents(ids, key_ids, _Places.of(ids.cpu(), key_ids.cpu()))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -211,6 +215,8 @@ class Documents(Mask):
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
         """Where a new document begins in every sequence of the batch."""
+        if self.places is None:
+            return []
         change = (self.ids[:, 1:] != self.ids[:, :-1]).all(0)
         return (change.nonzero().squeeze(-1) + 1).tolist()
 
@@ -264,7 +270,7 @@ class Blocks(Mask):
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """What the block says."""
-        head = head if len(self.pattern) > 1 else torch.zeros((), dtype=torch.long, device=self.pattern.device)
+        head = head if len(self.pattern) > 1 else torch.zeros_like(head)
         return self.pattern[head, query // self.size, key // self.size]
 
     def depends_on(self) -> frozenset[str]:
@@ -273,6 +279,8 @@ class Blocks(Mask):
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
         """The hull of the rows' blocks."""
+        if torch.compiler.is_compiling() or in_transform("Vmap"):
+            return range(sizes.keys)
         part = self.pattern[:, rows.start // self.size : -(-rows.stop // self.size)].flatten(0, 1).any(0)
         where = part.nonzero()
         if not len(where):
@@ -282,7 +290,7 @@ class Blocks(Mask):
     def covers(self, rows: range, columns: range) -> bool:
         """Where the whole part of the pattern says so."""
         down, across = (slice(r.start // self.size, -(-r.stop // self.size)) for r in (rows, columns))
-        return self.pattern.device.type == "cpu" and bool(self.pattern[:, down, across].all())
+        return can_look(self.pattern) and bool(self.pattern[:, down, across].all())
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
         """Between blocks."""

@@ -251,6 +251,9 @@ class ALiBi(Relative):
         # `causal` speaks of queries at S - T + i; where they stand later still, no key is after them either.
         if not causal or offset < sizes.keys - sizes.queries:
             return None
+        # How far the slopes reach is a value, on which a compiled graph must not depend.
+        if torch.compiler.is_compiling():
+            return None
         # Numbers near 0 round least: c is the middle query's position, and the only one's when decoding.
         middle = offset + sizes.queries // 2
         m = self._m[:, None]

@@ -14,9 +14,10 @@ SOURCE = Path(regard.__file__).parent
 # From the ground up; a file imports only from floors below its own, or its own package.
 FLOORS = [
     ["errors"],
-    ["shapes"],
+    ["shapes", "transforms"],
     ["scores", "masks", "normalizations", "positions", "biases"],
     ["kernels", "patterns", "relative", "rotary"],
+    ["checks"],
     ["backends", "packing"],
     ["maps"],
     ["weights"],

@@ -1,6 +1,8 @@
 """The examples of the README and the pages run as they stand, from top to bottom."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,14 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for block in code:
         exec(compile(block, page, "exec"), names)
+
+
+def test_the_page_for_newcomers_runs_by_itself():
+    """In a process of its own: there no other test has imported what the page forgets to."""
+    code = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/coming-from.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(code)], check=True)
 
 
 def test_links_lead_somewhere():

@@ -10,6 +10,7 @@ from regard.backends.kernels import Kernel, kernel_for
 from regard.backends.plan import Block, Plan, plan
 from regard.errors import BackendError
 from regard.normalizations import Softmax
+from regard.transforms import in_forward_mode, in_transform
 
 
 class Fused(Backend):
@@ -26,6 +27,10 @@ class Fused(Backend):
             return f"torch's fused kernels compute scaled dot products; the score here: {call.score}"
         if not isinstance(call.normalization, Softmax):
             return f"torch's fused kernels normalise by softmax, not by {call.normalization}"
+        if in_forward_mode():
+            return "torch's fused kernels have no forward-mode derivative"
+        if in_transform("Vmap", "Grad"):
+            return "torch.vmap and torch.func have no rule for torch's fused kernels"
         if call.dropout > 0:
             return "the fused kernels have no dropout whose weights could be read"
         if call.bias is not None and call.bias.reads_vectors:

@@ -22,6 +22,7 @@ from regard.backends.base import Call
 from regard.biases import Bias, Dense
 from regard.masks import And, Causal, Mask, render
 from regard.shapes import Sizes
+from regard.transforms import can_look
 
 BLOCK_ELEMENTS = 1 << 22
 """Numbers that one block's additive mask may hold: 16 MiB in float32."""
@@ -94,7 +95,7 @@ class Plan:
 
     def additive(self, block: Block) -> Additive:
         """The kernel's additive mask for a block."""
-        if self.bias is not None or not all(mask.is_relative() for mask in block.factors):
+        if torch.compiler.is_compiling() or self.bias is not None or not all(m.is_relative() for m in block.factors):
             return self._render(block)
         place = (block.factors, len(block.rows), len(block.columns), block.columns.start - block.rows.start)
         if place not in self._rendered:
@@ -115,8 +116,7 @@ class Plan:
             bias = bias.to(self.dtype if wide else torch.float32)
         if mask is not None:
             allowed = render(mask, rows, columns, sizes=self.sizes, device=self.device)
-            # On a GPU the question would wait for the device.
-            if bias is None and self.device.type == "cpu" and bool(allowed.all()):
+            if bias is None and can_look(allowed) and bool(allowed.all()):
                 return None
             zero = torch.zeros((), dtype=self.dtype, device=self.device) if bias is None else bias
             bias = torch.where(allowed, zero, -torch.inf)
@@ -130,7 +130,7 @@ def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
     allowed = additive > -torch.inf
     if not block.is_causal:
         live = allowed.any(-1)
-        return None if live.device.type == "cpu" and bool(live.all()) else live
+        return None if can_look(live) and bool(live.all()) else live
     # With the flag, row i sees the keys up to i: it lives if the first allowed key is among them.
     first = torch.where(allowed.any(-1), allowed.int().argmax(-1), len(block.columns))
     return first <= torch.arange(len(block.rows), device=additive.device)
@@ -180,7 +180,7 @@ def _rows_of(bias: Bias) -> int:
 def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> tuple[Block, ...]:
     """A cut into blocks that computes few pairs, calls of the kernel counted as some."""
     mask = None if not factors else And(factors)
-    axes = frozenset[str]() if mask is None else mask.depends_on()
+    axes: frozenset[str] = frozenset() if mask is None else mask.depends_on()
     batch_of_bias, heads_of_bias = bias.tensor.shape[:2] if isinstance(bias, Dense) else (1, sizes.heads)
     batch = sizes.flat_batch if "batch" in axes else 1 if bias is None else batch_of_bias
     heads = sizes.heads if "head" in axes else 1 if bias is None else heads_of_bias
@@ -193,8 +193,9 @@ def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> t
         return natural
     tried = [_ranges(mask, cuts, sizes, min(step, most)) for step in steps]
     cells = sizes.flat_batch * sizes.heads
-    least = min(tried, key=lambda ranges: sum(PAIRS_A_CALL + cells * len(i) * len(j) for i, j in ranges))
-    return tuple(_blocks(factors, bias, least))
+    # (torch.compile cannot trace min with a key.)
+    work = [sum([PAIRS_A_CALL + cells * len(i) * len(j) for i, j in ranges]) for ranges in tried]
+    return tuple(_blocks(factors, bias, tried[work.index(min(work))]))
 
 
 def _ranges(mask: Mask | None, cuts: list[int], sizes: Sizes, step: int) -> list[tuple[range, range]]:
@@ -206,7 +207,7 @@ def _ranges(mask: Mask | None, cuts: list[int], sizes: Sizes, step: int) -> list
 def _blocks(factors: tuple[Mask, ...], bias: Bias | None, ranges: list[tuple[range, range]]) -> Iterator[Block]:
     for rows, columns in ranges:
         left = tuple(m for m in factors if columns and not m.covers(rows, columns))
-        starts = [m for m in left if (offset := _offset(m)) is not None and offset + rows.start == columns.start]
+        starts = [m for m in left if _offset(m) == columns.start - rows.start]
         if len(left) == len(starts) == 1 and bias is None:
             yield Block(rows, columns, is_causal=True)
         else:
@@ -234,7 +235,12 @@ def _rows(cuts: list[int], length: int, step: int) -> Iterator[range]:
     start = 0
     while start < length:
         limit = min(start + step, length)
-        after = cuts[bisect_left(cuts, start + CUT_ROWS) :][:1]
+        after = cuts[_first_from(cuts, start + CUT_ROWS) :][:1]
         stop = after[0] if after and after[0] <= limit else limit
         yield range(start, stop)
         start = stop
+
+
+def _first_from(cuts: list[int], row: int) -> int:
+    """The first cut at `row` or after; torch.compile cannot trace bisect."""
+    return sum(cut < row for cut in cuts) if torch.compiler.is_compiling() else bisect_left(cuts, row)

@@ -14,11 +14,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.backends.base import Backend, Call
+from regard.backends.bits import kept_at
+from regard.transforms import in_forward_mode, in_transform
 
 TILE_ELEMENTS = 1 << 20
 """Pairs of a query and a key in a tile, so that a few tensors of that size stay in the cache: 4 MiB in float32."""
 WIDE_ELEMENTS = 1 << 21
 """Numbers in a tile of a score that holds several for each pair."""
+MOST_UNROLLED = 32
+"""Tiles that a compiled graph may hold one after another: tracing each takes about 0.2 s."""
 TILE_ROWS = 256
 """Queries below which a tile is rather made of fewer heads: narrow matrix products are slow."""
 
@@ -33,24 +37,43 @@ class Tiled(Backend):
     name = "tiled"
 
     def why_not(self, call: Call) -> str | None:
-        """It runs every call."""
+        """It runs every call, but torch.func cannot look into its backward pass."""
+        if in_transform("Grad"):
+            return "torch.func.grad cannot look into the backward pass of the tiles; torch.autograd.grad can"
+        if in_transform("Vmap") and torch.is_grad_enabled():
+            return "torch.vmap cannot look into the backward pass of the tiles; under torch.no_grad() it need not"
         return None
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
         """Run the tiles and put their rows together."""
         dtype, (batch, heads) = value.dtype, call.query.shape[:2]
-        seed = int(torch.randint(2**62, ()).item()) if call.dropout else 0
+        seed = _seed() if call.dropout else 0
         # Upcast and repeat the key heads once, rather than in every tile.
         call, value = call.expanded(), value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
         if call.bias is not None:
             call = replace(call, bias=call.bias.laid_out(call.sizes, call.query.device))
         tensors = (call.query.flatten(0, 1), call.key.flatten(0, 1), value.flatten(0, 1))
         tiling = Tiling(call, seed)
-        if torch.is_grad_enabled() and not call.score.is_declared:
-            output, state = tiling.composite(*tensors)
+        if torch.compiler.is_compiling():
+            output, state = _run_compiling(tiling, tensors)
         else:
-            output, state = _Tiles.apply(tiling, *tensors, *call.learned())
+            output, state = _run(tiling, tensors)
         return output.unflatten(0, (batch, heads)).to(dtype), state.unflatten(0, (batch, heads))
+
+
+def _run(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    undeclared = torch.is_grad_enabled() and not tiling.call.score.is_declared
+    if undeclared or in_forward_mode() or in_transform("Vmap"):
+        return tiling.composite(*tensors)
+    return _Tiles.apply(tiling, *tensors, *tiling.call.learned())
+
+
+def _run_compiling(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    if tiling.count <= MOST_UNROLLED:
+        return tiling.composite(*tensors)
+    from regard.backends.ungraphed import ungraphed
+
+    return ungraphed(_run, tiling, tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +94,7 @@ class Tile:
 class Tiling:
     """A call cut into tiles. It keeps the call's objects, not its query and key."""
 
-    def __init__(self, call: Call, seed: int) -> None:
+    def __init__(self, call: Call, seed: int | Tensor) -> None:
         self.seed = seed
         nothing = call.query.new_empty((*call.query.shape[:2], 0, 0))
         self.width = call.score.pair_width(call.query.shape[-1])
@@ -80,11 +103,7 @@ class Tiling:
     def tiles(self) -> Iterator[Tile]:
         """Every tile: few cells and many rows where both do not fit."""
         sizes = self.call.sizes
-        cells, a_row = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
-        most = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
-        rows = max(1, min(sizes.queries, TILE_ROWS, most // a_row))
-        few = max(1, min(cells, most // (a_row * rows)))
-        rows = max(rows, min(sizes.queries, most // (a_row * few)))
+        cells, (few, rows) = sizes.flat_batch * sizes.heads, self._extent()
         for cell in range(0, cells, few):
             for row in range(0, sizes.queries, rows):
                 yield self._tile(range(cell, min(cell + few, cells)), range(row, min(row + rows, sizes.queries)))
@@ -97,6 +116,21 @@ class Tiling:
             yield first, part
             for tile in others:
                 yield tile, part
+
+    @property
+    def count(self) -> int:
+        """How many tiles there are."""
+        few, rows = self._extent()
+        return -(-self.call.sizes.flat_batch * self.call.sizes.heads // few) * -(-self.call.sizes.queries // rows)
+
+    def _extent(self) -> tuple[int, int]:
+        """The cells and the rows of one tile."""
+        sizes = self.call.sizes
+        cells, a_row = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
+        most = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
+        rows = max(1, min(sizes.queries, TILE_ROWS, most // a_row))
+        few = max(1, min(cells, most // (a_row * rows)))
+        return few, max(rows, min(sizes.queries, most // (a_row * few)))
 
     def _tile(self, cells: range, rows: range) -> Tile:
         sizes, mask = self.call.sizes, self.call.mask
@@ -113,6 +147,12 @@ class Tiling:
         dropout = self.call.dropout
         if not dropout:
             return None
+        if isinstance(self.seed, Tensor):
+            rows = torch.arange(tile.rows.start, tile.rows.stop, device=weights.device)[:, None]
+            cells = torch.arange(tile.cells.start, tile.cells.stop, device=weights.device)[:, None, None, None]
+            columns = torch.arange(tile.columns.start, tile.columns.stop, device=weights.device)
+            rows = rows + cells * self.call.sizes.queries
+            return kept_at(self.seed.to(weights.device), rows, columns, dropout).to(weights.dtype) / (1.0 - dropout)
         seed = self.seed + tile.cells.start * self.call.sizes.queries + tile.rows.start
         generator = torch.Generator(weights.device).manual_seed(seed)
         kept = torch.rand(weights.shape, generator=generator, device=weights.device) >= dropout
@@ -247,6 +287,12 @@ def _twice(
     outputs, grads = ((output,), (grad_output,)) if grad_state is None else ((output, state), (grad_output, grad_state))
     found = iter(torch.autograd.grad(outputs, inputs, grads, create_graph=True, allow_unused=True))
     return tuple(next(found) if t.requires_grad else None for t in (*vectors, *learned))
+
+
+def _seed() -> int | Tensor:
+    """A number for the generators of the tiles; a tensor in a compiled graph, which must not depend on its value."""
+    seed = torch.randint(2**62, ())
+    return seed if torch.compiler.is_compiling() else int(seed.item())
 
 
 def _slice(where: range) -> slice:

@@ -1,0 +1,15 @@
+"""What runs between compiled graphs. Imported where a graph is made: torch.compiler.disable loads the compiler."""
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+@torch.compiler.disable(reason="regard's tiled backend unrolls few tiles into a graph; many run between graphs")  # type: ignore[untyped-decorator]
+def ungraphed(function: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+    """Call the function eagerly, with a break in the graph before and after."""
+    return function(*args, **kwargs)

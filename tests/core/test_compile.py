@@ -1,0 +1,16 @@
+"""The tests of compiled.py, in a process without run-time checks of shapes: torch.compile cannot trace those."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_attention_under_compile_and_export():
+    file = Path(__file__).with_name("compiled.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", str(file)]
+    done = subprocess.run(command, env={**os.environ, "REGARD_UNCHECKED_SHAPES": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:]

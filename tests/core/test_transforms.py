@@ -1,0 +1,144 @@
+"""Forward-mode derivatives, vmap and torch.func, against the reference and against finite differences."""
+
+import pytest
+import torch
+from cases import Case, cases, scores_by_hand
+from hypothesis import given, settings
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import regard
+from regard.backends import tiled
+from regard.errors import BackendError
+
+# torch's forward mode loads torch.jit.script, which torch warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+NORMALIZATIONS = (
+    regard.Softmax(),
+    regard.SoftmaxWithSink(0.3),
+    regard.Sparsemax(),
+    regard.Entmax15(),
+    regard.Sigmoid(),
+)
+
+
+def by_hand(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    if q.dim() >= 4:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    scores = scores_by_hand(case.score, q, k) + (0.0 if case.bias is None else case.bias)
+    exponentials = torch.where(case.allowed, scores, -torch.inf).exp()
+    total = exponentials.sum(-1, keepdim=True)
+    weights = exponentials / torch.where(total == 0, 1.0, total)
+    return weights @ v, weights
+
+
+@pytest.mark.parametrize("backend", ["tiled", "reference", None])
+@settings(max_examples=25)
+@given(case=cases(scores=("dot", "additive", "gaussian", "custom")))
+def test_tangents_of_output_and_weights_are_the_formulas(backend, case):
+    tensors = tuple(t.detach() for t in case.tensors())
+    tangents = tuple(torch.randn_like(t) for t in tensors)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        output, weights = regard.attention(q, k, v, **case.options(), backend=backend, return_weights=True)
+        return output, weights.dense()
+
+    (output, weights), found = torch.func.jvp(ours, tensors, tangents)
+    (expected, probabilities), theirs = torch.func.jvp(lambda *t: by_hand(case, *t), tensors, tangents)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(weights, probabilities, rtol=0, atol=1e-9)
+    for one, other in zip(found, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS, ids=str)
+def test_gradcheck_in_forward_mode(normalization, monkeypatch):
+    """Over several tiles, with a learned score, output and row state; backward while tangents are about, too."""
+    monkeypatch.setattr(tiled, "TILE_ELEMENTS", 32)
+    monkeypatch.setattr(tiled, "WIDE_ELEMENTS", 32)
+    inputs = [torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5, 5)]
+    vector = torch.randn(3, dtype=torch.float64, requires_grad=True)
+
+    def read(q: Tensor, k: Tensor, v: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
+        options = {"score": regard.Additive(vector), "normalization": normalization, "mask": regard.causal(-1)}
+        output, weights = regard.attention(q, k, v, **options, backend="tiled", return_weights=True)
+        return output, weights[..., 1:, :]
+
+    assert torch.autograd.gradcheck(read, (*inputs, vector), check_forward_ad=True)
+
+
+def test_forward_mode_holds_one_tile_at_a_time(monkeypatch):
+    """Contract 5: the numbers in the largest tensor made are those of a tile."""
+    monkeypatch.setattr(tiled, "TILE_ELEMENTS", 1 << 10)
+    monkeypatch.setattr(tiled, "WIDE_ELEMENTS", 1 << 10)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            answer = func(*args, **(kwargs or {}))
+            if isinstance(answer, Tensor):
+                largest = max(largest, answer.numel())
+            return answer
+
+    x = torch.randn(256, 4)
+    with forward_ad.dual_level(), Watch():
+        dual = forward_ad.make_dual(x, torch.randn_like(x))
+        output = regard.attention(dual, dual, dual)
+        assert forward_ad.unpack_dual(output).tangent is not None
+    assert largest < 256 * 256 // 16
+
+
+def test_fused_has_no_forward_mode_and_says_so():
+    x = torch.randn(3, 4)
+    with pytest.raises(BackendError, match=r"no forward-mode derivative; backend=None would take 'tiled'"):
+        torch.func.jvp(lambda v: regard.attention(x, x, v, backend="fused"), (x,), (x,))
+    assert regard.explain(x, x, x).backend == "fused"
+
+
+def samples() -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(torch.randn(3, 2, 4, n, 8, dtype=torch.float64) for n in (5, 6, 6))
+
+
+@pytest.mark.parametrize("is_recording", [True, False])
+def test_vmap_is_the_loop(is_recording):
+    inputs, lengths = samples(), torch.tensor([[1, 6], [0, 3], [6, 2]])
+
+    def one(q: Tensor, k: Tensor, v: Tensor, n: Tensor) -> Tensor:
+        return regard.attention(q, k, v, mask=regard.causal() & regard.padding(torch.arange(6) < n[:, None]))
+
+    with torch.set_grad_enabled(is_recording):
+        found = torch.vmap(one)(*inputs, lengths)
+        expected = torch.stack([one(*(t[i] for t in inputs), lengths[i]) for i in range(3)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_gradient_for_each_sample_is_the_loops():
+    inputs = samples()
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return regard.attention(q, k, v, mask=regard.causal()).square().sum()
+
+    found = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(*inputs)
+    for i in range(3):
+        parts = [t[i].clone().requires_grad_() for t in inputs]
+        for one, other in zip(found, torch.autograd.grad(loss(*parts), parts), strict=True):
+            torch.testing.assert_close(one[i], other, rtol=0, atol=1e-10)
+
+
+def test_jacobians_forwards_and_backwards_agree():
+    x = torch.randn(4, 3, dtype=torch.float64)
+
+    def attend(q: Tensor) -> Tensor:
+        return regard.attention(q, q, q, mask=regard.causal())
+
+    torch.testing.assert_close(torch.func.jacfwd(attend)(x), torch.func.jacrev(attend)(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["fused", "tiled"])
+def test_a_named_backend_says_what_stands_against_torch_func(backend):
+    x = torch.randn(2, 3, 4)
+    with pytest.raises(BackendError, match="backend=None would take 'reference'"):
+        torch.func.grad(lambda q: regard.attention(q, q, q, backend=backend).sum())(x)
+    with pytest.raises(BackendError, match="vmap"):
+        torch.vmap(lambda q: regard.attention(q, q, q, backend=backend))(x)

@@ -62,7 +62,8 @@ def test_small_blocks_give_the_reference(backend, kind, data):
     assert_close(output, expected, rtol=0, atol=1e-10)
     assert_close(unrecorded, expected, rtol=0, atol=1e-10)
     for one, other in zip(ours, theirs, strict=True):
-        assert_close(one, other, rtol=1e-8, atol=1e-9)
+        # Near the edge of a compact kernel a gradient grows as 1 / (1 - u).
+        assert_close(one, other, rtol=1e-8, atol=1e-9 * max(1.0, float(other.abs().max()) if other.numel() else 1.0))
 
 
 RELATIVE = {

@@ -105,7 +105,7 @@ class SummaryMap(AttentionMap):  # type: ignore[misc]
     def statistics(self) -> Summary:
         """Everything that was kept, by name."""
         found = {name: self._lookup(statistic) or self._refuse() for name, statistic in self._names.items()}
-        return {name: self._finished(name, answers, self._what.how) for name, answers in found.items()}
+        return {name: self._finished(name, answers) for name, answers in found.items()}
 
     def block(self, rows: Any, columns: Any, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
         """Never kept.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 CHUNKS = {1024: 32, 128: 8}
-"""Neighbours that make a chunk in rows of more numbers than this."""
+"""Neighbours that make a chunk, a power of 2, in rows of more numbers than this."""
 SORTED = 256
 """Numbers up to which a row is sorted whole."""
 PLACE = (1 << 29) - 1
@@ -47,7 +47,7 @@ def candidates(rows: Tensor, k: int) -> Candidates:
     neighbours = rows[:, : count * chunk].reshape(-1, chunk)
     chosen = _places(_chunk_maxima(rows[:, : count * chunk], chunk), k)
     starts = torch.arange(0, len(neighbours), count, device=rows.device)[:, None]
-    values = neighbours[(starts + chosen).view(-1)].view(-1, k * chunk)
+    values = neighbours.index_select(0, (starts + chosen).view(-1)).view(-1, k * chunk)
     first = chosen * chunk
     if rest := length - count * chunk:
         # What is left at the end is a candidate whatever it is.
@@ -59,8 +59,10 @@ def candidates(rows: Tensor, k: int) -> Candidates:
 
 def places_of(found: Candidates, where: Tensor) -> Tensor:
     """The places in their own rows of the candidates `where` (rows, k)."""
-    chunk = found.values.shape[-1] // found.first.shape[-1]
-    return found.first.gather(-1, where // chunk) + where % chunk
+    if found.first.shape[-1] == 1:
+        return found.first + where
+    bits = (found.values.shape[-1] // found.first.shape[-1]).bit_length() - 1
+    return found.first.gather(-1, where >> bits) + (where & (1 << bits) - 1)
 
 
 def _places(rows: Tensor, k: int) -> Tensor:

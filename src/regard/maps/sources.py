@@ -15,7 +15,7 @@ from regard.normalizations import Softmax
 from regard.shapes import take
 
 NEVER = 1e30
-"""Stands for the state of a row with no key: its weights are exp(-1e30) = 0, without the NaN of inf - inf or 0 * inf."""
+"""Stands for the state of a row with no key: its weights are 0, without the NaN of inf - inf or 0 * inf."""
 LN_2 = math.log(2)
 """Weights are powers of 2, since `exp` of float32 on the CPU takes up to 170 times as long where it is nearly 0."""
 

@@ -18,7 +18,7 @@ from regard.maps.tiles import Piece, Source, Statistic, joined
 
 LOWEST_LOG = -1e4
 """Stands for the logarithm of a weight that is 0 in every dtype, since 0 times -inf would be NaN."""
-RANKED_ROWS = 2048
+RANKED_ROWS = 512
 """Queries whose candidates are ranked together: few calls on many rows."""
 SORTED = 64
 """Keys that are sorted first, where a share of the mass is sought: most rows need no more."""

@@ -14,6 +14,8 @@ CHUNKS = {1024: 32, 128: 8}
 """Neighbours that make a chunk, a power of 2, in rows of more numbers than this."""
 SORTED = 256
 """Numbers up to which a row is sorted whole."""
+ABOVE = 2.0**128
+"""More than any finite float32."""
 PLACE = (1 << 29) - 1
 """The bits of a float64 that a float32 leaves 0: they hold a place."""
 
@@ -80,7 +82,8 @@ def _chunk_maxima(rows: Tensor, chunk: int) -> Tensor:
 def _sorted(rows: Tensor, k: int) -> Tensor:
     if rows.dtype != torch.float32 or rows.device.type != "cpu" or rows.shape[-1] > SORTED:
         return rows.topk(k, -1).indices
-    packed = rows.double()
+    # Infinity has no bits to spare.
+    packed = rows.double().nan_to_num_(nan=ABOVE, posinf=ABOVE, neginf=-ABOVE)
     packed.view(torch.int64).bitwise_or_(torch.arange(rows.shape[-1]))
     packed.numpy().sort(-1)
     return packed[:, -k:].flip(-1).view(torch.int64).bitwise_and_(PLACE)

@@ -194,7 +194,10 @@ class AttentionMap(LazyMap):
 
     def _values_kept(self, name: str) -> Tensor:
         if self._value is None:
-            raise ArgumentError(f"{name}() needs the values, which this map does not keep: map.with_values(value)")
+            raise ArgumentError(
+                f"{name}() needs the values, which this map does not keep: map.with_values(value), or "
+                "attention(..., keep_values=True)"
+            )
         return self._value
 
     def _with_gradient(self, name: str, grad_output: Tensor) -> tuple[Tensor, Tensor]:

@@ -292,8 +292,12 @@ class Pooled(Statistic):
         """The picture that is asked for, from sums if it is one of means."""
         if self.how != "mean":
             return sums
-        sizes = self.rows.sizes(sums.device)[:, None] * self.columns.sizes(sums.device)
-        return sums / sizes if torch.is_grad_enabled() else sums.div_(sizes)
+        areas = self.areas(sums.device)
+        return sums / areas if torch.is_grad_enabled() else sums.div_(areas)
+
+    def areas(self, device: torch.device) -> Tensor:
+        """How many weights each block has: (rows, columns)."""
+        return self.rows.sizes(device)[:, None] * self.columns.sizes(device)
 
 
 TILES_ONLY = (Largest, ArgLargest, TopWeights, QuantileMass, Pooled)

@@ -62,21 +62,23 @@ class Source(ABC):
     def groups(self) -> Iterator[tuple[range, list[range]]]:
         """Cells that make a tile together, and the rows of its tiles: few cells and many rows where both do not fit."""
         a_row = max(1, self.keys * self.width)
-        rows = max(1, min(self.queries, TILE_ROWS, TILE_ELEMENTS // a_row))
-        few = max(1, min(self.cells, TILE_ELEMENTS // (a_row * rows)))
+        # Buffers of a small map that were larger would take longer to touch for the first time than to fill.
+        limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, self.cells * self.queries * a_row // 8))
+        rows = max(1, min(self.queries, TILE_ROWS, limit // a_row))
+        few = max(1, min(self.cells, limit // (a_row * rows)))
         few = -(-self.cells // -(-self.cells // few))
-        cuts = list(self._cuts(few, rows))
+        cuts = list(self._cuts(few, rows, limit))
         for cell in range(0, self.cells, few):
             yield range(cell, min(cell + few, self.cells)), cuts
 
-    def _cuts(self, cells: int, step: int) -> Iterator[range]:
+    def _cuts(self, cells: int, step: int, limit: int) -> Iterator[range]:
         """Rows of tiles, `step` and more where the mask leaves them few keys."""
         start = 0
         while start < self.queries:
             rows = range(start, min(start + step, self.queries))
             while rows.stop < self.queries:
                 more = range(start, min(start + 2 * len(rows), self.queries))
-                if cells * len(more) * len(self.columns(more)) * self.width > TILE_ELEMENTS:
+                if cells * len(more) * len(self.columns(more)) * self.width > limit:
                     break
                 rows = more
             yield rows

@@ -8,7 +8,16 @@ from pathlib import Path
 
 from benchmarks.harness import HEADER, machine
 
-CLAIMS = ["scaled_dot", "half_precision", "sparse_masks", "additive", "learned_bias", "kernel_regression", "watching"]
+CLAIMS = [
+    "scaled_dot",
+    "half_precision",
+    "statistics",
+    "sparse_masks",
+    "additive",
+    "learned_bias",
+    "kernel_regression",
+    "watching",
+]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 TOP = """# Results
 

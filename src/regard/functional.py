@@ -36,18 +36,21 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: Normalization = ...,
     mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
     backend: str | None = ..., return_weights: Literal[False] = ...,
+    keep_values: bool = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: Normalization = ...,
     mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
     backend: str | None = ..., return_weights: Literal[True],
+    keep_values: bool = ...,
 ) -> Attended: ...  # fmt: skip
 @overload
 def attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: Normalization = ...,
     mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
     backend: str | None = ..., return_weights: bool,
+    keep_values: bool = ...,
 ) -> Tensor | Attended: ...  # fmt: skip
 def attention(
     query: Float[Tensor, "..."],
@@ -61,6 +64,7 @@ def attention(
     dropout: float = 0.0,
     backend: str | None = None,
     return_weights: bool = False,
+    keep_values: bool = False,
 ) -> Tensor | Attended:
     r"""Attend: $O = P V$ with $P = \mathrm{normalize}(s(Q, K) + b)$ where the mask allows.
 
@@ -80,6 +84,8 @@ def attention(
         backend: "fused", "tiled", "reference", or None to choose. A named backend runs or raises.
         return_weights: also return P as an `AttentionMap`, before dropout. Asking for it changes neither
             the output's bits nor the kernel that makes it.
+        keep_values: let the map keep the values, for `value_norms()`, `gradient()` and `relevance()`; the same as
+            `weights.with_values(value)`.
 
     Returns:
         The output, (batch..., H, T, E) in the input's dtype; with `return_weights`, a named tuple
@@ -87,7 +93,7 @@ def attention(
 
     Raises:
         ShapeError: shapes, dtypes or devices that do not fit.
-        ArgumentError: a dropout outside [0, 1) or an unknown backend.
+        ArgumentError: a dropout outside [0, 1), an unknown backend, or `keep_values` without `return_weights`.
         BackendError: the named backend cannot run this call.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1.
@@ -104,8 +110,10 @@ def attention(
         # As F.scaled_dot_product_attention does: tensor subclasses and modes (regard.watch) see the call whole.
         return handle_torch_function(
             attention, (query, key, value), query, key, value, score=score, normalization=normalization, mask=mask,
-            bias=bias, dropout=dropout, backend=backend, return_weights=return_weights,
+            bias=bias, dropout=dropout, backend=backend, return_weights=return_weights, keep_values=keep_values,
         )  # fmt: skip
+    if keep_values and not return_weights:
+        raise ArgumentError("keep_values=True is for the map that return_weights=True asks for")
     call, values = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
     )
@@ -121,7 +129,8 @@ def attention(
     output = restore(output, call.sizes)
     if not return_weights:
         return output
-    return Attended(output, AttentionMap(call, state, chosen, call.sizes.leading))
+    weights = AttentionMap(call, state, chosen, call.sizes.leading)
+    return Attended(output, weights.with_values(value) if keep_values else weights)
 
 
 def make_call(

@@ -194,7 +194,10 @@ class AttentionMap(LazyMap):
 
     def _values_kept(self, name: str) -> Tensor:
         if self._value is None:
-            raise ArgumentError(f"{name}() needs the values, which this map does not keep: map.with_values(value)")
+            raise ArgumentError(
+                f"{name}() needs the values, which this map does not keep: map.with_values(value), or "
+                "attention(..., keep_values=True)"
+            )
         return self._value
 
     def _with_gradient(self, name: str, grad_output: Tensor) -> tuple[Tensor, Tensor]:
@@ -314,10 +317,11 @@ class AttentionMap(LazyMap):
 
     def _pooled(self, picture: st.Pooled) -> tuple[Tensor] | None:
         """A picture of few columns is one product with their indicators, which costs less than tiles."""
-        if picture.is_max or self._backend.name != "fused" or picture.columns.count > self._call.query.shape[-1]:
+        if picture.how == "max" or self._backend.name != "fused" or picture.columns.count > self._call.query.shape[-1]:
             return None
         indicators = torch.nn.functional.one_hot(picture.columns.owners(self.device), picture.columns.count)
-        return (picture.rows.reduce(self._product_by_cells(indicators.to(self.dtype)), -2, 0, largest=False)[0],)
+        by_columns = self._product_by_cells(indicators.to(self.dtype))
+        return (picture.finished(picture.rows.reduce(by_columns, -2, 0, largest=False)[0]),)
 
     def _for_cells(self, x: Tensor) -> Tensor:
         """x (cells or 1, length, N) for every cell."""

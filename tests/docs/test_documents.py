@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/coming-from.md", "docs/convert.md", "docs/watching.md"]
+PAGES = [
+    "README.md",
+    "docs/coming-from.md",
+    "docs/convert.md",
+    "docs/watching.md",
+    "docs/maps.md",
+    "docs/losses.md",
+]
 
 
 # transformers calls what torch has deprecated; nothing of it is ours.
@@ -39,8 +46,11 @@ def test_links_lead_somewhere():
             assert (path.parent / link).exists(), f"{page} links to {link}"
 
 
-def test_the_table_of_backends_is_current():
-    code = compile((ROOT / "docs/make_backends.py").read_text(encoding="utf-8"), "make_backends.py", "exec")
-    names: dict[str, object] = {"__name__": "make_backends", "__file__": str(ROOT / "docs/make_backends.py")}
+@pytest.mark.parametrize(
+    ("page", "script", "make"), [("backends", "make_backends", "table"), ("maps", "make_maps", "page")]
+)
+def test_the_tables_are_current(page, script, make):
+    code = compile((ROOT / f"docs/{script}.py").read_text(encoding="utf-8"), f"{script}.py", "exec")
+    names: dict[str, object] = {"__name__": script, "__file__": str(ROOT / f"docs/{script}.py")}
     exec(code, names)
-    assert names["table"]() == (ROOT / "docs/backends.md").read_text(encoding="utf-8")
+    assert names[make]() == (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")

@@ -146,3 +146,25 @@ def test_another_device_and_no_graph(score):
     assert torch.equal(detached.dense(), weights.dense())
     assert not detached.value_norms().dense().requires_grad
     assert weights.value_norms().received().requires_grad
+
+
+def test_a_saved_summary_is_the_same_summary(tmp_path):
+    from regard.maps import TopK, load_summary, save_summary
+
+    q = torch.randn(2, 3, 9, 4, requires_grad=True)
+    weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    summary = weights.summary("received", "entropy", "topk", "pooled_max", k=2, rows=4, columns=4)
+    path = tmp_path / "summary.safetensors"
+    save_summary(path, summary)
+    loaded = load_summary(path)
+    assert loaded.keys() == summary.keys()
+    assert isinstance(loaded["topk"], TopK)
+    assert all(torch.equal(*pair) for pair in zip(loaded["topk"], summary["topk"], strict=True))
+    for name in ("received", "entropy", "pooled_max"):
+        assert torch.equal(loaded[name], summary[name])
+        assert not loaded[name].requires_grad
+    with pytest.raises(DataError, match=r"not a saved attention map: its format is 'regard\.summary 1'"):
+        regard.AttentionMap.load(path)
+    weights.save(path)
+    with pytest.raises(DataError, match="not a saved summary of a map"):
+        load_summary(path)

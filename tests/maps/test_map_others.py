@@ -164,6 +164,19 @@ def test_weights_times_values(case):
         torch.testing.assert_close(weights.relevance(grad).expected(lambda j: j * 0.0 + 1), sums, rtol=0, atol=1e-11)
 
 
+def test_values_are_kept_where_that_is_asked():
+    q, k = torch.randn(2, 4, 5, 3), torch.randn(2, 2, 5, 3)
+    plain = regard.attention(q, k, k, return_weights=True)
+    output, weights = regard.attention(q, k, k, return_weights=True, keep_values=True)
+    assert torch.equal(output, plain.output)
+    expected = plain.weights.with_values(k)
+    assert torch.equal(weights.value_norms().dense(), expected.value_norms().dense())
+    assert torch.equal(weights[0].relevance(output[0]).dense(), expected[0].relevance(output[0]).dense())
+    assert regard.attention(q[0, 0], k[0, 0], k[0, 0], return_weights=True, keep_values=True).weights.value_norms()
+    with pytest.raises(regard.errors.ArgumentError, match="return_weights=True asks for"):
+        regard.attention(q, k, k, keep_values=True)
+
+
 def test_the_gradient_is_that_of_the_loss_in_each_weight():
     q, v = torch.randn(1, 2, 4, 3).double(), torch.randn(1, 2, 4, 5).double()
     weights = regard.attention(q, q, v, return_weights=True).weights.with_values(v)

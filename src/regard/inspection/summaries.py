@@ -105,7 +105,7 @@ class SummaryMap(AttentionMap):  # type: ignore[misc]
     def statistics(self) -> Summary:
         """Everything that was kept, by name."""
         found = {name: self._lookup(statistic) or self._refuse() for name, statistic in self._names.items()}
-        return {name: self._finished(name, answers, self._what.how) for name, answers in found.items()}
+        return {name: self._finished(name, answers) for name, answers in found.items()}
 
     def block(self, rows: Any, columns: Any, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
         """Never kept.
@@ -143,6 +143,10 @@ class SummaryMap(AttentionMap):  # type: ignore[misc]
                 return top[0][..., :k], top[1][..., :k].long()
             case st.Largest() if top is not None:
                 return (top[0][..., 0],)
+            case st.Pooled(rows, columns, "sum") if (means := st.Pooled(rows, columns, "mean")) in self._answers:
+                return (self._answers[means][0] * statistic.areas(self.device),)
+            case st.Pooled(rows, columns, "mean") if (sums := st.Pooled(rows, columns, "sum")) in self._answers:
+                return (self._answers[sums][0] / statistic.areas(self.device),)
         return None
 
     def _choose(self, cells: Tensor, leading: tuple[int, ...]) -> Self:

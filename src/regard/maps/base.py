@@ -357,7 +357,7 @@ class LazyMap(ABC):
         tensor([[2.0000, 0.0000],
                 [1.1667, 0.8333]])
         """
-        return self._picture(self._ask(self._grid(rows, columns, how))[0], how)
+        return self._laid_out(self._ask(self._grid(rows, columns, how))[0])
 
     def summary(
         self,
@@ -394,7 +394,7 @@ class LazyMap(ABC):
         wanted = self._named(names, k=k, p=p, rows=rows, columns=columns, how=how)
         asked = list(dict.fromkeys(wanted.values()))
         answers = dict(zip(asked, self._ask_all(asked), strict=True))
-        return {name: self._finished(name, answers[statistic], how) for name, statistic in wanted.items()}
+        return {name: self._finished(name, answers[statistic]) for name, statistic in wanted.items()}
 
     def _named(
         self, names: Sequence[str], *, k: int, p: float, rows: int, columns: int, how: Literal["mean", "sum", "max"]
@@ -509,11 +509,9 @@ class LazyMap(ABC):
         found = iter(one_pass(self._source(), missing) if missing else ())
         return [next(found) if answer is None else answer for answer in answers]
 
-    def _finished(self, name: str, answers: tuple[Tensor, ...], how: str) -> "Tensor | TopK":
+    def _finished(self, name: str, answers: tuple[Tensor, ...]) -> "Tensor | TopK":
         if name == "topk":
             return self._topk(answers)
-        if name.startswith("pooled"):
-            return self._picture(answers[0], name.removeprefix("pooled_") if "_" in name else how)
         if name == "participation":
             return self._laid_out(participation(*answers))
         return self._laid_out(answers[0])
@@ -539,17 +537,7 @@ class LazyMap(ABC):
         if how not in ("mean", "sum", "max"):
             raise ArgumentError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
         queries, keys = self.shape[-2:]
-        return st.Pooled(
-            Bins.at_most(rows, queries, "queries"), Bins.at_most(columns, keys, "keys"), is_max=how == "max"
-        )
-
-    def _picture(self, picture: Tensor, how: str) -> Tensor:
-        if how == "mean":
-            rows, columns = picture.shape[-2:]
-            heights = Bins(self.shape[-2], rows).sizes(picture.device)
-            widths = Bins(self.shape[-1], columns).sizes(picture.device)
-            picture = picture / (heights[:, None] * widths)
-        return self._laid_out(picture)
+        return st.Pooled(Bins.at_most(rows, queries, "queries"), Bins.at_most(columns, keys, "keys"), how)
 
     def _choose_leading(self, lead: tuple[Any, ...]) -> Self:
         if all(isinstance(i, slice) and i == slice(None) for i in lead):

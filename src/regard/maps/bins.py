@@ -62,7 +62,22 @@ class Bins:
             else:
                 size = end - begin
                 count = min((extra if index < extra else self.count) - index, (stop - at) // size)
-            part = tensor.narrow(dim, at - start, size * count).unflatten(dim, (count, size))
-            pieces.append(part.amax(dim) if largest else part.sum(dim))
+            part = tensor.narrow(dim, at - start, size * count)
+            pieces.append(_largest(part, dim, size) if largest else _sums(part, dim, size))
             at, index = at + size * count, index + count
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim), first
+
+
+def _largest(part: Tensor, dim: int, size: int) -> Tensor:
+    """Maxima of `size` neighbours each: `amax` is slow along a last dimension of a few numbers."""
+    if dim == -1 and size < 32:
+        return torch.nn.functional.max_pool1d(part, size)
+    return part.unflatten(dim, (-1, size)).amax(dim)
+
+
+def _sums(part: Tensor, dim: int, size: int) -> Tensor:
+    """Sums of `size` neighbours each: `sum` is slow in the same way."""
+    part = part.unflatten(dim, (-1, size))
+    if dim == -1 and 4 <= size < 32:
+        return part @ part.new_ones(size)
+    return part.sum(dim)

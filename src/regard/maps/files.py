@@ -14,10 +14,13 @@ from regard.backends import BACKENDS, choose
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError, MissingExtraError
 from regard.maps import products, swapped
+from regard.maps.base import Summary
+from regard.maps.statistics import TopK
 from regard.maps.trees import rebuilt
 from regard.shapes import Sizes
 
-FORMAT = "regard.AttentionMap 1"
+FORMAT, SUMMARY_FORMAT = "regard.AttentionMap 1", "regard.summary 1"
+KINDS = {"AttentionMap": "attention map", "summary": "summary of a map"}
 Contents = tuple[Call, Tensor, Backend, tuple[int, ...], Tensor | None]
 
 
@@ -62,24 +65,71 @@ def load(path: str | PathLike[str], device: torch.device) -> Contents:
         DataError: not such a file.
         MissingExtraError: safetensors is not installed.
     """
-    _, safe_open = _safetensors()
-    try:
-        with safe_open(str(path), framework="pt", device=str(device)) as file:
-            header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise DataError(f"{path} is not a saved attention map: its format is {header.get('format')!r}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-    except FileNotFoundError:
-        raise
-    except DataError:
-        raise
-    except Exception as error:  # safetensors has no error of its own for files that are cut short
-        raise DataError(f"{path} is not a whole safetensors file: {error}") from error
+    header, tensors = _contents(path, device, FORMAT)
     try:
         call, state, leading, value = _read(json.loads(header["map"]), _kinds(), tensors)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} does not hold a map that this version of regard can read: {error!r}") from error
     return call, state, _backend(header.get("backend"), call), leading, value
+
+
+def save_summary(path: str | PathLike[str], summary: Summary) -> None:
+    """Write what `map.summary(...)` said to a safetensors file, from which `load_summary` reads it.
+
+    Raises:
+        MissingExtraError: safetensors is not installed.
+
+    >>> import regard, tempfile, pathlib
+    >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_summary(pathlib.Path(folder, "summary.safetensors"), weights.summary("entropy", "topk", k=1))
+    ...     load_summary(pathlib.Path(folder, "summary.safetensors"))["topk"].indices.tolist()
+    [[0], [1], [2]]
+    """
+    save_file, _ = _safetensors()
+    tensors: dict[str, Tensor] = {}
+    for name, answer in summary.items():
+        parts = (
+            {name: answer} if isinstance(answer, Tensor) else {f"{name}.{f}": t for f, t in answer._asdict().items()}
+        )
+        tensors |= {part: tensor.detach().contiguous().clone() for part, tensor in parts.items()}
+    save_file(tensors, str(path), metadata={"format": SUMMARY_FORMAT})
+
+
+def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> Summary:
+    """What `save_summary` wrote.
+
+    Raises:
+        DataError: not such a file.
+        MissingExtraError: safetensors is not installed.
+    """
+    _, tensors = _contents(path, torch.device(device), SUMMARY_FORMAT)
+    summary: Summary = {}
+    for name, tensor in tensors.items():
+        whole, _, part = name.partition(".")
+        if not part:
+            summary[whole] = tensor
+        elif part == "values" and f"{whole}.indices" in tensors:
+            summary[whole] = TopK(tensor, tensors[f"{whole}.indices"])
+    return summary
+
+
+def _contents(
+    path: str | PathLike[str], device: torch.device, expected: str
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The header and the tensors of a file of a format."""
+    _, safe_open = _safetensors()
+    try:
+        with safe_open(str(path), framework="pt", device=str(device)) as file:
+            header = file.metadata() or {}
+            if header.get("format") != expected:
+                kind = expected.partition(" ")[0].removeprefix("regard.")
+                raise DataError(f"{path} is not a saved {KINDS[kind]}: its format is {header.get('format')!r}")
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    except (FileNotFoundError, DataError):
+        raise
+    except Exception as error:  # safetensors has no error of its own for files that are cut short
+        raise DataError(f"{path} is not a whole safetensors file: {error}") from error
 
 
 def _backend(name: str | None, call: Call) -> Backend:

@@ -1,6 +1,7 @@
 """Where the tiles of each kind of map come from."""
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -9,11 +10,14 @@ from torch import Tensor
 
 from regard.backends.base import Call
 from regard.maps.tiles import Part, Piece, Rows, Source
+from regard.masks import Mask
 from regard.normalizations import Softmax
 from regard.shapes import take
 
 NEVER = 1e30
-"""Stands for the state of a row with no key: its weights are exp(-1e30) = 0, without the NaN of inf - inf."""
+"""Stands for the state of a row with no key: its weights are 0, without the NaN of inf - inf or 0 * inf."""
+LN_2 = math.log(2)
+"""Weights are powers of 2, since `exp` of float32 on the CPU takes up to 170 times as long where it is nearly 0."""
 
 
 class OfCall(Source):
@@ -22,6 +26,7 @@ class OfCall(Source):
     def __init__(self, call: Call, state: Tensor) -> None:
         sizes = call.sizes
         self.call, self.state = call, state
+        self.shared: _Shared | None = None
         self.cells, self.queries, self.keys = sizes.flat_batch * sizes.heads, sizes.queries, sizes.keys
         self.width = call.score.pair_width(call.query.shape[-1])
 
@@ -35,7 +40,8 @@ class OfCall(Source):
         if reuse and isinstance(self.call.normalization, Softmax):
             scale = self.call.score.dot_scale(self.call.query.shape[-1])
             if scale is not None:
-                return _Buffered(self.call, self.state, scale, cells)
+                self.shared = self.shared or _Shared(self.call, self.state)
+                return _Buffered(self.call, scale, self.shared, cells)
         if len(cells) == self.cells:
             return lambda rows, columns: _weights(self.call, self.state, rows, columns)
         chosen = torch.arange(cells.start, cells.stop, device=self.state.device)
@@ -49,40 +55,76 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
     if not isinstance(call.normalization, Softmax):
         return Piece(call.normalization.weights(scores, state).flatten(0, 1))
     # With +inf in the place of -inf a dead row's weights are exp(-inf) = 0.
-    logs = (scores - state.masked_fill(state == -torch.inf, torch.inf)[..., None]).flatten(0, 1)
-    return Piece(torch.exp(logs), logs)
+    logs = (scores - state.masked_fill(state == -torch.inf, torch.inf)[..., None]).flatten(0, 1) / LN_2
+    return Piece(torch.exp2(logs), logs, LN_2)
 
 
 class _Buffered:
-    """The weights of a softmax of dot products, each block in the place of the one before: no gradients.
+    """The weights of some cells of a softmax of dot products, each block in the place of the one before.
 
-    The row state is one more dimension of the vectors, so that the product of the two is the logarithm.
+    It takes no gradient. The buffers, and the vectors of all cells, are shared with the other cells' parts.
     """
 
-    def __init__(self, call: Call, state: Tensor, scale: float, cells: range) -> None:
-        chosen = torch.arange(cells.start, cells.stop, device=state.device)
-        self.call = call.select(chosen)
-        dtype, state = call.compute_dtype, state.flatten(0, 1)[cells.start : cells.stop]
-        query, key = self.call.query.squeeze(1).to(dtype), self.call.key.squeeze(1).to(dtype)
-        state = state.masked_fill(state == -torch.inf, NEVER).neg()[..., None]
-        self.query = torch.cat([query * scale, state.to(dtype)], -1)
-        self.key = torch.cat([key, torch.ones_like(key[..., :1])], -1).mT
-        self.logs, self.weights = query.new_empty(0), query.new_empty(0)
+    def __init__(self, call: Call, scale: float, shared: "_Shared", cells: range) -> None:
+        self.scale, self.shared = scale / LN_2, shared
+        self.query = shared.query[cells.start : cells.stop]
+        self.key = shared.key_of(cells).mT
+        self.state = shared.state[cells.start : cells.stop]
+        looks = frozenset() if call.mask is None else call.mask.depends_on()
+        if call.bias is not None or looks & {"batch", "head"}:
+            call = call.select(torch.arange(cells.start, cells.stop, device=self.state.device))
+        self.call = call
 
     def __call__(self, rows: Rows, columns: Rows) -> Piece:
         query, key = take_rows(self.query.mT, rows).mT, take_rows(self.key, columns)
-        shape = (len(query), query.shape[1], key.shape[2])
-        if self.logs.numel() < shape[0] * shape[1] * shape[2]:
-            self.logs, self.weights = (query.new_empty(shape[0] * shape[1] * shape[2]) for _ in range(2))
-        logs, weights = (t[: shape[0] * shape[1] * shape[2]].view(shape) for t in (self.logs, self.weights))
-        torch.bmm(query, key, out=logs)
+        logs, weights = self.shared.buffers((len(query), query.shape[1], key.shape[2]))
+        torch.baddbmm(logs, query, key, beta=0, alpha=self.scale, out=logs)
+        logs -= take_rows(self.state, rows)[..., None]
         call = self.call
         if call.bias is not None:
             vectors = {"query": take(call.query, rows), "key": take(call.key, columns)}
-            logs += call.bias.block(rows, columns, **vectors, sizes=call.sizes).to(logs.dtype).squeeze(1)
+            bias = call.bias.block(rows, columns, **vectors, sizes=call.sizes).to(logs.dtype).squeeze(1)
+            logs.add_(bias, alpha=1 / LN_2)
+            logs.clamp_min_(-NEVER)
         if call.mask is not None:
-            logs.unsqueeze(1).masked_fill_(~call.allowed(call.mask, rows, columns), -torch.inf)
-        return Piece(torch.exp(logs, out=weights), logs, is_scratch=True)
+            covered = _covered(call.mask, rows, columns)
+            if covered < len(columns):
+                hidden = ~call.allowed(call.mask, rows, columns[covered:])
+                logs[..., covered:].unsqueeze(1).masked_fill_(hidden, -NEVER)
+        return Piece(torch.exp2(logs, out=weights), logs, LN_2, is_scratch=True)
+
+
+class _Shared:
+    """The vectors and the row state of all cells in the map's dtype, and two buffers for blocks."""
+
+    def __init__(self, call: Call, state: Tensor) -> None:
+        dtype = call.compute_dtype
+        self.group = call.group
+        self.query, self.key = (t.to(dtype).flatten(0, 1) for t in (call.query, call.key))
+        state = state.flatten(0, 1)
+        self.state = (state / LN_2).masked_fill(state == -torch.inf, NEVER)
+        self.logs = self.weights = self.query.new_empty(0)
+
+    def key_of(self, cells: range) -> Tensor:
+        """The keys of each cell: of the batch row and the head of keys that it has."""
+        if self.group == 1:
+            return self.key[cells.start : cells.stop]
+        # Heads of keys divide heads, so that flat cells and flat heads of keys go together.
+        return self.key[torch.arange(cells.start, cells.stop, device=self.key.device) // self.group]
+
+    def buffers(self, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+        """Two tensors of a shape; memory that was touched before is many times faster."""
+        count = math.prod(shape)
+        if self.logs.numel() < count:
+            self.logs, self.weights = (self.query.new_empty(count) for _ in range(2))
+        return self.logs[:count].view(shape), self.weights[:count].view(shape)
+
+
+def _covered(mask: Mask, rows: Rows, columns: Rows) -> int:
+    """How many of the first columns the mask leaves as they are: most of a causal tile."""
+    if not isinstance(rows, range) or not isinstance(columns, range):
+        return 0
+    return bisect_left(range(1, len(columns) + 1), True, key=lambda count: not mask.covers(rows, columns[:count]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +146,7 @@ class OfAverage(Source):
     def __init__(self, source: Source, count: int, shares: Tensor | None) -> None:
         self.source, self.count, self.shares = source, count, shares
         self.cells, self.queries, self.keys = source.cells // count, source.queries, source.keys
-        self.width = source.width * count
+        self.width, self.has_signs = source.width * count, source.has_signs
 
     def columns(self, rows: range) -> range:
         """The same for every head."""
@@ -121,7 +163,8 @@ class OfSelection(Source):
 
     def __init__(self, source: Source, rows: Rows, columns: Rows) -> None:
         self.source, self.rows, self.chosen = source, rows, columns
-        self.cells, self.queries, self.keys, self.width = source.cells, len(rows), len(columns), source.width
+        self.cells, self.queries, self.keys = source.cells, len(rows), len(columns)
+        self.width, self.has_signs = source.width, source.has_signs
 
     def columns(self, rows: range) -> range:
         """The other source's, where rows and columns are neighbours."""
@@ -145,7 +188,7 @@ class OfSteps(Source):
         self.sources = sources
         self.ends = list(accumulate(s.queries for s in sources))
         self.cells, self.queries, self.keys = sources[0].cells, self.ends[-1], max(s.keys for s in sources)
-        self.width = max(s.width for s in sources)
+        self.width, self.has_signs = max(s.width for s in sources), any(s.has_signs for s in sources)
 
     def steps(self, rows: range) -> list[tuple[int, range]]:
         """The sources that rows are in, and which of their rows are meant."""
@@ -158,7 +201,9 @@ class OfSteps(Source):
         return found
 
     def columns(self, rows: range) -> range:
-        """The hull of the steps'."""
+        """The hull of the steps'; all where there are signs, since the zeros beyond it may be the largest."""
+        if self.has_signs:
+            return range(self.keys)
         ranges = [r for step, inner in self.steps(rows) if (r := self.sources[step].columns(inner))]
         return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
 
@@ -195,11 +240,11 @@ class OfFactor(Source):
     def __init__(self, source: Source | None, left: Tensor | None, right: Tensor, queries: int) -> None:
         self.source, self.left, self.right = source, left, right
         self.cells, self.queries, self.keys = right.shape[0], queries, right.shape[1]
-        self.width = 1 if source is None else source.width
+        self.width, self.has_signs = 1 if source is None else source.width, left is not None
 
     def columns(self, rows: range) -> range:
         """All where the products have signs: a 0 that is left out may be the largest."""
-        return range(self.keys) if self.source is None or self.left is not None else self.source.columns(rows)
+        return range(self.keys) if self.source is None or self.has_signs else self.source.columns(rows)
 
     def part(self, cells: range, *, reuse: bool = False) -> Part:
         """The product of the two, pair by pair."""

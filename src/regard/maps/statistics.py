@@ -13,12 +13,13 @@ from torch import Tensor
 
 from regard.backends.tiled import Tile
 from regard.maps.bins import Bins
-from regard.maps.tiles import Piece, Source, Statistic
+from regard.maps.largest import Candidates, candidates, largest, places_of
+from regard.maps.tiles import Piece, Source, Statistic, joined
 
 LOWEST_LOG = -1e4
 """Stands for the logarithm of a weight that is 0 in every dtype, since 0 times -inf would be NaN."""
-CHUNK = 16
-"""Keys whose largest weight is looked at first, where the k largest are sought."""
+RANKED_ROWS = 512
+"""Queries whose candidates are ranked together: few calls on many rows."""
 SORTED = 64
 """Keys that are sorted first, where a share of the mass is sought: most rows need no more."""
 
@@ -33,17 +34,20 @@ class TopK(NamedTuple):
 
 
 class PerQuery(Statistic):
-    """One answer for each query; tiles are put together along the rows."""
+    """One answer for each query; tiles are put together along the rows, and groups of cells below one another."""
 
     def add(
-        self, total: list[tuple[Tensor, ...]] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
-    ) -> list[tuple[Tensor, ...]]:
-        """The tiles so far."""
-        return [*(total or ()), read]
+        self, total: dict[int, list[tuple[Tensor, ...]]] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
+    ) -> dict[int, list[tuple[Tensor, ...]]]:
+        """The tiles so far, by their first cell."""
+        total = {} if total is None else total
+        total.setdefault(tile.cells.start, []).append(read)
+        return total
 
-    def end(self, total: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    def end(self, total: dict[int, list[tuple[Tensor, ...]]]) -> tuple[Tensor, ...]:
         """The tiles, put together."""
-        return tuple(torch.cat(pieces, dim=1) for pieces in zip(*total, strict=True))
+        groups = [[joined(pieces, 1) for pieces in zip(*tiles, strict=True)] for tiles in total.values()]
+        return tuple(joined(group, 0) for group in zip(*groups, strict=True))
 
 
 class PerKey(Statistic):
@@ -53,16 +57,22 @@ class PerKey(Statistic):
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The sum over a tile's rows, (cells, ..., s)."""
 
-    def add(self, total: Tensor | None, read: tuple[Tensor, ...], tile: Tile, source: Source) -> Tensor:
-        """The sum so far, over all keys."""
-        (sums,), columns = read, tile.columns
-        if len(columns) < source.keys:
-            sums = torch.nn.functional.pad(sums, (columns.start, source.keys - columns.stop))
-        return sums if total is None else total + sums
+    def add(
+        self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
+    ) -> dict[int, Tensor]:
+        """The sums so far, over all keys, by the first cell."""
+        (sums,), columns, total = read, tile.columns, {} if total is None else total
+        before = total.get(tile.cells.start)
+        if before is not None and not torch.is_grad_enabled():
+            before[..., _slice(columns)] += sums
+            return total
+        sums = torch.nn.functional.pad(sums, (columns.start, source.keys - columns.stop))
+        total[tile.cells.start] = sums if before is None else before + sums
+        return total
 
-    def end(self, total: Tensor) -> tuple[Tensor]:
-        """The sum."""
-        return (total,)
+    def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
+        """The sums."""
+        return (joined(list(total.values()), 0),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +117,8 @@ class Entropy(PerQuery):
         weights = piece.weights
         if piece.logs is not None:
             if piece.is_scratch:
-                return (piece.logs.clamp_min_(LOWEST_LOG).mul_(weights).sum(-1).neg_(),)
-            return (-torch.linalg.vecdot(weights, piece.logs.clamp_min(LOWEST_LOG)),)
+                return (piece.logs.mul_(weights).sum(-1).mul_(-piece.unit),)
+            return (-piece.unit * torch.linalg.vecdot(weights, piece.logs.clamp_min(LOWEST_LOG)),)
         positive = weights > 0
         return (-(weights * torch.where(positive, weights, 1.0).log()).sum(-1),)
 
@@ -142,17 +152,71 @@ class ArgLargest(PerQuery):
 
 
 @dataclass(frozen=True, slots=True)
-class TopWeights(PerQuery):
+class TopWeights(Statistic):
     """The k largest weights and their keys: (cells, T, k) each. See `TopK`."""
 
     k: int
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Exact: the k largest stand in the k chunks whose largest are largest."""
-        weights, missing = piece.weights, max(0, self.k - piece.weights.shape[-1])
-        values, indices = largest(weights, self.k - missing)
-        values, indices = (torch.nn.functional.pad(t, (0, missing)) for t in (values, indices))
-        return values, torch.where(values != 0, indices + tile.columns.start, -1)
+        """Candidates, and the keys with which their chunks begin; with a gradient, the k largest themselves."""
+        weights, missing = piece.weights, self.k - piece.weights.shape[-1]
+        weights = torch.nn.functional.pad(weights, (0, missing)) if missing > 0 else weights
+        if torch.is_grad_enabled():
+            keys = largest(weights, self.k)
+            return weights.gather(-1, keys), keys + tile.columns.start
+        found = candidates(weights.flatten(0, 1), self.k)
+        # A row that is a candidate as a whole still lies where the next tile will.
+        values = found.values.clone() if found.first.shape[-1] == 1 else found.values
+        first = found.first + tile.columns.start
+        return values.view(*weights.shape[:2], -1), first.view(*weights.shape[:2], -1)
+
+    def add(
+        self, total: "dict[int, _Ranked] | None", read: tuple[Tensor, ...], tile: Tile, source: Source
+    ) -> "dict[int, _Ranked]":
+        """The tiles so far, by their first cell."""
+        total = {} if total is None else total
+        total.setdefault(tile.cells.start, _Ranked(self.k)).add(*read)
+        return total
+
+    def end(self, total: "dict[int, _Ranked]") -> tuple[Tensor, Tensor]:
+        """The tiles, put together."""
+        values, keys = (joined(group, 0) for group in zip(*(ranked.end() for ranked in total.values()), strict=True))
+        return values, torch.where(values != 0, keys, -1)
+
+
+class _Ranked:
+    """The k largest of the rows so far. Candidates of several tiles wait to be looked at together."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.done: list[tuple[Tensor, Tensor]] = []
+        self.waiting: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, values: Tensor, first: Tensor) -> None:
+        """One more tile: candidates (cells, t, n), and the keys with which their chunks begin."""
+        if self.waiting and self.waiting[0][0].shape[-1] != values.shape[-1]:
+            self._decide()
+        self.waiting.append((values, first))
+        if sum(v.shape[0] * v.shape[1] for v, _ in self.waiting) >= RANKED_ROWS:
+            self._decide()
+
+    def end(self) -> tuple[Tensor, Tensor]:
+        """(cells, T, k) each."""
+        self._decide()
+        values, keys = (joined(pieces, 1) for pieces in zip(*self.done, strict=True))
+        return values, keys
+
+    def _decide(self) -> None:
+        if not self.waiting:
+            return
+        values, first = (joined(pieces, 1) for pieces in zip(*self.waiting, strict=True))
+        self.waiting = []
+        if not values.shape[-1] == first.shape[-1] == self.k:
+            found = Candidates(values.flatten(0, 1), first.flatten(0, 1))
+            where = largest(values, self.k)
+            first = places_of(found, where.flatten(0, 1)).view(where.shape)
+            values = values.gather(-1, where)
+        self.done.append((values, first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +230,7 @@ class QuantileMass(PerQuery):
         weights = piece.weights.detach()
         goal = self.share * weights.sum(-1, keepdim=True)
         few = min(SORTED, weights.shape[-1])
-        mass = largest(weights, few)[0].cumsum(-1)
+        mass = weights.gather(-1, largest(weights, few)).cumsum(-1)
         count = (mass < goal).sum(-1) + 1
         more = count > few
         if few < weights.shape[-1] and bool(more.any()):
@@ -192,54 +256,52 @@ class Distance(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(Statistic):
-    """The sum, or the largest weight, of each block of a grid: (cells, rows, columns)."""
+    """The sum, the mean or the largest weight of each block of a grid: (cells, rows, columns)."""
 
     rows: Bins
     columns: Bins
-    is_max: bool
+    how: str
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The bins that the tile touches; rows first, which is the cheaper way in memory."""
-        by_rows, _ = self.rows.reduce(piece.weights, -2, tile.rows.start, largest=self.is_max)
-        return (self.columns.reduce(by_rows, -1, tile.columns.start, largest=self.is_max)[0],)
+        by_rows, _ = self.rows.reduce(piece.weights, -2, tile.rows.start, largest=self.how == "max")
+        return (self.columns.reduce(by_rows, -1, tile.columns.start, largest=self.how == "max")[0],)
 
-    def add(self, total: Tensor | None, read: tuple[Tensor, ...], tile: Tile, source: Source) -> Tensor:
-        """The picture so far."""
-        (part,) = read
-        if total is None:
-            start = -torch.inf if self.is_max else 0.0
-            total = part.new_full((len(part), self.rows.count, self.columns.count), start)
+    def add(
+        self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
+    ) -> dict[int, Tensor]:
+        """The pictures so far, by their first cell; without a gradient one tensor holds them all."""
+        (part,), total = read, {} if total is None else total
+        apart = torch.is_grad_enabled()
+        cells, first = (len(part), tile.cells.start) if apart else (source.cells, 0)
+        if first not in total:
+            start = -torch.inf if self.how == "max" and source.has_signs else 0.0
+            total[first] = part.new_full((cells, self.rows.count, self.columns.count), start)
         row, column = self.rows.index_of(tile.rows.start), self.columns.index_of(tile.columns.start)
-        where = total[:, row : row + part.shape[1], column : column + part.shape[2]]
-        if self.is_max:
-            part = torch.maximum(where, part)
-            total[:, row : row + part.shape[1], column : column + part.shape[2]] = part
-        else:
-            where += part
+        picture = total[first] if apart else total[first][_slice(tile.cells)]
+        where = picture[:, row : row + part.shape[1], column : column + part.shape[2]]
+        where[...] = torch.maximum(where, part) if self.how == "max" else where + part
         return total
 
-    def end(self, total: Tensor) -> tuple[Tensor]:
-        """The picture; what no tile touched is 0."""
-        return (total.masked_fill(total == -torch.inf, 0.0) if self.is_max else total,)
+    def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
+        """The pictures; what no tile touched is 0."""
+        picture = joined(list(total.values()), 0)
+        return (self.finished(picture),)
+
+    def finished(self, sums: Tensor) -> Tensor:
+        """The picture that is asked for, from sums if it is one of means."""
+        if self.how != "mean":
+            return sums
+        areas = self.areas(sums.device)
+        return sums / areas if torch.is_grad_enabled() else sums.div_(areas)
+
+    def areas(self, device: torch.device) -> Tensor:
+        """How many weights each block has: (rows, columns)."""
+        return self.rows.sizes(device)[:, None] * self.columns.sizes(device)
 
 
 TILES_ONLY = (Largest, ArgLargest, TopWeights, QuantileMass, Pooled)
 """What no product with the map can tell."""
-
-
-def largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`weights.topk(k)` along the last dimension, sooner where the rows are long."""
-    chunks = weights.shape[-1] // CHUNK
-    if chunks < 2 * k:
-        values, indices = weights.topk(k)
-        return values, indices
-    whole = chunks * CHUNK
-    chosen = weights[..., :whole].detach().unflatten(-1, (chunks, CHUNK)).amax(-1).topk(k).indices
-    keys = chosen[..., None] * CHUNK + torch.arange(CHUNK, device=weights.device)
-    rest = torch.arange(whole, weights.shape[-1], device=weights.device)
-    keys = torch.cat([keys.flatten(-2), rest.expand(*keys.shape[:-2], len(rest))], -1)
-    values, where = weights.gather(-1, keys).topk(k)
-    return values, keys.gather(-1, where)
 
 
 def positions(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.backends.tiled import Tile
 
-TILE_ELEMENTS = 1 << 18
-"""Numbers that a tile's largest tensor may hold: 1 MiB in float32, so that a few of them stay in the cache."""
+TILE_ELEMENTS = 1 << 20
+"""Numbers that a tile's largest tensor may hold, 4 MiB in float32: what fewer save in the cache, calls cost."""
 TILE_ROWS = 64
 """Queries below which a tile is rather made of fewer heads: narrow matrix products are slow."""
 
@@ -27,8 +27,10 @@ class Piece:
 
     weights: Tensor
     logs: Tensor | None = None
+    unit: float = 1.0
+    """What a logarithm of 1 is in nats: ln 2 where they are to base 2."""
     is_scratch: bool = False
-    """Whether the logarithms may be overwritten by the one statistic that reads them."""
+    """Whether the logarithms are finite, and may be overwritten by the one statistic that reads them."""
 
 
 Rows = range | Tensor
@@ -43,6 +45,8 @@ class Source(ABC):
     keys: int
     width: int = 1
     """How many numbers are held for each pair while a tile is made."""
+    has_signs: bool = False
+    """Whether weights may be below 0."""
 
     @abstractmethod
     def columns(self, rows: range) -> range:
@@ -58,12 +62,27 @@ class Source(ABC):
     def groups(self) -> Iterator[tuple[range, list[range]]]:
         """Cells that make a tile together, and the rows of its tiles: few cells and many rows where both do not fit."""
         a_row = max(1, self.keys * self.width)
-        rows = max(1, min(self.queries, TILE_ROWS, TILE_ELEMENTS // a_row))
-        few = max(1, min(self.cells, TILE_ELEMENTS // (a_row * rows)))
-        rows = max(rows, min(self.queries, TILE_ELEMENTS // (a_row * few)))
-        cuts = [range(at, min(at + rows, self.queries)) for at in range(0, self.queries, rows)]
+        # Buffers of a small map that were larger would take longer to touch for the first time than to fill.
+        limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, self.cells * self.queries * a_row // 8))
+        rows = max(1, min(self.queries, TILE_ROWS, limit // a_row))
+        few = max(1, min(self.cells, limit // (a_row * rows)))
+        few = -(-self.cells // -(-self.cells // few))
+        cuts = list(self._cuts(few, rows, limit))
         for cell in range(0, self.cells, few):
             yield range(cell, min(cell + few, self.cells)), cuts
+
+    def _cuts(self, cells: int, step: int, limit: int) -> Iterator[range]:
+        """Rows of tiles, `step` and more where the mask leaves them few keys."""
+        start = 0
+        while start < self.queries:
+            rows = range(start, min(start + step, self.queries))
+            while rows.stop < self.queries:
+                more = range(start, min(start + 2 * len(rows), self.queries))
+                if cells * len(more) * len(self.columns(more)) * self.width > limit:
+                    break
+                rows = more
+            yield rows
+            start = rows.stop
 
 
 class Statistic(ABC):
@@ -75,26 +94,29 @@ class Statistic(ABC):
 
     @abstractmethod
     def add(self, total: Any, read: tuple[Tensor, ...], tile: Tile, source: Source) -> Any:
-        """The total of a group of cells with one more tile; None at first."""
+        """The total with one more tile; None at first. Tiles come group of cells by group, each from the first row."""
 
     @abstractmethod
     def end(self, total: Any) -> tuple[Tensor, ...]:
-        """The answers (cells, ...) of a group of cells."""
+        """The answers (cells, ...)."""
 
 
 def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
     """Every statistic's answers of shape (cells, ...), from one pass over the tiles."""
-    answers: list[list[tuple[Tensor, ...]]] = [[] for _ in statistics]
+    totals: list[Any] = [None for _ in statistics]
     for cells, cuts in source.groups():
-        part, totals = source.part(cells, reuse=not torch.is_grad_enabled()), [None for _ in statistics]
+        part = source.part(cells, reuse=not torch.is_grad_enabled())
         for rows in cuts:
             # A reduction needs a key to look at; its weight is 0.
             tile = Tile(cells, rows, source.columns(rows) or range(1))
             found = _read(part, tile, statistics)
             totals = [s.add(t, r, tile, source) for s, t, r in zip(statistics, totals, found, strict=True)]
-        for answer, statistic, total in zip(answers, statistics, totals, strict=True):
-            answer.append(statistic.end(total))
-    return [tuple(torch.cat(groups) for groups in zip(*answer, strict=True)) for answer in answers]
+    return [statistic.end(total) for statistic, total in zip(statistics, totals, strict=True)]
+
+
+def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
+    """`torch.cat`, without a copy of a single one."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim)
 
 
 def _read(part: Part, tile: Tile, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:

@@ -4,6 +4,8 @@ from regard.views.heatmap import Panel as Panel
 from regard.views.heatmap import head_panels as head_panels
 from regard.views.heatmap import heatmap as heatmap
 from regard.views.heatmap import heatmap_grid as heatmap_grid
+from regard.views.model import model_example as model_example
+from regard.views.model import model_grid as model_grid
 from regard.views.page import Example as Example
 from regard.views.page import Map as Map
 from regard.views.page import page as page
@@ -16,6 +18,8 @@ __all__ = [
     "head_panels",
     "heatmap",
     "heatmap_grid",
+    "model_example",
+    "model_grid",
     "page",
     "save_page",
 ]

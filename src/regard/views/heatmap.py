@@ -93,18 +93,18 @@ def heatmap(
     >>> [label.get_text() for label in axes.get_xticklabels()]
     ['the', 'cat', 'sleeps']
     """
-    _require_matplotlib()
+    require_matplotlib()
     drawn = picture(weights, rows, columns, max_cells=max_cells, pooling=pooling)
     name = _title(title, drawn, pooling)
     if ax is None:
         size = panel_size(drawn, name, longest_side=ALONE)
-        figure, (ax,) = _figure(*flow([size]))
+        figure, (ax,) = new_figure(*flow([size]))
         image, missing = _draw(ax, drawn, name, limits=limits, colour_map=colour_map)
-        _colour_bar(image, [drawn], limits, cax=_foot(figure))
+        _colour_bar(image, [drawn], limits, cax=foot(figure))
     else:
         image, missing = _draw(ax, drawn, name, limits=limits, colour_map=colour_map)
         _colour_bar(image, [drawn], limits, ax=ax)
-    _warn_of(missing)
+    warn_of_missing(missing)
     return ax
 
 
@@ -141,20 +141,20 @@ def heatmap_grid(
     >>> [axes.get_title(loc="left") for axes in figure.axes[:4]]
     ['head 0', 'head 1', 'head 2', 'head 3']
     """
-    _require_matplotlib()
+    require_matplotlib()
     panels = list(panels)
     if not panels or (across is not None and across < 1):
         raise ArgumentError(f"a grid needs panels and at least 1 across; got {len(panels)} and {across}")
     drawn = [picture(p.weights, p.rows, p.columns, max_cells=max_cells, pooling=pooling) for p in panels]
     names = [_title(panel.title, shown, pooling) for panel, shown in zip(panels, drawn, strict=True)]
     sizes = [panel_size(shown, name, longest_side=IN_GRID) for shown, name in zip(drawn, names, strict=True)]
-    figure, axes = _figure(*flow(sizes, across=across, title=GLYPH * 1.4 * width(title)))
-    missing = _heading(figure, title) if title else ""
+    figure, axes = new_figure(*flow(sizes, across=across, title=GLYPH * 1.4 * width(title)))
+    missing = write_heading(figure, title) if title else ""
     for ax, shown, name in zip(axes, drawn, names, strict=True):
         image, unknown = _draw(ax, shown, name, limits=limits, colour_map=colour_map)
         missing += unknown
-    _colour_bar(image, drawn, limits, cax=_foot(figure))
-    _warn_of(missing)
+    _colour_bar(image, drawn, limits, cax=foot(figure))
+    warn_of_missing(missing)
     return figure
 
 
@@ -175,14 +175,20 @@ def head_panels(weights: Any, rows: Sequence[str] | None = None, columns: Sequen
     return [Panel(weights[head], rows, columns, f"head {head}") for head in range(shape[0])]
 
 
-def _require_matplotlib() -> None:
+def require_matplotlib() -> None:
+    """Raise if matplotlib is not installed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("matplotlib", extra="view") from error
 
 
-def _figure(outline: Box, boxes: Sequence[Box]) -> "tuple[Figure, list[Axes]]":
+def new_figure(outline: Box, boxes: Sequence[Box]) -> "tuple[Figure, list[Axes]]":
+    """A figure of the outline's size, with axes in the boxes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(outline.width, outline.height), dpi=150, facecolor="white")
@@ -200,7 +206,7 @@ def _fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
     )
 
 
-def _heading(figure: "Figure", title: str) -> str:
+def write_heading(figure: "Figure", title: str) -> str:
     """Print the figure's title at its top left; the characters that no font has."""
     (lettering,) = letter([title])
     across, height = figure.get_size_inches()
@@ -211,12 +217,12 @@ def _heading(figure: "Figure", title: str) -> str:
         va="top",
         parse_math=False,
         fontsize=TITLE_POINTS + 2,
-        **_style(lettering),
+        **text_style(lettering),
     )
     return lettering.missing
 
 
-def _foot(figure: "Figure") -> "Axes":
+def foot(figure: "Figure") -> "Axes":
     """Axes for the colour bar, at the bottom left of the figure."""
     across, height = figure.get_size_inches()
     outline = Box(0, 0, across, height)
@@ -232,7 +238,7 @@ def _draw(
         drawn.values,
         vmin=limits[0],
         vmax=limits[1],
-        cmap=_ours() if colour_map is None else colour_map,
+        cmap=our_colours() if colour_map is None else colour_map,
         interpolation="nearest",
         aspect="auto",
     )
@@ -246,11 +252,12 @@ def _draw(
     if title:
         (lettering,) = letter([title])
         missing += lettering.missing
-        ax.set_title(lettering.text, loc="left", fontsize=TITLE_POINTS, parse_math=False, **_style(lettering))
+        ax.set_title(lettering.text, loc="left", fontsize=TITLE_POINTS, parse_math=False, **text_style(lettering))
     return image, missing
 
 
-def _ours() -> "Colormap":
+def our_colours() -> "Colormap":
+    """White to dark, in even steps."""
     from matplotlib.colors import ListedColormap
 
     return ListedColormap(ramp(), name="regard")
@@ -265,7 +272,7 @@ def _label_axis(ax: "Axes", axis: str, labels: Sequence[str]) -> str:
     ticks.set_ticks(positions, [lettering.text for lettering in shown], parse_math=False)
     turned = axis == "x" and not upright(labels, side)
     for label, lettering in zip(ticks.get_majorticklabels(), shown, strict=True):
-        label.set(fontsize=FONT_POINTS, rotation=90 if turned else 0, **_style(lettering))
+        label.set(fontsize=FONT_POINTS, rotation=90 if turned else 0, **text_style(lettering))
     return "".join(lettering.missing for lettering in shown)
 
 
@@ -278,7 +285,8 @@ def _inches(ax: "Axes", axis: str) -> float:
     return float(across * box.width if axis == "x" else height * box.height)
 
 
-def _style(lettering: Lettering) -> dict[str, Any]:
+def text_style(lettering: Lettering) -> dict[str, Any]:
+    """The fonts, and the weight, in which a text is drawn."""
     from matplotlib.patheffects import withStroke
 
     stroke = [withStroke(linewidth=STROKE_POINTS, foreground="black")] if lettering.thin else []
@@ -294,8 +302,14 @@ def _title(title: str, drawn: Picture, pooling: Pooling) -> str:
 
 
 def _colour_bar(image: Any, drawn: Sequence[Picture], limits: tuple[float, float], **where: Any) -> None:
-    below = any(shown.values.min() < limits[0] for shown in drawn)
-    above = any(shown.values.max() > limits[1] for shown in drawn)
+    colour_bar(
+        image, min(float(d.values.min()) for d in drawn), max(float(d.values.max()) for d in drawn), limits, **where
+    )
+
+
+def colour_bar(image: Any, lowest: float, highest: float, limits: tuple[float, float], **where: Any) -> None:
+    """The bar of an image whose values lie from lowest to highest, pointed where some lie beyond the limits."""
+    below, above = lowest < limits[0], highest > limits[1]
     extend = ("both" if above else "min") if below else ("max" if above else "neither")
     flat = "cax" in where
     bar = image.figure.colorbar(
@@ -306,7 +320,8 @@ def _colour_bar(image: Any, drawn: Sequence[Picture], limits: tuple[float, float
     bar.outline.set(linewidth=0.5, edgecolor="0.4")
 
 
-def _warn_of(missing: str) -> None:
+def warn_of_missing(missing: str) -> None:
+    """Say which characters no font has."""
     if missing:
         warnings.warn(
             f"no font has {' '.join(dict.fromkeys(missing))}: labelled by code point. pip install "

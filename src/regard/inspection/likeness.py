@@ -1,0 +1,136 @@
+"""How alike maps are: the heads of one layer among themselves, and two maps of one shape."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.maps.base import LazyMap
+from regard.maps.tiles import TILE_ELEMENTS, Source
+
+
+class Difference(NamedTuple):
+    """How far two maps are apart, query by query."""
+
+    jensen_shannon: Tensor
+    """(batch..., H, T), in nats, in [0, ln 2] for rows that sum to 1."""
+    total_variation: Tensor
+    r"""(batch..., H, T): $\\frac12 \\sum_j |P_{ij} - Q_{ij}|$, in [0, 1]."""
+    largest: Tensor
+    r"""(batch..., H, T): $\\max_j |P_{ij} - Q_{ij}|$, in [0, 1]."""
+
+
+@torch.no_grad()
+def difference(one: LazyMap, other: LazyMap) -> Difference:
+    r"""How far two maps P and Q of one shape are apart: of two models, or of one before and after a change.
+
+    The Jensen-Shannon divergence of a query's rows is $H(\frac{p + q}{2}) - \frac{H(p) + H(q)}{2}$. A row with no
+    key in both maps is 0 in all three. By tiles, in memory linear in T and S; it takes no gradient.
+
+    Args:
+        one: (batch..., H, T, S).
+        other: of the same shape, dtype and device.
+
+    Raises:
+        ShapeError: another shape, dtype or device.
+
+    Source: Lin 1991, "Divergence measures based on the Shannon entropy", equation 4.1.
+
+    >>> import regard
+    >>> q = torch.zeros(2, 1)
+    >>> full = regard.attention(q, q, q, return_weights=True).weights
+    >>> causal = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    >>> difference(full, causal).total_variation
+    tensor([0.5000, 0.0000])
+    """
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+        raise ShapeError(
+            "maps that are compared must be of one shape, dtype and device, got "
+            f"{tuple(one.shape)} {one.dtype} on {one.device} and {tuple(other.shape)} {other.dtype} on {other.device}"
+        )
+    found: list[list[tuple[Tensor, ...]]] = []
+    for p, q, at in _side_by_side(one._source(), other._source()):
+        if not at:
+            found.append([])
+        apart = (p - q).abs()
+        found[-1].append((_jensen_shannon(p, q), apart.sum(-1) / 2, apart.amax(-1)))
+    groups = [tuple(torch.cat(pieces, 1) for pieces in zip(*tiles, strict=True)) for tiles in found]
+    return Difference(*(one._laid_out(torch.cat(pieces)) for pieces in zip(*groups, strict=True)))
+
+
+@torch.no_grad()
+def agreement(of: LazyMap, how: Literal["cosine", "jensen-shannon"] = "cosine") -> Tensor:
+    r"""How alike the heads of a map are: (batch..., H, H), symmetric.
+
+    Args:
+        of: (batch..., H, T, S), weights of at least 0.
+        how: "cosine" for $\langle P_a, P_b \rangle / (\lVert P_a \rVert \lVert P_b \rVert)$ with all weights of a
+            head as one vector, in [0, 1], 1 for equal heads; "jensen-shannon" for the mean over queries of the
+            divergence of their rows in nats, in [0, ln 2], 0 for equal heads (Clark et al. 2019, arXiv:1906.04341,
+            section 6). Queries with no key count as agreement.
+
+    Memory is linear in T and S. The cost grows with H^2 for "jensen-shannon". It takes no gradient.
+
+    Raises:
+        ShapeError: a map without heads.
+        ArgumentError: another `how`.
+
+    >>> import regard
+    >>> q = torch.zeros(2, 2, 1)
+    >>> q[1] = torch.tensor([[20.0], [-20.0]])
+    >>> weights = regard.attention(q, torch.tensor([[1.0], [-1.0]]).expand(2, 2, 1), q, return_weights=True).weights
+    >>> agreement(weights.with_heads()[:, 0]).shape
+    torch.Size([2, 2])
+    """
+    if len(of.leading) < 1:
+        raise ShapeError(f"agreement() compares the heads of a map (batch..., H, T, S), got {tuple(of.shape)}")
+    if how not in ("cosine", "jensen-shannon"):
+        raise ArgumentError(f"how must be 'cosine' or 'jensen-shannon', got {how!r}")
+    heads, queries = of.leading[-1], of.shape[-2]
+    source, alike = of._source(), []
+    for first in range(0, source.cells, heads):
+        total = torch.zeros(heads, heads, dtype=of.dtype, device=of.device)
+        for weights in _rows(source, range(first, first + heads)):
+            if how == "cosine":
+                flat = weights.flatten(1)
+                total += flat @ flat.mT
+                continue
+            for head in range(heads):
+                total[head] += _jensen_shannon(weights[head], weights).sum(-1)
+        alike.append(total)
+    found = torch.stack(alike)
+    if how == "jensen-shannon":
+        return (found / queries).reshape(*of.leading, heads)
+    norms = found.diagonal(dim1=-2, dim2=-1).sqrt()
+    scale = norms[:, :, None] * norms[:, None]
+    return (found / scale.where(scale > 0, 1.0)).reshape(*of.leading, heads)
+
+
+def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    """Of the rows in the last dimension; what is below 0 is rounding."""
+    parts = torch.special.entr((p + q) / 2) - (torch.special.entr(p) + torch.special.entr(q)) / 2
+    return parts.sum(-1).clamp_min(0.0)
+
+
+def _rows(source: Source, cells: range) -> Iterator[Tensor]:
+    """The weights of cells (cells, t, S), some rows at a time."""
+    step = max(1, TILE_ELEMENTS // (len(cells) * source.keys * source.width))
+    part = source.part(cells, reuse=True)
+    for start in range(0, source.queries, step):
+        yield part(range(start, min(start + step, source.queries)), range(source.keys)).weights
+
+
+def _side_by_side(one: Source, other: Source) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """The weights of both (cells, t, S), some rows at a time, and the number of the first."""
+    width = one.width + other.width
+    few = max(1, min(one.cells, TILE_ELEMENTS // (one.keys * width * min(one.queries, 64))))
+    for first in range(0, one.cells, few):
+        cells = range(first, min(first + few, one.cells))
+        step = max(1, TILE_ELEMENTS // (len(cells) * one.keys * width))
+        parts = [source.part(cells, reuse=True) for source in (one, other)]
+        for start in range(0, one.queries, step):
+            rows = range(start, min(start + step, one.queries))
+            p, q = (part(rows, range(one.keys)).weights for part in parts)
+            yield p, q, start

@@ -1,0 +1,273 @@
+"""Rollout, head tables, agreement and comparison against the dense weights in float64, and on watched models."""
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard
+from regard.errors import ArgumentError, ShapeError
+from regard.inspection import agreement, compare, difference, head_table, rollout
+
+MASKS = {
+    "everything": None,
+    "causal": regard.causal(),
+    "padded": regard.lengths(torch.tensor([13, 0])),
+    "left padded, causal": regard.causal() & regard.padding(torch.arange(13) >= torch.tensor([[0], [4]])),
+}
+
+
+def maps_of(mask, count=3, dtype=torch.float64, sharp=2.0, queries=13):
+    made = []
+    for _ in range(count):
+        q, k = sharp * torch.randn(2, 4, queries, 8, dtype=dtype), torch.randn(2, 2, 13, 8, dtype=dtype)
+        made.append(regard.attention(q, k, k, mask=mask, return_weights=True).weights)
+    return made
+
+
+def rolled_out(dense, residual, shares):
+    """Abnar & Zuidema's, written out."""
+    total = torch.eye(dense[0].shape[-1], dtype=dense[0].dtype)
+    for weights in dense:
+        mean = (weights * shares[:, None, None]).sum(-3) / shares.sum()
+        one = residual * torch.eye(mean.shape[-1], dtype=mean.dtype) + (1 - residual) * mean
+        total = one / one.sum(-1, keepdim=True) @ total
+    return total
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("residual", "heads"), [(0.5, None), (0.2, [1.0, 2.0, 0.0, 4.0])])
+def test_rollout_is_the_dense_product(name, residual, heads):
+    maps = maps_of(MASKS[name])
+    shares = torch.ones(4).double() if heads is None else torch.tensor(heads).double()
+    expected = rolled_out([one.dense() for one in maps], residual, shares)
+    asked = {"residual": residual, "heads": heads}
+    torch.testing.assert_close(rollout(maps, [0, 5, -1], **asked), expected[:, [0, 5, 12]], rtol=0, atol=1e-12)
+    torch.testing.assert_close(rollout(maps, 7, **asked), expected[:, 7], rtol=0, atol=1e-12)
+    torch.testing.assert_close(rollout(maps, [2]).sum(-1), torch.ones(2, 1).double(), rtol=0, atol=1e-12)
+
+
+def test_rollout_has_gradients():
+    q = torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True)
+
+    def last(q):
+        maps = [regard.attention(q * n, q, q, mask=regard.causal(), return_weights=True).weights for n in (1, 2)]
+        return rollout(maps, [-1, 2])
+
+    assert torch.autograd.gradcheck(last, (q,), fast_mode=True)
+
+
+def jensen_shannon(p, q):
+    def kl(a, b):
+        return torch.where(a > 0, a * (torch.where(a > 0, a, 1.0) / torch.where(b > 0, b, 1.0)).log(), 0.0).sum(-1)
+
+    return (kl(p, (p + q) / 2) + kl(q, (p + q) / 2)) / 2
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("tile", [1 << 20, 40], ids=["one tile", "many"])
+def test_how_alike_heads_are(monkeypatch, name, tile):
+    monkeypatch.setattr("regard.inspection.likeness.TILE_ELEMENTS", tile)
+    (weights,) = maps_of(MASKS[name], 1)
+    dense = weights.dense()
+    a, b = dense[:, :, None], dense[:, None]
+    norms = dense.square().sum((-2, -1)).sqrt()
+    scale = norms[:, :, None] * norms[:, None]
+    cosine = (a * b).sum((-2, -1)) / torch.where(scale > 0, scale, 1.0)
+    torch.testing.assert_close(agreement(weights), cosine, rtol=0, atol=1e-12)
+    expected = jensen_shannon(*torch.broadcast_tensors(a, b)).mean(-1)
+    torch.testing.assert_close(agreement(weights, "jensen-shannon"), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(agreement(weights[0]), cosine[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("tile", [1 << 20, 40], ids=["one tile", "many"])
+def test_how_far_two_maps_are_apart(monkeypatch, name, tile):
+    monkeypatch.setattr("regard.inspection.likeness.TILE_ELEMENTS", tile)
+    one, other = maps_of(MASKS[name], 2)
+    p, q = one.dense(), other.dense()
+    found = difference(one, other)
+    torch.testing.assert_close(found.jensen_shannon, jensen_shannon(p, q), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.total_variation, (p - q).abs().sum(-1) / 2, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.largest, (p - q).abs().amax(-1), rtol=0, atol=1e-12)
+    assert all((part == 0).all() for part in difference(one, one))
+    assert all(part.shape == (4, 13) for part in difference(one[0], other[1]))
+
+
+def mean_over(values, counted):
+    return torch.stack([values[:, h][counted[:, h]].mean() for h in range(values.shape[1])])
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("queries", [13, 6])
+def test_the_numbers_of_every_head(name, queries):
+    maps = maps_of(MASKS[name], 2, queries=queries)
+    tokens = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 1, 4, 5, 4, 2, 2], [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3]])
+    table = head_table(maps, tokens)
+    assert table.layers == ("0", "1")
+    place = torch.arange(queries) + 13 - queries
+    keys = torch.arange(13)
+    for layer, weights in enumerate(maps):
+        dense = weights.dense()
+        live = dense.sum(-1) > 0
+
+        def expect(column, values, counted, layer=layer):
+            torch.testing.assert_close(
+                table[column][layer], mean_over(values, counted), rtol=0, atol=1e-12, equal_nan=True
+            )
+
+        expect("distance", (dense * (place[:, None] - keys).abs()).sum(-1), live)
+        expect("entropy", torch.special.entr(dense).sum(-1), live)
+        expect("self", dense[..., torch.arange(queries), place], live)
+        expect("previous", dense[..., torch.arange(queries), (place - 1).clamp_min(0)], live & (place > 0))
+        expect("first", dense[..., 0], live & (place > 0))
+        follows = torch.zeros(2, 1, queries, 13, dtype=torch.bool)
+        for b in range(2):
+            for i in range(queries):
+                for j in range(1, int(place[i])):
+                    follows[b, 0, i, j] = tokens[b, j - 1] == tokens[b, place[i]]
+        expect("induction", (dense * follows).sum(-1), live & follows.any(-1))
+
+
+def test_a_head_that_looks_up_what_came_last_time_has_an_induction_of_1():
+    tokens = torch.randperm(20).repeat(2)
+    target = torch.where(torch.arange(40) >= 20, torch.arange(40) - 19, 0)
+    q, k = 30.0 * torch.eye(40)[target], 30.0 * torch.eye(40)
+    weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
+    table = head_table(weights, tokens)
+    assert table["induction"].item() == pytest.approx(1.0, abs=1e-4)
+    assert table["previous"].item() < 0.1
+    assert head_table(weights, torch.arange(40))["induction"].isnan().all()
+
+
+# -- watched models --------------------------------------------------------------------------------------
+
+
+def watched(name):
+    pytest.importorskip("transformers")
+    from families import FAMILIES, tokens
+
+    model = FAMILIES[name].build()
+    inputs = tokens()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(**inputs)
+    return seen, inputs
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["gpt2", "gpt2, left", "bert"])
+def test_models_of_hugging_face(name):
+    seen, inputs = watched(name)
+    dense = [one.dense().double() for one in seen.maps]
+    expected = rolled_out(dense, 0.5, torch.ones(4).double())
+    torch.testing.assert_close(rollout(seen, [0, 6]).double(), expected[:, [0, 6]], rtol=0, atol=1e-6)
+    table = head_table(seen, inputs["input_ids"])
+    assert table.layers == tuple(name for name, _ in seen)
+    assert table["entropy"].shape == (2, 4)
+    live = dense[1].sum(-1) > 0
+    close = {"rtol": 0, "atol": 1e-5}
+    torch.testing.assert_close(
+        table["entropy"][1].double(), mean_over(torch.special.entr(dense[1]).sum(-1), live), **close
+    )
+    assert table.layers[0] in str(table)
+    apart = compare(seen, seen)
+    assert all((apart[name] == 0).all() for name in apart.columns)
+    assert (compare(seen.maps[:1], seen.maps[1:])["variation"] > 0).all()
+
+
+def test_a_model_of_our_own_by_its_parts():
+    from regard.models import Transformer, TransformerConfig
+
+    config = TransformerConfig(dim=16, num_heads=2, encoder_layers=2, decoder_layers=1, feed_forward_dim=32)
+    model = Transformer(config, source_vocab_size=30, target_vocab_size=30).eval()
+    source, target = torch.randint(1, 30, (2, 9)), torch.randint(1, 30, (2, 5))
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(source, torch.tensor([9, 6]), target)
+    with pytest.raises(ShapeError, match=r"layers of one length.*hand over those of the encoder"):
+        rollout(seen, 0)
+    encoder = [one for (name, _), one in seen.items() if name.startswith("encoder")]
+    expected = rolled_out([one.dense().double() for one in encoder], 0.5, torch.ones(2).double())
+    torch.testing.assert_close(rollout(encoder, [3]).double(), expected[:, [3]], rtol=0, atol=1e-6)
+    table = head_table(seen, source)
+    assert table["induction"].shape == (4, 2)
+    assert table["entropy"].isfinite().all()
+
+
+class Largest(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+def test_nothing_of_t_times_t():
+    length = 1536
+    q = torch.randn(1, 2, length, 4)
+    maps = [regard.attention(q * n, q, q, mask=regard.causal(), return_weights=True).weights for n in (1, 2)]
+    with Largest() as largest:
+        rollout(maps, [-1, 5])
+        head_table(maps, torch.randint(0, 9, (length,)))
+        compare(maps[:1], maps[1:])
+        agreement(maps[0]), agreement(maps[0], "jensen-shannon")
+    assert largest.numbers <= 1 << 20 < length * length
+
+
+# -- tables and arguments --------------------------------------------------------------------------------
+
+
+def test_a_table_of_many_heads_prints_the_first_and_the_last():
+    table = head_table(maps_of(None, 9))
+    lines = str(table).splitlines()
+    assert len(lines) == 26
+    assert lines[13] == "... 12 more"
+    assert repr(table) == "HeadTable(9 layers, up to 4 heads: distance, entropy, self, previous, first); print it"
+    layer, head, value = table.top("entropy", 2)[0]
+    assert value == table["entropy"].max() == table["entropy"][int(layer), head]
+
+
+def test_layers_of_other_widths_share_a_table():
+    two, four = maps_of(None, 1)[0][:, :2], maps_of(None, 1)[0]
+    table = head_table([two, four])
+    assert table["entropy"].shape == (2, 4)
+    assert table["entropy"][0, 2:].isnan().all()
+    assert len(str(table).splitlines()) == 7
+    assert all(not math.isnan(value) for _, _, value in table.top("entropy", 8))
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda m: rollout(m, 13), ShapeError, r"token index must be in \[-13, 13\)"),
+        (lambda m: rollout(m, 0, residual=2.0), ArgumentError, r"in \[0, 1\], got 2.0"),
+        (lambda m: rollout(m, 0, heads=[1.0]), ArgumentError, "one weight for each of 4"),
+        (lambda m: rollout([], 0), ArgumentError, "no maps"),
+        (lambda m: head_table([torch.ones(3, 3)]), ArgumentError, "got Tensor"),
+        (lambda m: head_table(m, torch.ones(5)), ShapeError, r"tokens \(5,\) have not one number"),
+        (lambda m: head_table(m)["entropi"], ArgumentError, "columns distance, entropy.*got 'entropi'"),
+        (lambda m: agreement(m[0][0, 0]), ShapeError, r"heads of a map .* got \(13, 13\)"),
+        (lambda m: agreement(m[0], "kl"), ArgumentError, "got 'kl'"),
+        (lambda m: difference(m[0], m[1][0]), ShapeError, "one shape"),
+        (lambda m: compare(m, m[:1]), ShapeError, "got 2 and 1"),
+    ],
+)
+def test_a_wrong_argument_is_named(ask, error, message):
+    with pytest.raises(error, match=message):
+        ask(maps_of(None, 2))
+
+
+def test_kept_means_answer_sums_and_sums_means():
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    for kept in ("pooled_mean", "pooled_sum"):
+        with torch.no_grad(), regard.watch(layer.eval(), keep=regard.Summarize(kept, rows=3, columns=2)) as seen:
+            layer(torch.ones(1, 7, 16))
+        ((_, summary),) = seen.items()
+        torch.testing.assert_close(summary.pooled(3, 2, "sum").sum((-2, -1)), torch.full((1, 4), 7.0))
+        blocks = torch.tensor([3, 2, 2])[:, None] * torch.tensor([4, 3])
+        torch.testing.assert_close(summary.pooled(3, 2, "mean") * blocks, summary.pooled(3, 2, "sum"))

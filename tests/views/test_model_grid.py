@@ -1,0 +1,105 @@
+"""Pictures and pages of whole models: every value where it belongs, whatever the length."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+import regard
+from regard.errors import ArgumentError, ShapeError
+from regard.views import model_example, model_grid, page
+from regard.views.model import GAP
+
+
+def maps_of(length=20, layers=2, heads=3, batch=2):
+    made = []
+    for _ in range(layers):
+        q = torch.randn(batch, heads, length, 4)
+        made.append(regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights)
+    return made
+
+
+def image_of(figure):
+    FigureCanvasAgg(figure).draw()
+    (image,) = figure.axes[0].get_images()
+    return np.asarray(image.get_array().filled(np.nan))
+
+
+@pytest.mark.parametrize(("length", "cells", "times"), [(20, 20, 1), (20, 45, 2), (301, 32, 1)])
+@pytest.mark.parametrize("how", ["max", "mean"])
+def test_every_head_stands_in_its_place(length, cells, times, how):
+    maps = maps_of(length)
+    dots = image_of(model_grid(maps, sequence=1, cells=cells, how=how))
+    side = min(length, cells) * times
+    assert dots.shape == (2 * side + GAP, 3 * side + 2 * GAP)
+    for layer, weights in enumerate(maps):
+        for head in range(3):
+            top, left = layer * (side + GAP), head * (side + GAP)
+            expected = weights[1, head].pooled(cells, cells, how).numpy().repeat(times, 0).repeat(times, 1)
+            np.testing.assert_allclose(dots[top : top + side, left : left + side], expected, rtol=0, atol=1e-6)
+    assert np.isnan(dots[side : side + GAP]).all()
+    assert np.isnan(dots[:, side : side + GAP]).all()
+
+
+def test_what_is_written_on_it():
+    figure = model_grid(maps_of(300), title="two layers")
+    ax = figure.axes[0]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["0", "1"]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["head 0", "head 1", "head 2"]
+    assert figure.texts[0].get_text() == "two layers (max of 2.34 × 2.34 weights a dot)"
+    assert not model_grid(maps_of(20)).texts
+    assert figure.axes[1].get_xlabel() == "attention weight"
+
+
+def test_layers_of_other_shapes_share_a_picture():
+    q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 9, 4)
+    cross = regard.attention(q, k, k, return_weights=True).weights
+    dots = image_of(model_grid([cross, maps_of(9, 1, 4, 1)[0]], cells=9))
+    assert dots.shape == (9 + GAP + 9, 4 * 9 + 3 * GAP)
+    assert np.isnan(dots[5:9]).all()
+    assert np.isnan(dots[:9, 2 * 9 + GAP :]).all()
+
+
+def test_a_watched_model_as_a_picture_and_as_a_page():
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(torch.randn(1, 6, 16))
+    figure = model_grid(seen)
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [name for name, _ in seen]
+    words = list("abcdef")
+    example = model_example(seen, words, title="six")
+    assert list(example.maps) == [name for name, _ in seen]
+    for name, weights in seen.items():
+        assert torch.equal(example.maps[name[0]].weights.dense(), weights[0].dense())
+        assert example.maps[name[0]].rows == example.maps[name[0]].columns == words
+    data = json.loads(re.search(r"<script[^>]*json[^>]*>(.*?)</script>", page([example]), re.DOTALL)[1])
+    assert data["examples"][0]["labels"] == [words]
+    assert [one["layer"] for one in data["examples"][0]["maps"]] == ["0", "1"]
+
+
+def test_labels_go_where_they_fit():
+    q, k = torch.randn(1, 2, 2, 4), torch.randn(1, 2, 3, 4)
+    cross = regard.attention(q, k, k, return_weights=True).weights
+    one = model_example([cross], ["x", "y"], ["a", "b", "c"]).maps["0"]
+    assert (one.rows, one.columns) == (["x", "y"], ["a", "b", "c"])
+    assert model_example([cross], ["x", "y"]).maps["0"].columns is None
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda m: model_grid(m, sequence=2), ShapeError, r"in \[0, 2\), got 2"),
+        (lambda m: model_grid([]), ArgumentError, "no maps"),
+        (lambda m: model_grid(m, cells=0), ArgumentError, "cells must be at least 1"),
+        (lambda m: model_grid(m, power=0.0), ArgumentError, "power above 0"),
+        (lambda m: model_grid(m, how="sum"), ArgumentError, "'sum'"),
+        (lambda m: model_example(m, ["a"]), ShapeError, "1 labels came for maps of 20 tokens"),
+    ],
+)
+def test_a_wrong_argument_is_named(ask, error, message):
+    with pytest.raises(error, match=message):
+        ask(maps_of())

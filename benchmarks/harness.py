@@ -5,7 +5,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,16 +41,26 @@ HEADER = (
 
 
 def compare(
-    what: str, peer: Run, ours: Run, *, target: float | None = None, seconds: float = 6.0, pairs: int = 5
+    what: str,
+    peer: Run,
+    ours: Run,
+    *,
+    target: float | None = None,
+    seconds: float = 6.0,
+    pairs: int = 5,
+    work: Sequence[float] = (1.0, 1.0),
 ) -> Row:
-    """Run the two alternately for about so many seconds, at least `pairs` pairs (2 or more) after one to warm up."""
+    """Run the two alternately for about so many seconds, at least `pairs` pairs (2 or more) after one to warm up.
+
+    Where a run of theirs and of ours does not do as much, `work` says how much: times are for one unit of it.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     _once(peer), _once(ours)
     end = time.perf_counter() + seconds
     while len(times[0]) < pairs or (time.perf_counter() < end and len(times[0]) < 200):
         # The order changes from pair to pair, so that neither always runs in the other's wake.
         for side in (0, 1) if len(times[0]) % 2 else (1, 0):
-            times[side].append(_once((peer, ours)[side]))
+            times[side].append(_once((peer, ours)[side]) / work[side])
     ratios = sorted(p / o for p, o in zip(*times, strict=True))
     low, middle, high = statistics.quantiles(ratios, n=4)
     row = Row(what, statistics.median(times[0]), statistics.median(times[1]), middle, low, high, target)

@@ -3,8 +3,9 @@
     python -m benchmarks training        with REGARD_MULTI30K naming a folder with train.en.gz and train.de.gz
 
 3 + 3 layers of 256, 4 heads, feed-forward 1,024, a joint vocabulary of 8,000 in one tied matrix, dropout 0.1, label
-smoothing 0.1, batches of about 2,048 tokens a side. Both sides see the same batches, in turn; counted are the tokens
-that are no padding, end marks included. glibc's allocator is told to keep its memory, on both sides (MALLOC_... below).
+smoothing 0.1, batches of about 2,048 tokens a side: the peers' sorted in pools and closed when the longest times the
+number reaches 2,048, ours cut by `regard.text.plan_batches`. Compared is the time for a token that is no padding, end
+marks included. glibc's allocator is told to keep its memory, on both sides (MALLOC_... below).
 """
 
 import gzip
@@ -16,18 +17,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import Row, compare
 from regard.models import Transformer, TransformerConfig
+from regard.text.batches import collate, plan_batches
+from regard.text.marks import Marks
 from regard.training.losses import cross_entropy
 from regard.training.optimizers import adamw
 
 TITLE = "Training steps against torch.nn.Transformer and Hugging Face's BART"
 DIM, HEADS, LAYERS, HIDDEN, DROPOUT, SMOOTHING, RATE = 256, 4, 3, 1024, 0.1, 0.1, 5e-4
-VOCABULARY, PAD, BEGIN, END, LIMIT = 8000, 0, 1, 2, 2048
+VOCABULARY, PAD, BEGIN, END, LIMIT, STEPS = 8000, 0, 1, 2, 2048, 12
 KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
@@ -69,10 +73,10 @@ def batches(found: list[tuple[list[int], list[int]]]) -> Iterator[Batch]:
                 chosen.append(batch)
                 batch, longest = [], 0
         for place in torch.randperm(len(chosen), generator=generator).tolist():
-            yield collated([found[n] for n in chosen[place]])
+            yield peer_batch([found[n] for n in chosen[place]])
 
 
-def collated(some: list[tuple[list[int], list[int]]]) -> Batch:
+def peer_batch(some: list[tuple[list[int], list[int]]]) -> Batch:
     def padded(rows: list[list[int]]) -> Tensor:
         return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
 
@@ -191,21 +195,37 @@ def run() -> tuple[list[Row], list[str]]:
 
 
 def measured(folder: str) -> tuple[list[Row], list[str]]:
-    stream = batches(pairs(Path(folder)))
-    some = [next(stream) for _ in range(12)]
-    tokens = sum(int((source != PAD).sum() + (target != PAD).sum()) for source, _, _, target in some)
-    padding = 1 - tokens / sum(source.numel() + target.numel() for source, _, _, target in some)
-    rows, notes = [], [f"{padding:.1%} of the places in these batches are padding."]
+    found = pairs(Path(folder))
+    stream = batches(found)
+    theirs, ours = [next(stream) for _ in range(STEPS)], our_batches(found)
+    tokens = [sum(int((x != PAD).sum() + (y != PAD).sum()) for x, _, _, y in side) for side in (theirs, ours)]
+    places = [sum(x.numel() + y.numel() for x, _, _, y in side) for side in (theirs, ours)]
+    notes = [
+        f"Padding: {1 - tokens[0] / places[0]:.1%} of the peers' batches, {1 - tokens[1] / places[1]:.1%} of ours."
+    ]
+    rows = []
     for dtype, target in ((None, 2.0), (torch.bfloat16, 1.4)):
         for name, peer in (("torch.nn.Transformer", TorchTransformer), ("BART", bart)):
             torch.manual_seed(0)
-            theirs, ours = peer_step(peer().train(), dtype), our_step(dtype)
-            sides = [lambda step=step: [step(batch) for batch in some] for step in (theirs, ours)]
+            steps = (peer_step(peer().train(), dtype), theirs), (our_step(dtype), ours)
+            sides = [lambda step=step, some=some: [step(batch) for batch in some] for step, some in steps]
             kind = "float32" if dtype is None else "bf16 autocast"
-            row = compare(f"{len(some)} steps, {kind}: {name}", *sides, target=target, seconds=40)
+            row = compare(
+                f"10,000 tokens, {kind}: {name}", *sides, target=target, seconds=40, work=[n / 10_000 for n in tokens]
+            )
             rows.append(row)
-            notes.append(f"{row.what}: {tokens / row.peer:,.0f} and {tokens / row.ours:,.0f} tokens a second.")
+            notes.append(f"{row.what}: {1e4 / row.peer:,.0f} and {1e4 / row.ours:,.0f} tokens a second.")
     return rows, notes
+
+
+def our_batches(found: list[tuple[list[int], list[int]]]) -> list[Batch]:
+    lengths = (np.array([len(pair[side]) for pair in found]) for side in (0, 1))
+    chosen = plan_batches(*lengths, max_tokens=2 * LIMIT, seed=0, epoch=0)[:STEPS]
+    marks = Marks(pad_id=PAD, begin_id=BEGIN, end_id=END)
+    made = (
+        collate(*zip(*(found[n] for n in some), strict=True), source_marks=marks, target_marks=marks) for some in chosen
+    )
+    return [(b.source, b.source_lengths, b.target_input, b.target_output) for b in made]
 
 
 def print_measured(folder: str) -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError
+from regard.nn import LearnedPositions, TokenEmbedding
 from regard.training.metrics import bleu, chrf, exact_match
 from regard.training.optimizers import adamw, parameter_groups
 from regard.training.schedules import cosine, inverse_square_root
@@ -28,6 +29,13 @@ def test_only_matrices_decay() -> None:
     assert [name for name, _ in decayed["params"]] == ["hidden.weight"]
     assert {name for name, _ in others["params"]} == {"out.weight", "norm.weight", "norm.bias", "hidden.bias"}
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+
+
+def test_our_own_embeddings_do_not_decay_either() -> None:
+    model = nn.ModuleDict({"token": TokenEmbedding(7, 5), "place": LearnedPositions(9, 5), "linear": nn.Linear(5, 5)})
+    decayed, others = parameter_groups(model, weight_decay=0.3)
+    assert [name for name, _ in decayed["params"]] == ["linear.weight"]
+    assert {"token.weight", "place.weight"} <= {name for name, _ in others["params"]}
 
 
 def test_adamw_is_fused_on_cpu_and_decays_what_it_should() -> None:

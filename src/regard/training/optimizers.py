@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.nn import LearnedPositions, TokenEmbedding
 
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, TokenEmbedding, LearnedPositions)
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 
@@ -62,4 +64,4 @@ def adamw(
 
 
 def _embedding_weights(module: nn.Module) -> list[Tensor]:
-    return list(module.parameters(recurse=False)) if isinstance(module, nn.Embedding | nn.EmbeddingBag) else []
+    return list(module.parameters(recurse=False)) if isinstance(module, EMBEDDINGS) else []

@@ -97,11 +97,15 @@ def without_gradients(function: Callable[..., object], *tensors: torch.Tensor) -
 
 def peak_memory_mib(code: str) -> float:
     """What a fresh process needs at its peak for `run()` above what stood before it; `code` defines run."""
+    # (A process's ru_maxrss begins with that of the one that started it.)
     program = (
-        "import resource, torch, regard\ntorch.set_num_threads(2)\n"
+        "import torch, regard\ntorch.set_num_threads(2)\n"
+        "def read(field):\n"
+        "    line = next(l for l in open('/proc/self/status') if l.startswith(field))\n"
+        "    return int(line.split()[1]) / 1024\n"
         f"{code}\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\nrun()\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
+        "open('/proc/self/clear_refs', 'w').write('5')\n"
+        "before = read('VmRSS')\nrun()\nprint(read('VmHWM') - before)"
     )
     return float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
 

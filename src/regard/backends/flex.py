@@ -27,7 +27,8 @@ class Flex(Backend):
 
     Masks go in as the predicates that they are, over blocks of 128 queries and keys; biases and the soft cap are
     compiled into the kernel. A kernel is made at the first call of its kind (seconds on the CPU), never on import,
-    and lives as long as the process. Nothing T x S is allocated but one number for each block of a mask.
+    and lives as long as the process. Other shapes are another kind, other numbers in the tensors are not. Nothing
+    T x S is allocated but a few integers for each block of a mask.
 
     On the CPU it runs without gradients only and returns no row state: a map computes it by a scores-only pass when
     it is first read. On CUDA the state and its gradient come with the output. That path is written from torch's
@@ -88,10 +89,12 @@ _NO_GRADIENTS = "on the CPU FlexAttention has no gradient, and something here re
 def _why_not_here(call: Call) -> str | None:
     """What stands against the call on its device."""
     kind = call.query.device.type
-    if kind == "cuda":
-        return "on CUDA FlexAttention has no float64" if call.query.dtype == torch.float64 else None
-    if kind != "cpu":
+    if kind not in ("cpu", "cuda"):
         return f"FlexAttention is used on the CPU and on CUDA, not on {kind}"
+    if call.query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"FlexAttention has no {call.query.dtype} on {kind}"
+    if kind == "cuda":
+        return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in (call.query, call.key, *call.learned())):
         return _NO_GRADIENTS
     if not _has_compiler():
@@ -115,14 +118,14 @@ def _compiled() -> Callable[..., Any]:
     """torch's function, to be compiled for what it is called with; a dense fallback is refused."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(
-        flex_attention, fullgraph=True, dynamic=True, recompile_limit=MOST_KERNELS, isolate_recompiles=True
+    # Not for dynamic shapes: with those, torch 2.13 writes C++ that does not compile where a mask or a bias reads a
+    # tensor.
+    return torch.compile(  # type: ignore[call-overload,no-any-return]
+        flex_attention, fullgraph=True, dynamic=False, recompile_limit=MOST_KERNELS, isolate_recompiles=True
     )
 
 
-def _attend(
-    call: Call, query: Tensor, key: Tensor, value: Tensor, *, with_lse: bool
-) -> tuple[Tensor, Tensor | None]:
+def _attend(call: Call, query: Tensor, key: Tensor, value: Tensor, *, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     from torch._dynamo.exc import TorchDynamoException
     from torch.nn.attention.flex_attention import AuxRequest
 
@@ -141,7 +144,7 @@ def _attend(
         answer = _compiled()(query, key, value, **options)
     except TorchDynamoException as error:
         raise BackendError(
-            f"backend 'flex' cannot run this call: torch does not compile it ({type(error).__name__}, above); "
+            f"backend 'flex' cannot run this call: torch has not compiled it ({type(error).__name__}, above); "
             "backend=None runs every call"
         ) from error
     if not with_lse:

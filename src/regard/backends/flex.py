@@ -120,7 +120,7 @@ def _compiled() -> Callable[..., Any]:
 
     # Not for dynamic shapes: with those, torch 2.13 writes C++ that does not compile where a mask or a bias reads a
     # tensor.
-    return torch.compile(  # type: ignore[call-overload,no-any-return]
+    return torch.compile(  # type: ignore[call-overload]
         flex_attention, fullgraph=True, dynamic=False, recompile_limit=MOST_KERNELS, isolate_recompiles=True
     )
 

@@ -16,8 +16,8 @@ PAGE = Path(__file__).with_name("backends.md")
 HEAD = """# Which backend runs what
 
 Made by `python docs/make_backends.py`, which asks each backend's `why_not`; a test keeps it current. On the CPU, with
-gradients recorded. `backend=None` takes the first column that says yes, but for `flex`, which is taken by name only and was
-asked without gradients (with a C++ compiler at hand).
+gradients recorded. `backend=None` takes the first column that says yes, but for `flex`, which is taken by name only
+and was asked without gradients, with a C++ compiler at hand.
 """
 
 

@@ -16,7 +16,8 @@ PAGE = Path(__file__).with_name("backends.md")
 HEAD = """# Which backend runs what
 
 Made by `python docs/make_backends.py`, which asks each backend's `why_not`; a test keeps it current. On the CPU, with
-gradients recorded. `backend=None` takes the first column that says yes.
+gradients recorded. `backend=None` takes the first column that says yes, but for `flex`, which is taken by name only
+and was asked without gradients, with a C++ compiler at hand.
 """
 
 
@@ -74,7 +75,8 @@ def table() -> str:
         call, _ = make_call(x, x, x, **{**given, **options})
         cells = []
         for backend in BACKENDS.values():
-            why = backend.why_not(replace(call, normalization=call.normalization.base))
+            with torch.set_grad_enabled(backend.only_by_name is None):
+                why = backend.why_not(replace(call, normalization=call.normalization.base))
             cells.append("yes" if why is None else f"no [{reasons.setdefault(why, len(reasons) + 1)}]")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     notes = [f"{number}. {why}" for why, number in reasons.items()]

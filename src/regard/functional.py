@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from regard.backends import BACKENDS, choose, execute
+from regard.backends import BACKENDS, choose, reader, run
 from regard.backends.base import Backend, Call
 from regard.backends.sdpa import as_sdpa
 from regard.biases import Bias, as_bias
@@ -81,7 +81,8 @@ def attention(
         bias: added to the scores: a tensor shaped like a tensor mask, or a `Bias`. -inf in it excludes.
         dropout: the probability that a weight is dropped, in [0, 1); the output is drop(P) V. It is
             applied whenever it is above 0: pass 0 in evaluation.
-        backend: "fused", "tiled", "reference", or None to choose. A named backend runs or raises.
+        backend: "fused", "tiled", "reference", "flex", or None to choose among the first three. A named backend
+            runs or raises.
         return_weights: also return P as an `AttentionMap`, before dropout. Asking for it changes neither
             the output's bits nor the kernel that makes it.
         keep_values: let the map keep the values, for `value_norms()`, `gradient()` and `relevance()`; the same as
@@ -125,11 +126,11 @@ def attention(
         plain = as_sdpa(call, values)
         if plain is not None:
             return restore(plain, call.sizes)
-    output, state = execute(chosen, call, values)
+    output, state = run(chosen, call, values)
     output = restore(output, call.sizes)
     if not return_weights:
         return output
-    weights = AttentionMap(call, state, chosen, call.sizes.leading)
+    weights = AttentionMap(call, state, reader(chosen, call), call.sizes.leading)
     return Attended(output, weights.with_values(value) if keep_values else weights)
 
 
@@ -208,6 +209,7 @@ def explain(
       512 FLOPs, 0 bytes for T x S weights
       not fused: the fused kernels have no dropout whose weights could be read
       not reference: 'tiled' came first
+      not flex: FlexAttention has no dropout
     """
     call, value = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
@@ -215,9 +217,11 @@ def explain(
     chosen = choose(call, backend)
     refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call))}
     pairs = call.sizes.flat_batch * call.sizes.heads * call.sizes.queries * call.sizes.keys
+    reason = "named by the caller" if backend else "chosen: the first that runs this call"
+    remark = chosen.remark(call)
     return Explanation(
         backend=chosen.name,
-        reason="named by the caller" if backend else "chosen: the first that runs this call",
+        reason=reason if remark is None else f"{reason}; {remark}",
         flops=2 * pairs * (call.query.shape[-1] + value.shape[-1]),
         extra_bytes=pairs * call.compute_dtype.itemsize if chosen.name == "reference" else 0,
         refused=refused,
@@ -227,4 +231,4 @@ def explain(
 def _why_not(other: Backend, chosen: Backend, call: Call) -> str | None:
     if other is chosen:
         return None
-    return other.why_not(call) or f"{chosen.name!r} came first"
+    return other.why_not(call) or other.only_by_name or f"{chosen.name!r} came first"

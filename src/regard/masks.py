@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 AXES = frozenset({"batch", "head", "query", "key"})
+FLEX_BLOCK = 128
+"""Queries, and keys, of one block of FlexAttention's."""
 
 
 class Mask(ABC):
@@ -89,19 +91,27 @@ class Mask(ABC):
         return render(self.bind(sizes, device), rows, columns, sizes=sizes, device=device)
 
     def block_mask(self, sizes: Sizes, device: torch.device | str = "cpu") -> "BlockMask":
-        """The mask as FlexAttention's BlockMask."""
-        from torch.nn.attention.flex_attention import create_block_mask
+        """The mask as FlexAttention's BlockMask, rendered for one row of blocks at a time."""
+        from torch.nn.attention.flex_attention import BlockMask
 
-        bound = self.bind(sizes, torch.device(device))
-        axes = bound.depends_on()
-        batch = sizes.flat_batch if "batch" in axes else None
-        heads = sizes.heads if "head" in axes else None
+        device = torch.device(device)
+        bound = self.bind(sizes, device)
 
         # FlexAttention tells a mask by the number of a plain function's arguments.
         def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return bound.allowed(batch, head, query, key)
 
-        return create_block_mask(mask_mod, batch, heads, sizes.queries, sizes.keys, device=str(device))
+        starts = range(0, sizes.queries, FLEX_BLOCK)
+        rows = (range(start, min(start + FLEX_BLOCK, sizes.queries)) for start in starts)
+        blocks = [_blocks(render(bound, r, range(sizes.keys), sizes=sizes, device=device), len(r), sizes) for r in rows]
+        some, every = (torch.stack(list(kind), dim=2) for kind in zip(*blocks, strict=True))
+        return BlockMask.from_kv_blocks(
+            *_first_true(some & ~every),
+            *_first_true(every),
+            BLOCK_SIZE=FLEX_BLOCK,
+            mask_mod=mask_mod,
+            seq_lengths=(sizes.queries, sizes.keys),
+        )
 
     def draw(self, queries: int = 12, keys: int | None = None) -> str:
         """The mask in characters, queries down and keys across, for one sequence and one head.
@@ -142,6 +152,21 @@ def render(
     head = torch.arange(sizes.heads if "head" in axes else 1, device=device)[:, None, None]
     allowed = mask.allowed(batch, head, _positions(rows, device)[:, None], _positions(columns, device))
     return allowed[(None,) * (4 - allowed.dim())]
+
+
+def _blocks(allowed: Tensor, rows: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Of one row of blocks, which hold a pair that is allowed, and which hold no other: (B or 1, H or 1, blocks)."""
+    allowed = allowed.expand(*allowed.shape[:2], rows, sizes.keys)
+    # What lies beyond the last query or key is not allowed.
+    padded = torch.nn.functional.pad(allowed, (0, -sizes.keys % FLEX_BLOCK, 0, FLEX_BLOCK - rows))
+    counts = padded.unflatten(-1, (-1, FLEX_BLOCK)).sum((-3, -1))
+    return counts > 0, counts == FLEX_BLOCK**2
+
+
+def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of each row are chosen, and which: their indices first, in order."""
+    order = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 def _positions(where: range | Tensor, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from regard.backends import choose, execute
+from regard.backends import choose, execute, row_state
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, ShapeError
 from regard.maps import statistics as st
@@ -46,13 +46,20 @@ class AttentionMap(LazyMap):
     """
 
     def __init__(
-        self, call: Call, state: Tensor, backend: Backend, leading: tuple[int, ...], value: Tensor | None = None
+        self, call: Call, state: Tensor | None, backend: Backend, leading: tuple[int, ...], value: Tensor | None = None
     ) -> None:
         self._call = call
-        self._state = state
+        self._given = state
         self._backend = backend
         self._leading = leading
         self._value = value
+
+    @property
+    def _state(self) -> Tensor:
+        """The row state; one that the kernel did not return is computed when it is first read."""
+        if self._given is None:
+            self._given = row_state(self._call)
+        return self._given
 
     @property
     def shape(self) -> torch.Size:
@@ -220,7 +227,7 @@ class AttentionMap(LazyMap):
         moved = self._with_tensors(lambda t: t.to(device))
         # Another device may have no kernel for this dtype.
         backend = choose(moved._call, None) if moved._backend.why_not(moved._call) else moved._backend
-        return AttentionMap(moved._call, moved._state, backend, moved._leading, moved._value)
+        return AttentionMap(moved._call, moved._given, backend, moved._leading, moved._value)
 
     def detach(self) -> "AttentionMap":
         """The map without its graph: nothing that is read from it carries gradients.
@@ -234,7 +241,7 @@ class AttentionMap(LazyMap):
         return self._with_tensors(Tensor.detach)
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "AttentionMap":
-        call, state, value = tensors_mapped((self._call, self._state, self._value), change)
+        call, state, value = tensors_mapped((self._call, self._given, self._value), change)
         return AttentionMap(call, state, self._backend, self._leading, value)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -272,7 +279,7 @@ class AttentionMap(LazyMap):
     def _like(self, *, leading: tuple[int, ...] | None = None, value: Tensor | None = None) -> "AttentionMap":
         value = self._value if value is None else value
         leading = self._leading if leading is None else leading
-        return AttentionMap(self._call, self._state, self._backend, leading, value)
+        return AttentionMap(self._call, self._given, self._backend, leading, value)
 
     def _source(self) -> Source:
         return OfCall(self._call, self._state)
@@ -343,7 +350,8 @@ class AttentionMap(LazyMap):
         call = self._call
         mask = "" if call.mask is None else f", {call.mask}"
         bias = "" if call.bias is None else ", with a bias"
-        held = sum(t.numel() * t.element_size() for t in (call.query, call.key, self._state))
+        state = () if self._given is None else (self._given,)
+        held = sum(t.numel() * t.element_size() for t in (call.query, call.key, *state))
         return (
             f"AttentionMap{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} on {self.device}: "
             f"{call.normalization} of {call.score}{mask}{bias}; "

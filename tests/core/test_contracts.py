@@ -3,12 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import DTYPES, MAP_TOLERANCE, TOLERANCE, Case, cases, scores_by_hand
+from cases import DTYPES, EVERYDAY, MAP_TOLERANCE, TOLERANCE, Case, cases, scores_by_hand
 from hypothesis import given
 from torch import Tensor
 
 import regard
-from regard.backends import BACKENDS
 from regard.errors import BackendError
 
 
@@ -36,7 +35,7 @@ def by_hand(case: Case) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_output_and_weights_are_the_formula(backend, dtype, case):
     case = case.to(dtype)
@@ -55,7 +54,7 @@ def test_output_and_weights_are_the_formula(backend, dtype, case):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_weights_times_value_is_the_output(backend, dtype, case):
     """Contract 1."""
@@ -70,7 +69,7 @@ def test_weights_times_value_is_the_output(backend, dtype, case):
     torch.testing.assert_close(attended.output.to(product.dtype), product, rtol=0, atol=TOLERANCE[dtype] * bound)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_asking_for_the_weights_changes_nothing(backend, case):
     """Contract 2: the same bits, the same gradients, the same random state."""
@@ -126,7 +125,7 @@ def test_the_fused_kernel_is_the_one_that_torch_runs():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_rows_sum_to_one_or_are_exactly_zero(backend, dtype, case):
     """Contract 3, with finite gradients."""
@@ -144,7 +143,7 @@ def test_rows_sum_to_one_or_are_exactly_zero(backend, dtype, case):
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_gradients_are_those_of_the_formula(backend, case):
     """Of the output and, through the map, of the weights; in float64."""
@@ -160,7 +159,7 @@ def test_gradients_are_those_of_the_formula(backend, case):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_the_order_of_keys_does_not_matter(backend, case):
     case = case.to(torch.float64)
@@ -176,7 +175,7 @@ def test_the_order_of_keys_does_not_matter(backend, case):
     torch.testing.assert_close(one.output, other.output, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYDAY)
 def test_gradcheck(backend):
     q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (3, 5, 5))
     k, v = k[:, :1].detach().requires_grad_(), v[:, :1].detach().requires_grad_()
@@ -203,7 +202,7 @@ def test_fused_refuses_a_second_derivative_by_name():
         torch.autograd.grad(output.sum(), q, create_graph=True)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYDAY)
 def test_the_state_of_a_row_with_no_key_is_minus_infinity(backend):
     """Contract 3: the kernels have conventions of their own (0.0 on CPU); the map must not see them."""
     q = torch.randn(2, 3, 5, 4)

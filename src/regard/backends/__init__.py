@@ -2,24 +2,46 @@
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Call
+from regard.backends.flex import Flex
 from regard.backends.fused import Fused
 from regard.backends.reference import Reference
 from regard.backends.tiled import Tiled
 from regard.errors import ArgumentError
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference())}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference(), Flex())}
 
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
     """Output and row state of the call's own normalization, which a backend runs by its base."""
+    output, state = run(backend, call, value)
+    return output, row_state(call) if state is None else state
+
+
+def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The same, with None for a row state that neither the kernel returns nor the output needs."""
     base = call.normalization.base
     if base is call.normalization:
         return backend.run(call, value)
-    output, state = backend.run(replace(call, normalization=base), value)
-    return call.normalization.finish(output, state)
+    call_ = replace(call, normalization=base)
+    output, state = backend.run(call_, value)
+    return call.normalization.finish(output, row_state(call_) if state is None else state)
+
+
+def row_state(call: Call) -> Tensor:
+    """The row state of a call that came without one, by a pass that wants the scores only; it takes no gradient."""
+    # A state that is kept must not be an inference tensor, whoever is the first to read it.
+    with torch.inference_mode(False), torch.no_grad():
+        # The keys serve as values.
+        return execute(choose(call, None), call, call.key)[1]
+
+
+def reader(backend: Backend, call: Call) -> Backend:
+    """Who answers products with the map of a call that a backend ran."""
+    return choose(call, None) if backend.only_by_name else backend
 
 
 def choose(call: Call, name: str | None) -> Backend:
@@ -35,7 +57,7 @@ def choose(call: Call, name: str | None) -> Backend:
         raise ArgumentError(f"backend must be None or one of {', '.join(BACKENDS)}; got {name!r}")
     if name is not None and not BACKENDS[name].why_not(call):
         return BACKENDS[name]
-    first = next(backend for backend in BACKENDS.values() if not backend.why_not(call))
+    first = next(b for b in BACKENDS.values() if b.only_by_name is None and not b.why_not(call))
     if name is not None:
         BACKENDS[name].require(call, others=f"backend=None would take {first.name!r}")
     return first

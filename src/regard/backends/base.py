@@ -149,14 +149,23 @@ class Backend(ABC):
     """One way to compute attention. It runs a call exactly, or says in a sentence why it cannot."""
 
     name: ClassVar[str]
+    only_by_name: ClassVar[str | None] = None
+    """Why `backend=None` never takes it, nor reads a map by it, where that is so."""
 
     @abstractmethod
     def why_not(self, call: Call) -> str | None:
         """None if this backend runs the call; otherwise what stands against it."""
 
     @abstractmethod
-    def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The output (B, H, T, E) for value (B, G, S, E), and the normalization's row state (B, H, T)."""
+    def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The output (B, H, T, E) for value (B, G, S, E), and the normalization's row state (B, H, T).
+
+        None stands for a state that the kernel does not return: it is computed where it is needed.
+        """
+
+    def remark(self, call: Call) -> str | None:
+        """What `explain` adds where this backend runs the call."""
+        return None
 
     def require(self, call: Call, others: str) -> None:
         """Raise if this backend, which the caller named, cannot run the call.

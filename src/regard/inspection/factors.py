@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.backends import choose, execute
+from regard.backends import row_state
 from regard.backends.base import Call
 from regard.inspection.given import CHUNK_ELEMENTS
 from regard.inspection.kept import Kept
@@ -134,12 +134,6 @@ def undisturbed() -> AbstractContextManager[object]:
     for kind in kinds:
         stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
-
-
-def row_state(call: Call) -> Tensor:
-    """The row state of a call that came without one."""
-    # The keys serve as values: only the state is wanted.
-    return execute(choose(call, None), call, call.key)[1]
 
 
 def checked(call: Call, lse: Tensor) -> tuple[Tensor | None, float]:

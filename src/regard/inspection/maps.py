@@ -34,7 +34,7 @@ class WatchedMap(AttentionMap):  # type: ignore[misc]
         return self._factors.call
 
     @property
-    def _state(self) -> Tensor:  # type: ignore[override]
+    def _given(self) -> Tensor:  # type: ignore[override]
         return self._factors.state
 
     @property

@@ -34,8 +34,9 @@ def llama():
 def storages() -> dict[int, int]:
     """The bytes of every tensor that is alive, by storage."""
     gc.collect()
-    # What torch.compile may have left behind has a class of its own, and no memory.
-    alive = [t for t in gc.get_objects() if type(t) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)]
+    # What torch.compile and torch.vmap may have left behind has no memory of its own.
+    kinds = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    alive = [t for t in gc.get_objects() if type(t) in kinds and not torch._C._functorch.is_batchedtensor(t)]
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive}
 
 

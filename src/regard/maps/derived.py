@@ -1,6 +1,7 @@
 """Maps made of other maps: averages, choices of rows and columns, steps joined, weights times values."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self, final
@@ -30,8 +31,9 @@ class _Derived(LazyMap):
             f"dense() would take {human(self.dense_bytes)}"
         )
 
+    @abstractmethod
     def _what(self) -> str:
-        raise NotImplementedError
+        """What it is, in a few words."""
 
 
 @final

@@ -16,7 +16,7 @@ from benchmarks.harness import Row, compare
 
 TITLE = "Watching a model against not watching it, and against output_attentions=True"
 SHAPES = ("GPT-2", "Llama")
-LENGTHS = (512, 1024, 2048, 4096)
+LENGTHS = (512, 1024, 2048, 4096, 8192)
 EAGER = {512: 0.85, 1024: 1.1, 2048: 2.2, 4096: 4.0}
 """Lengths at which eager fits, and how many times as long it has to take."""
 FACTORS, QUADRATIC, SUMMARY = 4096, 4096, 8192
@@ -195,7 +195,7 @@ def run(
                     lambda of=of, ids=ids: with_statistics(of, ids),
                     target=target,
                     seconds=20.0,
-                    pairs=(2 if length > 2048 else 3) if length > 1024 else 7,
+                    pairs=3 if length > 1024 else 7,
                 )
             )
     return rows, memory(*sizes)

@@ -45,7 +45,11 @@ class TrainingConfig:
     log_every: int = 20
     """Steps between two reports."""
     patience: int = 0
-    """Validations without a lower loss before training ends; 0 never ends it early."""
+    """Validations without a better model before training ends; 0 never ends it early."""
+    ema_decay: float = 0.0
+    """Of the moving average of the weights, which is then validated and kept as the best; 0 keeps none."""
+    keep: int = 0
+    """How many models of the latest validations stay on the disk, for `regard choose`."""
     seed: int = 0
     """Everything random follows from it."""
     device: str = "auto"
@@ -143,4 +147,6 @@ def make_fit_config(config: TrainingConfig) -> FitConfig:
         save_every=config.save_every,
         log_every=config.log_every,
         patience=config.patience,
+        ema_decay=config.ema_decay,
+        keep=config.keep,
     )

@@ -24,7 +24,7 @@ Prepare = Callable[[C, RunFolder, Say], None]
 """Reads the data of a run and leaves what training needs in the folder; its last file is prepared.json."""
 
 # What may change when a run is resumed; all else decides what the checkpoint means.
-RESUMABLE = frozenset({"out", "steps", "validate_every", "save_every", "log_every", "patience", "device"})
+RESUMABLE = frozenset({"out", "steps", "validate_every", "save_every", "log_every", "patience", "keep", "device"})
 
 
 class Job(NamedTuple):

@@ -50,6 +50,8 @@ class TrainingConfig:
     """Of the moving average of the weights, which is then validated and kept as the best; 0 keeps none."""
     keep: int = 0
     """How many models of the latest validations stay on the disk, for `regard choose`."""
+    warm_start: Path | None = None
+    """A run folder: training begins with its best model, and uses its tokenizers."""
     seed: int = 0
     """Everything random follows from it."""
     device: str = "auto"
@@ -98,11 +100,15 @@ class TranslationConfig(TrainingConfig):
 
     label_smoothing: float = 0.1
     """Share of a target's probability that is spread over the vocabulary, 0 to 1."""
+    best_by: Literal["loss", "bleu"] = "loss"
+    """What makes a model the best at a validation; for bleu the validation sources are translated each time."""
+    validation_beam: int = 1
+    """Hypotheses of that search; 1 is greedy."""
 
     def __post_init__(self) -> None:
         """Check the ranges that no other part checks."""
         TrainingConfig.__post_init__(self)  # a class with slots is made anew, which super() does not follow
-        for name in ("vocab_size", "max_length"):
+        for name in ("vocab_size", "max_length", "validation_beam"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0.0 <= self.label_smoothing <= 1.0:
@@ -149,4 +155,5 @@ def make_fit_config(config: TrainingConfig) -> FitConfig:
         patience=config.patience,
         ema_decay=config.ema_decay,
         keep=config.keep,
+        best_by=getattr(config, "best_by", "loss"),
     )

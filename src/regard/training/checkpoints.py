@@ -2,7 +2,7 @@
 
     folder/best/  checkpoint.json  model-<checksum>.safetensors
     folder/last/  checkpoint.json  model-... optimizer-... random-... average-... (if one is kept)
-    folder/step-00000500/          like best: the model of a validation that is to be kept
+    folder/kept/step-00000500/     like best: the model of a validation that is to be kept
 
 `checkpoint.json` names the files of one checkpoint with their sizes and checksums, and is replaced last.
 Whenever the process dies, it names whole files: those of the old checkpoint or those of the new.
@@ -21,7 +21,7 @@ from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.training.files import read_json, write_atomically, write_json
 
 FORMAT = 1
-KEPT = "step-"
+KEPT = "kept"
 Tensors = dict[str, Tensor]
 
 
@@ -94,7 +94,7 @@ class Checkpoints:
 
     def kept(self) -> list[str]:
         """The names of the models that are kept, oldest first."""
-        return sorted(path.parent.name for path in self.folder.glob(f"{KEPT}*/checkpoint.json"))
+        return sorted(f"{KEPT}/{path.parent.name}" for path in self.folder.glob(f"{KEPT}/step-*/checkpoint.json"))
 
     def forget_kept(self, *, but: int) -> None:
         """Remove the kept models except the latest."""
@@ -143,9 +143,9 @@ def kept_name(step: int) -> str:
     """What the model of a validation is kept under.
 
     >>> kept_name(500)
-    'step-00000500'
+    'kept/step-00000500'
     """
-    return f"{KEPT}{step:08d}"
+    return f"{KEPT}/step-{step:08d}"
 
 
 def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:

@@ -29,7 +29,6 @@ from regard.tasks.translator import WINDOW_LINES, Translation, Translator
 from regard.tasks.writer import Writer
 from regard.text.lines import STANDARD_INPUT, StrPath, read_lines
 from regard.text.pairs import read_pairs
-from regard.training.interrupts import TrainingInterrupted
 
 Run = tyro.conf.Positional[Path]
 USES = {
@@ -70,8 +69,9 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
             raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
         try:
             chosen.train(settings, resume=resume, overwrite=overwrite, progress=sys.stderr)
-        except TrainingInterrupted as stop:
-            stop.add_note(f"go on with: regard train --out {settings.out} --resume")
+        except KeyboardInterrupt as stop:
+            if RunFolder(settings.out).holds_a_run():
+                stop.add_note(f"go on with: regard train --out {settings.out} --resume")
             raise
         if os.environ.get("RANK", "0") == "0":  # one rank speaks for all
             print(f"the best model is in {settings.out}: {USES[name].format(settings.out)}", file=sys.stderr)

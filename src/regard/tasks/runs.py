@@ -30,7 +30,8 @@ Prepare = Callable[[C, RunFolder, Say], None]
 """Reads the data of a run and leaves what training needs in the folder; its last file is prepared.json."""
 
 # What may change when a run is resumed; all else decides what the checkpoint means.
-RESUMABLE = frozenset("out steps validate_every save_every log_every patience pictures keep bad_batches device".split())
+WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep"})
+RESUMABLE = WATCHING | {"out", "steps", "patience", "bad_batches", "device"}
 
 
 class Job(NamedTuple):

@@ -1,12 +1,14 @@
 """Whatever happens to the files of a run: an error of one line or the right answer, no traceback, nothing lost."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import PAIRS, small_config, write_pairs
 from damage import Case, apply, cases, copy_of, outcome, snapshot
 
@@ -227,3 +229,30 @@ def test_every_case_has_its_turn(translator_run: Path) -> None:
     names = {case.name for case in cases(translator_run, 40, 0)}
     assert len(names) == len(snapshot(translator_run))
     assert Case("config.json", "flip", 0) != Case("config.json", "flip", 1)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 5, 8, 12, 20, 27])
+def test_a_disk_that_is_full_for_a_while(
+    translator_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whichever file it is that cannot be brought to the disk, the run can be gone on with to the same end."""
+    real, count = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal count
+        count += 1
+        if count > number:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    config = settings_of(translator_run)
+    config = replace(config, out=tmp_path / "run")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        train(config)
+    assert not list(config.out.rglob("*.tmp"))
+    monkeypatch.setattr(os, "fsync", real)
+    train(config, resume=RunFolder(config.out).holds_a_run())
+    ours, theirs = Checkpoints(config.out).load_last(), Checkpoints(translator_run).load_last()
+    assert ours.position == theirs.position
+    assert all(torch.equal(ours.model[name], value) for name, value in theirs.model.items())

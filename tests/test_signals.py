@@ -28,16 +28,12 @@ def hook(event, arguments):
             os.kill(os.getpid(), number)
 sys.addaudithook(hook)
 if moment == "validation":
-    from regard.tasks import translation
-    real = translation._validation
-    def noisy(*arguments):
-        validate = real(*arguments)
-        def watched():
-            found = validate()
-            os.kill(os.getpid(), number)
-            return found
-        return watched
-    translation._validation = noisy
+    from regard.training import loop
+    real = loop._Run.judge
+    def noisy(run, metrics):
+        os.kill(os.getpid(), number)
+        return real(run, metrics)
+    loop._Run.judge = noisy
 from regard.cli import main
 main()
 """

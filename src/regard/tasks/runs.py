@@ -15,7 +15,7 @@ from regard.tasks.run_folder import RunFolder
 from regard.tasks.snapshots import Look, Snapshots
 from regard.training.bad_batches import bad_batches
 from regard.training.checkpoints import fill_model
-from regard.training.devices import choose_precision, find_device, start_fabric
+from regard.training.devices import choose_precision, find_device, has_whole_model, start_fabric
 from regard.training.display import PlainLines, watching
 from regard.training.events import Callback
 from regard.training.interrupts import ending_at_once
@@ -187,6 +187,7 @@ def _watchers(folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Lo
         return
     with folder.log_file.open("a", encoding="utf-8") as log:
         say = _sayer(log, progress)
+        look = look if has_whole_model(fabric) else None
         kept: list[Callback] = [MetricsFile(folder.metrics_file), *_tensorboard(folder, look, say), PlainLines(log)]
         if progress is None:
             yield kept

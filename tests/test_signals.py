@@ -3,52 +3,55 @@
 import os
 import re
 import signal
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from regard.training import loop
 from regard.training.checkpoints import Checkpoints
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_cli import TINY, environment, losses, regard
+from test_cli import TINY, call, losses  # noqa: F401  (a fixture)
 
-# Sends itself a signal when something happens for the n-th time: a moment that no clock could hit.
-AT_A_MOMENT = """
-import os, signal, sys
-moment, number = sys.argv.pop(1), int(sys.argv.pop(1))
-count = 0
-def hook(event, arguments):
-    global count
-    path = str(arguments[0]) if arguments else ""
-    if event in ("open", "os.rename", "os.remove") and moment in f"{event} {path}":
-        count += 1
-        if count == int(os.environ.get("NTH", "1")):
-            os.kill(os.getpid(), number)
-sys.addaudithook(hook)
-if moment == "validation":
-    from regard.training import loop
-    real = loop._Run.judge
-    def noisy(run, metrics):
-        os.kill(os.getpid(), number)
-        return real(run, metrics)
-    loop._Run.judge = noisy
-from regard.cli import main
-main()
-"""
-
+# What is done to which file: moments that no clock could hit. Files are opened to count the pairs, then inside the
+# library's trainer, then to be tokenised.
 MOMENTS = {
-    "reading the data": "pairs.tsv",
-    "learning a vocabulary": "pairs.tsv",
-    "writing a tokenizer": "source_tokenizer.json",
-    "writing tokens": "train.tokens.",
-    "writing a checkpoint": "open .model-",
-    "naming a checkpoint": "os.rename",
-    "validation": "validation",
+    "counting the pairs": ("open", "pairs.tsv", 1),
+    "learning a vocabulary": ("open", "pairs.tsv", 2),
+    "writing a tokenizer": ("open", "source_tokenizer.json.", 1),
+    "naming a tokenizer": ("os.rename", "target_tokenizer.json.", 1),
+    "writing tokens": ("open", "train.tokens.", 1),
+    "naming the tokens": ("os.rename", "valid.tokens.", 1),
+    "writing the best model": ("open", "best/.model-", 1),
+    "writing the optimizer": ("open", "last/.optimizer-", 1),
+    "naming a checkpoint": ("os.rename", "last/.checkpoint.json", 2),
+    "removing the old one": ("os.remove", "last/model-", 1),
 }
-# The first time a file is opened, it is counted; the second time it is inside the library's trainer.
-NTH = {"learning a vocabulary": "2", "naming a checkpoint": "9"}
+armed: dict[str, Any] = {}
+
+
+def hook(event: str, arguments: tuple[Any, ...]) -> None:
+    """Told by the interpreter of everything; sends a signal at the moment that is wanted, once."""
+    if armed and event == armed["event"] and armed["path"] in str(arguments[0]):
+        armed["left"] -= 1
+        if not armed["left"]:
+            number = armed["number"]
+            armed.clear()
+            os.kill(os.getpid(), number)
+
+
+@pytest.fixture(scope="module")
+def hooked() -> None:
+    sys.addaudithook(hook)  # there is no taking it off: it does nothing unless armed
+
+
+@pytest.fixture
+def moment(hooked: None) -> Iterator[dict[str, Any]]:
+    yield armed
+    armed.clear()
 
 
 @pytest.fixture(scope="module")
@@ -58,50 +61,94 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def undisturbed(data: Path) -> Path:
-    out = data.parent / "run"
-    done = regard("train", "--data", str(data), "--out", str(out), "--steps", "20", *TINY)
-    assert done.returncode == 0, done.stderr
-    return out
+def command(data: Path, out: Path) -> list[str]:
+    return ["train", "--data", str(data), "--out", str(out), "--steps", "20", *TINY]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_it_ends_and_says_how_to_go_on(
-    data: Path, undisturbed: Path, tmp_path: Path, moment: str, number: signal.Signals
-) -> None:
-    if (list(MOMENTS).index(moment) + (number == signal.SIGTERM)) % 2:
-        pytest.skip("each moment with one of the signals, in turn: a process takes seconds to start")
-    out = tmp_path / "run"
-    command = ["train", "--data", str(data), "--out", str(out), "--steps", "20", *TINY]
-    what = MOMENTS[moment].removeprefix("open ") if moment == "writing a checkpoint" else MOMENTS[moment]
-    ended = subprocess.run(
-        [sys.executable, "-c", AT_A_MOMENT, what, str(int(number)), *command],
-        env=environment(NTH=NTH.get(moment, "1")),
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 128 + number, ended.stderr
-    last = ended.stderr.splitlines()[-1]
+def check_it_can_be_gone_on_with(call, data: Path, out: Path, err: str) -> None:  # noqa: F811
+    last = err.splitlines()[-1]
     assert last.startswith("regard: ")
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in err
     assert re.search(rf"; go on with: regard train --out {re.escape(str(out))} --resume$", last)
     assert not list(out.rglob("*.tmp"))
     if saved := re.search(r"after step (\d+), which is saved", last):
         assert Checkpoints(out).position("last").step == int(saved[1])
-    resumed = regard("train", "--out", str(out), "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    assert losses(out) == losses(undisturbed)
+    assert call("train", "--out", str(out), "--resume")[0] == 0
+    straight = data.parent / "straight"
+    if not straight.exists():
+        assert call(*command(data, straight))[0] == 0
+    assert losses(out) == losses(straight)
 
 
-def test_before_anything_is_written_there_is_nothing_to_go_on_with(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    command = ["train", "--data", str(data), "--out", str(out), "--steps", "20", *TINY]
-    ended = subprocess.run(
-        [sys.executable, "-c", AT_A_MOMENT, ".config.json", str(int(signal.SIGTERM)), *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 143, ended.stderr
-    assert ended.stderr.splitlines()[-1] == "regard: stopped by SIGTERM"
-    done = regard("train", *command[1:])
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", MOMENTS)
+def test_it_ends_and_says_how_to_go_on(
+    call,
+    data: Path,
+    tmp_path: Path,
+    moment: dict[str, Any],
+    name: str,
+    number: signal.Signals,  # noqa: F811
+) -> None:
+    out, (event, path, nth) = tmp_path / "run", MOMENTS[name]
+    moment.update(event=event, path=path, left=nth, number=number)
+    status, _, err = call(*command(data, out))
+    assert not moment, "the moment did not come"
+    assert status == 128 + number, err
+    check_it_can_be_gone_on_with(call, data, out, err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_the_middle_of_a_validation(
+    call,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,  # noqa: F811
+) -> None:
+    real = loop._Run.judge
+
+    def noisy(run: Any, metrics: Any) -> bool:
+        monkeypatch.setattr(loop._Run, "judge", real)
+        os.kill(os.getpid(), number)
+        return real(run, metrics)
+
+    monkeypatch.setattr(loop._Run, "judge", noisy)
+    status, _, err = call(*command(data, tmp_path / "run"))
+    assert status == 128 + number, err
+    assert "after step 11, which is saved" in err  # the validation of step 10 is finished, and so is the next step
+    check_it_can_be_gone_on_with(call, data, tmp_path / "run", err)
+
+
+def test_a_second_ctrl_c_says_how_to_go_on_too(
+    call,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+) -> None:
+    real = loop._Run.judge
+
+    def twice(run: Any, metrics: Any) -> bool:
+        monkeypatch.setattr(loop._Run, "judge", real)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(run, metrics)
+
+    monkeypatch.setattr(loop._Run, "judge", twice)
+    status, _, err = call(*command(data, tmp_path / "run"))
+    assert status == 130
+    assert err.splitlines()[-1].startswith("regard: interrupted; go on with: ")
+    check_it_can_be_gone_on_with(call, data, tmp_path / "run", err)
+
+
+def test_before_anything_is_written_there_is_nothing_to_go_on_with(
+    call,
+    data: Path,
+    tmp_path: Path,
+    moment: dict[str, Any],  # noqa: F811
+) -> None:
+    moment.update(event="open", path=".config.json", left=1, number=signal.SIGTERM)
+    status, _, err = call(*command(data, tmp_path / "run"))
+    assert status == 143
+    assert err.splitlines()[-1] == "regard: stopped by SIGTERM"
+    assert call(*command(data, tmp_path / "run"))[0] == 0

@@ -242,7 +242,7 @@ def check_equal(folder: Path, undisturbed: Path) -> None:
         name = path.relative_to(undisturbed)
         _check_same(str(name), (folder / name).read_bytes(), path.read_bytes())
     _check_same("temporary files", [str(path) for path in folder.rglob("*") if is_temporary(path)], [])
-    _check_same("names", *({path.name for path in run.glob("[bdls]*/*")} for run in (folder, undisturbed)))
+    _check_same("names", *({path.name for path in run.glob("[bdlk]*/*")} for run in (folder, undisturbed)))
 
 
 def _check_tensors(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
@@ -311,7 +311,7 @@ def doing(last: str) -> str:
     path = last.partition(" ")[2].lstrip("/")
     for prefix, what in (
         ("best", "writing the best checkpoint"),
-        ("step-", "writing or removing a kept model"),
+        ("kept", "writing or removing a kept model"),
         ("last", "writing the last checkpoint"),
         ("data", "preparing text"),
         ("tensorboard", "steps"),

@@ -142,11 +142,11 @@ class RunFolder:
 
     def _kept(self) -> list[Path]:
         """The folders of kept models."""
-        return [path for path in self.path.glob(f"{KEPT}*") if path.is_dir()]
+        return [path for path in self.path.glob(f"{KEPT}/step-*") if path.is_dir()]
 
     def _clear(self) -> None:
         """Remove what a run keeps, and nothing else."""
-        for path in (*(self.path / name for name in CONTENTS), *self._kept()):
+        for path in (self.path / name for name in CONTENTS):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

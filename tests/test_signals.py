@@ -62,7 +62,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(data: Path, out: Path) -> list[str]:
-    return ["train", "--data", str(data), "--out", str(out), "--steps", "20", *TINY]
+    return ["train", "--data", str(data), "--out", str(out), "--steps", "30", *TINY]
 
 
 def check_it_can_be_gone_on_with(call, data: Path, out: Path, err: str) -> None:  # noqa: F811

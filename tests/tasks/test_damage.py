@@ -141,11 +141,23 @@ def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path
 def test_what_a_kill_left_is_swept_away(translator_run: Path, tmp_path: Path) -> None:
     run = copy_of(translator_run, tmp_path / "run")
     left = [run / ".config.json.77.tmp", run / "data/train.tokens.77.tmp", run / "last/.model-0.safetensors.77.tmp"]
+    left += [run / "last/optimizer-0.safetensors", run / "best/model-0.safetensors"]
     kept = run / "data/notes.tmp"
     for path in (*left, kept):
         path.write_text("half of a fi")
     train(settings_of(run), resume=True)
-    assert [path.exists() for path in (*left, kept)] == [False, False, False, True]
+    assert [path.exists() for path in (*left, kept)] == [*[False] * len(left), True]
+
+
+def test_nothing_is_swept_by_a_damaged_list(translator_run: Path, tmp_path: Path) -> None:
+    """A flipped bit in the name of a file must not make the file one that nobody names."""
+    run = copy_of(translator_run, tmp_path / "run")
+    manifest = run / "last/checkpoint.json"
+    manifest.write_text(manifest.read_text().replace("model-", "mod\u0064l-"))
+    before = snapshot(run)
+    with pytest.raises(RunFolderError, match="was altered"):
+        train(settings_of(run), resume=True)
+    assert {name for name in before if not (run / name).exists()} == set()
 
 
 def test_a_kill_before_anything_was_written(tmp_path: Path) -> None:

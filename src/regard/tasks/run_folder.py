@@ -92,6 +92,7 @@ class RunFolder:
         for folder in self._kept():
             if not (folder / "checkpoint.json").exists():
                 shutil.rmtree(folder)
+        self.checkpoints.sweep()
 
     def discard(self) -> None:
         """Undo `begin`: remove what a run keeps, and the folder if nothing else is in it."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.training.files import write_atomically
-from regard.training.sealed import read_sealed, write_sealed
+from regard.training.sealed import read_sealed, sealed_text, write_sealed
 
 FORMAT = 1
 KEPT = "kept"
@@ -104,6 +104,14 @@ class Checkpoints:
         for name in self.kept()[: -but or None]:
             (self.folder / name / "checkpoint.json").unlink()  # first: a half-removed one is none
             rmtree(self.folder / name)
+
+    def sweep(self) -> None:
+        """Remove files of tensors that no checkpoint names: those of one before, if the process died removing them."""
+        for which in ("best", "last", *self.kept()):
+            named = sealed_text(self.folder / which / "checkpoint.json")
+            for path in (self.folder / which).glob("*.safetensors") if named else ():
+                if path.name not in named:
+                    path.unlink(missing_ok=True)
 
     def has(self, which: str) -> bool:
         """Whether there is such a checkpoint."""

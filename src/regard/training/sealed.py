@@ -44,6 +44,14 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return value
 
 
+def sealed_text(path: Path) -> str:
+    """What a sealed file says, as text to search in; nothing if it is absent, damaged or has no checksum."""
+    try:
+        return json.dumps(read_sealed(path)) if SEAL in read_json(path) else ""
+    except RunFolderError:
+        return ""
+
+
 def checksum_of_file(path: Path) -> dict[str, int | str]:
     """The size and the checksum of a file, read a piece at a time.
 

@@ -1,3 +1,4 @@
+# ruff: noqa: F811 (a fixture of the other file is an argument here)
 """Ctrl-C and SIGTERM at odd moments: 130 or 143, one line that says how to go on, and the same end after --resume."""
 
 import os
@@ -14,7 +15,7 @@ from regard.training import loop
 from regard.training.checkpoints import Checkpoints
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_cli import TINY, call, losses  # noqa: F401  (a fixture)
+from test_cli import TINY, call, losses  # noqa: F401
 
 # What is done to which file: moments that no clock could hit. Files are opened to count the pairs, then inside the
 # library's trainer, then to be tokenised.
@@ -65,7 +66,7 @@ def command(data: Path, out: Path) -> list[str]:
     return ["train", "--data", str(data), "--out", str(out), "--steps", "30", *TINY]
 
 
-def check_it_can_be_gone_on_with(call, data: Path, out: Path, err: str) -> None:  # noqa: F811
+def check_it_can_be_gone_on_with(call, data: Path, out: Path, err: str) -> None:
     last = err.splitlines()[-1]
     assert last.startswith("regard: ")
     assert "Traceback" not in err
@@ -88,7 +89,7 @@ def test_it_ends_and_says_how_to_go_on(
     tmp_path: Path,
     moment: dict[str, Any],
     name: str,
-    number: signal.Signals,  # noqa: F811
+    number: signal.Signals,
 ) -> None:
     out, (event, path, nth) = tmp_path / "run", MOMENTS[name]
     moment.update(event=event, path=path, left=nth, number=number)
@@ -104,7 +105,7 @@ def test_in_the_middle_of_a_validation(
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,  # noqa: F811
+    number: signal.Signals,
 ) -> None:
     real = loop._Run.judge
 
@@ -124,7 +125,7 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(
     call,
     data: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = loop._Run.judge
 
@@ -145,7 +146,7 @@ def test_before_anything_is_written_there_is_nothing_to_go_on_with(
     call,
     data: Path,
     tmp_path: Path,
-    moment: dict[str, Any],  # noqa: F811
+    moment: dict[str, Any],
 ) -> None:
     moment.update(event="open", path=".config.json", left=1, number=signal.SIGTERM)
     status, _, err = call(*command(data, tmp_path / "run"))

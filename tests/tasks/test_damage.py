@@ -268,3 +268,23 @@ def test_a_disk_that_is_full_for_a_while(
     ours, theirs = Checkpoints(config.out).load_last(), Checkpoints(translator_run).load_last()
     assert ours.position == theirs.position
     assert all(torch.equal(ours.model[name], value) for name, value in theirs.model.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("last/checkpoint.json", '"step": 4', '"step": 6'),
+        ("last/checkpoint.json", '"batch": ', '"batch": 1'),
+        ("config.json", '"learning_rate": 0.01', '"learning_rate": 0.03'),
+        ("prepared.json", '"train_pairs": 50', '"train_pairs": 51'),
+    ],
+)
+def test_a_number_that_became_another(translator_run: Path, tmp_path: Path, name: str, before: str, after: str) -> None:
+    """It would be believed, but for the checksum."""
+    run = copy_of(translator_run, tmp_path / "run")
+    text = (run / name).read_text()
+    assert before in text
+    (run / name).write_text(text.replace(before, after))
+    config = replace(settings_of(translator_run), out=run, steps=6)
+    with pytest.raises(RunFolderError, match=rf"{name} was altered"):
+        train(config, resume=True)

@@ -28,17 +28,16 @@ def main() -> None:
     try:
         _run(arguments)
         sys.stdout.flush()
-    except TrainingInterrupted as stop:
-        _leave("; ".join([str(stop), *getattr(stop, "__notes__", ())]), 128 + stop.signal)
-    except KeyboardInterrupt:
-        _leave("interrupted", 130)
+    except KeyboardInterrupt as stop:
+        status = 128 + stop.signal if isinstance(stop, TrainingInterrupted) else 130
+        _leave("; ".join([str(stop) or "interrupted", *getattr(stop, "__notes__", ())]), status)
     except BrokenPipeError:
         # Whoever read the results has gone: the interpreter must not flush to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (RegardError, OSError) as error:
         if debug:
             raise
-        _leave(" ".join(str(error).split()), 2)
+        _leave(" ".join("; ".join([str(error), *getattr(error, "__notes__", ())]).split()), 2)
 
 
 def _run(arguments: list[str]) -> None:

@@ -3,34 +3,49 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import tyro
 
-from regard.errors import ArgumentError, RunFolderError
+from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.exports import Format, export_run
 from regard.logits import Filter, MinP, RepetitionPenalty, Temperature, TopK, TopP
 from regard.models.sizes import Size
 from regard.tasks import translator as translators
+from regard.tasks.alignments import AlignmentOf
 from regard.tasks.demo import DemoResult, run_demo
 from regard.tasks.filler import Filler
+from regard.tasks.line_progress import counting
 from regard.tasks.pictures import save_pictures
 from regard.tasks.registry import TASKS, Task, TaskName, task_of
+from regard.tasks.requests import Options
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.settings import from_plain
 from regard.tasks.toml import read_toml
+from regard.tasks.translate_lines import (
+    Answered,
+    Gate,
+    answered,
+    count_lines,
+    sentence_and_prefix,
+    translate_to_file,
+    whole_line,
+)
 from regard.tasks.translator import WINDOW_LINES, Translation, Translator
+from regard.tasks.unfinished import opened
 from regard.tasks.writer import Writer
-from regard.text.lines import STANDARD_INPUT, StrPath, read_lines
+from regard.text.lines import STANDARD_INPUT, BadLines, Line, StrPath, raw_lines, read_lines
 from regard.text.pairs import read_pairs
 from regard.training.interrupts import TrainingInterrupted
 
 Run = tyro.conf.Positional[Path]
+Mean = Literal["mean"]
 USES = {
     translators.TASK: "regard translate {}",
     "language-model": 'regard generate {} "a prompt"',
@@ -85,9 +100,19 @@ def translate(
     /,
     *,
     input: Path | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    bad_lines: BadLines = "stop",
     beam: int = 5,
     nbest: int = 1,
     alignments: bool = False,
+    alignment_layer: int | Mean = -1,
+    alignment_head: int | Mean = "mean",
+    copy_unknown: bool = False,
+    prefix: str = "",
+    prefix_column: bool = False,
+    vocabulary: Path | None = None,
     device: str = "auto",
 ) -> None:
     """Translate a sentence, a file, or standard input, a line each.
@@ -96,26 +121,97 @@ def translate(
         run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         sentence: what to translate; without it, --input or standard input is read.
         input: a file of one sentence a line; may be gzipped.
+        output: a file to write to, instead of standard output; it has that name once it is whole.
+        resume: go on with an --output that was interrupted.
+        overwrite: replace --output if it is there.
+        bad_lines: whether a line that cannot be read or is too long ends the work, or is answered by an empty line.
         beam: hypotheses kept while searching; 1 takes the most probable token each time.
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
         alignments: print JSON: tokens, scores, and what each token looked at among the source's.
+        alignment_layer: the decoder's layer whose attention that is, from 0, or from -1 backwards; or mean.
+        alignment_head: the head in it, or mean.
+        copy_unknown: print the source's word that is looked at most for each word outside the vocabulary.
+        prefix: what every translation must begin with.
+        prefix_column: what each translation must begin with stands in its line, after the sentence and a tab.
+        vocabulary: a file of words or sentences; translations are made of their tokens alone.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    if sentence is not None and input is not None:
-        raise ArgumentError("a sentence and --input were both given: give one of them")
+    if sentence is not None and (input is not None or output is not None):
+        raise ArgumentError("a sentence and --input or --output were both given: give one of them")
+    if output is None and (resume or overwrite):
+        raise ArgumentError("--resume and --overwrite are for a file that is written to: give --output")
+    if resume and overwrite:
+        raise ArgumentError("--resume goes on with a file and --overwrite replaces it: give one of them")
+    if prefix and prefix_column:
+        raise ArgumentError("--prefix and --prefix-column were both given: give one of them")
+    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
+    if align != AlignmentOf() and not (alignments or copy_unknown):
+        raise ArgumentError("--alignment-layer and --alignment-head go with --alignments or --copy-unknown")
     translator = Translator.load(run, device=device)
-    lines = [sentence] if sentence is not None else read_lines(input or STANDARD_INPUT)
-    typed = sentence is None and input is None and sys.stdin.isatty()
-    found = translator.translate(
-        lines,
+    asked = Options(
         beam_size=beam,
         num_best=nbest,
-        alignments=alignments,
-        window_lines=1 if typed else WINDOW_LINES,
+        alignments=align if alignments or align != AlignmentOf() else None,
+        copy_unknown=copy_unknown,
+        vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
     )
-    show = _as_json if alignments else _as_table if nbest > 1 else _as_text
-    for number, translation in enumerate(found, start=1):
-        print(show(number, translation), flush=typed)
+    if sentence is not None:
+        lines: Iterator[Line] = iter([Line("the sentence", os.fsencode(sentence))])
+    else:
+        lines = raw_lines(input or STANDARD_INPUT)
+    gate, show = Gate(bad_lines), _as_json if alignments else _as_table if nbest > 1 else _as_text
+    typed = sentence is None and input is None and output is None and sys.stdin.isatty()
+    parse = sentence_and_prefix if prefix_column else partial(whole_line, prefix=prefix)
+    windows = answered(translator, lines, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
+    if output is None:
+        for number, one in enumerate(chain.from_iterable(windows), start=1):
+            print(show(number, gate.check(one.translation)), flush=typed)
+    else:
+        _check_not_the_same(input, output)
+        settings = {
+            "model": translator.fingerprint(),
+            "beam": beam,
+            "nbest": nbest,
+            "alignments": alignments,
+            "alignment-layer": alignment_layer,
+            "alignment-head": alignment_head,
+            "copy-unknown": copy_unknown,
+            "prefix": prefix,
+            "prefix-column": prefix_column,
+            "vocabulary": None if asked.vocabulary is None else asked.vocabulary.tokens.nonzero()[:, 0].tolist(),
+            "window": WINDOW_LINES,
+        }
+        _translate_to_file(output, settings, lines, windows, show, gate, input, resume=resume, overwrite=overwrite)
+    if gate.skipped:
+        print(f"{gate.skipped:,} bad lines were left empty; the first: {gate.first}", file=sys.stderr)
+
+
+def _translate_to_file(
+    output: Path,
+    settings: dict[str, Any],
+    lines: Iterator[Line],
+    windows: Iterator[list[Answered]],
+    show: Callable[[int, Translation], str],
+    gate: Gate,
+    input: Path | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> None:
+    with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
+        if unfinished is None:
+            print(f"{output} is whole: there is nothing left to do", file=sys.stderr)
+            return
+        try:
+            unfinished.pass_over(lines)
+            if unfinished.lines:
+                print(f"going on after line {unfinished.lines:,}", file=sys.stderr)
+            total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
+            with counting(sys.stderr, total=total, done=unfinished.lines) as tell:
+                translate_to_file(windows, unfinished, show=show, gate=gate, tell=tell)
+        except (KeyboardInterrupt, DataError, OSError) as stop:
+            stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
+            raise
 
 
 def generate(
@@ -329,6 +425,15 @@ def _sized(task: Task, config: Any, size: str | None) -> Any:
     if size not in task.sizes:
         raise ArgumentError(f"the size must be one of {', '.join(task.sizes)}, got {size!r}")
     return task.sized(config, cast(Size, size))
+
+
+def _or_none(chosen: int | Mean) -> int | None:
+    return None if chosen == "mean" else chosen
+
+
+def _check_not_the_same(input: Path | None, output: Path) -> None:
+    if input is not None and input.exists() and output.exists() and output.samefile(input):
+        raise ArgumentError(f"--input and --output are both {input}: name another --output")
 
 
 def _lines(paths: Sequence[StrPath]) -> Iterable[str]:

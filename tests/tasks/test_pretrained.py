@@ -9,6 +9,7 @@ import torch
 
 from regard import cli
 from regard.errors import MissingExtraError, RunFolderError
+from regard.tasks.requests import Options
 from regard.tasks.translator import Translator
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "the cats were old and small", "we see a house!"]
@@ -222,7 +223,7 @@ def test_banned_tokens_are_never_written(marian):
     assert translator.model.output.bias[pad] == -torch.inf
     ids = translator.source_tokenizer.encode_batch(SENTENCES)
     for beam_size in (1, 3):
-        found = translator._search(ids, beam_size=beam_size, num_best=1, alignments=False)
+        found = translator._search(ids, Options(beam_size=beam_size))
         assert all(pad not in best.tokens for (best, *_) in found)
 
 

@@ -42,6 +42,7 @@ from regard.tasks.unfinished import opened
 from regard.tasks.writer import Writer
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, StrPath, raw_lines, read_lines
 from regard.text.pairs import read_pairs
+from regard.text.references import read_references
 from regard.training.interrupts import TrainingInterrupted
 
 Run = tyro.conf.Positional[Path]
@@ -263,7 +264,14 @@ def generate(
 
 
 def evaluate(
-    run: Run, /, *, data: tuple[Path, ...], beam: int | None = None, stride: int | None = None, device: str = "auto"
+    run: Run,
+    /,
+    *,
+    data: tuple[Path, ...],
+    references: tuple[Path, ...] = (),
+    beam: int | None = None,
+    stride: int | None = None,
+    device: str = "auto",
 ) -> None:
     """Score a run on a test set.
 
@@ -273,17 +281,19 @@ def evaluate(
     Args:
         run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         data: the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text.
+        references: translation: files of reference translations, one a set, for --data, which is then sources alone.
         beam: translation: hypotheses kept while searching; 5 unless given.
         stride: language model: tokens that each block predicts, the others being context; half a block unless given.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     model = task_of(run).load(run, device=device)
-    for flag, value, kind in (("--beam", beam, Translator), ("--stride", stride, Writer)):
+    given = ("--beam", beam, Translator), ("--stride", stride, Writer), ("--references", references or None, Translator)
+    for flag, value, kind in given:
         if value is not None and not isinstance(model, kind):
             raise ArgumentError(f"{flag} is not for a run of the task {RunFolder(run).task()}: leave it out")
     match model:
         case Translator():
-            _print_table(_translation_scores(model, data, 5 if beam is None else beam))
+            _print_table(_translation_scores(model, data, references, 5 if beam is None else beam))
         case Writer():
             found = model.evaluate(_lines(data), stride=stride)
             _print_table(
@@ -458,8 +468,15 @@ def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetit
     return filters
 
 
-def _translation_scores(model: Translator, data: tuple[Path, ...], beam: int) -> list[tuple[str, ...]]:
-    found = model.evaluate(read_pairs(list(data)), beam_size=beam)
+def _translation_scores(
+    model: Translator, data: tuple[Path, ...], references: tuple[Path, ...], beam: int
+) -> list[tuple[str, ...]]:
+    if references and len(data) != 1:
+        raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")
+    pairs: Iterable[tuple[str, str | Sequence[str]]] = (
+        read_references(data[0], references) if references else read_pairs(list(data))
+    )
+    found = model.evaluate(pairs, beam_size=beam)
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),

@@ -79,7 +79,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
             size: a model of the size that a paper names so; flags for its parts go before it.
             config: a TOML file of settings, such as run.toml in a run folder; flags go before it.
             resume: go on with the run in --out; settings that are not given stay as they were.
-            overwrite: replace the run in --out.
+            overwrite: replace the run in --out, once the new data have been read.
         """
         if resume and overwrite:
             raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
@@ -234,10 +234,10 @@ def generate(
     """Let a language model write on after a prompt; what it writes is printed as it comes.
 
     Args:
-        run: the folder that `regard train --task language-model` made.
+        run: the folder that `regard train --task language-model` made, or GPT-2's or Llama's in Hugging Face's format.
         prompt: what the text begins with; printed too.
         max_tokens: the most tokens to write.
-        samples: how many texts to write, with a line of --- between them.
+        samples: how many texts to write; several are drawn together and printed when whole, --- between them.
         temperature: below 1 the likely becomes likelier; 0 takes the most probable token each time.
         top_k: draw from so many most probable tokens; 0 from all.
         top_p: draw from the fewest most probable tokens that come to this probability.
@@ -251,16 +251,16 @@ def generate(
         raise ArgumentError(f"samples must be at least 1, got {samples}")
     filters = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
     writer = Writer.load(run, device=device)
-    for number in range(samples):
-        if number:
-            print("---")
-        sys.stdout.write(prompt)
-        for piece in writer.generate(
-            prompt, max_tokens=max_tokens, filters=filters, stop=stop, seed=seed * samples + number
-        ):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        print(flush=True)
+    limits: dict[str, Any] = {"max_tokens": max_tokens, "filters": filters, "stop": stop, "seed": seed}
+    if samples > 1:
+        for number, text in enumerate(writer.samples(prompt, count=samples, **limits)):
+            print(*(["---"] if number else []), prompt + text, sep="\n", flush=True)
+        return
+    sys.stdout.write(prompt)
+    for piece in writer.generate(prompt, **limits):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    print(flush=True)
 
 
 def evaluate(

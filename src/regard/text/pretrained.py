@@ -1,18 +1,20 @@
 """Tokenizers that came with a model from elsewhere: Marian's SentencePiece files, or a tokenizer.json."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from regard.errors import MissingExtraError, RunFolderError
-from regard.text.labels import Label, byte_level_labels, printed
+from regard.text.labels import Label, byte_level_labels, byte_string, printed
 from regard.text.marks import Codec, Marks
 from regard.text.tokenizers import REPLACEMENT, is_byte_level, tokenizers_library
 from regard.text.unicode import normalise
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
 UNKNOWN = "<unk>"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # how a vocabulary with byte fallback writes a byte
 
 
 class SentencePieces:
@@ -136,6 +138,18 @@ class TokenizerFile:
 
     def _special_ids(self) -> set[int]:
         return {i for i, token in self._backend.get_added_tokens_decoder().items() if token.special}
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token adds to a text, in UTF-8; perhaps part of a character only. A special token adds nothing."""
+        piece = self._backend.id_to_token(token) or ""
+        added = self._backend.get_added_tokens_decoder().get(token)
+        if token in self.marks or (added is not None and added.special):
+            return b""
+        if self._byte_level and added is None:
+            return byte_string(piece)
+        if _BYTE.fullmatch(piece):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace(SPACE, " ").encode()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
         """A label a token; byte-level pieces that share a character are one label."""

@@ -395,20 +395,6 @@ def test_ctrl_c_says_how_to_go_on(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out.txt.partial").read_text().count("\n") >= kept
 
 
-def test_a_disk_that_fills_up_keeps_what_was_answered(call, run: Path, tmp_path: Path, monkeypatch) -> None:
-    from regard.tasks import unfinished
-
-    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
-    source.write_text("2 times 3\n" * 3)
-    monkeypatch.setattr(unfinished.os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left")))
-    command = ("translate", str(run), "--input", str(source), "--output", str(target), "--beam", "1")
-    status, out, err = call(*command)
-    assert (status, out) == (2, "")
-    assert err.startswith("regard: [Errno 28] No space left")
-    monkeypatch.undo()
-    monkeypatch.setattr(cli, "_keep_freed_memory", lambda: None)
-
-
 def test_bad_lines_are_left_empty_on_request(call, run: Path) -> None:
     stdin = b"2 times 3\n\xff\n4 times 5\n"
     status, out, err = call("translate", str(run), "--beam", "1", stdin=stdin)

@@ -167,6 +167,25 @@ def test_nothing_is_replaced_unasked(translator, source, whole, tmp_path) -> Non
         run(translator, source, tmp_path, overwrite=True)
 
 
+def test_a_full_disk_keeps_what_was_answered(translator, source, whole, tmp_path, monkeypatch) -> None:
+    target, writes, sync = tmp_path / "out.txt", 0, os.fsync
+
+    def full(number: int) -> None:
+        nonlocal writes
+        writes += os.readlink(f"/proc/self/fd/{number}").endswith(".partial")
+        if writes > 2:
+            raise OSError(28, "No space left on device")
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*out\.txt\.partial'"):
+        run(translator, source, target)
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "out.txt.partial.json").read_text())["lines"] == 2 * WINDOW
+    run(translator, source, target, resume=True)
+    assert target.read_bytes() == whole
+
+
 def test_two_at_a_time_are_one_too_many(translator, source, tmp_path) -> None:
     with (
         opened(tmp_path / "out.txt", SETTINGS, resume=False, overwrite=False),

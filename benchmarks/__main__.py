@@ -28,19 +28,22 @@ figure stands as it is.
 
 
 def main(names: list[str]) -> None:
-    text = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else TOP
     for name in names or CLAIMS:
         module = importlib.import_module(f"benchmarks.{name}")
         print(f"== {name}", flush=True)
         rows, notes = module.run()
         table = "\n".join([HEADER, *map(str, rows)])
-        section = (
-            f"## {module.TITLE}\n`python -m benchmarks {name}`, {date.today()}, {machine()}\n\n{table}\n"
-            + "".join(f"\n{note}\n" for note in notes)
-        )
-        old = re.compile(rf"## {re.escape(module.TITLE)}\n.*?(?=\n## |\Z)", re.DOTALL)
-        text = old.sub(lambda _, new=section: new, text) if old.search(text) else f"{text.rstrip()}\n\n{section}"
-        RESULTS.write_text(text.rstrip() + "\n", encoding="utf-8")
+        text = f"`python -m benchmarks {name}`, {date.today()}, {machine()}\n\n{table}\n"
+        write_section(module.TITLE, text + "".join(f"\n{note}\n" for note in notes))
+
+
+def write_section(title: str, section: str) -> None:
+    """Put a section into RESULTS.md, in the place of the one of that title if there is one."""
+    text = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else TOP
+    section = f"## {title}\n{section}"
+    old = re.compile(rf"## {re.escape(title)}\n.*?(?=\n## |\Z)", re.DOTALL)
+    text = old.sub(lambda _: section, text) if old.search(text) else f"{text.rstrip()}\n\n{section}"
+    RESULTS.write_text(text.rstrip() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

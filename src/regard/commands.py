@@ -19,6 +19,7 @@ from regard.logits import Filter, MinP, RepetitionPenalty, Temperature, TopK, To
 from regard.models.sizes import Size
 from regard.tasks import translator as translators
 from regard.tasks.alignments import AlignmentOf
+from regard.tasks.choosing import choose as choose_model
 from regard.tasks.demo import DemoResult, run_demo
 from regard.tasks.filler import Filler
 from regard.tasks.line_progress import counting
@@ -333,6 +334,23 @@ def score(run: Run, /, *, data: tuple[Path, ...] = (), device: str = "auto") -> 
         print(f"{likelihood.log_probability:.4f}\t{likelihood.tokens}")
 
 
+def choose(run: Run, /, *, by: Literal["loss", "bleu"] = "loss", beam: int = 5, device: str = "auto") -> None:
+    """Score the models that a run kept (--keep) and means of them on its validation data; the winner becomes its best.
+
+    The best model by training stays in the run folder as `trained`.
+
+    Args:
+        run: the folder that `regard train` made.
+        by: the lowest loss, or for translators the highest BLEU.
+        beam: hypotheses of the search for BLEU.
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    candidates = choose_model(run, by=by, beam_size=beam, device=device)
+    rows = [(one.name, *(f"{name} {value:.4f}" for name, value in one.metrics.items())) for one in candidates]
+    _print_table(rows)
+    print(f"the best model of {run} is now: {candidates[0].name}", file=sys.stderr)
+
+
 def view(
     run: Run, sentences: tyro.conf.Positional[tuple[str, ...]], /, *, out: Path | None = None, device: str = "auto"
 ) -> None:
@@ -377,7 +395,7 @@ def export(run: Run, /, *, to: Format, out: Path) -> None:
         print(path)
 
 
-COMMANDS = (translate, generate, evaluate, score, view, export, demo)
+COMMANDS = (translate, generate, evaluate, score, choose, view, export, demo)
 
 
 def _task_and_defaults(arguments: Sequence[str]) -> tuple[str, Any]:

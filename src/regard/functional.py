@@ -18,7 +18,7 @@ from regard.errors import ArgumentError
 from regard.masks import Mask, as_mask
 from regard.normalizations import Normalization, Softmax
 from regard.scores import ScaledDot, Score, as_score
-from regard.shapes import canonical, restore
+from regard.shapes import as_autocast, canonical, restore, without_autocast
 from regard.weights import AttentionMap
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
@@ -72,7 +72,7 @@ def attention(
         query: (batch..., H, T, D), (batch, T, D) or (T, D).
         key: (batch..., G, S, D) and so on, of the query's rank. G divides H: query head h reads
             key/value head h // (H / G).
-        value: (batch..., G, S, E).
+        value: (batch..., G, S, E). Under autocast all three are cast, as `F.scaled_dot_product_attention` casts them.
         score: how a query and a key become a number: `ScaledDot()`, `Additive(...)`, `Gaussian(...)`, or a
             function of one's own from a block of queries and a block of keys to scores.
         normalization: how a row of scores becomes weights: `Softmax()`, `Sparsemax()`, `Sigmoid()`, ...
@@ -115,11 +115,19 @@ def attention(
         )  # fmt: skip
     if keep_values and not return_weights:
         raise ArgumentError("keep_values=True is for the map that return_weights=True asks for")
+    query, key, value = as_autocast(query, key, value)
     call, values = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
     )
     if is_checking():
         check_values(query, key, value, score=score, normalization=normalization, mask=mask, bias=bias)
+    with without_autocast(query):  # what is cast is cast by now: a kernel of ours computes as it is written
+        return _attend(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
+
+
+def _attend(
+    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool
+) -> Tensor | Attended:
     chosen = choose(call, backend)
     if torch.compiler.is_compiling() and chosen.name == "fused" and not return_weights:
         # A graph that others can read, optimise and export: the same kernel under torch's own name.
@@ -150,7 +158,7 @@ def make_call(
         raise ArgumentError(f"dropout must be in [0, 1), got {dropout}")
     query, key, value, sizes = canonical(query, key, value)
     chosen = as_score(score)
-    query, key = chosen.prepare(query, key)
+    query, key = as_autocast(*chosen.prepare(query, key))
     allowed, added = as_mask(mask), as_bias(bias)
     call = Call(
         query=query,

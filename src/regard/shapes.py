@@ -9,7 +9,9 @@ package every tensor is canonical: `(B, H, T, D)` with one flat batch dimension.
 came in, so that outputs, masks, biases and maps follow the rank of the input.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,6 +80,29 @@ def canonical(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     _check_sizes(sizes, tensors)
     query, key, value = (_flatten(t, sizes) for t in (query, key, value))
     return query, key, value, sizes
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the dtype that autocast has for them, as F.scaled_dot_product_attention takes them.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     [t.dtype for t in as_autocast(torch.ones(2), torch.ones(2, dtype=torch.float64))]
+    [torch.bfloat16, torch.float64]
+    """
+    kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"  # what is none is named later
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(
+        t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64 else t
+        for t in tensors
+    )
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Nothing is cast inside, on the device of this tensor."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def restore(output: Tensor, sizes: Sizes) -> Tensor:

@@ -90,7 +90,7 @@ def test_every_statistic_of_every_kind_of_call(make, context):
     (weights,) = seen.maps
     same(weights.statistics, of_dense(whole.maps[0].dense()))
     assert not any(t.is_inference() or t.requires_grad for t in weights.statistics["topk"])
-    assert isinstance(seen.calls[0].error, str) or seen.calls[0].error < 1e-6
+    assert isinstance(seen.calls[0].error, str) or seen.calls[0].error < 5e-6
     assert not seen.report().missed
 
 

@@ -105,7 +105,8 @@ def test_it_writes_what_theirs_writes(name, folders) -> None:
         text = "".join(writer.generate(prompt, max_tokens=count, filters=[TopK(1)]))
         assert text.encode() == b"".join(map(writer.tokenizer.bytes_of, written)).decode(errors="replace").encode()
         whole = tokenizer.decode(output[: ends[0] if ends else None])
-        assert (prompt + text).split() == whole.split()
+        # Of bytes that make no character theirs drops whole characters beside them too.
+        assert "\N{REPLACEMENT CHARACTER}" in text or (prompt + text).split() == whole.split()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

@@ -106,7 +106,7 @@ def test_resume_from_nothing_and_after_the_end(translator, source, whole, tmp_pa
     target = tmp_path / "out.txt"
     run(translator, source, target, resume=True)
     assert target.read_bytes() == whole
-    with pytest.raises(ArgumentError, match=r"out\.txt is there, and nothing of it is unfinished"):
+    with pytest.raises(ArgumentError, match=r"out\.txt is there already, and nothing of it is unfinished"):
         run(translator, source, target, resume=True)
     # Killed between the last two steps: the file has its name, and the record is still there.
     with pytest.raises(Killed):

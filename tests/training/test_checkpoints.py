@@ -215,7 +215,7 @@ def test_death_at_any_write_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pyt
 def test_tied_and_viewed_tensors(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     shared, large = torch.arange(6.0), torch.arange(100.0)
-    checkpoints.save_best({"a": shared, "b": shared, "c": large[10:20], "d": large[15:25]}, Position())
+    checkpoints.save_model("best", {"a": shared, "b": shared, "c": large[10:20], "d": large[15:25]}, Position())
     loaded = checkpoints.load_model("best")
     assert torch.equal(loaded["b"], shared)
     assert torch.equal(loaded["c"], large[10:20])

@@ -3,7 +3,7 @@
 import argparse
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,8 +73,14 @@ def killer(step: int, number: int) -> Callback:
 
 
 def train_toy(
-    folder: Path, *, config: FitConfig, dropout: float = 0.2, callbacks: tuple[Callback, ...] = ()
+    folder: Path,
+    *,
+    config: FitConfig,
+    dropout: float = 0.2,
+    callbacks: tuple[Callback, ...] = (),
+    metrics: Callable[[], dict[str, float]] = dict,
 ) -> ToyModel:
+    folder.mkdir(parents=True, exist_ok=True)
     fabric = start_fabric("cpu", "float32")
     seed_everything(3)
     model = ToyModel(dropout)
@@ -82,7 +88,7 @@ def train_toy(
 
     def validate() -> dict[str, float]:
         loss = toy_loss(model, next(ToyBatches().epoch(99, 0)))
-        return {"loss": float(loss.total / loss.count)}
+        return {"loss": float(loss.total / loss.count), **metrics()}
 
     fit(
         model,
@@ -108,7 +114,6 @@ def main() -> None:
     parser.add_argument("--signal", default=None)
     parser.add_argument("--at", type=int, default=0)
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
     config = FitConfig(
         steps=arguments.steps, accumulate=arguments.accumulate, validate_every=10, save_every=10, log_every=1
     )

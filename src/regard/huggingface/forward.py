@@ -12,6 +12,7 @@ from regard.inspection.kept import copied, may_be_overwritten
 from regard.masks import Mask, causal
 from regard.normalizations import Softmax, SoftmaxWithSink
 from regard.scores import ScaledDot, Score, SoftCapped
+from regard.shapes import as_autocast
 from regard.weights import AttentionMap
 
 
@@ -56,7 +57,7 @@ def forward(
     """
     if cache is not None:
         raise ArgumentError("attention over a paged cache (continuous batching) is not run by regard: disable() first")
-    query, key, value = _one_dtype(query, key, value)
+    query, key, value = as_autocast(query, key, value)
     score: Score = ScaledDot(scaling)
     attended = attention(
         query,
@@ -86,11 +87,3 @@ def _mask(module: nn.Module, given: Tensor | None, is_causal: bool | None, queri
 def _bias(given: Tensor | None, position_bias: Tensor | None, keys: int) -> Tensor | None:
     added = [t[..., :keys] for t in (given, position_bias) if t is not None and t.is_floating_point()]
     return None if not added else sum(added[1:], start=added[0])
-
-
-def _one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """As autocast has it for F.scaled_dot_product_attention."""
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
-        return tensors
-    return tuple(t.to(torch.get_autocast_dtype(kind)) for t in tensors)

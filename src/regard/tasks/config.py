@@ -45,7 +45,13 @@ class TrainingConfig:
     log_every: int = 20
     """Steps between two reports."""
     patience: int = 0
-    """Validations without a lower loss before training ends; 0 never ends it early."""
+    """Validations without a better model before training ends; 0 never ends it early."""
+    ema_decay: float = 0.0
+    """Of the moving average of the weights, which is then validated and kept as the best; 0 keeps none."""
+    keep: int = 0
+    """How many models of the latest validations stay on the disk, for `regard choose`."""
+    warm_start: Path | None = None
+    """A run folder: training begins with its best model, and uses its tokenizers."""
     seed: int = 0
     """Everything random follows from it."""
     device: str = "auto"
@@ -94,11 +100,15 @@ class TranslationConfig(TrainingConfig):
 
     label_smoothing: float = 0.1
     """Share of a target's probability that is spread over the vocabulary, 0 to 1."""
+    best_by: Literal["loss", "bleu"] = "loss"
+    """What makes a model the best at a validation; for bleu the validation sources are translated each time."""
+    validation_beam: int = 1
+    """Hypotheses of that search; 1 is greedy."""
 
     def __post_init__(self) -> None:
         """Check the ranges that no other part checks."""
         TrainingConfig.__post_init__(self)  # a class with slots is made anew, which super() does not follow
-        for name in ("vocab_size", "max_length"):
+        for name in ("vocab_size", "max_length", "validation_beam"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0.0 <= self.label_smoothing <= 1.0:
@@ -143,4 +153,7 @@ def make_fit_config(config: TrainingConfig) -> FitConfig:
         save_every=config.save_every,
         log_every=config.log_every,
         patience=config.patience,
+        ema_decay=config.ema_decay,
+        keep=config.keep,
+        best_by=getattr(config, "best_by", "loss"),
     )

@@ -157,8 +157,13 @@ def _held_out(seed: int, count: int) -> Callable[[Pair], bool]:
 
 
 def _train_tokenizers(config: TranslationConfig, folder: RunFolder, count: int) -> tuple[Tokenizer, Tokenizer]:
-    recipe_ = recipe(config.tokenizer, config.vocab_size)
     source_file, target_file = _tokenizer_files(config, folder)
+    if config.warm_start is not None:
+        source, target = load_tokenizers(config, RunFolder(config.warm_start))
+        source.save(source_file)
+        target.save(target_file)
+        return source, target
+    recipe_ = recipe(config.tokenizer, config.vocab_size)
     if config.shared_vocabulary:
         both = recipe_.train(text for pair in _part(config, "train", count) for text in pair)
         both.save(source_file)

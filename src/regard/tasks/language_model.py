@@ -14,7 +14,7 @@ from regard.models.encoder_only import EncoderOnly
 from regard.tasks import filler, writer
 from regard.tasks.filler import Filler
 from regard.tasks.run_folder import RunFolder
-from regard.tasks.runs import Job, train_run
+from regard.tasks.runs import Job, train_run, warm_up
 from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
 from regard.tasks.text_corpus import open_text, prepare_text
 from regard.tasks.writer import Writer
@@ -53,7 +53,7 @@ def train_language_model(
         The best model of the run by validation loss.
     """
     device = train_run(
-        writer.TASK, config, prepare_text, _next_token_job,
+        writer.TASK, config, prepare_text, next_token_job,
         resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks,
     )  # fmt: skip
     return Writer.load(config.out, device=device)
@@ -75,7 +75,7 @@ def train_masked_language_model(
         The best model of the run by validation loss.
     """
     device = train_run(
-        filler.TASK, config, prepare_text, _masked_job,
+        filler.TASK, config, prepare_text, masked_job,
         resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks,
     )  # fmt: skip
     return Filler.load(config.out, device=device)
@@ -106,10 +106,12 @@ def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
     return cross_entropy(model(batch.tokens, batch.lengths), batch.targets, ignore_index=PAD)
 
 
-def _next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
+def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
+    """What the training loop trains and validates, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     model = DecoderOnly(config.model, vocab_size=len(corpus.tokenizer))
     _check_positions(config, model.max_length)
+    warm_up(model, config, folder)
     batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=1), next_tokens)
 
     def windows() -> Iterator[Window]:
@@ -119,11 +121,13 @@ def _next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any)
     return Job(model, batches, next_token_loss, _optimizer(config, model), validate)
 
 
-def _masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
+def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
+    """What the training loop trains and validates, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     vocab_size = len(corpus.tokenizer)
     model = EncoderOnly(config.model, vocab_size=vocab_size + 1)  # the mask is one more
     _check_positions(config, model.max_length)
+    warm_up(model, config, folder)
     make = partial(masked, vocab_size=vocab_size, mask_id=vocab_size)
     batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=0), make)
 

@@ -10,11 +10,12 @@ from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFOR
 from regard.tasks import filler, translator, writer
 from regard.tasks.config import TrainingConfig, TranslationConfig
 from regard.tasks.filler import Filler
-from regard.tasks.language_model import train_language_model, train_masked_language_model
+from regard.tasks.language_model import masked_job, next_token_job, train_language_model, train_masked_language_model
 from regard.tasks.pretrained import is_huggingface, writes_text
 from regard.tasks.run_folder import RunFolder
+from regard.tasks.runs import Job
 from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.translation import train
+from regard.tasks.translation import train, translation_job
 from regard.tasks.translator import Translator
 from regard.tasks.writer import Writer
 
@@ -28,6 +29,8 @@ class Task(NamedTuple):
     config: type[TrainingConfig]
     train: Callable[..., Trained]
     load: Callable[..., Trained]
+    job: Callable[[Any, RunFolder, Any], Job]
+    """What the training loop is handed for a configuration, a prepared folder and a launched fabric."""
     model_field: str
     """The setting that describes the model."""
     sizes: Mapping[Size, Any]
@@ -39,9 +42,13 @@ class Task(NamedTuple):
 
 
 TASKS: Mapping[str, Task] = {
-    translator.TASK: Task(TranslationConfig, train, Translator.load, "transformer", TRANSFORMER_SIZES),
-    writer.TASK: Task(LanguageModelConfig, train_language_model, Writer.load, "model", DECODER_ONLY_SIZES),
-    filler.TASK: Task(MaskedLanguageModelConfig, train_masked_language_model, Filler.load, "model", ENCODER_ONLY_SIZES),
+    translator.TASK: Task(TranslationConfig, train, Translator.load, translation_job, "transformer", TRANSFORMER_SIZES),
+    writer.TASK: Task(
+        LanguageModelConfig, train_language_model, Writer.load, next_token_job, "model", DECODER_ONLY_SIZES
+    ),
+    filler.TASK: Task(
+        MaskedLanguageModelConfig, train_masked_language_model, Filler.load, masked_job, "model", ENCODER_ONLY_SIZES
+    ),
 }
 
 

@@ -6,6 +6,8 @@ prepared.json     counts of the data and fingerprints of the tokenizers, once bo
 tokenizer.json    or source_tokenizer.json and target_tokenizer.json
 data/             the tokenised text
 best/  last/      checkpoints
+kept/             models of the latest validations, if some are to be kept
+trained/          the best model by training, where `regard choose` put another in its place
 metrics.jsonl     train.log     tensorboard/
 .new/             while the run is being replaced: the other one, until its data have been read
 """
@@ -39,6 +41,8 @@ CONTENTS = (
     "data",
     "best",
     "last",
+    "kept",
+    "trained",
     "tensorboard",
     REPLACEMENT,
 )

@@ -11,6 +11,7 @@ from torch import nn
 from regard.errors import RegardError, RunFolderError
 from regard.tasks.config import TrainingConfig, make_fit_config, make_schedule
 from regard.tasks.run_folder import RunFolder
+from regard.training.checkpoints import fill_model
 from regard.training.devices import choose_precision, find_device, start_fabric
 from regard.training.display import PlainLines, watching
 from regard.training.events import Callback
@@ -24,7 +25,7 @@ Prepare = Callable[[C, RunFolder, Say], None]
 """Reads the data of a run and leaves what training needs in the folder; its last file is prepared.json."""
 
 # What may change when a run is resumed; all else decides what the checkpoint means.
-RESUMABLE = frozenset({"out", "steps", "validate_every", "save_every", "log_every", "patience", "device"})
+RESUMABLE = frozenset({"out", "steps", "validate_every", "save_every", "log_every", "patience", "keep", "device"})
 
 
 class Job(NamedTuple):
@@ -85,6 +86,18 @@ def train_run(
         )
     fabric.barrier()
     return str(fabric.device)
+
+
+def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None:
+    """Begin with the weights of the run that `config.warm_start` names, unless training has a checkpoint already.
+
+    Raises:
+        RunFolderError: it is no run, or its model is another.
+    """
+    if config.warm_start is None or folder.checkpoints.has("last"):
+        return
+    before = RunFolder(config.warm_start)
+    fill_model(model, before.checkpoints.load_model("best"), source=before.path / "best")
 
 
 def check_resumed(config: C, saved: C) -> None:

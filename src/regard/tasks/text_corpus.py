@@ -40,7 +40,10 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
     if not total:
         raise DataError(f"{_names(config)}: expected text, got nothing; name a file that has some")
     parts = _parts(config, total)
-    tokenizer = recipe(config.tokenizer, config.vocab_size).train(line + "\n" for line in parts["train"]())
+    if config.warm_start is not None:
+        tokenizer = load_tokenizer(RunFolder(config.warm_start))
+    else:
+        tokenizer = recipe(config.tokenizer, config.vocab_size).train(line + "\n" for line in parts["train"]())
     tokenizer.save(folder.path / "tokenizer.json")
     stores = {name: _store(config, folder, name, lines_of(), tokenizer) for name, lines_of in parts.items()}
     for name, store in stores.items():

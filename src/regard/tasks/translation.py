@@ -1,10 +1,8 @@
 """Translation: train a model on pairs of sentences; what comes out is a `Translator` and its run folder."""
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import IO, Any
 
-import torch
 from torch import nn
 
 from regard.errors import ArgumentError
@@ -12,14 +10,14 @@ from regard.tasks.config import TranslationConfig as TranslationConfig
 from regard.tasks.config import make_model
 from regard.tasks.corpus import TokenBatches, open_corpus, prepare_corpus
 from regard.tasks.run_folder import RunFolder
-from regard.tasks.runs import Job, train_run
+from regard.tasks.runs import Job, train_run, warm_up
 from regard.tasks.translator import TASK
 from regard.tasks.translator import Translation as Translation
 from regard.tasks.translator import Translator as Translator
+from regard.tasks.validation import Validation
 from regard.text.batches import Batch
 from regard.text.tokenizers import PAD
 from regard.training.events import Callback
-from regard.training.loop import Validate
 from regard.training.losses import LossSum, cross_entropy
 from regard.training.optimizers import adamw
 
@@ -55,24 +53,40 @@ def train(
         OSError: the disk is full or the folder read-only.
     """
     device = train_run(
-        TASK, config, prepare_corpus, _job, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks
+        TASK,
+        config,
+        prepare_corpus,
+        translation_job,
+        resume=resume,
+        overwrite=overwrite,
+        progress=progress,
+        callbacks=callbacks,
     )
     return Translator.load(config.out, device=device)
 
 
-def _job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> Job:
+def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> Job:
+    """What the training loop trains and validates, from a folder that `prepare_corpus` filled."""
     corpus = open_corpus(config, folder)
     model = make_model(
         config, source_vocab_size=len(corpus.source_tokenizer), target_vocab_size=len(corpus.target_tokenizer)
     )
     _check_positions(config, model.max_length)
+    warm_up(model, config, folder)
     batches = TokenBatches(corpus.train, **_limits(config), rank=fabric.global_rank, world_size=fabric.world_size)
     return Job(
         model,
         batches,
         TeacherForcing(config.label_smoothing),
         adamw(model, weight_decay=config.weight_decay),
-        _validation(model, TokenBatches(corpus.valid, **_limits(config)), fabric),
+        Validation(
+            model,
+            TeacherForcing(),
+            TokenBatches(corpus.valid, **_limits(config)),
+            corpus.target_tokenizer,
+            config,
+            fabric,
+        ),
     )
 
 
@@ -86,21 +100,6 @@ class TeacherForcing:
         """Summed loss in nats, and the number of target tokens."""
         logits = model(batch.source, batch.source_lengths, batch.target_input)
         return cross_entropy(logits, batch.target_output, ignore_index=PAD, label_smoothing=self._label_smoothing)
-
-
-def _validation(model: nn.Module, batches: TokenBatches, fabric: Any) -> Validate:
-    """The mean loss on the validation pairs, without label smoothing, shared out among the ranks."""
-    loss = TeacherForcing()
-
-    def validate() -> dict[str, float]:
-        sums = torch.zeros(2, dtype=torch.float64)
-        for batch in islice(batches.epoch(0, 0), fabric.global_rank, None, fabric.world_size):
-            part = loss(model, fabric.to_device(batch))
-            sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
-        total, count = fabric.all_reduce(sums, reduce_op="sum").tolist()
-        return {"loss": total / max(count, 1.0)}
-
-    return validate
 
 
 def _limits(config: TranslationConfig) -> dict[str, int]:

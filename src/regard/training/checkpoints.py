@@ -1,7 +1,8 @@
 """Checkpoints that cannot be lost: safetensors and JSON, complete before they are named.
 
     folder/best/  checkpoint.json  model-<checksum>.safetensors
-    folder/last/  checkpoint.json  model-... optimizer-... random-...
+    folder/last/  checkpoint.json  model-... optimizer-... random-... average-... (if one is kept)
+    folder/kept/step-00000500/     like best: the model of a validation that is to be kept
 
 `checkpoint.json` names the files of one checkpoint with their sizes and checksums, and is replaced last.
 Whenever the process dies, it names whole files: those of the old checkpoint or those of the new.
@@ -11,7 +12,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from shutil import rmtree
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -19,6 +21,7 @@ from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.training.files import read_json, write_atomically, write_json
 
 FORMAT = 1
+KEPT = "kept"
 Tensors = dict[str, Tensor]
 
 
@@ -51,16 +54,18 @@ class TrainingState(NamedTuple):
     optimizer: Tensors
     random: Tensors
     position: Position
+    average: Tensors | None = None
+    """The moving average of the weights, if one is kept."""
 
 
 class Checkpoints:
-    """The best and the last checkpoint under one folder.
+    """The best and the last checkpoint under one folder, and the models of validations that are kept.
 
     >>> import tempfile
     >>> model = nn.Linear(2, 3)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     checkpoints = Checkpoints(Path(folder))
-    ...     checkpoints.save_best(model.state_dict(), Position(step=7, best_value=0.5))
+    ...     checkpoints.save_model("best", model.state_dict(), Position(step=7, best_value=0.5))
     ...     sorted(checkpoints.load_model("best"))
     ['bias', 'weight']
     """
@@ -75,17 +80,29 @@ class Checkpoints:
             OSError: it could not be written; the one before is still there.
         """
         parts = {"model": state.model, "optimizer": state.optimizer, "random": state.random}
+        if state.average is not None:
+            parts["average"] = state.average
         _write_checkpoint(self.folder / "last", parts, state.position)
 
-    def save_best(self, model: Mapping[str, Tensor], position: Position) -> None:
-        """Replace the best checkpoint, which holds no more than the model.
+    def save_model(self, which: str, model: Mapping[str, Tensor], position: Position) -> None:
+        """Replace a checkpoint that holds no more than the model: the best, or one that is kept.
 
         Raises:
             OSError: it could not be written; the one before is still there.
         """
-        _write_checkpoint(self.folder / "best", {"model": dict(model)}, position)
+        _write_checkpoint(self.folder / which, {"model": dict(model)}, position)
 
-    def has(self, which: Literal["best", "last"]) -> bool:
+    def kept(self) -> list[str]:
+        """The names of the models that are kept, oldest first."""
+        return sorted(f"{KEPT}/{path.parent.name}" for path in self.folder.glob(f"{KEPT}/step-*/checkpoint.json"))
+
+    def forget_kept(self, *, but: int) -> None:
+        """Remove the kept models except the latest."""
+        for name in self.kept()[: -but or None]:
+            (self.folder / name / "checkpoint.json").unlink()  # first: a half-removed one is none
+            rmtree(self.folder / name)
+
+    def has(self, which: str) -> bool:
         """Whether there is such a checkpoint."""
         return (self.folder / which / "checkpoint.json").is_file()
 
@@ -98,18 +115,21 @@ class Checkpoints:
         folder = self.folder / "last"
         manifest = _read_manifest(folder)
         model, optimizer, random = (_read_part(folder, manifest, name) for name in ("model", "optimizer", "random"))
-        return TrainingState(model, optimizer, random, _read_position(folder, manifest))
+        average = _read_part(folder, manifest, "average") if "average" in manifest["files"] else None
+        return TrainingState(model, optimizer, random, _read_position(folder, manifest), average)
 
-    def load_model(self, which: Literal["best", "last"]) -> Tensors:
-        """Read the model's tensors of a checkpoint, on the CPU.
+    def load_model(self, which: str) -> Tensors:
+        """Read the model's tensors of a checkpoint, on the CPU: their moving average where one is kept.
 
         Raises:
             RunFolderError: it is absent, cut short, altered, or another program's.
         """
         folder = self.folder / which
-        return _read_part(folder, _read_manifest(folder), "model")
+        manifest = _read_manifest(folder)
+        model = _read_part(folder, manifest, "model")
+        return model | (_read_part(folder, manifest, "average") if "average" in manifest["files"] else {})
 
-    def position(self, which: Literal["best", "last"]) -> Position:
+    def position(self, which: str) -> Position:
         """Where training stood when the checkpoint was written.
 
         Raises:
@@ -117,6 +137,15 @@ class Checkpoints:
         """
         folder = self.folder / which
         return _read_position(folder, _read_manifest(folder))
+
+
+def kept_name(step: int) -> str:
+    """What the model of a validation is kept under.
+
+    >>> kept_name(500)
+    'kept/step-00000500'
+    """
+    return f"{KEPT}/step-{step:08d}"
 
 
 def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:

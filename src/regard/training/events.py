@@ -47,7 +47,8 @@ class Saved:
     """A checkpoint is on the disk."""
 
     step: int
-    which: Literal["best", "last"]
+    which: str
+    """best, last, or the name of a model that is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -11,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError
+from regard.training.averaging import MovingAverage
 from regard.training.checkpoints import (
     Checkpoints,
     Position,
     TrainingState,
     fill_model,
     flatten_optimizer,
+    kept_name,
     unflatten_optimizer,
 )
 from regard.training.events import Callback, Event, Finished, Saved, Started, Stepped, Validated
@@ -69,15 +72,24 @@ class FitConfig:
     log_every: int = 20
     """Steps between two reports."""
     patience: int = 0
-    """Validations without a lower loss before training ends; 0 never ends it early."""
+    """Validations without a better model before training ends; 0 never ends it early."""
+    ema_decay: float = 0.0
+    """Of the moving average of the weights, which is then validated and kept as the best; 0 keeps none."""
+    keep: int = 0
+    """How many models of the latest validations stay on the disk, to be averaged or chosen among."""
+    best_by: str = "loss"
+    """The metric of a validation that says which model is best; but for "loss", more is better."""
 
     def __post_init__(self) -> None:
         """Check the ranges once."""
         for name in ("steps", "accumulate", "validate_every", "save_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.clip_norm < 0 or self.patience < 0:
-            raise ArgumentError(f"clip_norm and patience must be 0 or more, got {self.clip_norm}, {self.patience}")
+        for name in ("clip_norm", "patience", "keep"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if not 0.0 <= self.ema_decay < 1.0:
+            raise ArgumentError(f"ema_decay must be at least 0 and below 1, got {self.ema_decay}")
 
 
 def fit(
@@ -106,7 +118,8 @@ def fit(
         schedule: the learning rate as a function of the step, counted from 1.
         config: when to stop, validate and save.
         fabric: a launched `lightning_fabric.Fabric`.
-        validate: scores the model (in evaluation mode, without gradients); its "loss" decides what is best.
+        validate: scores the model (in evaluation mode, without gradients, with the averaged weights if there
+            are any); its `config.best_by` decides what is best.
         checkpoints: where best and last are kept, and resumed from.
         callbacks: called with every event, on rank 0 only.
 
@@ -120,8 +133,11 @@ def fit(
         OSError: a checkpoint could not be written; the one before is still there.
     """
     wrapped, _ = fabric.setup(model, optimizer)
+    average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
     # The wrapper of the optimizer keeps the groups it saw first, so the bare one is used.
-    run = _Run(wrapped, model, batches, loss, optimizer, schedule, config, fabric, validate, checkpoints, callbacks)
+    run = _Run(
+        wrapped, model, batches, loss, optimizer, schedule, config, fabric, validate, checkpoints, callbacks, average
+    )
     run.resume()
     with listening() as wish:
         return run.train(wish)
@@ -153,6 +169,7 @@ class _Run:
     validate: Validate | None
     checkpoints: Checkpoints | None
     callbacks: Sequence[Callback]
+    average: MovingAverage | None
     position: Position = field(default_factory=Position)
     meter: Meter = field(default_factory=Meter)
     saved_step: int = -1
@@ -208,6 +225,8 @@ class _Run:
             parameters_of_a_kind["lr"] = self.schedule(self.position.step + 1)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(self.model, self.position.step + 1)
         return sums, norm
 
     def accumulate(self, group: "_Group", wish: StopWish) -> _Sums:
@@ -268,31 +287,49 @@ class _Run:
         self.meter.pause(time.perf_counter() - began)
 
     def run_validation(self, validate: Validate) -> None:
-        self.model.eval()
-        with torch.no_grad():
-            metrics = validate()
-        self.model.train()
-        value = metrics["loss"]
-        if not math.isfinite(value):
-            raise NonFiniteError(f"the validation loss is {value} at step {self.position.step}")
-        is_best = self.position.best_value is None or value < self.position.best_value
+        with self.averaged():
+            self.model.eval()
+            with torch.no_grad():
+                metrics = validate()
+            self.model.train()
+            is_best = self.judge(metrics)
+            used = self.position.patience_used
+            self.tell(Validated(step=self.position.step, metrics=metrics, is_best=is_best, patience_used=used))
+            if self.config.keep:
+                self.save_model(kept_name(self.position.step))
+            if is_best:  # before the last checkpoint, which says that this one exists
+                self.save_model("best")
+
+    def judge(self, metrics: Mapping[str, float]) -> bool:
+        """Whether this validation is the best so far, which the position then says."""
+        by = self.config.best_by
+        if by not in metrics:
+            raise ArgumentError(f"best_by must be one of the metrics {sorted(metrics)}, got {by!r}")
+        for name in ("loss", by):
+            if not math.isfinite(metrics[name]):
+                raise NonFiniteError(f"the validation {name} is {metrics[name]} at step {self.position.step}")
+        value, best = metrics[by], self.position.best_value
+        is_best = best is None or (value < best if by == "loss" else value > best)
         self.position = (
             replace(self.position, best_value=value, best_step=self.position.step, patience_used=0)
             if is_best
             else replace(self.position, patience_used=self.position.patience_used + 1)
         )
-        used = self.position.patience_used
-        self.tell(Validated(step=self.position.step, metrics=metrics, is_best=is_best, patience_used=used))
-        if is_best:  # before the last checkpoint, which says that this one exists
-            self.save_best()
+        return is_best
 
-    def save_best(self) -> None:
+    def averaged(self) -> AbstractContextManager[None]:
+        """The model with its averaged weights, if an average is kept."""
+        return nullcontext() if self.average is None else self.average.in_place_of(self.model)
+
+    def save_model(self, which: str) -> None:
+        """Keep the model, as it is now, under a name."""
         if self.checkpoints is None:
             return
         if self.fabric.is_global_zero:
-            self.checkpoints.save_best(self.model.state_dict(), self.position)
+            self.checkpoints.save_model(which, self.model.state_dict(), self.position)
+            self.checkpoints.forget_kept(but=self.config.keep)
         self.fabric.barrier()
-        self.tell(Saved(step=self.position.step, which="best"))
+        self.tell(Saved(step=self.position.step, which=which))
 
     def save_last(self) -> None:
         if self.checkpoints is None or self.saved_step == self.position.step:
@@ -300,7 +337,8 @@ class _Run:
         random = self.gather_random_states()
         if self.fabric.is_global_zero:
             optimizer = flatten_optimizer(self.optimizer.state_dict())
-            state = TrainingState(self.model.state_dict(), optimizer, random, self.position)
+            average = None if self.average is None else self.average.state_dict()
+            state = TrainingState(self.model.state_dict(), optimizer, random, self.position, average)
             self.checkpoints.save_last(state)
         self.fabric.barrier()
         self.saved_step = self.position.step
@@ -327,6 +365,8 @@ class _Run:
         state, source = self.checkpoints.load_last(), self.checkpoints.folder / "last"
         fill_model(self.model, state.model, source=source)
         self.optimizer.load_state_dict(unflatten_optimizer(state.optimizer, self.optimizer.state_dict(), source=source))
+        if self.average is not None:
+            self.average.load_state_dict(state.average or {}, source=source)
         self.position, self.saved_step = state.position, state.position.step
         # Another number of ranks cannot go on with the same random numbers: it keeps its seed's.
         if len(state.random["torch"]) == self.fabric.world_size:

@@ -49,13 +49,41 @@ def bleu(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Score:
     100.0
     """
     _check_counts(hypotheses, *references)
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-    except ImportError:
-        raise MissingExtraError("sacrebleu", extra="text") from None
-    metric = BLEU()
+    metric = _bleu()
     score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
     return Score(min(score, 100.0), str(metric.get_signature()))  # its geometric mean ends at 100.00000000000004
+
+
+class BleuCounts:
+    """What corpus BLEU is computed from: counts that add up over sentences, batches and ranks.
+
+    >>> counts = BleuCounts()
+    >>> counts.add(["the cat sat on the mat"], ["the cat sat on the mat"])
+    >>> BleuCounts(counts.values).score()
+    100.0
+    """
+
+    SIZE = 10
+
+    def __init__(self, values: Sequence[float] | None = None) -> None:
+        self.values = [0.0] * self.SIZE if values is None else list(values)
+        """Matching n-grams of 1 to 4 words, all n-grams likewise, words of hypotheses and of references."""
+
+    def add(self, hypotheses: Sequence[str], references: Sequence[str]) -> None:
+        """Count in some sentences and their references, tokenised as `bleu` does."""
+        found = _bleu().corpus_score(list(hypotheses), [list(references)])
+        counted = [*found.counts, *found.totals, found.sys_len, found.ref_len]
+        self.values = [sum(pair) for pair in zip(self.values, counted, strict=True)]
+
+    def score(self) -> float:
+        """BLEU in 0..100, as `bleu` has it for all that was counted."""
+        numbers = [int(value) for value in self.values]
+        metric = _bleu()
+        score = metric.compute_bleu(
+            correct=numbers[:4], total=numbers[4:8], sys_len=numbers[8], ref_len=numbers[9],
+            smooth_method=metric.smooth_method, smooth_value=metric.smooth_value,
+        ).score  # fmt: skip
+        return min(float(score), 100.0)
 
 
 def chrf(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Score:
@@ -83,6 +111,14 @@ def chrf(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Score:
     metric = CHRF()
     score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
     return Score(min(score, 100.0), str(metric.get_signature()))
+
+
+def _bleu() -> Any:
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError:
+        raise MissingExtraError("sacrebleu", extra="text") from None
+    return BLEU()
 
 
 def _check_counts(hypotheses: Sequence[str], *references: Sequence[str | None]) -> None:

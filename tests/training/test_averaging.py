@@ -1,0 +1,137 @@
+import math
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError, RunFolderError
+from regard.training.averaging import MovingAverage, mean_of
+from regard.training.checkpoints import Checkpoints
+from regard.training.interrupts import TrainingInterrupted
+from regard.training.loop import FitConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+from toy import killer, train_toy
+
+CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1, ema_decay=0.9, keep=3)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.output.weight = self.embedding.weight
+
+
+def test_average_is_that_of_torch():
+    """torch's own AveragedModel in float64, with the same decay at every step."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+
+    def lerp(old, new, count) -> None:
+        torch._foreach_lerp_(old, new, 1 - min(0.8, (1 + int(count)) / (10 + int(count))))
+
+    theirs = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=lerp)
+    theirs.n_averaged += 1  # it begins with the weights, as ours does
+    ours = MovingAverage(model, 0.8)
+    for step in range(1, 60):
+        with torch.no_grad():
+            for value in model.parameters():
+                value.add_(torch.randn_like(value))
+        ours.update(model, step)
+        theirs.update_parameters(model)
+    for name, value in theirs.module.named_parameters():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=0, atol=1e-12)
+
+
+def test_tied_weights_have_one_average_under_both_names():
+    model = Tied()
+    average = MovingAverage(model, 0.5)
+    own = model.output.weight
+    with torch.no_grad():
+        own.fill_(1.0)
+    average.update(model, 100)
+    with average.in_place_of(model):
+        assert model.output.weight is model.embedding.weight is own
+        inside = model.output.weight.clone()
+    state = average.state_dict()
+    assert torch.equal(state["embedding.weight"], inside)
+    assert torch.equal(state["output.weight"], inside)
+    assert torch.equal(model.output.weight, torch.ones(5, 3))
+
+
+def test_an_error_inside_leaves_the_model_its_own_weights():
+    model = nn.Linear(2, 2)
+    average, before = MovingAverage(model, 0.5), model.weight.clone()
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    with pytest.raises(ZeroDivisionError), average.in_place_of(model):
+        1 / 0  # noqa: B018
+    assert torch.equal(model.weight, before + 1.0)
+
+
+def test_averages_of_another_model_are_refused():
+    with pytest.raises(RunFolderError, match="holds no average of weight"):
+        MovingAverage(nn.Linear(2, 2), 0.5).load_state_dict({}, source=Path("runs/x"))
+    with pytest.raises(ArgumentError, match="names or shapes differ"):
+        mean_of([{"a": torch.ones(2)}, {"a": torch.ones(3)}])
+    with pytest.raises(ArgumentError, match="ema_decay"):
+        FitConfig(ema_decay=1.0)
+
+
+def test_training_validates_and_keeps_the_average(tmp_path):
+    """The average computed here from the weights after each of ten steps is what the checkpoints hold."""
+    steps = [Checkpoints(tmp_path / str(n)) for n in range(1, 11)]
+    for n, checkpoints in enumerate(steps, start=1):
+        train_toy(checkpoints.folder, config=replace(CONFIG, steps=n, save_every=100))
+    weights = [checkpoints.load_last().model["out.weight"].double() for checkpoints in steps]
+    saved = steps[-1].load_last()
+    assert saved.average is not None
+    # After step 1 the average lies between the first weights, which are not kept, and these: begin there.
+    first = steps[0].load_last().average
+    assert first is not None
+    expected = first["out.weight"].double()
+    for n, value in enumerate(weights[1:], start=2):
+        expected = expected.lerp(value, 1 - min(0.9, (1 + n) / (10 + n)))
+    torch.testing.assert_close(saved.average["out.weight"].double(), expected, rtol=0, atol=1e-6)
+    for which in ("best", "last", "kept/step-00000010"):
+        assert torch.equal(steps[-1].load_model(which)["out.weight"], saved.average["out.weight"])
+
+
+def test_the_latest_models_are_kept(tmp_path):
+    train_toy(tmp_path, config=CONFIG)
+    assert Checkpoints(tmp_path).kept() == [f"kept/step-{step:08d}" for step in (20, 30, 40)]
+
+
+def test_kill_and_resume_is_bit_identical_with_an_average(tmp_path):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    train_toy(straight, config=CONFIG)
+    with pytest.raises(TrainingInterrupted):
+        train_toy(killed, config=CONFIG, callbacks=(killer(17, signal.SIGINT),))
+    train_toy(killed, config=CONFIG)
+    ours, theirs = Checkpoints(killed), Checkpoints(straight)
+    for which in ("best", "last", *theirs.kept()):
+        expected = theirs.load_model(which)
+        assert all(torch.equal(value, expected[name]) for name, value in ours.load_model(which).items())
+    assert ours.kept() == theirs.kept()
+
+
+def test_nothing_is_kept_unless_asked(tmp_path):
+    train_toy(tmp_path, config=replace(CONFIG, keep=0, ema_decay=0.0, steps=10))
+    assert Checkpoints(tmp_path).kept() == []
+    assert Checkpoints(tmp_path).load_last().average is None
+
+
+def test_best_by_a_metric_that_grows(tmp_path):
+    """The highest of a metric is the best, and an unknown one is named."""
+    config = replace(CONFIG, best_by="step_squared", steps=20)
+    with pytest.raises(ArgumentError, match=r"best_by must be one of the metrics \['loss'\], got 'step_squared'"):
+        train_toy(tmp_path, config=config)
+    position = Checkpoints(tmp_path / "grown")
+    train_toy(tmp_path / "grown", config=replace(config, best_by="accuracy"), metrics=lambda: {"accuracy": 3.0})
+    assert position.position("best").best_step == 10  # 3.0 is not above 3.0
+    assert math.isclose(position.position("best").best_value or 0.0, 3.0)

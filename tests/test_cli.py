@@ -402,7 +402,7 @@ def test_bad_lines_are_left_empty_on_request(call, run: Path) -> None:
     assert err.startswith("regard: standard input:2: expected UTF-8")
     status, out, err = call("translate", str(run), "--beam", "1", "--bad-lines", "skip", stdin=stdin)
     assert (status, out.count("\n"), out.splitlines()[1]) == (0, 3, "")
-    assert err.startswith("1 bad lines were left empty; the first: standard input:2: expected UTF-8")
+    assert err.startswith("bad lines left empty: 1; the first: standard input:2: expected UTF-8")
 
 
 def test_options_of_translations(call, run: Path, tmp_path: Path) -> None:
@@ -438,6 +438,12 @@ def test_evaluate_with_several_references(call, run: Path, tmp_path: Path) -> No
     files[2].write_text("y\n")
     check_one_line(call(*command, *references), "ends after line 1")
     check_one_line(call("evaluate", str(run), "--data", source, source, "--references", source), "one file of sources")
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"source": "2 times 3", "target": ["3 mal 2", "y"]}\n{"source": "4 times 5", "target": "x"}\n')
+    files[2].write_text("y\n\n")
+    assert call("evaluate", str(run), "--beam", "1", "--data", str(lines))[1] == out
+    lines.write_text('{"source": "2 times 3", "target": ["", "y"]}\n')
+    check_one_line(call("evaluate", str(run), "--data", str(lines)), 'in.jsonl:1: expected {"source": text, "target"')
 
 
 # -- language models ------------------------------------------------------------------------------------------

@@ -3,10 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -30,20 +30,19 @@ from regard.tasks.run_folder import RunFolder
 from regard.tasks.settings import from_plain
 from regard.tasks.toml import read_toml
 from regard.tasks.translate_lines import (
-    Answered,
     Gate,
+    Work,
     answered,
     count_lines,
     sentence_and_prefix,
-    translate_to_file,
     whole_line,
 )
 from regard.tasks.translator import WINDOW_LINES, Translation, Translator
-from regard.tasks.unfinished import opened
+from regard.tasks.unfinished import Unfinished, opened
 from regard.tasks.writer import Writer
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, StrPath, raw_lines, read_lines
-from regard.text.pairs import read_pairs
-from regard.text.references import read_references
+from regard.text.pairs import is_json_lines, read_pairs
+from regard.text.references import read_judged, read_references
 from regard.training.interrupts import TrainingInterrupted
 
 Run = tyro.conf.Positional[Path]
@@ -138,82 +137,61 @@ def translate(
         vocabulary: a file of words or sentences; translations are made of their tokens alone.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    if sentence is not None and (input is not None or output is not None):
-        raise ArgumentError("a sentence and --input or --output were both given: give one of them")
-    if output is None and (resume or overwrite):
-        raise ArgumentError("--resume and --overwrite are for a file that is written to: give --output")
-    if resume and overwrite:
-        raise ArgumentError("--resume goes on with a file and --overwrite replaces it: give one of them")
-    if prefix and prefix_column:
-        raise ArgumentError("--prefix and --prefix-column were both given: give one of them")
     align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
-    if align != AlignmentOf() and not (alignments or copy_unknown):
-        raise ArgumentError("--alignment-layer and --alignment-head go with --alignments or --copy-unknown")
+    chosen = align != AlignmentOf()
+    _refuse(
+        (sentence is not None and input is not None, "a sentence and --input were both given: give one of them"),
+        (sentence is not None and output is not None, "--output is for many lines: give --input, not a sentence"),
+        (output is None and (resume or overwrite), "--resume and --overwrite are for a file: give --output"),
+        (resume and overwrite, "--resume goes on with a file and --overwrite replaces it: give one of them"),
+        (bool(prefix) and prefix_column, "--prefix and --prefix-column were both given: give one of them"),
+        (
+            chosen and not (alignments or copy_unknown),
+            "--alignment-layer and --alignment-head go with --alignments or --copy-unknown",
+        ),
+        (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
+    )
     translator = Translator.load(run, device=device)
     asked = Options(
         beam_size=beam,
         num_best=nbest,
-        alignments=align if alignments or align != AlignmentOf() else None,
+        alignments=align if alignments or chosen else None,
         copy_unknown=copy_unknown,
         vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
     )
-    if sentence is not None:
-        lines: Iterator[Line] = iter([Line("the sentence", os.fsencode(sentence))])
-    else:
-        lines = raw_lines(input or STANDARD_INPUT)
-    gate, show = Gate(bad_lines), _as_json if alignments else _as_table if nbest > 1 else _as_text
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
+    lines = raw_lines(input or STANDARD_INPUT)
+    if sentence is not None:
+        lines = iter([Line("the sentence", os.fsencode(sentence))])
     parse = sentence_and_prefix if prefix_column else partial(whole_line, prefix=prefix)
     windows = answered(translator, lines, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
+    work = Work(lines, windows, _as_json if alignments else _as_table if nbest > 1 else _as_text, Gate(bad_lines))
     if output is None:
-        for number, one in enumerate(chain.from_iterable(windows), start=1):
-            print(show(number, gate.check(one.translation)), flush=typed)
+        work.print(sys.stdout, flush=typed)
     else:
-        _check_not_the_same(input, output)
-        settings = {
-            "model": translator.fingerprint(),
-            "beam": beam,
-            "nbest": nbest,
-            "alignments": alignments,
-            "alignment-layer": alignment_layer,
-            "alignment-head": alignment_head,
-            "copy-unknown": copy_unknown,
-            "prefix": prefix,
-            "prefix-column": prefix_column,
-            "vocabulary": None if asked.vocabulary is None else asked.vocabulary.tokens.nonzero()[:, 0].tolist(),
-            "window": WINDOW_LINES,
-        }
-        _translate_to_file(output, settings, lines, windows, show, gate, input, resume=resume, overwrite=overwrite)
-    if gate.skipped:
-        print(f"{gate.skipped:,} bad lines were left empty; the first: {gate.first}", file=sys.stderr)
+        form = {"json": alignments, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
+        settings = {"model": translator.fingerprint(), **asked.settings(), **form}
+        with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
+            _finish(work, unfinished, input)
+    if work.gate.skipped:
+        print(f"bad lines left empty: {work.gate.skipped:,}; the first: {work.gate.first}", file=sys.stderr)
 
 
-def _translate_to_file(
-    output: Path,
-    settings: dict[str, Any],
-    lines: Iterator[Line],
-    windows: Iterator[list[Answered]],
-    show: Callable[[int, Translation], str],
-    gate: Gate,
-    input: Path | None,
-    *,
-    resume: bool,
-    overwrite: bool,
-) -> None:
-    with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
-        if unfinished is None:
-            print(f"{output} is whole: there is nothing left to do", file=sys.stderr)
-            return
-        try:
-            unfinished.pass_over(lines)
-            if unfinished.lines:
-                print(f"going on after line {unfinished.lines:,}", file=sys.stderr)
-            total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
-            with counting(sys.stderr, total=total, done=unfinished.lines) as tell:
-                translate_to_file(windows, unfinished, show=show, gate=gate, tell=tell)
-        except (KeyboardInterrupt, DataError, OSError) as stop:
-            stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
-            raise
+def _finish(work: Work, unfinished: Unfinished | None, input: Path | None) -> None:
+    """Write a file of translations to its end, and show how far it has come."""
+    if unfinished is None:
+        print("the file is whole: there is nothing left to do", file=sys.stderr)
+        return
+    unfinished.pass_over(work.lines)
+    if unfinished.lines:
+        print(f"going on after line {unfinished.lines:,}", file=sys.stderr)
+    total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
+    try:
+        with counting(sys.stderr, total=total, done=unfinished.lines) as tell:
+            work.finish(unfinished, tell)
+    except (KeyboardInterrupt, DataError, OSError) as stop:
+        stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
+        raise
 
 
 def generate(
@@ -459,9 +437,15 @@ def _or_none(chosen: int | Mean) -> int | None:
     return None if chosen == "mean" else chosen
 
 
-def _check_not_the_same(input: Path | None, output: Path) -> None:
-    if input is not None and input.exists() and output.exists() and output.samefile(input):
-        raise ArgumentError(f"--input and --output are both {input}: name another --output")
+def _refuse(*wrongs: tuple[bool, str]) -> None:
+    """Say the first thing that is wrong."""
+    for is_wrong, message in wrongs:
+        if is_wrong:
+            raise ArgumentError(message)
+
+
+def _are_same(input: Path | None, output: Path | None) -> bool:
+    return input is not None and output is not None and input.exists() and output.exists() and input.samefile(output)
 
 
 def _lines(paths: Sequence[StrPath]) -> Iterable[str]:
@@ -491,10 +475,7 @@ def _translation_scores(
 ) -> list[tuple[str, ...]]:
     if references and len(data) != 1:
         raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")
-    pairs: Iterable[tuple[str, str | Sequence[str]]] = (
-        read_references(data[0], references) if references else read_pairs(list(data))
-    )
-    found = model.evaluate(pairs, beam_size=beam)
+    found = model.evaluate(_judged(data, references), beam_size=beam)
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
@@ -502,6 +483,15 @@ def _translation_scores(
         ("exact match", f"{found.exact_match:.2f}", "percent"),
         ("loss", f"{found.loss:.4f}", "nats a token"),
     ]
+
+
+def _judged(data: Sequence[Path], references: Sequence[Path]) -> Iterable[tuple[str, str | Sequence[str]]]:
+    """Sources and their references, in the forms that there are."""
+    if references:
+        return read_references(data[0], references)
+    if len(data) == 1 and is_json_lines(data[0]):
+        return read_judged(data[0])
+    return read_pairs(list(data))
 
 
 def _print_table(rows: Iterable[tuple[str, ...]]) -> None:

@@ -16,7 +16,7 @@ import torch
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.requests import Options
-from regard.tasks.translate_lines import Gate, answered, sentence_and_prefix, translate_to_file, whole_line
+from regard.tasks.translate_lines import Gate, Work, answered, sentence_and_prefix, whole_line
 from regard.tasks.translator import Translation, Translator
 from regard.tasks.unfinished import opened
 from regard.text.lines import Line, raw_lines
@@ -73,7 +73,7 @@ def run(translator, source, target, *, stop_after=None, bad_lines="stop", gate=N
                 raise Killed
 
         unfinished.pass_over(lines)
-        translate_to_file(windows, unfinished, show=show, gate=gate or Gate(bad_lines), tell=tell)
+        Work(lines, windows, show, gate or Gate(bad_lines)).finish(unfinished, tell)
 
 
 @pytest.fixture
@@ -250,9 +250,10 @@ translator = tiny()
 def done(count):
     path = Path({out!r}, f"{{count}}.in")
     path.write_text("12\\n" * count)
-    windows = answered(translator, raw_lines(path), Options(beam_size=1), parse=whole_line, window_lines=100)
+    lines = raw_lines(path)
+    windows = answered(translator, lines, Options(beam_size=1), parse=whole_line, window_lines=100)
     with opened(path.with_suffix(".out"), SETTINGS, resume=False, overwrite=False) as unfinished:
-        translate_to_file(windows, unfinished, show=show, gate=Gate("stop"))
+        Work(lines, windows, show, Gate("stop")).finish(unfinished)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 small = done(2_000)
 print(done(20_000) - small)
@@ -276,7 +277,7 @@ lines = raw_lines({source!r})
 windows = answered(tiny(), lines, Options(beam_size=2), parse=whole_line, window_lines=WINDOW)
 with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinished:
     unfinished.pass_over(lines)
-    translate_to_file(windows, unfinished, show=show, gate=Gate("stop"), tell=lambda lines: time.sleep(0.05))
+    Work(lines, windows, show, Gate("stop")).finish(unfinished, lambda lines: time.sleep(0.05))
 """
 
 

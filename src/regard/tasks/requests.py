@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.errors import ArgumentError
 from regard.logits import Constraint, ForcedPrefix, Vocabulary
@@ -30,6 +30,18 @@ class Options:
         """Check the numbers once."""
         if not 1 <= self.num_best <= self.beam_size:
             raise ArgumentError(f"num_best must be in 1..beam_size, got {self.num_best} and {self.beam_size}")
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the answers, as JSON can hold it."""
+        chosen = None if self.vocabulary is None else self.vocabulary.tokens.nonzero()[:, 0].tolist()
+        alignments = None if self.alignments is None else str(self.alignments)
+        return {
+            "beam": self.beam_size,
+            "nbest": self.num_best,
+            "alignments": alignments,
+            "copy-unknown": self.copy_unknown,
+            "vocabulary": chosen,
+        }
 
     def constraints(self, prefixes: Sequence[Sequence[int]]) -> list[Constraint]:
         """What may be chosen in the answers to sources with these prefixes."""

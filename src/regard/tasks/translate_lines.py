@@ -1,9 +1,10 @@
 """Lines of a file through a translator: in order, a window at a time, with a place for each that is bad."""
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from regard.errors import DataError
 from regard.tasks.requests import Options, Request
@@ -88,26 +89,38 @@ class Gate:
         return translation
 
 
-def translate_to_file(
-    windows: Iterable[list[Answered]],
-    unfinished: Unfinished,
-    *,
-    show: Show,
-    gate: Gate,
-    tell: Callable[[int], None] = lambda lines: None,
-) -> None:
-    """Write all answers and finish the file; `tell` hears how many lines have been answered.
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Lines to translate, and what becomes of their translations."""
 
-    Raises:
-        DataError: a bad line, if those stop; what was answered before its window is kept.
-        OSError: the disk is full; what was answered is kept.
-    """
-    for window in windows:
-        numbered = enumerate((gate.check(one.translation) for one in window), start=unfinished.lines + 1)
-        content = "".join(f"{show(number, translation)}\n" for number, translation in numbered)
-        unfinished.add((one.line for one in window), content)
-        tell(unfinished.lines)
-    unfinished.finish()
+    lines: Iterator[Line]
+    windows: Iterator[list[Answered]]
+    """Of these lines, as `answered` makes them."""
+    show: Show
+    gate: Gate
+
+    def print(self, file: IO[str], *, flush: bool) -> None:
+        """Write the answers to a stream.
+
+        Raises:
+            DataError: a bad line, if those stop; the answers before it are written.
+        """
+        for number, one in enumerate(chain.from_iterable(self.windows), start=1):
+            print(self.show(number, self.gate.check(one.translation)), file=file, flush=flush)
+
+    def finish(self, unfinished: Unfinished, tell: Callable[[int], None] = lambda lines: None) -> None:
+        """Write all answers and finish the file; `tell` hears how many lines have been answered.
+
+        Raises:
+            DataError: a bad line, if those stop; what was answered before its window is kept.
+            OSError: the disk is full; what was answered is kept.
+        """
+        for window in self.windows:
+            numbered = enumerate((self.gate.check(one.translation) for one in window), start=unfinished.lines + 1)
+            content = "".join(f"{self.show(number, translation)}\n" for number, translation in numbered)
+            unfinished.add((one.line for one in window), content)
+            tell(unfinished.lines)
+        unfinished.finish()
 
 
 def count_lines(path: Path) -> int:

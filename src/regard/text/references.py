@@ -1,11 +1,13 @@
 """Sentences and the several translations that theirs are judged by."""
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
 from regard.errors import ArgumentError, DataError
 from regard.text.lines import Line, Reader, StrPath, decoded, raw_lines
+from regard.text.unicode import normalise
 
 
 class Judged(NamedTuple):
@@ -38,6 +40,31 @@ def read_references(source: StrPath, references: Sequence[StrPath]) -> Reader[Ju
         raise ArgumentError("expected one file of references or more, got none")
     must_hold = f"sentences in {source}"
     return Reader(_side_by_side([source, *references]), _judged, bad_lines="stop", must_hold=must_hold)
+
+
+def read_judged(path: StrPath) -> Reader[Judged]:
+    """JSON lines: {"source": ..., "target": ...}, where the target is a text or a list of several.
+
+    Raises:
+        DataError: while reading: a line that is something else, an empty text, or none that can be read.
+    """
+    return Reader(raw_lines(path), _judged_json, bad_lines="stop", must_hold=f"sentences in {path}")
+
+
+def _judged_json(line: Line) -> Judged:
+    try:
+        record = json.loads(decoded(*line))
+        source, target = record["source"], record["target"]
+        texts = [source, *([target] if isinstance(target, str) else target)]
+        is_whole = len(texts) > 1 and all(isinstance(text, str) and text.strip() for text in texts)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise DataError(
+            f'{line.place}: expected {{"source": text, "target": text or a list of texts}}, none of them empty, '
+            f"got {line.raw[:60].decode(errors='replace')!r}; correct the line"
+        )
+    return Judged(normalise(source), tuple(map(normalise, texts[1:])))
 
 
 def _side_by_side(paths: Sequence[StrPath]) -> Iterator[tuple[Line, ...]]:

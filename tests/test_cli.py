@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -323,11 +324,126 @@ def test_debug_shows_where_it_happened(call, tmp_path: Path) -> None:
         call("translate", str(tmp_path), "x", "--debug")
 
 
-def test_an_unknown_option(call) -> None:
-    status, out, err = call("train", "--colour", "red")
-    assert (status, out) == (2, "")
-    assert "--colour" in err
-    assert "Traceback" not in err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "--colour", "red"), "Unrecognized options: --colour red"),
+        (("translate", "x", "--bem", "2"), "Unrecognized options: --bem, 2; Perhaps you meant: --beam INT"),
+        (("translate", "x", "y", "--beam", "two"), "Error parsing --beam: invalid literal for int()"),
+        (("score", "x", "--device"), "Missing value for argument '--device'"),
+        (("evaluate", "x"), "Missing from regard evaluate: --data"),
+        (("flarb",), "Unrecognized options: flarb; Available subcommands: train, translate"),
+        ((), "Expected one of {train, translate"),
+    ],
+)
+def test_arguments_that_cannot_be_read(call, arguments: tuple[str, ...], message: str) -> None:
+    check_one_line(call(*arguments), message)
+
+
+def test_overwrite_keeps_the_old_run_until_the_new_data_are_read(call, run: Path, data: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(run, tmp_path / "run")
+    (out / "notes.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    bad = tmp_path / "bad.tsv"
+    bad.write_bytes(data.read_bytes() + b"no tab\n")
+    check_one_line(
+        call("train", "--data", str(bad), "--out", str(out), "--overwrite", *TINY), "bad.tsv:101: expected a source"
+    )
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    status, _, err = call("train", "--data", str(data), "--out", str(out), "--overwrite", "--steps", "2", *TINY)
+    assert status == 0, err
+    assert [step for step, _ in losses(out)] == [1, 2]
+    assert (out / "notes.txt").read_text() == "mine"
+    assert not (out / ".new").exists()
+
+
+# -- files of translations --------------------------------------------------------------------------------------
+
+
+def test_a_file_is_translated_into_a_file(call, run: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("".join(f"{line}\n" for line, _ in PAIRS[:30]))
+    command = ("translate", str(run), "--input", str(source), "--beam", "2", "--nbest", "2")
+    status, printed, err = call(*command)
+    assert (status, err) == (0, "")
+    assert call(*command, "--output", str(target)) == (0, "", "")
+    assert target.read_text() == printed
+    check_one_line(call(*command, "--output", str(target)), "is there already: replace it (--overwrite)")
+    check_one_line(call(*command, "--output", str(source), "--overwrite"), "--input and --output are both")
+    check_one_line(call(*command, "--resume"), "give --output")
+    check_one_line(call(*command, "--output", str(target), "--resume", "--overwrite"), "give one of them")
+    assert call(*command, "--output", str(target), "--overwrite") == (0, "", "")
+    check_one_line(call(*command, "--output", str(tmp_path / "absent" / "x")), "No such file or directory")
+
+
+def test_ctrl_c_says_how_to_go_on(run: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("2 times 3\n" * 200_000)
+    command = ("translate", str(run), "--input", str(source), "--output", str(target), "--beam", "1")
+    process = start(*command, stderr=subprocess.PIPE, text=True)
+    record = tmp_path / "out.txt.partial.json"
+    deadline = time.monotonic() + 120
+    while not (record.exists() and json.loads(record.read_text())["lines"]):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    kept = json.loads(record.read_text())["lines"]
+    assert process.returncode == 130
+    assert stderr == f"regard: interrupted; {kept:,} lines are kept: go on with the same command and --resume\n"
+    assert (tmp_path / "out.txt.partial").read_text().count("\n") >= kept
+
+
+def test_bad_lines_are_left_empty_on_request(call, run: Path) -> None:
+    stdin = b"2 times 3\n\xff\n4 times 5\n"
+    status, out, err = call("translate", str(run), "--beam", "1", stdin=stdin)
+    assert (status, out.count("\n")) == (2, 1)
+    assert err.startswith("regard: standard input:2: expected UTF-8")
+    status, out, err = call("translate", str(run), "--beam", "1", "--bad-lines", "skip", stdin=stdin)
+    assert (status, out.count("\n"), out.splitlines()[1]) == (0, 3, "")
+    assert err.startswith("bad lines left empty: 1; the first: standard input:2: expected UTF-8")
+
+
+def test_options_of_translations(call, run: Path, tmp_path: Path) -> None:
+    _, out, _ = call("translate", str(run), "2 times 3", "--prefix", "7 m", "--beam", "2")
+    assert out.startswith("7 m")
+    _, out, _ = call("translate", str(run), "--prefix-column", stdin=b"2 times 3\t9 mal\n2 times 3\n")
+    assert out.splitlines()[0].startswith("9 mal")
+    (tmp_path / "words.txt").write_text("mal 3\n")
+    _, out, _ = call("translate", str(run), "2 times 3", "--vocabulary", str(tmp_path / "words.txt"))
+    assert set(out) <= set("mal 3\n")
+    of = ("--alignments", "--alignment-layer")
+    maps = [json.loads(call("translate", str(run), "2 times 3", *of, which)[1]) for which in ("-1", "0", "mean")]
+    assert maps[0] == maps[1] == maps[2]  # of one layer
+    _, first, _ = call("translate", str(run), "2 times 3", "--alignments", "--alignment-head", "0")
+    assert json.loads(first) != maps[0]
+    assert call("translate", str(run), "2 times ß", "--copy-unknown")[0] == 0
+    check_one_line(call("translate", str(run), "x", "--alignment-head", "0"), "go with --alignments or --copy-unknown")
+    check_one_line(call("translate", str(run), "x", *of, "1"), "expected a layer from -1 to 0")
+    check_one_line(call("translate", str(run), "x", "--prefix", "y", "--prefix-column"), "give one of them")
+
+
+def test_evaluate_with_several_references(call, run: Path, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("in", "one", "two")]
+    for path, lines in zip(files, (["2 times 3", "4 times 5"], ["3 mal 2", "x"], ["y", ""]), strict=True):
+        path.write_text("".join(f"{line}\n" for line in lines))
+    source, *references = map(str, files)
+    command = ("evaluate", str(run), "--beam", "1", "--data", source, "--references")
+    status, out, _ = call(*command, *references)
+    assert status == 0
+    assert "nrefs:var" in out
+    assert "nrefs:1" in call(*command, references[0])[1]
+    check_one_line(call(*command, references[1]), "expected a reference in one of the files, got an empty line")
+    files[2].write_text("y\n")
+    check_one_line(call(*command, *references), "ends after line 1")
+    check_one_line(call("evaluate", str(run), "--data", source, source, "--references", source), "one file of sources")
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"source": "2 times 3", "target": ["3 mal 2", "y"]}\n{"source": "4 times 5", "target": "x"}\n')
+    files[2].write_text("y\n\n")
+    assert call("evaluate", str(run), "--beam", "1", "--data", str(lines))[1] == out
+    lines.write_text('{"source": "2 times 3", "target": ["", "y"]}\n')
+    check_one_line(call("evaluate", str(run), "--data", str(lines)), 'in.jsonl:1: expected {"source": text, "target"')
 
 
 # -- language models ------------------------------------------------------------------------------------------

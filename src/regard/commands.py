@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -12,25 +13,39 @@ from typing import Annotated, Any, Literal, cast
 import torch
 import tyro
 
-from regard.errors import ArgumentError, RunFolderError
+from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.exports import Format, export_run
 from regard.logits import Filter, MinP, RepetitionPenalty, Temperature, TopK, TopP
 from regard.models.sizes import Size
 from regard.tasks import translator as translators
+from regard.tasks.alignments import AlignmentOf
 from regard.tasks.choosing import choose as choose_model
 from regard.tasks.demo import DemoResult, run_demo
 from regard.tasks.filler import Filler
+from regard.tasks.line_progress import counting
 from regard.tasks.pictures import save_pictures
 from regard.tasks.registry import TASKS, Task, TaskName, task_of
+from regard.tasks.requests import Options
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.settings import from_plain
 from regard.tasks.toml import read_toml
+from regard.tasks.translate_lines import (
+    Gate,
+    Work,
+    answered,
+    count_lines,
+    sentence_and_prefix,
+    whole_line,
+)
 from regard.tasks.translator import WINDOW_LINES, Translation, Translator
+from regard.tasks.unfinished import Unfinished, opened
 from regard.tasks.writer import Writer
-from regard.text.lines import STANDARD_INPUT, StrPath, read_lines
-from regard.text.pairs import read_pairs
+from regard.text.lines import STANDARD_INPUT, BadLines, Line, StrPath, raw_lines, read_lines
+from regard.text.pairs import is_json_lines, read_pairs
+from regard.text.references import read_judged, read_references
 
 Run = tyro.conf.Positional[Path]
+Mean = Literal["mean"]
 USES = {
     translators.TASK: "regard translate {}",
     "language-model": 'regard generate {} "a prompt"',
@@ -63,7 +78,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
             size: a model of the size that a paper names so; flags for its parts go before it.
             config: a TOML file of settings, such as run.toml in a run folder; flags go before it.
             resume: go on with the run in --out; settings that are not given stay as they were.
-            overwrite: replace the run in --out.
+            overwrite: replace the run in --out, once the new data have been read.
         """
         if resume and overwrite:
             raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
@@ -86,9 +101,19 @@ def translate(
     /,
     *,
     input: Path | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    bad_lines: BadLines = "stop",
     beam: int = 5,
     nbest: int = 1,
     alignments: bool = False,
+    alignment_layer: int | Mean = -1,
+    alignment_head: int | Mean = "mean",
+    copy_unknown: bool = False,
+    prefix: str = "",
+    prefix_column: bool = False,
+    vocabulary: Path | None = None,
     device: str = "auto",
 ) -> None:
     """Translate a sentence, a file, or standard input, a line each.
@@ -97,26 +122,76 @@ def translate(
         run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         sentence: what to translate; without it, --input or standard input is read.
         input: a file of one sentence a line; may be gzipped.
+        output: a file to write to, instead of standard output; it has that name once it is whole.
+        resume: go on with an --output that was interrupted.
+        overwrite: replace --output if it is there.
+        bad_lines: whether a line that cannot be read or is too long ends the work, or is answered by an empty line.
         beam: hypotheses kept while searching; 1 takes the most probable token each time.
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
         alignments: print JSON: tokens, scores, and what each token looked at among the source's.
+        alignment_layer: the decoder's layer whose attention that is, from 0, or from -1 backwards; or mean.
+        alignment_head: the head in it, or mean.
+        copy_unknown: print the source's word that is looked at most for each word outside the vocabulary.
+        prefix: what every translation must begin with.
+        prefix_column: what each translation must begin with stands in its line, after the sentence and a tab.
+        vocabulary: a file of words or sentences; translations are made of their tokens alone.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    if sentence is not None and input is not None:
-        raise ArgumentError("a sentence and --input were both given: give one of them")
+    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
+    chosen = align != AlignmentOf()
+    _refuse(
+        (sentence is not None and input is not None, "a sentence and --input were both given: give one of them"),
+        (sentence is not None and output is not None, "--output is for many lines: give --input, not a sentence"),
+        (output is None and (resume or overwrite), "--resume and --overwrite are for a file: give --output"),
+        (resume and overwrite, "--resume goes on with a file and --overwrite replaces it: give one of them"),
+        (bool(prefix) and prefix_column, "--prefix and --prefix-column were both given: give one of them"),
+        (
+            chosen and not (alignments or copy_unknown),
+            "--alignment-layer and --alignment-head go with --alignments or --copy-unknown",
+        ),
+        (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
+    )
     translator = Translator.load(run, device=device)
-    lines = [sentence] if sentence is not None else read_lines(input or STANDARD_INPUT)
-    typed = sentence is None and input is None and sys.stdin.isatty()
-    found = translator.translate(
-        lines,
+    asked = Options(
         beam_size=beam,
         num_best=nbest,
-        alignments=alignments,
-        window_lines=1 if typed else WINDOW_LINES,
+        alignments=align if alignments or chosen else None,
+        copy_unknown=copy_unknown,
+        vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
     )
-    show = _as_json if alignments else _as_table if nbest > 1 else _as_text
-    for number, translation in enumerate(found, start=1):
-        print(show(number, translation), flush=typed)
+    typed = sentence is None and input is None and output is None and sys.stdin.isatty()
+    lines = raw_lines(input or STANDARD_INPUT)
+    if sentence is not None:
+        lines = iter([Line("the sentence", os.fsencode(sentence))])
+    parse = sentence_and_prefix if prefix_column else partial(whole_line, prefix=prefix)
+    windows = answered(translator, lines, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
+    work = Work(lines, windows, _as_json if alignments else _as_table if nbest > 1 else _as_text, Gate(bad_lines))
+    if output is None:
+        work.print(sys.stdout, flush=typed)
+    else:
+        form = {"json": alignments, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
+        settings = {"model": translator.fingerprint(), **asked.settings(), **form}
+        with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
+            _finish(work, unfinished, input)
+    if work.gate.skipped:
+        print(f"bad lines left empty: {work.gate.skipped:,}; the first: {work.gate.first}", file=sys.stderr)
+
+
+def _finish(work: Work, unfinished: Unfinished | None, input: Path | None) -> None:
+    """Write a file of translations to its end, and show how far it has come."""
+    if unfinished is None:
+        print("the file is whole: there is nothing left to do", file=sys.stderr)
+        return
+    unfinished.pass_over(work.lines)
+    if unfinished.lines:
+        print(f"going on after line {unfinished.lines:,}", file=sys.stderr)
+    total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
+    try:
+        with counting(sys.stderr, total=total, done=unfinished.lines) as tell:
+            work.finish(unfinished, tell)
+    except (KeyboardInterrupt, DataError, OSError) as stop:
+        stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
+        raise
 
 
 def generate(
@@ -138,10 +213,10 @@ def generate(
     """Let a language model write on after a prompt; what it writes is printed as it comes.
 
     Args:
-        run: the folder that `regard train --task language-model` made.
+        run: the folder that `regard train --task language-model` made, or GPT-2's or Llama's in Hugging Face's format.
         prompt: what the text begins with; printed too.
         max_tokens: the most tokens to write.
-        samples: how many texts to write, with a line of --- between them.
+        samples: how many texts to write; several are drawn together and printed when whole, --- between them.
         temperature: below 1 the likely becomes likelier; 0 takes the most probable token each time.
         top_k: draw from so many most probable tokens; 0 from all.
         top_p: draw from the fewest most probable tokens that come to this probability.
@@ -155,20 +230,27 @@ def generate(
         raise ArgumentError(f"samples must be at least 1, got {samples}")
     filters = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
     writer = Writer.load(run, device=device)
-    for number in range(samples):
-        if number:
-            print("---")
-        sys.stdout.write(prompt)
-        for piece in writer.generate(
-            prompt, max_tokens=max_tokens, filters=filters, stop=stop, seed=seed * samples + number
-        ):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        print(flush=True)
+    limits: dict[str, Any] = {"max_tokens": max_tokens, "filters": filters, "stop": stop, "seed": seed}
+    if samples > 1:
+        for number, text in enumerate(writer.samples(prompt, count=samples, **limits)):
+            print(*(["---"] if number else []), prompt + text, sep="\n", flush=True)
+        return
+    sys.stdout.write(prompt)
+    for piece in writer.generate(prompt, **limits):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    print(flush=True)
 
 
 def evaluate(
-    run: Run, /, *, data: tuple[Path, ...], beam: int | None = None, stride: int | None = None, device: str = "auto"
+    run: Run,
+    /,
+    *,
+    data: tuple[Path, ...],
+    references: tuple[Path, ...] = (),
+    beam: int | None = None,
+    stride: int | None = None,
+    device: str = "auto",
 ) -> None:
     """Score a run on a test set.
 
@@ -178,17 +260,19 @@ def evaluate(
     Args:
         run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         data: the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text.
+        references: translation: files of reference translations, one a set, for --data, which is then sources alone.
         beam: translation: hypotheses kept while searching; 5 unless given.
         stride: language model: tokens that each block predicts, the others being context; half a block unless given.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     model = task_of(run).load(run, device=device)
-    for flag, value, kind in (("--beam", beam, Translator), ("--stride", stride, Writer)):
+    given = ("--beam", beam, Translator), ("--stride", stride, Writer), ("--references", references or None, Translator)
+    for flag, value, kind in given:
         if value is not None and not isinstance(model, kind):
             raise ArgumentError(f"{flag} is not for a run of the task {RunFolder(run).task()}: leave it out")
     match model:
         case Translator():
-            _print_table(_translation_scores(model, data, 5 if beam is None else beam))
+            _print_table(_translation_scores(model, data, references, 5 if beam is None else beam))
         case Writer():
             found = model.evaluate(_lines(data), stride=stride)
             _print_table(
@@ -349,6 +433,21 @@ def _sized(task: Task, config: Any, size: str | None) -> Any:
     return task.sized(config, cast(Size, size))
 
 
+def _or_none(chosen: int | Mean) -> int | None:
+    return None if chosen == "mean" else chosen
+
+
+def _refuse(*wrongs: tuple[bool, str]) -> None:
+    """Say the first thing that is wrong."""
+    for is_wrong, message in wrongs:
+        if is_wrong:
+            raise ArgumentError(message)
+
+
+def _are_same(input: Path | None, output: Path | None) -> bool:
+    return input is not None and output is not None and input.exists() and output.exists() and input.samefile(output)
+
+
 def _lines(paths: Sequence[StrPath]) -> Iterable[str]:
     return (line for path in paths for line in read_lines(path))
 
@@ -371,8 +470,12 @@ def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetit
     return filters
 
 
-def _translation_scores(model: Translator, data: tuple[Path, ...], beam: int) -> list[tuple[str, ...]]:
-    found = model.evaluate(read_pairs(list(data)), beam_size=beam)
+def _translation_scores(
+    model: Translator, data: tuple[Path, ...], references: tuple[Path, ...], beam: int
+) -> list[tuple[str, ...]]:
+    if references and len(data) != 1:
+        raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")
+    found = model.evaluate(_judged(data, references), beam_size=beam)
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
@@ -380,6 +483,15 @@ def _translation_scores(model: Translator, data: tuple[Path, ...], beam: int) ->
         ("exact match", f"{found.exact_match:.2f}", "percent"),
         ("loss", f"{found.loss:.4f}", "nats a token"),
     ]
+
+
+def _judged(data: Sequence[Path], references: Sequence[Path]) -> Iterable[tuple[str, str | Sequence[str]]]:
+    """Sources and their references, in the forms that there are."""
+    if references:
+        return read_references(data[0], references)
+    if len(data) == 1 and is_json_lines(data[0]):
+        return read_judged(data[0])
+    return read_pairs(list(data))
 
 
 def _print_table(rows: Iterable[tuple[str, ...]]) -> None:

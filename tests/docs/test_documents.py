@@ -15,6 +15,7 @@ PAGES = [
     "docs/watching.md",
     "docs/maps.md",
     "docs/losses.md",
+    "docs/translate.md",
 ]
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from regard import cli
-from regard.errors import MissingExtraError, RunFolderError
+from regard.errors import ArgumentError, MissingExtraError, RunFolderError
+from regard.tasks.requests import Options
 from regard.tasks.translator import Translator
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "the cats were old and small", "we see a house!"]
@@ -216,13 +217,34 @@ def test_t5_translates_as_it_does_there(tmp_path):
     assert translator.attend("the old cat").source_labels[-1] == "</s>"
 
 
+@pytest.mark.parametrize("make", [make_marian, make_t5])
+def test_unknown_pieces_are_copied(make, tmp_path):
+    translator = Translator.load(make(tmp_path), device="cpu")
+    output, unknown = translator.model.output, translator.target_tokenizer.unknown_id
+    bias = torch.zeros(output.out_features) if output.bias is None else output.bias.detach().clone()
+    bias[unknown] = 99.0
+    output.bias = torch.nn.Parameter(bias, requires_grad=False)
+    (plain,) = translator.translate(["Zürich sees 木 trees"], beam_size=1)
+    (copied,) = translator.translate(["Zürich sees 木 trees"], beam_size=1, copy_unknown=True)
+    assert "\ufffd" in plain.text or not plain.text  # theirs drops special tokens
+    assert copied.text
+    pieces = "".join(translator.source_tokenizer.surfaces("Zürich sees 木 trees"))
+    assert set(copied.text) <= set(pieces)
+    assert pieces.strip() == "Zürich sees 木 trees"
+
+
+def test_byte_level_folders_have_nothing_to_copy(bart):
+    with pytest.raises(ArgumentError, match="there are no unknown words to copy"):
+        next(Translator.load(bart, device="cpu").translate(["a tree"], copy_unknown=True))
+
+
 def test_banned_tokens_are_never_written(marian):
     translator = Translator.load(marian, device="cpu")
     pad = translator.target_tokenizer.marks.pad_id
     assert translator.model.output.bias[pad] == -torch.inf
     ids = translator.source_tokenizer.encode_batch(SENTENCES)
     for beam_size in (1, 3):
-        found = translator._search(ids, beam_size=beam_size, num_best=1, alignments=False)
+        found = translator._search(ids, Options(beam_size=beam_size))
         assert all(pad not in best.tokens for (best, *_) in found)
 
 

@@ -1,10 +1,11 @@
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from regard.errors import RunFolderError
+from regard.errors import DataError, RunFolderError
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.settings import from_plain, to_plain
 
@@ -68,7 +69,15 @@ def test_a_run_is_not_replaced_unasked(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="already holds a run"):
         folder.begin("t", SETTINGS)
     assert (folder.path / "metrics.jsonl").exists()
-    folder.begin("t", SETTINGS, overwrite=True)
+    with suppress(DataError), folder.replacement() as beside:
+        beside.begin("t", SETTINGS)
+        raise DataError("a bad line")
+    assert (folder.path / "metrics.jsonl").exists()
+    assert not beside.path.exists()
+    with folder.replacement() as beside:
+        beside.begin("u", SETTINGS)
+        assert folder.task() == "t"
+    assert folder.task() == "u"
     assert not (folder.path / "metrics.jsonl").exists()
     assert (folder.path / "notes.txt").read_text() == "the user's own"
 
@@ -76,7 +85,7 @@ def test_a_run_is_not_replaced_unasked(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunFolderError, match="is not empty and holds no run"):
-        RunFolder(tmp_path).begin("t", SETTINGS, overwrite=True)
+        RunFolder(tmp_path).begin("t", SETTINGS)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(RunFolderError, match="is a file"):
         RunFolder(tmp_path / "thesis.tex").begin("t", SETTINGS)

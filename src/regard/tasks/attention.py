@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from regard.text.marks import Codec
+from regard.text.labels import Label
 from regard.weights import AttentionMap
 
 
@@ -53,7 +53,15 @@ class Axis(NamedTuple):
     spans: list[tuple[int, int]]
 
 
-def axis(tokenizer: Codec, ids: Sequence[int]) -> Axis:
+class HasLabels(Protocol):
+    """Says what to print for tokens."""
+
+    def labels(self, ids: Sequence[int]) -> list[Label]:
+        """On an axis, in order."""
+        ...
+
+
+def axis(tokenizer: HasLabels, ids: Sequence[int]) -> Axis:
     """The labels of tokens: pieces that share a character are one."""
     labels = tokenizer.labels(ids)
     return Axis([label.text for label in labels], [label.pieces for label in labels])
@@ -68,7 +76,7 @@ def merge(weights: AttentionMap | Tensor, rows: Axis, columns: Axis) -> Attentio
     return torch.stack([wide[..., first : last + 1, :].mean(-2) for first, last in rows.spans], dim=-2)
 
 
-def text_attention(tokenizer: Codec, ids: Sequence[int], maps: Mapping[str, AttentionMap]) -> TextAttention:
+def text_attention(tokenizer: HasLabels, ids: Sequence[int], maps: Mapping[str, AttentionMap]) -> TextAttention:
     """The maps (1, H, T, T) of a pass over one text."""
     labels = axis(tokenizer, ids)
     merged = {name: merge(cast(AttentionMap, weights[0]), labels, labels) for name, weights in maps.items()}

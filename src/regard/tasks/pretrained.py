@@ -1,17 +1,22 @@
-"""A folder that was downloaded, as a translator's parts."""
+"""A folder that was downloaded, as the parts of a translator or of a writer."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import RunFolderError
 from regard.models.convert import Pretrained, from_huggingface
+from regard.models.decoder_only import DecoderOnly
 from regard.models.transformer import Transformer
+from regard.tasks.languages import Downloaded
 from regard.text.marks import Codec, Marks
-from regard.text.pretrained import pretrained_tokenizers
+from regard.text.pretrained import TokenizerFile, pretrained_tokenizers
 from regard.training.files import read_json
+
+# What a language model reads at once, however long a text its positions allow.
+LONGEST_BLOCK = 2_048
 
 
 class Parts(NamedTuple):
@@ -26,6 +31,41 @@ def is_huggingface(folder: Path) -> bool:
     """Whether a folder's config.json is that of a Hugging Face model rather than of a run."""
     path = folder / "config.json"
     return path.is_file() and "model_type" in read_json(path)
+
+
+def writes_text(folder: Path) -> bool:
+    """Whether the model of a Hugging Face folder writes on after a text, rather than translates."""
+    return read_json(folder / "config.json").get("model_type") in ("gpt2", "llama")
+
+
+class TextParts(NamedTuple):
+    """What a writer is made of."""
+
+    model: DecoderOnly
+    language: Downloaded
+    block_length: int
+
+
+def load_pretrained_text(folder: Path) -> TextParts:
+    """The language model and the tokenizer of a Hugging Face folder.
+
+    Raises:
+        RunFolderError: it is no language model, cannot be read, or its parts do not fit together.
+        MissingExtraError: a library that reads it is not installed.
+    """
+    pretrained = from_huggingface(folder)
+    model = pretrained.model
+    if not isinstance(model, DecoderOnly):
+        raise RunFolderError(f"{folder} holds a {pretrained.family} model, which does not write on after a text")
+    marks, path = _marks(pretrained, folder), folder / "tokenizer.json"
+    if not path.is_file():
+        raise RunFolderError(f"{folder} has no tokenizer that regard reads: expected tokenizer.json")
+    tokenizer = TokenizerFile(path, marks)
+    _check_fit(folder, "", tokenizer, model.output.weight)
+    language = Downloaded(tokenizer, marks.begin_id, pretrained.end_ids, pretrained.banned_ids)
+    values = read_json(folder / "config.json")
+    positions = model.max_length or values.get("max_position_embeddings") or LONGEST_BLOCK
+    return TextParts(model, language, min(int(positions), LONGEST_BLOCK))
 
 
 def load_pretrained(folder: Path) -> Parts:
@@ -43,13 +83,17 @@ def load_pretrained(folder: Path) -> Parts:
     tokenizers = pretrained_tokenizers(folder, marks, marks)
     embeddings = model.source_embedding, model.target_embedding
     for side, tokenizer, embedding in zip(("source", "target"), tokenizers, embeddings, strict=True):
-        if len(tokenizer) > len(embedding.weight):
-            raise RunFolderError(
-                f"{folder}: the {side} tokenizer has {len(tokenizer)} tokens and the model {len(embedding.weight)}: "
-                "they are not of one folder"
-            )
+        _check_fit(folder, f"{side} ", tokenizer, embedding.weight)
     _ban(model, pretrained.banned_ids)
     return Parts(model, *tokenizers)
+
+
+def _check_fit(folder: Path, side: str, tokenizer: Codec, rows: Tensor) -> None:
+    if len(tokenizer) > len(rows):
+        raise RunFolderError(
+            f"{folder}: the {side}tokenizer has {len(tokenizer)} tokens and the model {len(rows)}: "
+            "they are not of one folder"
+        )
 
 
 def _marks(pretrained: Pretrained, folder: Path) -> Marks:

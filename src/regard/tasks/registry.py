@@ -11,7 +11,7 @@ from regard.tasks import filler, translator, writer
 from regard.tasks.config import TrainingConfig, TranslationConfig
 from regard.tasks.filler import Filler
 from regard.tasks.language_model import masked_job, next_token_job, train_language_model, train_masked_language_model
-from regard.tasks.pretrained import is_huggingface
+from regard.tasks.pretrained import is_huggingface, writes_text
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.runs import Job
 from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig
@@ -53,13 +53,13 @@ TASKS: Mapping[str, Task] = {
 
 
 def task_of(folder: Path) -> Task:
-    """The task of a run folder; of a folder in Hugging Face's format it is translation.
+    """The task of a run folder, or of a folder in Hugging Face's format: a language model's or translation.
 
     Raises:
         RunFolderError: there is no run in it, or one of a task that this version does not have.
     """
     if is_huggingface(folder):
-        return TASKS[translator.TASK]
+        return TASKS[writer.TASK if writes_text(folder) else translator.TASK]
     name = RunFolder(folder).task()
     if name not in TASKS:
         raise RunFolderError(f"{folder} is a run of the task {name!r}; this version has {', '.join(TASKS)}")

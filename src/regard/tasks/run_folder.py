@@ -9,10 +9,13 @@ best/  last/      checkpoints
 kept/             models of the latest validations, if some are to be kept
 trained/          the best model by training, where `regard choose` put another in its place
 metrics.jsonl     train.log     tensorboard/
+.new/             while the run is being replaced: the other one, until its data have been read
 """
 
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +29,7 @@ from regard.training.sealed import read_sealed, write_sealed
 
 T = TypeVar("T")
 FORMAT = 1
+REPLACEMENT = ".new"
 CONTENTS = (
     "config.json",
     "run.toml",
@@ -41,6 +45,7 @@ CONTENTS = (
     "kept",
     "trained",
     "tensorboard",
+    REPLACEMENT,
 )
 PACKAGES = ("regard", "torch", "numpy", "tokenizers", "safetensors", "lightning-fabric")
 
@@ -62,7 +67,7 @@ class RunFolder:
         """Whether training has begun here."""
         return self.config_file.is_file()
 
-    def begin(self, task: str, config: Any, *, overwrite: bool = False) -> None:
+    def begin(self, task: str, config: Any) -> None:
         """Make the folder and write the configuration, without touching what someone else has there.
 
         Raises:
@@ -71,17 +76,35 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; name a folder for the run")
-        if self.holds_a_run() and not overwrite:
+        if self.holds_a_run():
             raise RunFolderError(
                 f"{self.path} already holds a run: go on with it (--resume), replace it (--overwrite), "
                 "or name another folder (--out)"
             )
-        if not self.holds_a_run() and self.path.exists() and not all(map(is_temporary, self.path.iterdir())):
+        if self.path.exists() and not all(map(is_temporary, self.path.iterdir())):
             raise RunFolderError(f"{self.path} is not empty and holds no run; name another folder (--out)")
-        self._clear()
         self.sweep()
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_config(task, config)
+
+    @contextmanager
+    def replacement(self) -> Iterator["RunFolder"]:
+        """A folder beside the run, which takes the run's place when the block ends, and vanishes if it fails.
+
+        Whenever the process dies, what is here can be resumed or replaced.
+        """
+        beside = RunFolder(self.path / REPLACEMENT)
+        shutil.rmtree(beside.path, ignore_errors=True)
+        try:
+            yield beside
+            self._clear(*(name for name in CONTENTS if name not in (self.config_file.name, REPLACEMENT)))
+            # The settings first and the word that all is prepared last, as when a run begins.
+            order = (self.config_file.name, *(name for name in CONTENTS if name != self.prepared_file.name))
+            for name in dict.fromkeys([*order, self.prepared_file.name]):
+                if (beside.path / name).exists():
+                    (beside.path / name).replace(self.path / name)
+        finally:
+            shutil.rmtree(beside.path, ignore_errors=True)
 
     def sweep(self) -> None:
         """Remove what a killed process left half done: temporary files as large as the text, models without a name."""
@@ -145,9 +168,10 @@ class RunFolder:
         """The folders of kept models."""
         return [path for path in self.path.glob(f"{KEPT}/step-*") if path.is_dir()]
 
-    def _clear(self) -> None:
-        """Remove what a run keeps, and nothing else."""
-        for path in (self.path / name for name in CONTENTS):
+    def _clear(self, *names: str) -> None:
+        """Remove what a run keeps, or parts of it, and nothing else."""
+        for name in names or CONTENTS:
+            path = self.path / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

@@ -149,8 +149,10 @@ def _open_folder(
     if resume:
         check_resumed(config, folder.read_config(task, type(config)))
         folder.write_config(task, config)
+    elif overwrite and folder.holds_a_run():
+        _replace(task, config, folder, prepare, progress)
     else:
-        folder.begin(task, config, overwrite=overwrite)
+        folder.begin(task, config)
     folder.sweep()
     if folder.prepared_file.exists():
         check_prepared(folder)
@@ -168,6 +170,14 @@ def _open_folder(
         if not resume:
             folder.discard()
         raise
+
+
+def _replace(task: str, config: C, folder: RunFolder, prepare: Prepare[C], progress: IO[str] | None) -> None:
+    """Prepare a run beside the one that is there, which stays until the new one's data have been read."""
+    with folder.replacement() as beside:
+        beside.begin(task, config)
+        with beside.log_file.open("a", encoding="utf-8") as log:
+            prepare(config, beside, _sayer(log, progress))
 
 
 def _sayer(*files: IO[str] | None) -> Say:

@@ -1,7 +1,9 @@
 """A trained translator: it translates, says how well, and shows what it attended to."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -11,13 +13,18 @@ from torch import Tensor
 
 from regard.decoding import Hypothesis, beam_search, greedy
 from regard.errors import ArgumentError, DataError
+from regard.logits import Vocabulary
+from regard.tasks.alignments import AlignmentOf
 from regard.tasks.attention import Axis, axis, merge
 from regard.tasks.config import Model, TranslationConfig, make_model
+from regard.tasks.copying import copies
 from regard.tasks.corpus import load_tokenizers
 from regard.tasks.likelihood import Likelihood, likelihoods
 from regard.tasks.pretrained import is_huggingface, load_pretrained
+from regard.tasks.requests import Options, Request
 from regard.tasks.run_folder import RunFolder
 from regard.text.batches import Batch, collate
+from regard.text.lines import BadLines
 from regard.text.marks import Codec
 from regard.text.unicode import normalise
 from regard.training.checkpoints import fill_model
@@ -51,6 +58,8 @@ class Translation(NamedTuple):
     source: str
     source_labels: list[str]
     candidates: list[Candidate]
+    problem: str | None = None
+    """Why it could not be translated, and its translation is empty."""
 
     @property
     def text(self) -> str:
@@ -162,12 +171,15 @@ class Translator:
 
     def translate(
         self,
-        lines: Iterable[str],
+        lines: Iterable[str | Request],
         *,
         beam_size: int = 5,
         num_best: int = 1,
-        alignments: bool = False,
+        alignments: AlignmentOf | None = None,
+        copy_unknown: bool = False,
+        vocabulary: Vocabulary | None = None,
         window_lines: int = WINDOW_LINES,
+        bad_lines: BadLines = "stop",
     ) -> Iterator[Translation]:
         """Translate sentences in order, in memory that does not grow with their number.
 
@@ -175,48 +187,102 @@ class Translator:
         next is read. A blank line stays a blank line.
 
         Args:
-            lines: sentences, one each.
+            lines: sentences, one each; a `Request` where a translation must begin with given words.
             beam_size: hypotheses kept; 1 takes the most probable token at every step.
             num_best: translations of each sentence, at most `beam_size`.
-            alignments: whether the candidates say what each token looked at.
+            alignments: what the candidates tell as what each token looked at, as `AlignmentOf(layer=-1)`.
+            copy_unknown: whether each token that stands for a word outside the vocabulary is printed as the
+                word of the source that it attends to most, by `alignments` or the last layer's mean.
+            vocabulary: what translations may be made of; see the method of that name.
             window_lines: lines that are read before the first is answered; 1 answers each at once.
+            bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
+                and says why.
 
         Raises:
-            ArgumentError: `beam_size`, `num_best` or `window_lines` makes no sense.
+            ArgumentError: a number makes no sense, the model has no such layer or head, or there is nothing to
+                copy, as its tokenizer writes any word.
             DataError: a sentence is longer than the model's positions; those before it are handed out first.
         """
-        if not 1 <= num_best <= beam_size or window_lines < 1:
-            raise ArgumentError(
-                f"num_best must be in 1..beam_size and window_lines at least 1, "
-                f"got {num_best}, {beam_size} and {window_lines}"
-            )
+        options = Options(
+            beam_size=beam_size,
+            num_best=num_best,
+            alignments=alignments,
+            copy_unknown=copy_unknown,
+            vocabulary=vocabulary,
+        )
+        if window_lines < 1:
+            raise ArgumentError(f"window_lines must be at least 1, got {window_lines}")
         numbered = enumerate(lines, start=1)
         while window := list(islice(numbered, window_lines)):
-            ids, too_long = self._encode([line for _, line in window])
-            found = self._search(ids, beam_size=beam_size, num_best=num_best, alignments=alignments)
-            for (_, line), source, hypotheses in zip(window, ids, found, strict=False):
-                yield self._present(line, source, hypotheses)
-            if too_long is not None:
-                number, length = window[len(ids)][0], too_long
-                raise DataError(f"line {number}: {length} tokens, and the model takes {self.model.max_length} at most")
+            answers = self.translate_window([line for _, line in window], options)
+            for (number, _), answer in zip(window, answers, strict=True):
+                if answer.problem and bad_lines == "stop":
+                    raise DataError(f"line {number}: {answer.problem}")
+                yield answer
 
-    def evaluate(self, pairs: Iterable[tuple[str, str]], *, beam_size: int = 5) -> Evaluation:
+    def translate_window(self, lines: Sequence[str | Request], options: Options) -> list[Translation]:
+        """Translate some sentences together; what cannot be translated says so in its `problem`.
+
+        Raises:
+            ArgumentError: the model has no such layer or head, or nothing to copy.
+        """
+        self._check_options(options)
+        requests = [Request(line) if isinstance(line, str) else line for line in lines]
+        sources = self.source_tokenizer.encode_batch([request.source for request in requests])
+        prefixes = self._encode_prefixes(requests)
+        problems = [self._problem(*pair, options.vocabulary) for pair in zip(sources, prefixes, strict=True)]
+        possible = [[] if problem else source for source, problem in zip(sources, problems, strict=True)]
+        found = self._search(possible, options, prefixes)
+        answers = map(self._present, requests, possible, found, [options] * len(requests))
+        return [answer._replace(problem=problem) for answer, problem in zip(answers, problems, strict=True)]
+
+    def vocabulary(self, texts: Iterable[str]) -> Vocabulary:
+        """The tokens of texts, words or sentences, and the end mark: what `translate` may be kept to.
+
+        Each text is cut as it is at the beginning of a sentence and as it is after a space. Unknown words are
+        left out.
+
+        Raises:
+            DataError: the texts have no token.
+        """
+        both = [form for text in texts for form in (text, f" {text}")]
+        marks, unknown = self.target_tokenizer.marks, self.target_tokenizer.unknown_id
+        tokens = {token for ids in self.target_tokenizer.encode_batch(both) for token in ids} - {unknown, *marks}
+        if not tokens:
+            raise DataError("expected words that translations may be made of, got none that the model can write")
+        return Vocabulary.of(sorted({*tokens, marks.end_id}), self.model.output.out_features)
+
+    def fingerprint(self) -> str:
+        """Thirty-two hexadecimal digits that differ for models whose weights differ."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def evaluate(self, pairs: Iterable[tuple[str, str | Sequence[str]]], *, beam_size: int = 5) -> Evaluation:
         """Translate the sources and compare with the references.
+
+        Args:
+            pairs: each a source and its reference, or several: a translation is compared with all of them, in
+                BLEU and chrF as sacrebleu does; exact is what equals one; the loss is that of every reference.
+            beam_size: hypotheses kept.
 
         Raises:
             DataError: there are no pairs, or one is longer than the model's positions.
         """
-        pairs = list(pairs)
-        if not pairs:
+        sets = [(source, [target] if isinstance(target, str) else list(target)) for source, target in pairs]
+        if not sets:
             raise DataError("there are no pairs to evaluate on")
-        references = [normalise(target) for _, target in pairs]
-        found = [one.text for one in self.translate((source for source, _ in pairs), beam_size=beam_size)]
+        references = [[normalise(target) for target in targets] for _, targets in sets]
+        found = [one.text for one in self.translate((source for source, _ in sets), beam_size=beam_size)]
+        streams = list(zip_longest(*references))  # the first reference of each, the second of each, ...
         return Evaluation(
-            bleu(found, references),
-            chrf(found, references),
-            exact_match(found, references),
-            self.loss(pairs),
-            len(pairs),
+            bleu(found, *streams),
+            chrf(found, *streams),
+            exact_match(found, *streams),
+            self.loss([(source, target) for source, targets in sets for target in targets]),
+            len(sets),
         )
 
     @torch.no_grad()
@@ -267,26 +333,44 @@ class Translator:
         Raises:
             DataError: the sentence is empty or longer than the model's positions.
         """
-        ids, too_long = self._encode([sentence])
-        if too_long is not None:
-            raise DataError(f"the sentence has {too_long} tokens, and the model takes {self.model.max_length} at most")
+        ids = self.source_tokenizer.encode_batch([sentence])
+        if problem := self._problem(ids[0]):
+            raise DataError(f"the sentence has {problem}")
         if not ids[0]:
             raise DataError("there is nothing to look at in an empty sentence")
-        (found,) = self._search(ids, beam_size=beam_size, num_best=1, alignments=False)
+        (found,) = self._search(ids, Options(beam_size=beam_size))
         tokens = found[0].tokens  # with the end mark, unless the translation was cut off before it
         return forced_attention(self.model, self.source_tokenizer, self.target_tokenizer, ids[0], tokens)
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _encode(self, sentences: Sequence[str]) -> tuple[list[list[int]], int | None]:
-        """Token ids up to the first sentence that is too long, and that one's length."""
-        ids = self.source_tokenizer.encode_batch(list(sentences))
+    def _encode_prefixes(self, requests: Sequence[Request]) -> list[list[int]]:
+        if not any(request.prefix for request in requests):
+            return [[] for _ in requests]
+        return self.target_tokenizer.encode_batch([request.prefix for request in requests])
+
+    def _problem(
+        self, source: Sequence[int], prefix: Sequence[int] = (), vocabulary: Vocabulary | None = None
+    ) -> str | None:
+        """Why a sentence cannot be translated."""
         limit = self.model.max_length
-        if limit is not None:
-            for index, tokens in enumerate(ids):
-                if len(tokens) + 1 > limit:  # with the end mark
-                    return ids[:index], len(tokens) + 1
-        return ids, None
+        # With the end mark.
+        if limit is not None and len(source) + 1 > limit:
+            return f"{len(source) + 1} tokens, and the model takes {limit} at most"
+        if limit is not None and len(prefix) + 1 > limit:
+            return f"a prefix of {len(prefix) + 1} tokens, and the model writes {limit} at most"
+        if vocabulary is not None and not bool(vocabulary.tokens[list(prefix)].all()):
+            return "a prefix with words that the vocabulary leaves out"
+        return None
+
+    def _check_options(self, options: Options) -> None:
+        if options.alignments is not None:
+            options.alignments.chosen(self.model.alignment_names)
+        if options.copy_unknown and self.target_tokenizer.unknown_id is None:
+            raise ArgumentError(
+                "there are no unknown words to copy: the model's target tokenizer writes any word, piece by piece; "
+                "leave out copy_unknown"
+            )
 
     def _check_lengths(self, sources: list[list[int]], targets: list[list[int]]) -> None:
         limit = self.model.max_length
@@ -296,50 +380,86 @@ class Translator:
                 raise DataError(f"pair {number}: {longest} tokens, and the model takes {limit} at most")
 
     def _search(
-        self, ids: list[list[int]], *, beam_size: int, num_best: int, alignments: bool
+        self, ids: list[list[int]], options: Options, prefixes: Sequence[Sequence[int]] | None = None
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each sentence, in the order given; none for an empty one."""
         found: list[list[Hypothesis]] = [[] for _ in ids]
         full = [i for i, tokens in enumerate(ids) if tokens]
-        for rows in _by_length([len(ids[i]) for i in full], max(BATCH_PLACES // beam_size, 1)):
+        for rows in _by_length([len(ids[i]) for i in full], max(BATCH_PLACES // options.beam_size, 1)):
             chosen = [full[row] for row in rows]
-            batch = self._collate([ids[i] for i in chosen], [[] for _ in chosen])
-            hypotheses = self._decode(batch, beam_size=beam_size, num_best=num_best, alignments=alignments)
-            for i, best in zip(chosen, hypotheses, strict=True):
+            sources = [ids[i] for i in chosen]
+            hypotheses = self._decode(sources, options, [prefixes[i] if prefixes else [] for i in chosen])
+            for i, best in zip(chosen, self._align(sources, hypotheses, options), strict=True):
                 found[i] = best
         return found
 
-    def _decode(self, batch: Batch, *, beam_size: int, num_best: int, alignments: bool) -> list[list[Hypothesis]]:
-        longest = 2 * batch.source.shape[1] + 50  # a translation much longer than this has lost its way
-        steps = min(longest, self.model.max_length or longest)
+    def _decode(
+        self, sources: Sequence[Sequence[int]], options: Options, prefixes: Sequence[Sequence[int]]
+    ) -> list[list[Hypothesis]]:
+        batch, longest_prefix = self._collate(sources, [[] for _ in sources]), max(map(len, prefixes))
+        longest = 2 * batch.source.shape[1] + 50 + longest_prefix  # one much longer than this has lost its way
         marks = self.target_tokenizer.marks
-        common: dict[str, Any] = {"bos_id": marks.begin_id, "eos_id": marks.end_id, "max_steps": steps}
+        common: dict[str, Any] = {
+            "bos_id": marks.begin_id,
+            "eos_id": marks.end_id,
+            "max_steps": min(longest, self.model.max_length or longest),
+            "constraints": options.constraints(prefixes),
+        }
         with torch.inference_mode():
-            if beam_size == 1:
-                best = greedy(self.model, batch.source, batch.source_lengths, alignments=alignments, **common)
-                return [[one] for one in best]
-            return beam_search(
-                self.model,
-                batch.source,
-                batch.source_lengths,
-                beam_size=beam_size,
-                num_best=num_best,
-                alignments=alignments,
-                **common,
-            )
+            if options.beam_size == 1:
+                return [[one] for one in greedy(self.model, batch.source, batch.source_lengths, **common)]
+            common |= {"beam_size": options.beam_size, "num_best": options.num_best}
+            return beam_search(self.model, batch.source, batch.source_lengths, **common)
 
-    def _present(self, line: str, ids: list[int], hypotheses: list[Hypothesis]) -> Translation:
+    def _align(
+        self, sources: Sequence[Sequence[int]], found: list[list[Hypothesis]], options: Options
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses with what each of their tokens attended to, where that is asked for.
+
+        Read from one teacher-forced pass: any layer and head of it, and the search has nothing to keep.
+        """
+        unknown = self.target_tokenizer.unknown_id if options.copy_unknown else None
+        asked = [
+            [options.alignments is not None or unknown in hypothesis.tokens for hypothesis in best] for best in found
+        ]
+        rows = [(n, k) for n, best in enumerate(asked) for k, is_asked in enumerate(best) if is_asked]
+        if not rows:
+            return found
+        tokens = [found[n][k].tokens for n, k in rows]
+        batch = self._collate([sources[n] for n, _ in rows], [written[:-1] for written in tokens])
+        with torch.inference_mode():
+            maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
+            weights = (options.alignments or AlignmentOf()).of(maps, self.model.alignment_names).cpu()
+        for (n, k), row, written in zip(rows, weights, tokens, strict=True):
+            # Without the padding of the batch.
+            found[n][k] = replace(found[n][k], alignment=row[: len(written), : len(sources[n]) + 1].clone())
+        return found
+
+    def _present(self, request: Request, ids: list[int], hypotheses: list[Hypothesis], options: Options) -> Translation:
         source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
-        candidates = [self._candidate(source, hypothesis) for hypothesis in hypotheses]
-        return Translation(line, source.texts, candidates or [Candidate("", 0.0, [], None)])
+        candidates = [self._candidate(request, source, hypothesis, options) for hypothesis in hypotheses]
+        return Translation(request.source, source.texts, candidates or [Candidate("", 0.0, [], None)])
 
-    def _candidate(self, source: Axis, hypothesis: Hypothesis) -> Candidate:
-        text, written = self.target_tokenizer.decode(hypothesis.tokens), axis(self.target_tokenizer, hypothesis.tokens)
+    def _candidate(self, request: Request, source: Axis, hypothesis: Hypothesis, options: Options) -> Candidate:
+        written = axis(self.target_tokenizer, hypothesis.tokens)
         alignment = None
-        if hypothesis.alignment is not None:
-            width = source.spans[-1][1] + 1  # without the padding of the batch
-            alignment = cast(Tensor, merge(hypothesis.alignment[:, :width].cpu(), written, source))
+        if options.alignments is not None and hypothesis.alignment is not None:
+            alignment = cast(Tensor, merge(hypothesis.alignment, written, source))
+        text = self.target_tokenizer.decode(hypothesis.tokens, unknown=self._unknown(request, hypothesis, options))
         return Candidate(text, hypothesis.score, written.texts, alignment)
+
+    def _unknown(self, request: Request, hypothesis: Hypothesis, options: Options) -> list[str]:
+        """What to print for the unknown tokens of a hypothesis; those of the prefix are known to whoever gave it."""
+        unknown = self.target_tokenizer.unknown_id
+        if unknown is None or unknown not in hypothesis.tokens:
+            return []
+        (prefix,) = self._encode_prefixes([request])
+        given = zip(prefix, self.target_tokenizer.surfaces(request.prefix), strict=False)
+        words = [surface for token, surface in given if token == unknown]
+        if not options.copy_unknown or hypothesis.alignment is None:
+            return words
+        surfaces = self.source_tokenizer.surfaces(request.source)
+        return [*words, *copies(hypothesis.tokens, unknown, hypothesis.alignment, surfaces)[len(words) :]]
 
     def _collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
         arrays = ([np.asarray(ids, dtype=np.int64) for ids in side] for side in (sources, targets))

@@ -14,13 +14,15 @@ from regard.errors import ArgumentError, DataError
 from regard.logits import Filter, Vocabulary
 from regard.models.decoder_only import DecoderOnly
 from regard.tasks.attention import TextAttention, text_attention
+from regard.tasks.languages import Language, Trained
 from regard.tasks.likelihood import Likelihood, likelihoods, together
+from regard.tasks.pretrained import is_huggingface, load_pretrained_text
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.text_config import LanguageModelConfig
 from regard.tasks.text_corpus import load_tokenizer
 from regard.text.blocks import Window, next_token_windows, window_batches
-from regard.text.running import Documents, TextStream, encode_text, pieces
-from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
+from regard.text.running import Documents, TextStream
+from regard.text.tokenizers import Tokenizer
 from regard.training.checkpoints import fill_model
 from regard.training.devices import find_device
 
@@ -29,6 +31,8 @@ TASK = "language-model"
 # Lines that are read together, and places of a batch.
 WINDOW_LINES = 1_024
 BATCH_PLACES = 2_048
+# Texts that are drawn together.
+SAMPLES_TOGETHER = 32
 
 
 class TextEvaluation(NamedTuple):
@@ -56,29 +60,38 @@ class Writer:
 
     Args:
         model: the model.
-        tokenizer: the one that it was trained with.
+        tokenizer: the one that it was trained with; or how its texts become tokens.
         block_length: tokens that it reads at once.
         documents: what a document was in training; where one is "file", texts have no end.
     """
 
     def __init__(
-        self, model: DecoderOnly, tokenizer: Tokenizer, *, block_length: int, documents: Documents = "file"
+        self,
+        model: DecoderOnly,
+        tokenizer: Tokenizer | Language,
+        *,
+        block_length: int,
+        documents: Documents = "file",
     ) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.tokenizer = tokenizer
+        self.language: Language = Trained(tokenizer, documents) if isinstance(tokenizer, Tokenizer) else tokenizer
+        self.tokenizer = self.language.tokenizer
         self.block_length = block_length
-        self.documents: Documents = documents
 
     @classmethod
     def load(
         cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
     ) -> "Writer":
-        """Read a run folder.
+        """Read a run folder, or a downloaded folder of Hugging Face's with GPT-2 or Llama in it.
 
         Raises:
-            RunFolderError: it is not a run folder, is cut short, or its parts do not fit together.
+            RunFolderError: it is neither, is cut short, or its parts do not fit together.
             ArgumentError: the device is not here.
+            MissingExtraError: a library that reads the folder is not installed.
         """
+        if is_huggingface(Path(folder)):
+            parts = load_pretrained_text(Path(folder))
+            return cls(parts.model.to(find_device(device)), parts.language, block_length=parts.block_length)
         run = RunFolder(Path(folder))
         config = run.read_config(TASK, LanguageModelConfig)
         tokenizer = load_tokenizer(run)
@@ -116,47 +129,96 @@ class Writer:
         Raises:
             ArgumentError: `max_tokens` is below 1, or a stop string is empty.
         """
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for _, piece in self._write(prompt, 1, max_tokens, filters, stop, generator):
+            yield piece
+
+    def samples(
+        self,
+        prompt: str = "",
+        *,
+        count: int,
+        max_tokens: int = 200,
+        filters: Sequence[Filter] = (),
+        stop: Sequence[str] = (),
+        seed: int = 0,
+    ) -> Iterator[str]:
+        """Several texts that the model writes after one prompt, drawn together: much faster than one by one.
+
+        Args:
+            prompt: may be empty.
+            count: how many.
+            max_tokens: the most tokens of each.
+            filters: what changes the distribution.
+            stop: strings at which a text ends, before them.
+            seed: of the random numbers.
+
+        Raises:
+            ArgumentError: `count` or `max_tokens` is below 1, or a stop string is empty.
+        """
+        if count < 1:
+            raise ArgumentError(f"count must be at least 1, got {count}")
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for done in range(0, count, SAMPLES_TOGETHER):
+            texts = [""] * min(SAMPLES_TOGETHER, count - done)
+            for row, piece in self._write(prompt, len(texts), max_tokens, filters, stop, generator):
+                texts[row] += piece
+            yield from texts
+
+    def _write(
+        self,
+        prompt: str,
+        count: int,
+        max_tokens: int,
+        filters: Sequence[Filter],
+        stop: Sequence[str],
+        generator: torch.Generator,
+    ) -> Iterator[tuple[int, str]]:
+        """Pieces of `count` texts as they come, each with the number of its text."""
         if max_tokens < 1:
             raise ArgumentError(f"max_tokens must be at least 1, got {max_tokens}")
-        stream = TextStream(self.tokenizer, stop=stop)
-        for token in islice(self._tokens(encode_text(self.tokenizer, prompt), filters, seed), max_tokens):
-            if piece := stream.add(token):
-                yield piece
-            if stream.stopped:
-                return
-        if rest := stream.finish():
-            yield rest
+        streams = [TextStream(self.tokenizer, stop=stop) for _ in range(count)]
+        begun = self.language.prompt(prompt)
+        texts = {row: list(begun) for row in range(count)}  # those that go on
+        while texts:
+            for row, token in self._block(texts, begun[0] == self.language.begin_id, filters, generator):
+                texts[row].append(token)
+                is_end = token in self.language.end_ids
+                if not is_end and (piece := streams[row].add(token)):
+                    yield row, piece
+                if is_end or streams[row].stopped or len(texts[row]) == len(begun) + max_tokens:
+                    del texts[row]
+                    if rest := streams[row].finish():
+                        yield row, rest
 
-    def _tokens(self, prompt: list[int], filters: Sequence[Filter], seed: int) -> Iterator[int]:
-        """Tokens without end, but for EOS."""
-        generator = torch.Generator(self.device).manual_seed(seed)
-        # A text has no second beginning and no unknown character, and an end only if those of the training had one.
-        words = Vocabulary.of(
-            [*([] if self.documents == "file" else [EOS]), *range(UNK + 1, len(self.tokenizer))], len(self.tokenizer)
+    def _block(
+        self, texts: dict[int, list[int]], has_mark: bool, filters: Sequence[Filter], generator: torch.Generator
+    ) -> Iterator[tuple[int, int]]:
+        """Tokens after texts of one length until a block is full or no text is left; whoever asks takes texts out."""
+        rows, length = list(texts), len(next(iter(texts.values())))
+        # Half a block is kept where a whole one is full: reading it again is worth half a block of new text.
+        kept = length if length <= self.block_length else max(self.block_length // 2, 1)
+        whole = torch.tensor([texts[row] for row in rows], device=self.device, dtype=torch.long)
+        context = whole[:, length - kept :]
+        vocab_size = self.model.output.out_features
+        steps = sample_steps(
+            self.model,
+            context[:, :-1],
+            torch.full((len(rows),), kept - 1, device=self.device),
+            bos_id=context[:, -1],
+            eos_id=self.language.end_ids[0],
+            max_steps=self.block_length - kept + 1,
+            filters=filters,
+            constraints=[Vocabulary.of(self.language.writable, vocab_size)],
+            before=whole[:, 1:] if has_mark else whole,
+            generator=generator,
         )
-        text = [BOS, *prompt]
-        while True:
-            # Half a block is kept where a whole one is full: reading it again is worth half a block of new text.
-            kept = text if len(text) <= self.block_length else text[-max(self.block_length // 2, 1) :]
-            context, before = (torch.tensor([ids], device=self.device, dtype=torch.long) for ids in (kept, text[1:]))
-            steps = sample_steps(
-                self.model,
-                context[:, :-1],
-                torch.tensor([len(kept) - 1], device=self.device),
-                bos_id=context[:, -1],
-                eos_id=EOS,
-                max_steps=self.block_length - len(kept) + 1,
-                filters=filters,
-                constraints=[words],
-                before=before,
-                generator=generator,
-            )
-            for step in steps:
-                token = int(step.tokens[0])
-                if token == EOS:
-                    return
-                text.append(token)
-                yield token
+        for step in steps:
+            for index, token in zip(step.rows.tolist(), step.tokens.tolist(), strict=True):
+                if rows[index] in texts:
+                    yield rows[index], token
+            if not texts:
+                return
 
     def evaluate(self, lines: Iterable[str], *, stride: int | None = None) -> TextEvaluation:
         """How well the model predicts a text, read as one row of tokens.
@@ -169,7 +231,7 @@ class Writer:
             DataError: there is no text.
             ArgumentError: a stride that is not in 1..block_length.
         """
-        ids, text_bytes = self._row(lines)
+        ids, text_bytes = self.language.row(lines)
         if len(ids) < 2:
             raise DataError("there is no text to evaluate on")
         windows = next_token_windows(np.asarray(ids), length=self.block_length, stride=stride or self._half)
@@ -184,8 +246,8 @@ class Writer:
         while chunk := list(islice(iterator, WINDOW_LINES)):
             owners: list[int] = []
             windows: list[Window] = []
-            for owner, ids in enumerate(self.tokenizer.encode_batch(chunk)):
-                row = np.asarray([BOS, *ids] if self.documents == "file" else [BOS, *ids, EOS])
+            for owner, ids in enumerate(self.language.wholes(chunk)):
+                row = np.asarray(ids)
                 for window in next_token_windows(row, length=self.block_length, stride=self._half):
                     owners.append(owner)
                     windows.append(window)
@@ -201,7 +263,7 @@ class Writer:
         Raises:
             DataError: the text is empty or longer than a block.
         """
-        ids = [BOS, *encode_text(self.tokenizer, sentence)]
+        ids = self.language.prompt(sentence)
         if not 1 < len(ids) <= self.block_length:
             raise DataError(f"the text has {len(ids) - 1} tokens; expected 1 to {self.block_length - 1}")
         return text_attention(self.tokenizer, ids, self.model.attend(torch.tensor([ids], device=self.device)))
@@ -211,17 +273,6 @@ class Writer:
     @property
     def _half(self) -> int:
         return max(self.block_length // 2, 1)
-
-    def _row(self, lines: Iterable[str]) -> tuple[list[int], int]:
-        """The tokens of a text as training saw them, and its bytes."""
-        ids: list[int] = []
-        text_bytes, is_whole = 0, self.documents != "file"
-        for piece in pieces(lines, self.documents):
-            if piece.begins:
-                ids += [EOS, BOS] if ids and is_whole else [BOS]
-            ids += self.tokenizer.encode(piece.text)
-            text_bytes += len(piece.text.encode()) + (is_whole and piece.begins)
-        return [*ids, EOS] if ids and is_whole else ids, text_bytes
 
     @torch.no_grad()
     def _likelihoods(self, windows: Iterable[Window]) -> Iterator[Likelihood]:

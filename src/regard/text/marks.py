@@ -30,8 +30,17 @@ class Codec(Protocol):
         """The ids of each text, without the end mark."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without marks."""
+    @property
+    def unknown_id(self) -> int | None:
+        """The token of what the vocabulary lacks; None where tokens can write any text."""
+        ...
+
+    def surfaces(self, text: str) -> list[str]:
+        """The stretch of a text that each of its tokens stands for, spaces included; empty for a mark."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
+        """The text of ids, without marks; `unknown` is what to write for each unknown token, U+FFFD unless given."""
         ...
 
     def labels(self, ids: Sequence[int]) -> list[Label]:

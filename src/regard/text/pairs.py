@@ -71,8 +71,16 @@ def _format(files: Sequence[StrPath], format: Format | None) -> Format:
         )
     if format or len(files) == 2:
         return format or "aligned"
-    name = os.fspath(files[0]).lower().removesuffix(".gz")
-    return "jsonl" if name.endswith(JSON_SUFFIXES) else "tsv"
+    return "jsonl" if is_json_lines(files[0]) else "tsv"
+
+
+def is_json_lines(path: StrPath) -> bool:
+    """Whether a file's name says that it holds a JSON object a line.
+
+    >>> is_json_lines("pairs.jsonl.gz"), is_json_lines("pairs.tsv")
+    (True, False)
+    """
+    return os.fspath(path).lower().removesuffix(".gz").endswith(JSON_SUFFIXES)
 
 
 def _from_table(line: Line, *, extra_columns: bool) -> Pair:

@@ -1,18 +1,20 @@
 """Tokenizers that came with a model from elsewhere: Marian's SentencePiece files, or a tokenizer.json."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from regard.errors import MissingExtraError, RunFolderError
-from regard.text.labels import Label, byte_level_labels, printed
+from regard.text.labels import Label, byte_level_labels, byte_string, printed
 from regard.text.marks import Codec, Marks
 from regard.text.tokenizers import REPLACEMENT, is_byte_level, tokenizers_library
 from regard.text.unicode import normalise
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
 UNKNOWN = "<unk>"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # how a vocabulary with byte fallback writes a byte
 
 
 class SentencePieces:
@@ -44,14 +46,27 @@ class SentencePieces:
         return [self._encode(normalise(text)) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
-        code, text = _language_code(text)
         unknown = self._ids[UNKNOWN]
-        return [self._ids.get(piece, unknown) for piece in [*code, *self._pieces.encode(text, out_type=str)]]
+        return [self._ids.get(piece, unknown) for piece in self._cut(text)]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids: marks are dropped, an unknown token prints as U+FFFD."""
+    def _cut(self, text: str) -> list[str]:
+        code, text = _language_code(text)
+        return [*code, *self._pieces.encode(text, out_type=str)]
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The token of pieces that the vocabulary lacks."""
+        return self._ids[UNKNOWN]
+
+    def surfaces(self, text: str) -> list[str]:
+        """The piece of text that each token stands for; one that begins a word has a space before it."""
+        return [piece.replace(SPACE, " ") for piece in self._cut(normalise(text))]
+
+    def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
+        """The text of ids: marks are dropped, an unknown token prints as U+FFFD or what `unknown` has for it."""
+        words = iter(unknown)
         pieces = [self._names.get(i, UNKNOWN) for i in ids if i not in self.marks]
-        text = "".join(REPLACEMENT if piece == UNKNOWN else piece for piece in pieces)
+        text = "".join(next(words, REPLACEMENT) if piece == UNKNOWN else piece for piece in pieces)
         return text.replace(SPACE, " ").strip()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
@@ -92,16 +107,56 @@ class TokenizerFile:
         # Nothing but marks is an empty text: it must look like one.
         return [[] if all(one.special_tokens_mask) else _without_end(one.ids, self.marks.end_id) for one in encoded]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids without the tokenizer's special tokens."""
-        return str(self._backend.decode([i for i in ids if i not in self.marks], skip_special_tokens=True)).strip()
+    @property
+    def unknown_id(self) -> int | None:
+        """The token of what the vocabulary lacks; None where it writes any text, byte by byte if need be."""
+        if self._byte_level:
+            return None
+        model = json.loads(self._backend.to_str())["model"]
+        if model.get("byte_fallback"):
+            return None
+        name = model.get("unk_token")
+        return model.get("unk_id") if name is None else self._backend.token_to_id(name)
+
+    def surfaces(self, text: str) -> list[str]:
+        """The stretch of a text that each token stands for; empty for what the template adds."""
+        text = normalise(text)
+        return [text[first:end] for first, end in self._backend.encode(text).offsets]
+
+    def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
+        """The text of ids without the tokenizer's special tokens; `unknown` is written for its unknown ones."""
+        kept = [i for i in ids if i not in self.marks]
+        if not unknown:
+            return str(self._backend.decode(kept, skip_special_tokens=True)).strip()
+        unknown_id, special, words = self.unknown_id, self._special_ids(), iter(unknown)
+        pieces = [
+            next(words, REPLACEMENT) if i == unknown_id else self._backend.id_to_token(i)
+            for i in kept
+            if i == unknown_id or i not in special
+        ]
+        return str(self._backend.decoder.decode(pieces) if self._backend.decoder else " ".join(pieces)).strip()
+
+    def _special_ids(self) -> set[int]:
+        return {i for i, token in self._backend.get_added_tokens_decoder().items() if token.special}
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token adds to a text, in UTF-8; perhaps part of a character only. A special token adds nothing."""
+        piece = self._backend.id_to_token(token) or ""
+        added = self._backend.get_added_tokens_decoder().get(token)
+        if token in self.marks or (added is not None and added.special):
+            return b""
+        if self._byte_level and added is None:
+            return byte_string(piece)
+        if _BYTE.fullmatch(piece):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace(SPACE, " ").encode()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
         """A label a token; byte-level pieces that share a character are one label."""
         pieces = [self._backend.id_to_token(i) or UNKNOWN for i in ids]
         if not self._byte_level:
             return [Label(_piece_label(piece), (n, n)) for n, piece in enumerate(pieces)]
-        special = {i for i, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        special = self._special_ids()
         return byte_level_labels(pieces, [i in special or i in self.marks for i in ids])
 
 

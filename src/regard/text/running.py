@@ -4,13 +4,14 @@ import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.text.files import replacing
+from regard.text.labels import Label
 from regard.text.lines import StrPath
 from regard.text.mapped import damaged, open_mapped, write_footer
 from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
@@ -162,6 +163,18 @@ class TextStore:
         return store
 
 
+class PieceBytes(Protocol):
+    """Tells what each token adds to a text."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """In UTF-8; perhaps part of a character only."""
+        ...
+
+    def labels(self, ids: Sequence[int]) -> list[Label]:
+        """What to print for the tokens on an axis, in order."""
+        ...
+
+
 class TextStream:
     """Text from tokens, as they come: what is not yet a whole character, or may become a stop string, is held back.
 
@@ -172,7 +185,7 @@ class TextStream:
     ['a', '', 'é', '', 'E.']
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: PieceBytes, *, stop: Sequence[str] = ()) -> None:
         if not all(stop):
             raise ArgumentError("a stop string must have at least one character")
         self._tokenizer = tokenizer

@@ -89,17 +89,47 @@ class Tokenizer:
         batch = [normalise(text) for text in texts]
         return [encoded.ids for encoded in self._backend.encode_batch_fast(batch, add_special_tokens=False)]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    @property
+    def unknown_id(self) -> int | None:
+        """The token of what the vocabulary lacks; None of a byte-level tokenizer, which writes any text."""
+        return None if self._byte_level else UNK
+
+    def surfaces(self, text: str) -> list[str]:
+        """The stretch of a text that each of its tokens stands for, with the space that a word takes along.
+
+        >>> tokenizer = Words().train(["to be"])
+        >>> tokenizer.surfaces("to see, or be"), tokenizer.encode("to see, or be")
+        (['to', ' see', ',', ' or', ' be'], [5, 3, 3, 3, 4])
+        """
+        text = normalise(text)
+        return [text[first:end] for first, end in self._backend.encode(text, add_special_tokens=False).offsets]
+
+    def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
         """The text of ids: padding, beginning and end are dropped, an unknown token prints as U+FFFD.
 
         Bytes that do not make a character, which a model may well produce, print as U+FFFD too.
 
+        Args:
+            ids: tokens.
+            unknown: what to print for each unknown token instead, in order.
+
         Raises:
             ArgumentError: an id is not in the vocabulary.
+
+        >>> tokenizer = Words().train(["to be"])
+        >>> tokenizer.decode([5, 3], unknown=["see"])
+        'to see'
         """
         # Byte-level text has no unknown token: where a model says so anyway, it says nothing.
         dropped = UNK if self._byte_level else EOS
-        return str(self._backend.decode([i for i in self._checked(ids) if i > dropped], skip_special_tokens=False))
+        kept = [i for i in self._checked(ids) if i > dropped]
+        if not unknown:
+            return str(self._backend.decode(kept, skip_special_tokens=False))
+        space, words = " " if self._has_words else "", iter(unknown)
+        pieces = [
+            space + next(words, REPLACEMENT).strip(space) if i == UNK else self._backend.id_to_token(i) for i in kept
+        ]
+        return str(self._backend.decoder.decode(pieces))
 
     def decode_batch(self, batch: Iterable[Sequence[int]]) -> list[str]:
         """The text of each sequence of ids, as `decode` gives it."""

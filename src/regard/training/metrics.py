@@ -1,7 +1,7 @@
 """How good translations are. Every score is between 0 and 100, and higher is better."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from regard.errors import ArgumentError, MissingExtraError
 
@@ -13,8 +13,12 @@ class Score(NamedTuple):
     signature: str
 
 
-def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """The percentage (0..100) of hypotheses that equal their reference, character for character.
+def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None]) -> float:
+    """The percentage (0..100) of hypotheses that equal a reference of theirs, character for character.
+
+    Args:
+        hypotheses: one translation a sentence.
+        references: one or more sets, each in the order of the hypotheses; None where a sentence has fewer.
 
     Raises:
         ArgumentError: the numbers of hypotheses and references differ, or there are none.
@@ -22,17 +26,18 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     >>> exact_match(["a", "b", "c", "d"], ["a", "b", "c", "x"])
     75.0
     """
-    _check_counts(hypotheses, references)
-    equal = sum(ours == theirs for ours, theirs in zip(hypotheses, references, strict=True))
-    return 100.0 * equal / len(references)
+    _check_counts(hypotheses, *references)
+    equal = sum(ours in theirs for ours, *theirs in zip(hypotheses, *references, strict=True))
+    return 100.0 * equal / len(hypotheses)
 
 
-def bleu(hypotheses: Sequence[str], *references: Sequence[str]) -> Score:
+def bleu(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Score:
     """Corpus BLEU (0..100) of sacrebleu, on plain text with its standard tokenisation (13a).
 
     Args:
         hypotheses: one translation a sentence, as plain text.
-        references: one or more sets of reference translations, each in the order of the hypotheses.
+        references: one or more sets of reference translations, each in the order of the hypotheses; None where a
+            sentence has fewer.
 
     Raises:
         ArgumentError: the numbers of hypotheses and references differ, or there are none.
@@ -45,7 +50,7 @@ def bleu(hypotheses: Sequence[str], *references: Sequence[str]) -> Score:
     """
     _check_counts(hypotheses, *references)
     metric = _bleu()
-    score = metric.corpus_score(list(hypotheses), [list(one) for one in references]).score
+    score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
     return Score(min(score, 100.0), str(metric.get_signature()))  # its geometric mean ends at 100.00000000000004
 
 
@@ -81,12 +86,13 @@ class BleuCounts:
         return min(float(score), 100.0)
 
 
-def chrf(hypotheses: Sequence[str], *references: Sequence[str]) -> Score:
+def chrf(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Score:
     """Corpus chrF (0..100) of sacrebleu: the F2 score of character n-grams up to 6.
 
     Args:
         hypotheses: one translation a sentence, as plain text.
-        references: one or more sets of reference translations, each in the order of the hypotheses.
+        references: one or more sets of reference translations, each in the order of the hypotheses; None where a
+            sentence has fewer.
 
     Raises:
         ArgumentError: the numbers of hypotheses and references differ, or there are none.
@@ -103,7 +109,7 @@ def chrf(hypotheses: Sequence[str], *references: Sequence[str]) -> Score:
     except ImportError:
         raise MissingExtraError("sacrebleu", extra="text") from None
     metric = CHRF()
-    score = metric.corpus_score(list(hypotheses), [list(one) for one in references]).score
+    score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
     return Score(min(score, 100.0), str(metric.get_signature()))
 
 
@@ -115,7 +121,7 @@ def _bleu() -> Any:
     return BLEU()
 
 
-def _check_counts(hypotheses: Sequence[str], *references: Sequence[str]) -> None:
+def _check_counts(hypotheses: Sequence[str], *references: Sequence[str | None]) -> None:
     counts = [len(one) for one in references]
     if not references or not hypotheses or any(count != len(hypotheses) for count in counts):
         raise ArgumentError(f"one reference a hypothesis needed, got {len(hypotheses)} hypotheses and {counts}")

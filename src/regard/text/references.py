@@ -1,0 +1,87 @@
+"""Sentences and the several translations that theirs are judged by."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from regard.errors import ArgumentError, DataError
+from regard.text.lines import Line, Reader, StrPath, decoded, raw_lines
+from regard.text.unicode import normalise
+
+
+class Judged(NamedTuple):
+    """A sentence and its reference translations, one or more."""
+
+    source: str
+    references: tuple[str, ...]
+
+
+def read_references(source: StrPath, references: Sequence[StrPath]) -> Reader[Judged]:
+    """Lines of a file, each with the lines of the same number in others: one file a set of references.
+
+    A sentence may lack some of its references, whose lines are then empty, but not all.
+
+    Raises:
+        ArgumentError: there is no file of references.
+        DataError: while reading: a line that is not UTF-8, an empty source, a sentence without a reference,
+            files of unequal length, or none that can be read.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     paths = [Path(folder, name) for name in ("en", "fr.0", "fr.1")]
+    ...     for path, text in zip(paths, ("Hi.\\n", "Salut.\\n", "Bonjour.\\n")):
+    ...         _ = path.write_text(text)
+    ...     print(list(read_references(paths[0], paths[1:])))
+    [Judged(source='Hi.', references=('Salut.', 'Bonjour.'))]
+    """
+    if not references:
+        raise ArgumentError("expected one file of references or more, got none")
+    must_hold = f"sentences in {source}"
+    return Reader(_side_by_side([source, *references]), _judged, bad_lines="stop", must_hold=must_hold)
+
+
+def read_judged(path: StrPath) -> Reader[Judged]:
+    """JSON lines: {"source": ..., "target": ...}, where the target is a text or a list of several.
+
+    Raises:
+        DataError: while reading: a line that is something else, an empty text, or none that can be read.
+    """
+    return Reader(raw_lines(path), _judged_json, bad_lines="stop", must_hold=f"sentences in {path}")
+
+
+def _judged_json(line: Line) -> Judged:
+    try:
+        record = json.loads(decoded(*line))
+        source, target = record["source"], record["target"]
+        texts = [source, *([target] if isinstance(target, str) else target)]
+        is_whole = len(texts) > 1 and all(isinstance(text, str) and text.strip() for text in texts)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise DataError(
+            f'{line.place}: expected {{"source": text, "target": text or a list of texts}}, none of them empty, '
+            f"got {line.raw[:60].decode(errors='replace')!r}; correct the line"
+        )
+    return Judged(normalise(source), tuple(map(normalise, texts[1:])))
+
+
+def _side_by_side(paths: Sequence[StrPath]) -> Iterator[tuple[Line, ...]]:
+    for number, lines in enumerate(zip_longest(*map(raw_lines, paths)), 1):
+        if None in lines:
+            short = paths[lines.index(None)]
+            raise DataError(
+                f"{short} ends after line {number - 1}, and other files do not: expected as many lines in each of "
+                f"{', '.join(map(str, paths))}"
+            )
+        yield lines
+
+
+def _judged(lines: tuple[Line, ...]) -> Judged:
+    source, *references = (decoded(*line) for line in lines)
+    kept = tuple(text for text in references if text.strip())
+    if not source.strip() or not kept:
+        missing = "a source" if not source.strip() else "a reference in one of the files"
+        raise DataError(f"{lines[0].place}: expected {missing}, got an empty line; fill it in or remove the line")
+    return Judged(source, kept)

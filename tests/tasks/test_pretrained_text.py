@@ -1,0 +1,156 @@
+"""Language models in Hugging Face's format: folders made here, continued by their library and by ours."""
+
+import json
+
+import pytest
+import torch
+
+from regard.errors import ArgumentError, RunFolderError
+from regard.logits import TopK
+from regard.tasks.registry import task_of
+from regard.tasks.translator import Translator
+from regard.tasks.writer import Writer
+
+TEXT = ["a small cat sees the old house", "the house sees a cat", "Zürich sees 木 trees\n\nand a house"] * 3
+
+
+def save(model, folder):
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+
+
+def make_gpt2(folder):
+    """Byte-level BPE; one token begins and ends texts, and no template adds it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=280, special_tokens=["<|endoftext|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    backend.train_from_iterator(TEXT, trainer)
+    backend.save(str(folder / "tokenizer.json"))
+    config = GPT2Config(
+        vocab_size=backend.get_vocab_size() + 3, n_positions=24, n_embd=16, n_layer=2, n_head=2, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    save(GPT2LMHeadModel(config), folder)
+    return folder
+
+
+def make_llama(folder):
+    """SentencePiece-like BPE with byte fallback; a template begins texts, and two tokens may end them."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    special = ["<unk>", "<s>", "</s>", "<eot>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    # Bytes are no special tokens: the trainer only puts them first.
+    backend.train_from_iterator(
+        TEXT[:2], trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    )
+    record = json.loads(backend.to_str())
+    record["added_tokens"] = [token for token in record["added_tokens"] if not token["content"].startswith("<0x")]
+    backend = Tokenizer.from_str(json.dumps(record))
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    backend.save(str(folder / "tokenizer.json"))
+    config = LlamaConfig(
+        vocab_size=backend.get_vocab_size(), hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=40, bos_token_id=1, eos_token_id=[2, 3],
+    )  # fmt: skip
+    save(LlamaForCausalLM(config), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {"gpt2": make_gpt2(tmp_path_factory.mktemp("gpt2")), "llama": make_llama(tmp_path_factory.mktemp("llama"))}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_it_writes_what_theirs_writes(name, folders) -> None:
+    import transformers
+    from tokenizers import Tokenizer
+
+    folder = folders[name]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    writer = Writer.load(folder, device="cpu")
+    assert writer.block_length == {"gpt2": 24, "llama": 40}[name]
+    for prompt in ("the old cat", "Zürich 木", "a house\n\nand"):
+        ids = tokenizer.encode(prompt).ids
+        assert writer.language.prompt(prompt) == ids
+        count = min(12, writer.block_length - len(ids))
+        unwritable = list(range(len(writer.language.writable), theirs.config.vocab_size))
+        output = theirs.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
+            max_new_tokens=count, suppress_tokens=unwritable or None, pad_token_id=0,
+        )[0].tolist()  # fmt: skip
+        ends = [n for n in range(len(ids), len(output)) if output[n] in writer.language.end_ids]
+        written = output[len(ids) : ends[0] if ends else None]
+        assert len(written) > 2
+        text = "".join(writer.generate(prompt, max_tokens=count, filters=[TopK(1)]))
+        assert text.encode() == b"".join(map(writer.tokenizer.bytes_of, written)).decode(errors="replace").encode()
+        whole = tokenizer.decode(output[: ends[0] if ends else None])
+        # Of bytes that make no character theirs drops whole characters beside them too.
+        assert "\N{REPLACEMENT CHARACTER}" in text or (prompt + text).split() == whole.split()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_scores_are_theirs(name, folders) -> None:
+    import transformers
+
+    writer = Writer.load(folders[name], device="cpu")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folders[name]).eval()
+    line = "the old cat sees"
+    ids = writer.language.wholes([line])[0]
+    assert ids[0] == writer.language.begin_id
+    with torch.no_grad():
+        loss = theirs(torch.tensor([ids]), labels=torch.tensor([ids])).loss
+    (found,) = writer.score([line])
+    assert found.tokens == len(ids) - 1
+    assert -found.log_probability / found.tokens == pytest.approx(float(loss), abs=1e-4)
+    evaluated = writer.evaluate(["the old cat", "sees"])
+    assert evaluated.text_bytes == len("the old cat\nsees\n")
+    assert evaluated.tokens == len(writer.language.wholes(["the old cat\nsees\n"])[0]) - 1
+    assert writer.attend("the old cat").maps["decoder.1"].shape[0] == 2
+
+
+def test_samples_are_drawn_together(folders) -> None:
+    writer = Writer.load(folders["llama"], device="cpu")
+    greedy = list(writer.samples("the old", count=3, max_tokens=9, filters=[TopK(1)]))
+    assert greedy == ["".join(writer.generate("the old", max_tokens=9, filters=[TopK(1)]))] * 3
+    drawn = list(writer.samples("the old", count=40, max_tokens=60, seed=3))  # longer than a block, and two batches
+    assert len(drawn) == 40
+    assert len(set(drawn)) > 30
+    assert drawn == list(writer.samples("the old", count=40, max_tokens=60, seed=3))
+    stopped = list(writer.samples("the old", count=40, max_tokens=60, seed=3, stop=["a"]))
+    assert all("a" not in text for text in stopped)
+    first = list(writer.samples("", count=2, max_tokens=3, seed=1))
+    assert all(first)
+    with pytest.raises(ArgumentError, match="count must be at least 1"):
+        next(writer.samples("x", count=0))
+
+
+def test_the_task_of_a_folder(folders, tmp_path) -> None:
+    assert task_of(folders["gpt2"]).load is not Translator.load
+    assert isinstance(task_of(folders["llama"]).load(folders["llama"], device="cpu"), Writer)
+    with pytest.raises(RunFolderError, match="holds a gpt2 model, which does not translate"):
+        Translator.load(folders["gpt2"], device="cpu")
+    (folders["gpt2"] / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    with pytest.raises(RunFolderError, match=r"expected tokenizer\.json"):
+        Writer.load(folders["gpt2"], device="cpu")
+    (tmp_path / "tokenizer.json").rename(folders["gpt2"] / "tokenizer.json")

@@ -141,6 +141,51 @@ def test_torchrun_as_it_is(data: Path, tmp_path: Path) -> None:
     assert "deprecated" not in two.stderr
 
 
+def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call, data: Path, tmp_path: Path) -> None:
+    """Two ranks that share the model; torchrun starts both again, which go on from the last checkpoint."""
+    out, exact = tmp_path / "run", ("--transformer.dropout", "0", "--precision", "float32")
+    command = ("train", "--data", str(data), "--steps", "40", *exact, *TINY)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
+    here = ("-m", "regard", *command, "--out", str(out), "--strategy", "fsdp", "--gradient-checkpointing", "--resume")
+    process = subprocess.Popen([sys.executable, *launcher, *here], env=environment(), stderr=subprocess.PIPE, text=True)
+    wait_for(out, 23, process)
+    os.kill(rank_of(process, 1), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert stderr.count("resuming after step") == 1
+    assert call(*command, "--out", str(tmp_path / "one"))[0] == 0
+    ours, theirs = losses(tmp_path / "one"), losses(out)
+    assert [step for step, _ in theirs] == list(range(1, 41))
+    assert max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True)) < 1e-5
+    assert len(list((out / "best").glob("model-0000?-of-00002-*"))) == 2
+    for run in (out, tmp_path / "one"):
+        assert call("translate", str(run), "1 times 2")[0] == 0
+    status, text, _ = call("train", "--out", str(out), "--resume", "--strategy", "auto", "--steps", "41")
+    assert (status, text) == (0, "")
+    assert losses(out)[-1][0] == 41
+
+
+def rank_of(launcher: subprocess.Popen, rank: int) -> int:
+    """The process that torchrun started as one of the ranks."""
+    for number in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        if f"RANK={rank}".encode() in Path(f"/proc/{number}/environ").read_bytes().split(b"\0"):
+            return int(number)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_the_command_of_a_start_is_that_of_a_restart(call, data: Path, tmp_path: Path) -> None:
+    """Also with a file of settings and a size; what they would change is refused."""
+    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\nbatch_tokens = 500\n')
+    arguments = ("--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--resume", *TINY[:-8])
+    for _ in range(2):
+        status, _, stderr = call("train", *arguments, "--device", "cpu", "--steps", "2")
+        assert status == 0, stderr
+    assert "already" not in stderr
+    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\nbatch_tokens = 600\n')
+    check_one_line(call("train", *arguments, "--steps", "2"), "has batch_tokens 500, not 600")
+    check_one_line(call("train", "--out", str(tmp_path / "run"), "--resume", "--size", "base"), "has transformer")
+
+
 def test_a_full_disk_is_one_line_and_nothing_is_lost(data: Path, run: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -27,7 +27,7 @@ from regard.tasks.pictures import save_pictures
 from regard.tasks.registry import TASKS, Task, TaskName, task_of
 from regard.tasks.requests import Options
 from regard.tasks.run_folder import RunFolder
-from regard.tasks.settings import from_plain
+from regard.tasks.settings import from_plain, to_plain
 from regard.tasks.toml import read_toml
 from regard.tasks.translate_lines import (
     Gate,
@@ -77,13 +77,14 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
             task: what the model learns; `regard train --task language-model --help` shows that task's settings.
             size: a model of the size that a paper names so; flags for its parts go before it.
             config: a TOML file of settings, such as run.toml in a run folder; flags go before it.
-            resume: go on with the run in --out; settings that are not given stay as they were.
+            resume: go on with the run in --out, or begin it if there is none; settings that are not given stay as
+                they were.
             overwrite: replace the run in --out, once the new data have been read.
         """
         if resume and overwrite:
             raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
         try:
-            chosen.train(settings, resume=resume, overwrite=overwrite, progress=sys.stderr)
+            chosen.run(settings, resume=resume, overwrite=overwrite, progress=sys.stderr)
         except KeyboardInterrupt as stop:
             if RunFolder(settings.out).holds_a_run():
                 stop.add_note(f"go on with: regard train --out {settings.out} --resume")
@@ -383,16 +384,16 @@ def _task_and_defaults(arguments: Sequence[str]) -> tuple[str, Any]:
     """
     if "train" not in arguments[:1]:
         return translators.TASK, tyro.MISSING_NONPROP
-    given = _given(arguments, "--task", "--out", "--config", "--size")
-    if "--resume" in arguments and "--out" in given:
-        if "--config" in given or "--size" in given:
-            raise ArgumentError("--resume goes on with the settings of the run in --out: leave out --config and --size")
-        name = _known_task(given.get("--task") or RunFolder(Path(given["--out"])).task())
-        return name, RunFolder(Path(given["--out"])).read_config(name, TASKS[name].config)
+    given = _given(arguments, "--task", "--out", "--config", "--size", "--data")
     settings: dict[str, Any] = {}
     source, in_file = Path(given.get("--config", "")), None
     if "--config" in given:
         in_file, settings = read_toml(source)
+    run = RunFolder(Path(given.get("--out", "")))
+    if "--resume" in arguments and "--out" in given and (run.holds_a_run() or not {"--data", "--config"} & set(given)):
+        name = _known_task(given.get("--task") or in_file or run.task())
+        saved = run.read_config(name, TASKS[name].config)
+        return name, _sized(TASKS[name], _changed(saved, settings, source), given.get("--size"))
     if in_file is not None and given.get("--task", in_file) != in_file:
         raise ArgumentError(f"{source} is for the task {in_file!r}, and --task says {given['--task']!r}")
     name = _known_task(given.get("--task") or in_file or translators.TASK)
@@ -423,6 +424,11 @@ def _with_holes(task: Task, settings: dict[str, Any], source: Path) -> Any:
     except RunFolderError as error:
         raise ArgumentError(str(error)) from None
     return replace(config, **dict.fromkeys(holes, tyro.MISSING))
+
+
+def _changed(config: Any, settings: dict[str, Any], source: Path) -> Any:
+    """Settings with those of a file in their place."""
+    return from_plain(type(config), to_plain(config) | settings, source=source) if settings else config
 
 
 def _sized(task: Task, config: Any, size: str | None) -> Any:

@@ -41,7 +41,7 @@ def test_the_page_for_newcomers_runs_by_itself():
 
 
 def test_links_lead_somewhere():
-    for page in [*PAGES, "docs/architecture.md"]:
+    for page in [*PAGES, "docs/architecture.md", "docs/scale.md"]:
         path = ROOT / page
         for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
             assert (path.parent / link).exists(), f"{page} links to {link}"

@@ -236,8 +236,10 @@ def test_a_run_is_neither_replaced_nor_bent(run: Path, tmp_path: Path) -> None:
         train(saved)
     with pytest.raises(RunFolderError, match="has batch_tokens 600, not 700"):
         train(replace(saved, batch_tokens=700), resume=True)
-    with pytest.raises(RunFolderError, match=r"is not a run folder|is not a folder"):
-        train(replace(saved, out=tmp_path / "absent"), resume=True)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("not a run")
+    with pytest.raises(RunFolderError, match="is not empty and holds no run"):
+        train(replace(saved, out=tmp_path / "notes"), resume=True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -213,7 +214,7 @@ def test_formats_and_numbers_of_files_that_do_not_fit_are_refused(tmp_path: Path
     path = str(written(tmp_path, GOOD))
     with pytest.raises(ArgumentError, match="got 'csv'"):
         read_pairs(path, format="csv")  # type: ignore[arg-type]
-    for paths, chosen in (([path] * 2, "tsv"), ([path], "aligned"), ([path] * 3, None), ([], None)):
+    for paths, chosen in (([path], "aligned"), ([path] * 3, "aligned"), ([], "tsv"), ([], None)):
         with pytest.raises(ArgumentError, match=f"got {len(paths)} with format {chosen!r}"):
             read_pairs(paths, format=chosen)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="got 'ignore'"):
@@ -224,3 +225,19 @@ def test_formats_and_numbers_of_files_that_do_not_fit_are_refused(tmp_path: Path
 def test_json_lines_go_by_their_name(tmp_path: Path, name: str) -> None:
     content = b'{"source": "a\\tb", "target": "c"}'
     assert list(read_pairs(written(tmp_path, content, name))) == [("a\tb", "c")]
+
+
+def test_several_files_of_one_form_are_read_one_after_the_other(tmp_path: Path) -> None:
+    for name, side in itertools.product("ab", ("en", "de")):
+        (tmp_path / f"{name}.{side}").write_text(f"{name} {side} 1\n{name} {side} 2\n")
+        (tmp_path / f"{name}.tsv").write_text(f"{name} en 1\t{name} de 1\n{name} en 2\t{name} de 2\n")
+    expected = [(f"{name} en {number}", f"{name} de {number}") for name in "ab" for number in (1, 2)]
+    tables = [tmp_path / "a.tsv", tmp_path / "b.tsv"]
+    sides = [tmp_path / f"{name}.{side}" for name in "ab" for side in ("en", "de")]
+    assert list(read_pairs(tables)) == list(read_pairs(sides, format="aligned")) == expected
+    assert list(read_pairs(sides[:2])) == expected[:2]
+    with pytest.raises(ArgumentError, match=r"one form for all of 4 files, got names like .*a\.en and .*b\.de"):
+        read_pairs(sides)
+    (tmp_path / "b.tsv").write_text("no tab\n")
+    with pytest.raises(DataError, match=r"b\.tsv:1: expected a source and a target"):
+        list(read_pairs(tables))

@@ -1,6 +1,7 @@
 """What the decoder-only and the encoder-only Transformer share: one stack from token ids to logits."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -8,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.masks import Mask
+from regard.models.building import stack_of
 from regard.models.parts import OneStackParts
 from regard.models.stack import Record, SelfAttentionLayer, shared_bias
 from regard.nn import Dropout, TokenEmbedding
@@ -27,7 +29,7 @@ class OneStack(nn.Module):
         self.embedding_norm = parts.stack.embedding_norm()
         self.dropout = Dropout(parts.dropout)
         self.relative = None if parts.stack.relative is None else parts.stack.relative()
-        self.layers = nn.ModuleList([SelfAttentionLayer(parts.stack) for _ in range(parts.stack.num_layers)])
+        self.layers = stack_of(parts.stack.num_layers, partial(SelfAttentionLayer, parts.stack))
         self.final_norm = parts.stack.final_norm()
         self.head = parts.head()
         self.output = nn.Linear(parts.dim, vocab_size, bias=parts.output_bias)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from regard.biases import Bias
 from regard.errors import ArgumentError
 from regard.masks import Mask, causal, lengths
+from regard.models.building import stack_of
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import Step
 from regard.models.stack import Record, SelfAttentionLayer, StackConfig, make_stack, shared_bias, told
@@ -135,8 +137,8 @@ class Transformer(nn.Module):
         self.encoder_bias, self.decoder_bias = (
             None if stack.relative is None else stack.relative() for stack in (parts.encoder, parts.decoder)
         )
-        self.encoder = nn.ModuleList([SelfAttentionLayer(parts.encoder) for _ in range(parts.encoder.num_layers)])
-        self.decoder = nn.ModuleList([DecoderLayer(parts.decoder) for _ in range(parts.decoder.num_layers)])
+        self.encoder = stack_of(parts.encoder.num_layers, partial(SelfAttentionLayer, parts.encoder))
+        self.decoder = stack_of(parts.decoder.num_layers, partial(DecoderLayer, parts.decoder))
         self.encoder_norm, self.decoder_norm = parts.encoder.final_norm(), parts.decoder.final_norm()
         self.output = nn.Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)

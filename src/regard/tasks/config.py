@@ -7,7 +7,7 @@ from typing import Literal
 from regard.errors import ArgumentError
 from regard.models.rnn import RNNConfig, RNNSeq2Seq
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.training.devices import Precision
+from regard.training.devices import Precision, Strategy
 from regard.training.loop import FitConfig
 from regard.training.schedules import Schedule, constant, cosine, inverse_square_root
 
@@ -62,6 +62,11 @@ class TrainingConfig:
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Precision = "auto"
     """float32, bf16, or bf16 where the processor multiplies it faster."""
+    strategy: Strategy = "auto"
+    """What each rank that torchrun starts holds: all of the model (ddp, auto), or a share of it and of the
+    optimizer (fsdp)."""
+    gradient_checkpointing: bool = False
+    """Whether layers keep only what they read and are computed again on the way back: less memory, more time."""
 
     def __post_init__(self) -> None:
         """Check the ranges that no other part checks."""
@@ -80,7 +85,8 @@ class TranslationConfig(TrainingConfig):
     """Train a translator on pairs of sentences."""
 
     data: tuple[Path, ...]
-    """The pairs: one file (two columns with a tab between them, or JSON lines) or two aligned files; gzip too."""
+    """The pairs: files of one form (two columns with a tab between them, or JSON lines), or two aligned files; gzip
+    too."""
     valid: tuple[Path, ...] = ()
     """Pairs to validate on, in the same forms; without them a seeded share of the data is split off."""
     data_format: Literal["tsv", "tsv-extra", "jsonl", "aligned"] | None = None

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +16,16 @@ from regard.tasks.runs import Say
 from regard.text.batches import Batch, collate, plan_batches
 from regard.text.lines import Reader
 from regard.text.pairs import Pair, read_pairs
-from regard.text.store import TokenStore
+from regard.text.sections import Indices, sections
+from regard.text.store import Lengths, TokenStore
 from regard.text.tokenizers import Tokenizer, recipe
 from regard.training.loop import BatchSize
 
 # Of data without a validation file, this share is split off, and no more pairs than this.
 VALID_SHARE, MOST_VALID_PAIRS = 0.01, 2_000
 FEWEST_VALID_PAIRS = 20
+# Tokenizers learn from so many pairs at most, evenly spread: their trainers keep every word that they have met.
+MOST_TOKENIZER_PAIRS = 2_000_000
 
 
 class Corpus(NamedTuple):
@@ -40,21 +43,31 @@ class TokenBatches:
     def __init__(
         self, store: TokenStore, *, max_length: int, max_tokens: int, seed: int, rank: int = 0, world_size: int = 1
     ) -> None:
-        self._store = store
-        source, target = store.source_lengths.astype(np.int64) + 1, store.target_lengths.astype(np.int64) + 1
-        self._rows = np.flatnonzero((np.maximum(source, target) <= max_length) & (source + target <= max_tokens))
-        self._lengths = store.source_lengths[self._rows], store.target_lengths[self._rows]
+        self._store, self._max_length, self._seed = store, max_length, seed
         self._plan: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, "rank": rank, "world_size": world_size}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return sum(len(self._fitting(rows)[0]) for rows in sections(len(self._store), seed=0, epoch=0))
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
         """This rank's batches of a pass from index `start` on."""
         store = self._store
-        for chosen in plan_batches(*self._lengths, epoch=epoch, **self._plan)[start:]:
-            pairs = self._rows[chosen].tolist()
-            yield collate([store.source(i) for i in pairs], [store.target(i) for i in pairs])
+        for number, rows in enumerate(sections(len(store), seed=self._seed, epoch=epoch)):
+            fitting, *lengths = self._fitting(rows)
+            if number and not len(fitting):
+                continue
+            plan = plan_batches(*lengths, epoch=epoch, section=number, **self._plan)
+            for chosen in plan[start:]:
+                pairs = fitting[chosen].tolist()
+                yield collate([store.source(i) for i in pairs], [store.target(i) for i in pairs])
+            start = max(start - len(plan), 0)
+
+    def _fitting(self, rows: Indices) -> tuple[Indices, Lengths, Lengths]:
+        """The pairs that exceed no limit, and their lengths."""
+        source, target = self._store.lengths(rows)
+        longest = np.maximum(source, target) + 1 <= self._max_length
+        fits = longest & (source + target + 2 <= self._plan["max_tokens"])
+        return rows[fits], source[fits], target[fits]
 
     def size(self, batch: Batch) -> BatchSize:
         """Tokens and places of a batch, source and target."""
@@ -164,13 +177,17 @@ def _train_tokenizers(config: TranslationConfig, folder: RunFolder, count: int) 
         source.save(source_file)
         target.save(target_file)
         return source, target
-    recipe_ = recipe(config.tokenizer, config.vocab_size)
+    recipe_, every = recipe(config.tokenizer, config.vocab_size), -(-count // MOST_TOKENIZER_PAIRS)
+
+    def pairs() -> Iterator[Pair]:
+        return islice(_part(config, "train", count), None, None, every)
+
     if config.shared_vocabulary:
-        both = recipe_.train(text for pair in _part(config, "train", count) for text in pair)
+        both = recipe_.train(text for pair in pairs() for text in pair)
         both.save(source_file)
         return both, both
-    source = recipe_.train(pair.source for pair in _part(config, "train", count))
-    target = recipe_.train(pair.target for pair in _part(config, "train", count))
+    source = recipe_.train(pair.source for pair in pairs())
+    target = recipe_.train(pair.target for pair in pairs())
     source.save(source_file)
     target.save(target_file)
     return source, target

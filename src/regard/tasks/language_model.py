@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from regard.tasks import filler, writer
 from regard.tasks.filler import Filler
 from regard.tasks.looks import look_at_text
 from regard.tasks.run_folder import RunFolder
-from regard.tasks.runs import Job, train_run, warm_up
+from regard.tasks.runs import Job, Options, train_run, warm_up
 from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
 from regard.tasks.text_corpus import open_text, prepare_text
 from regard.tasks.writer import Writer
@@ -28,7 +28,6 @@ from regard.text.blocks import (
     masked_windows,
     next_token_windows,
     next_tokens,
-    share_out,
     window_batches,
 )
 from regard.text.tokenizers import PAD
@@ -36,6 +35,7 @@ from regard.training.events import Callback
 from regard.training.loop import BatchSize, Loss, Validate
 from regard.training.losses import LossSum, cross_entropy
 from regard.training.optimizers import adamw
+from regard.training.ranks import Ranks
 from regard.weights import AttentionMap
 
 
@@ -54,10 +54,7 @@ def train_language_model(
     Returns:
         The best model of the run by validation loss.
     """
-    device = train_run(
-        writer.TASK, config, prepare_text, next_token_job,
-        resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks,
-    )  # fmt: skip
+    device = run_language_model(config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks)
     return Writer.load(config.out, device=device)
 
 
@@ -76,11 +73,20 @@ def train_masked_language_model(
     Returns:
         The best model of the run by validation loss.
     """
-    device = train_run(
-        filler.TASK, config, prepare_text, masked_job,
-        resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks,
-    )  # fmt: skip
+    device = run_masked_language_model(
+        config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks
+    )
     return Filler.load(config.out, device=device)
+
+
+def run_language_model(config: LanguageModelConfig, **options: Unpack[Options]) -> str:
+    """Train as `train_language_model` does, without loading the model in the end; the device that it ran on."""
+    return train_run(writer.TASK, config, prepare_text, next_token_job, **options)
+
+
+def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[Options]) -> str:
+    """Train as `train_masked_language_model` does, without loading the model in the end; the device that it ran on."""
+    return train_run(filler.TASK, config, prepare_text, masked_job, **options)
 
 
 class TextBatches:
@@ -178,9 +184,9 @@ def _validation(
     def validate() -> dict[str, float]:
         sums = torch.zeros(2, dtype=torch.float64)
         batches = window_batches(windows(), places=places)
-        for batch in share_out(batches, fabric.global_rank, fabric.world_size):
+        for batch, counts in Ranks.of(fabric).share_out(batches):
             part = loss(model, fabric.to_device(batch))
-            sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
+            sums += counts * torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
         total, count = fabric.all_reduce(sums, reduce_op="sum").tolist()
         metrics = {"loss": total / max(count, 1.0)}
         if text_bytes is None:

@@ -10,12 +10,12 @@ from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFOR
 from regard.tasks import filler, translator, writer
 from regard.tasks.config import TrainingConfig, TranslationConfig
 from regard.tasks.filler import Filler
-from regard.tasks.language_model import masked_job, next_token_job, train_language_model, train_masked_language_model
+from regard.tasks.language_model import masked_job, next_token_job, run_language_model, run_masked_language_model
 from regard.tasks.pretrained import is_huggingface, writes_text
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.runs import Job
 from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.translation import train, translation_job
+from regard.tasks.translation import run_translation, translation_job
 from regard.tasks.translator import Translator
 from regard.tasks.writer import Writer
 
@@ -27,7 +27,8 @@ class Task(NamedTuple):
     """One task."""
 
     config: type[TrainingConfig]
-    train: Callable[..., Trained]
+    run: Callable[..., str]
+    """Trains; the name of the device that it ran on."""
     load: Callable[..., Trained]
     job: Callable[[Any, RunFolder, Any], Job]
     """What the training loop is handed for a configuration, a prepared folder and a launched fabric."""
@@ -42,12 +43,14 @@ class Task(NamedTuple):
 
 
 TASKS: Mapping[str, Task] = {
-    translator.TASK: Task(TranslationConfig, train, Translator.load, translation_job, "transformer", TRANSFORMER_SIZES),
+    translator.TASK: Task(
+        TranslationConfig, run_translation, Translator.load, translation_job, "transformer", TRANSFORMER_SIZES
+    ),
     writer.TASK: Task(
-        LanguageModelConfig, train_language_model, Writer.load, next_token_job, "model", DECODER_ONLY_SIZES
+        LanguageModelConfig, run_language_model, Writer.load, next_token_job, "model", DECODER_ONLY_SIZES
     ),
     filler.TASK: Task(
-        MaskedLanguageModelConfig, train_masked_language_model, Filler.load, masked_job, "model", ENCODER_ONLY_SIZES
+        MaskedLanguageModelConfig, run_masked_language_model, Filler.load, masked_job, "model", ENCODER_ONLY_SIZES
     ),
 }
 

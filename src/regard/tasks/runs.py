@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypedDict, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from regard.training.locks import locked
 from regard.training.logs import MetricsFile, TensorBoard
 from regard.training.loop import Batches, Loss, Validate, fit
 from regard.training.random_state import seed_everything
+from regard.training.ranks import Ranks
+from regard.training.recomputing import recompute_layers
+from regard.training.sharding import layers_shared_out, placed_as
 
 C = TypeVar("C", bound=TrainingConfig)
 Say = Callable[[str], None]
@@ -31,7 +34,7 @@ Prepare = Callable[[C, RunFolder, Say], None]
 
 # What may change when a run is resumed; all else decides what the checkpoint means.
 WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep"})
-RESUMABLE = WATCHING | {"out", "steps", "patience", "bad_batches", "device"}
+RESUMABLE = WATCHING | {"out", "steps", "patience", "bad_batches", "device", "strategy", "gradient_checkpointing"}
 
 
 class Job(NamedTuple):
@@ -46,16 +49,25 @@ class Job(NamedTuple):
     """What the model attends to now in a few fixed sentences."""
 
 
+class Options(TypedDict, total=False):
+    """How a run is begun and watched."""
+
+    resume: bool
+    overwrite: bool
+    progress: IO[str] | None
+    callbacks: Sequence[Callback]
+
+
 def train_run(
     task: str,
     config: C,
     prepare: Prepare[C],
     make_job: Callable[[C, RunFolder, Any], Job],
     *,
-    resume: bool,
-    overwrite: bool,
-    progress: IO[str] | None,
-    callbacks: Sequence[Callback],
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: IO[str] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> str:
     """Begin a run or go on with one, and train to its end; the name of the device that it ran on.
 
@@ -72,14 +84,17 @@ def train_run(
     """
     make_fit_config(config), make_schedule(config)  # what is out of range is said before anything is touched
     config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
-    fabric = start_fabric(config.device, config.precision)
+    fabric = start_fabric(config.device, config.precision, config.strategy)
     folder = RunFolder(config.out)
-    with ending_at_once(), _alone(folder, fabric, resume=resume):
+    with ending_at_once(), _alone(folder, fabric):
         if fabric.is_global_zero:
             _open_folder(task, config, folder, prepare, resume=resume, overwrite=overwrite, progress=progress)
-        fabric.barrier()
+        Ranks.of(fabric).wait_for_the_first()
         seed_everything(config.seed)  # the same weights on every rank ...
-        job = make_job(config, folder, fabric)
+        with layers_shared_out(fabric):
+            job = make_job(config, folder, fabric)
+        if config.gradient_checkpointing:
+            recompute_layers(job.model)
         seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
         with _watchers(folder, fabric, progress, job.look) as watchers:
             fit(
@@ -108,16 +123,16 @@ def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None
     if config.warm_start is None or folder.checkpoints.has("last"):
         return
     before = RunFolder(config.warm_start)
-    fill_model(model, before.checkpoints.load_model("best"), source=before.path / "best")
+    fill_model(model, before.checkpoints.load_model("best", placed_as(model)), source=before.path / "best")
 
 
 @contextmanager
-def _alone(folder: RunFolder, fabric: Any, *, resume: bool) -> Iterator[None]:
+def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
     """Keep other processes out of the folder; rank 0 does so for all."""
     if not fabric.is_global_zero:
         yield
         return
-    if not resume and not folder.path.exists():
+    if not folder.path.exists():
         folder.path.mkdir(parents=True)
     with locked(folder.path) if folder.path.is_dir() else nullcontext():
         yield
@@ -146,7 +161,8 @@ def _open_folder(
     progress: IO[str] | None,
 ) -> None:
     """Begin a run or go on with one, and get its data ready."""
-    if resume:
+    goes_on = resume and folder.holds_a_run()  # so that the command of the first start is that of every restart
+    if goes_on:
         check_resumed(config, folder.read_config(task, type(config)))
         folder.write_config(task, config)
     elif overwrite and folder.holds_a_run():
@@ -167,7 +183,7 @@ def _open_folder(
             prepare(config, folder, _sayer(log, progress))
     except RegardError:
         # Bad data is mended and the command typed again: that must not meet the remains of a run.
-        if not resume:
+        if not goes_on:
             folder.discard()
         raise
 

@@ -1,6 +1,7 @@
 """The text of a language model's run, read twice, cut into tokens, and kept on disk in the run folder."""
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from regard.text.tokenizers import Tokenizer, recipe
 
 # The most that is split off for validation: enough for three digits of the loss.
 MOST_VALID_BYTES = 10_000_000
+# A tokenizer learns from so many lines at most, evenly spread: its trainer keeps every word that it has met.
+MOST_TOKENIZER_LINES = 4_000_000
 
 
 class TextCorpus(NamedTuple):
@@ -34,7 +37,9 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
     """
     folder.data.mkdir(exist_ok=True)
     lines = _Lines(config.data, config)
-    total = sum(_size(line) for line in lines)
+    total = count = 0
+    for line in lines:
+        total, count = total + _size(line), count + 1
     if lines.skipped:
         say(f"{lines.skipped:,} bad lines left out; the first: {lines.first_skipped}")
     if not total:
@@ -43,7 +48,8 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
     if config.warm_start is not None:
         tokenizer = load_tokenizer(RunFolder(config.warm_start))
     else:
-        tokenizer = recipe(config.tokenizer, config.vocab_size).train(line + "\n" for line in parts["train"]())
+        learnt_from = islice(parts["train"](), None, None, -(-count // MOST_TOKENIZER_LINES))
+        tokenizer = recipe(config.tokenizer, config.vocab_size).train(line + "\n" for line in learnt_from)
     tokenizer.save(folder.path / "tokenizer.json")
     stores = {name: _store(config, folder, name, lines_of(), tokenizer) for name, lines_of in parts.items()}
     for name, store in stores.items():

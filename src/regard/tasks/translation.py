@@ -1,7 +1,7 @@
 """Translation: train a model on pairs of sentences; what comes out is a `Translator` and its run folder."""
 
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, Any, Unpack
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from regard.tasks.config import make_model
 from regard.tasks.corpus import TokenBatches, open_corpus, prepare_corpus
 from regard.tasks.looks import look_at_pairs
 from regard.tasks.run_folder import RunFolder
-from regard.tasks.runs import Job, train_run, warm_up
+from regard.tasks.runs import Job, Options, train_run, warm_up
 from regard.tasks.translator import TASK
 from regard.tasks.translator import Translation as Translation
 from regard.tasks.translator import Translator as Translator
@@ -53,17 +53,13 @@ def train(
         TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
         OSError: the disk is full or the folder read-only.
     """
-    device = train_run(
-        TASK,
-        config,
-        prepare_corpus,
-        translation_job,
-        resume=resume,
-        overwrite=overwrite,
-        progress=progress,
-        callbacks=callbacks,
-    )
+    device = run_translation(config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks)
     return Translator.load(config.out, device=device)
+
+
+def run_translation(config: TranslationConfig, **options: Unpack[Options]) -> str:
+    """Train as `train` does, without loading the model in the end; the name of the device that it ran on."""
+    return train_run(TASK, config, prepare_corpus, translation_job, **options)
 
 
 def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> Job:

@@ -1,7 +1,6 @@
 """How good a translator is on its run's validation pairs: the loss, and BLEU where models are chosen by it."""
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from regard.text.batches import Batch
 from regard.text.tokenizers import PAD, Tokenizer
 from regard.training.losses import LossSum
 from regard.training.metrics import BleuCounts
+from regard.training.ranks import Ranks
+from regard.training.sharding import gathered
 
 
 class Validation:
@@ -44,25 +45,26 @@ class Validation:
         metrics = {"loss": self._mean_loss()}
         return metrics | {"bleu": self._bleu()} if self._config.best_by == "bleu" else metrics
 
-    def _share(self) -> Iterator[Batch]:
-        """This rank's batches."""
-        fabric = self._fabric
-        batches = islice(self._batches.epoch(0, 0), fabric.global_rank, None, fabric.world_size)
-        return (fabric.to_device(batch) for batch in batches)
+    def _share(self) -> Iterator[tuple[Batch, bool]]:
+        """This rank's batches, as many as any rank has; and whether they count."""
+        found = Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0))
+        return ((self._fabric.to_device(batch), counts) for batch, counts in found)
 
     def _mean_loss(self) -> float:
         sums = torch.zeros(2, dtype=torch.float64)
-        for batch in self._share():
+        for batch, counts in self._share():
             part: LossSum = self._loss(self._model, batch)
-            sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
+            sums += counts * torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
         total, count = self._fabric.all_reduce(sums, reduce_op="sum").tolist()
         return total / max(count, 1.0)
 
     def _bleu(self) -> float:
-        counts = BleuCounts()
-        for batch in self._share():
-            counts.add(self._translations(batch), [self._text(row) for row in batch.target_output.tolist()])
-        whole = self._fabric.all_reduce(torch.tensor(counts.values, dtype=torch.float64), reduce_op="sum")
+        ours = BleuCounts()
+        with gathered(self._model):  # a search has as many steps as it needs, on every rank another number
+            for batch, counts in self._share():
+                if counts:
+                    ours.add(self._translations(batch), [self._text(row) for row in batch.target_output.tolist()])
+        whole = self._fabric.all_reduce(torch.tensor(ours.values, dtype=torch.float64), reduce_op="sum")
         return BleuCounts(whole.tolist()).score()
 
     def _translations(self, batch: Batch) -> list[str]:

@@ -86,10 +86,11 @@ def plan_batches(
     max_tokens: int,
     seed: int,
     epoch: int,
+    section: int = 0,
     rank: int = 0,
     world_size: int = 1,
 ) -> list[Indices]:
-    """The batches of one epoch: every pair once, pairs of like length together, the batches shuffled.
+    """The batches of an epoch or a section of one: each pair once, pairs of like length together, batches shuffled.
 
     A pure function of its arguments, so that an epoch and the number of batches done are enough to go
     on from. Pairs of the same lengths meet others in every epoch. Padding grows with the spread of
@@ -103,6 +104,7 @@ def plan_batches(
             included; with several ranks, their batches together.
         seed: what the shuffling goes by, together with the epoch.
         epoch: the number of the pass over the data, from 0.
+        section: which part of that pass these pairs are, from 0.
         rank: which share of every batch to return.
         world_size: how many shares there are. Batch k of all ranks together is batch k of one rank.
 
@@ -118,7 +120,7 @@ def plan_batches(
     """
     source, target = _with_end(source_lengths), _with_end(target_lengths)
     _check_budget(source, target, max_tokens)
-    generator = np.random.default_rng([seed, epoch])
+    generator = np.random.default_rng([seed, epoch, section] if section else [seed, epoch])
     order = _by_length(source, target, generator)
     cuts = _cuts(source[order], target[order], max_tokens)
     batches = np.split(order, cuts)

@@ -1,7 +1,6 @@
 """Blocks of running text for language models, in an order that can be resumed and shared out."""
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.text.sections import sections
 from regard.text.tokenizers import BOS, EOS, PAD, UNK
 
 Integers = npt.NDArray[np.integer]
@@ -58,7 +58,8 @@ class BlockPlan:
     """Blocks of `length + overlap` tokens, cut anew in every epoch, shuffled, a share for each rank.
 
     An epoch cuts the text from a random place on, so that no token always stands at the end of a block; what is
-    left over at both ends, and the last batch if it is not full, is left out of that epoch.
+    left over at both ends, and the last batch if it is not full, is left out of that epoch. More than a million
+    blocks are shuffled in sections (`regard.text.sections`), each with a last batch of its own.
 
     Args:
         tokens: the whole text.
@@ -108,9 +109,20 @@ class BlockPlan:
         spare = len(self.tokens) - self.overlap - self.rows * self.length
         phase = int(generator.integers(min(self.length, spare + 1)))
         count = (len(self.tokens) - self.overlap - phase) // self.length
-        order = phase + self.length * generator.permutation(count)
-        seeds = generator.integers(2**32, size=count)
-        for at in range(start * self.rows, count - self.rows + 1, self.rows):
+        for number, blocks in enumerate(sections(count, seed=self.seed, epoch=epoch)):
+            batches = len(blocks) // self.rows
+            if start < batches:
+                drawing = np.random.default_rng([self.seed, epoch, number]) if number else generator
+                yield from self._of_section(phase + self.length * blocks, start, drawing)
+            start = max(start - batches, 0)
+
+    def _of_section(
+        self, begins: npt.NDArray[np.int64], start: int, generator: np.random.Generator
+    ) -> Iterator[Blocks]:
+        """This rank's share of the blocks that begin there, shuffled."""
+        order = generator.permutation(begins)
+        seeds = generator.integers(2**32, size=len(begins))
+        for at in range(start * self.rows, len(begins) - self.rows + 1, self.rows):
             mine = slice(at + self.rank, at + self.rows, self.world_size)
             tokens = [self.tokens[begin : begin + self.length + self.overlap] for begin in order[mine]]
             yield Blocks(np.stack(tokens).astype(np.int64), seeds[mine])
@@ -215,11 +227,6 @@ def window_batches(windows: Iterable[Window], *, places: int) -> Iterator[TextBa
         rows.append(window)
     if rows:
         yield _padded(rows)
-
-
-def share_out(batches: Iterable[TextBatch], rank: int, world_size: int) -> Iterator[TextBatch]:
-    """Every `world_size`-th batch from number `rank` on."""
-    return islice(batches, rank, None, world_size)
 
 
 def _padded(rows: list[Window]) -> TextBatch:

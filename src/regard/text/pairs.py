@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Literal, NamedTuple, get_args
 
 from regard.errors import ArgumentError, DataError
@@ -25,18 +25,19 @@ class Pair(NamedTuple):
 def read_pairs(
     paths: StrPath | Sequence[StrPath], *, format: Format | None = None, bad_lines: BadLines = "stop"
 ) -> Reader[Pair]:
-    """Pairs from a file or two, gzipped or not, read line by line and brought to NFC.
+    """Pairs from files, gzipped or not, read line by line and brought to NFC.
 
     Args:
-        paths: one file, or two whose lines belong together; "-" is standard input. They are opened
-            when the first pair is asked for.
+        paths: one file, or several of one form, read one after the other; or two whose lines belong
+            together, or several such two; "-" is standard input. Each is opened when its first pair is
+            asked for.
         format: "tsv" (source, tab, target), "tsv-extra" (the same, with further columns to leave
-            out), "jsonl" ({"source": ..., "target": ...} a line) or "aligned" (two files); None
-            goes by the number of files and their names.
+            out), "jsonl" ({"source": ..., "target": ...} a line) or "aligned" (a.en a.de b.en b.de ...);
+            None goes by the number of files and their names.
         bad_lines: "stop" at the first bad line, or "skip" and count them in the reader's `skipped`.
 
     Raises:
-        ArgumentError: the format is unknown, or takes another number of files.
+        ArgumentError: the format is unknown, is not to be told, or takes another number of files.
         DataError: while reading: a bad line (an empty sentence is one), aligned files of unequal
             length, no pair at all, or a file that cannot be read.
 
@@ -51,27 +52,39 @@ def read_pairs(
     """
     files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     must_hold = f"pairs of sentences in {' and '.join(map(str, files))}"
+    lines = chain.from_iterable(map(raw_lines, files))
     match _format(files, format):
         case "aligned":
-            return Reader(_side_by_side(*files), _from_aligned, bad_lines=bad_lines, must_hold=must_hold)
+            both = chain.from_iterable(map(_side_by_side, files[::2], files[1::2]))
+            return Reader(both, _from_aligned, bad_lines=bad_lines, must_hold=must_hold)
         case "jsonl":
-            return Reader(raw_lines(files[0]), _from_json, bad_lines=bad_lines, must_hold=must_hold)
+            return Reader(lines, _from_json, bad_lines=bad_lines, must_hold=must_hold)
         case table:
             parse = partial(_from_table, extra_columns=table == "tsv-extra")
-            return Reader(raw_lines(files[0]), parse, bad_lines=bad_lines, must_hold=must_hold)
+            return Reader(lines, parse, bad_lines=bad_lines, must_hold=must_hold)
 
 
 def _format(files: Sequence[StrPath], format: Format | None) -> Format:
     if format is not None and format not in get_args(Format):
         raise ArgumentError(f"expected a format out of {', '.join(get_args(Format))}, got {format!r}")
-    if len(files) not in (1, 2) or (format is not None and (format == "aligned") != (len(files) == 2)):
+    if not files or (format == "aligned" and len(files) % 2):
         raise ArgumentError(
-            f"expected one file of pairs or two aligned files, got {len(files)} with format {format!r}; "
-            "give one file for tsv, tsv-extra and jsonl, two for aligned"
+            f"expected files of pairs, or two aligned files, got {len(files)} with format {format!r}; "
+            "give one or more for tsv, tsv-extra and jsonl, two (or four, ...) for aligned"
         )
-    if format or len(files) == 2:
-        return format or "aligned"
-    return "jsonl" if is_json_lines(files[0]) else "tsv"
+    if format:
+        return format
+    if all(map(is_json_lines, files)):
+        return "jsonl"
+    names = [os.fspath(file).lower().removesuffix(".gz") for file in files]
+    if len(files) == 1 or all(name.endswith(".tsv") for name in names):
+        return "tsv"
+    if len(files) == 2:
+        return "aligned"
+    raise ArgumentError(
+        f"expected one form for all of {len(files)} files, got names like {names[0]} and {names[-1]}; "
+        "name it: tsv, tsv-extra, jsonl or aligned"
+    )
 
 
 def is_json_lines(path: StrPath) -> bool:

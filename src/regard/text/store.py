@@ -43,8 +43,6 @@ class _Footer(NamedTuple):
 class TokenStore:
     """Tokenised pairs in a file; reading pair i touches the pages that hold it and no more.
 
-    What it holds in memory are the lengths: 8 bytes a pair.
-
     >>> from regard.text.tokenizers import Characters
     >>> tokenizer = Characters().train(["abc"])
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -61,10 +59,6 @@ class TokenStore:
         starts_at = _aligned(tokens_bytes)
         self._tokens = raw[:tokens_bytes].view(self._footer.dtype)
         self._starts = raw[starts_at : starts_at + starts_bytes].view(np.int64)
-        self.source_lengths: Lengths = (self._starts[1::2] - self._starts[:-1:2]).astype(np.int32)
-        """Tokens of each source, no special ones counted; shape (pairs,)."""
-        self.target_lengths: Lengths = (self._starts[2::2] - self._starts[1::2]).astype(np.int32)
-        """Tokens of each target, no special ones counted; shape (pairs,)."""
 
     def __len__(self) -> int:
         return self._footer.pairs
@@ -74,6 +68,23 @@ class TokenStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenStore, (self._path,)
+
+    @property
+    def source_lengths(self) -> Lengths:
+        """Tokens of each source, no special ones counted; shape (pairs,), made when it is asked for."""
+        return self.lengths(slice(None))[0]
+
+    @property
+    def target_lengths(self) -> Lengths:
+        """Tokens of each target, no special ones counted; shape (pairs,), made when it is asked for."""
+        return self.lengths(slice(None))[1]
+
+    def lengths(self, rows: slice | npt.NDArray[np.integer]) -> tuple[Lengths, Lengths]:
+        """Tokens of the source and the target of some pairs, no special ones counted; shape (rows,) each."""
+        begins, middles, ends = self._starts[:-1:2], self._starts[1::2], self._starts[2::2]
+        source = middles[rows] - begins[rows]
+        target = ends[rows] - middles[rows]
+        return source.astype(np.int32), target.astype(np.int32)
 
     def source(self, index: int) -> Tokens:
         """Tokens of a source, shape (source_lengths[index],), read-only."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RunFolderError
+from regard.training.shares import held, is_shared_out
 
 
 class MovingAverage:
@@ -51,7 +52,8 @@ class MovingAverage:
     def update(self, model: nn.Module, step: int) -> None:
         """Take in the weights after step `step`, counted from 1."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self._values.values()), list(model.parameters()), 1.0 - decay)
+        ours, theirs = map(held, self._values.values()), map(held, model.parameters())
+        torch._foreach_lerp_(list(ours), list(theirs), 1.0 - decay)
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
@@ -78,9 +80,16 @@ class MovingAverage:
                 raise RunFolderError(f"{source} holds no average of {name} {tuple(value.shape)}: it is {found}")
             value.copy_(state[name])
 
+    @torch.no_grad()
     def _exchange(self, model: nn.Module) -> None:
         for name, value in model.named_parameters():
-            self._values[name], value.data = value.data, self._values[name]
+            if is_shared_out(value):  # whoever gathers the shares knows where they are: they are swapped where they lie
+                ours, theirs = held(self._values[name]), held(value)
+                kept = theirs.clone()
+                theirs.copy_(ours)
+                ours.copy_(kept)
+            else:
+                self._values[name], value.data = value.data, self._values[name]
 
 
 def mean_of(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

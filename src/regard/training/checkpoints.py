@@ -5,10 +5,12 @@
     folder/kept/step-00000500/     like best: the model of a validation that is to be kept
 
 `checkpoint.json` names the files of one checkpoint with their sizes and checksums, and is replaced last.
-Whenever the process dies, it names whole files: those of the old checkpoint or those of the new.
+Whenever a process dies, it names whole files: those of the old checkpoint or those of the new.
+
+Where ranks hold shares of the model, each writes its own: model-00002-of-00004-<checksum>.safetensors. The
+manifest says which rows are where, so that any number of ranks can read them.
 """
 
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,13 +19,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.training.files import write_atomically
+from regard.errors import ArgumentError, RunFolderError
+from regard.training.ranks import ALONE, Ranks
 from regard.training.sealed import read_sealed, sealed_text, write_sealed
+from regard.training.tensor_files import Place, Tensors, describe, file_names, read_part, whole, write_part
 
 FORMAT = 1
 KEPT = "kept"
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,24 +78,24 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save_last(self, state: TrainingState) -> None:
-        """Replace the last checkpoint.
+    def save_last(self, state: TrainingState, ranks: Ranks = ALONE) -> None:
+        """Replace the last checkpoint; every rank must call it.
 
         Raises:
-            OSError: it could not be written; the one before is still there.
+            OSError: a rank could not write it; the one before is still there.
         """
         parts = {"model": state.model, "optimizer": state.optimizer, "random": state.random}
         if state.average is not None:
             parts["average"] = state.average
-        _write_checkpoint(self.folder / "last", parts, state.position)
+        _write_checkpoint(self.folder / "last", parts, state.position, ranks)
 
-    def save_model(self, which: str, model: Mapping[str, Tensor], position: Position) -> None:
-        """Replace a checkpoint that holds no more than the model: the best, or one that is kept.
+    def save_model(self, which: str, model: Mapping[str, Tensor], position: Position, ranks: Ranks = ALONE) -> None:
+        """Replace a checkpoint that holds no more than the model: the best, or one that is kept; for every rank.
 
         Raises:
-            OSError: it could not be written; the one before is still there.
+            OSError: a rank could not write it; the one before is still there.
         """
-        _write_checkpoint(self.folder / which, {"model": dict(model)}, position)
+        _write_checkpoint(self.folder / which, {"model": dict(model)}, position, ranks)
 
     def kept(self) -> list[str]:
         """The names of the models that are kept, oldest first."""
@@ -131,28 +133,30 @@ class Checkpoints:
             return False
         return kept.best_value < position.best_value if by == "loss" else kept.best_value > position.best_value
 
-    def load_last(self) -> TrainingState:
-        """Read the last checkpoint.
+    def load_last(self, place: Place = whole) -> TrainingState:
+        """Read the last checkpoint, or what `place` takes of each tensor.
 
         Raises:
             RunFolderError: it is absent, cut short, altered, or another program's.
         """
         folder = self.folder / "last"
         manifest = _read_manifest(folder)
-        model, optimizer, random = (_read_part(folder, manifest, name) for name in ("model", "optimizer", "random"))
-        average = _read_part(folder, manifest, "average") if "average" in manifest["files"] else None
+        files = manifest["files"]
+        model, optimizer = (read_part(folder, name, files.get(name), place) for name in ("model", "optimizer"))
+        random = read_part(folder, "random", files.get("random"))
+        average = read_part(folder, "average", files["average"], place) if "average" in files else None
         return TrainingState(model, optimizer, random, _read_position(folder, manifest), average)
 
-    def load_model(self, which: str) -> Tensors:
-        """Read the model's tensors of a checkpoint, on the CPU: their moving average where one is kept.
+    def load_model(self, which: str, place: Place = whole) -> Tensors:
+        """Read a checkpoint's model, or what `place` takes of it, on the CPU: the moving average where one is kept.
 
         Raises:
             RunFolderError: it is absent, cut short, altered, or another program's.
         """
         folder = self.folder / which
-        manifest = _read_manifest(folder)
-        model = _read_part(folder, manifest, "model")
-        return model | (_read_part(folder, manifest, "average") if "average" in manifest["files"] else {})
+        files = _read_manifest(folder)["files"]
+        model = read_part(folder, "model", files.get("model"), place)
+        return model | (read_part(folder, "average", files["average"], place) if "average" in files else {})
 
     def position(self, which: str) -> Position:
         """Where training stood when the checkpoint was written.
@@ -226,11 +230,33 @@ def _parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
     return {i: name for group in groups for i, name in zip(group["params"], group["param_names"], strict=True)}
 
 
-def _write_checkpoint(folder: Path, parts: Mapping[str, Mapping[str, Tensor]], position: Position) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {name: _write_part(folder, name, tensors) for name, tensors in parts.items()}
+def _write_checkpoint(
+    folder: Path, parts: Mapping[str, Mapping[str, Tensor]], position: Position, ranks: Ranks
+) -> None:
+    """Every rank writes what it holds; once all have, the first one names it all."""
+
+    def write() -> dict[str, Any]:
+        folder.mkdir(parents=True, exist_ok=True)
+        return {name: write_part(folder, name, tensors, ranks) for name, tensors in parts.items()}
+
+    written = ranks.gather(write)
+
+    def finish() -> None:
+        if ranks.rank == 0:
+            _finish(folder, {name: describe([one[name] for one in written]) for name in parts}, position)
+
+    ranks.gather(finish)
+
+
+def _finish(folder: Path, files: Mapping[str, Any], position: Position) -> None:
+    kept = {name for entry in files.values() for name in file_names(entry)}
+    absent = [name for name in kept if not (folder / name).is_file()]
+    if absent:
+        raise OSError(
+            f"{folder / absent[0]} was written by another rank and is not here: all ranks need one folder, on a "
+            "disk that their machines share"
+        )
     write_sealed(folder / "checkpoint.json", {"format": FORMAT, "position": asdict(position), "files": files})
-    kept = {entry["name"] for entry in files.values()}
     for path in _tensor_files(folder):
         if path.name not in kept:
             path.unlink(missing_ok=True)
@@ -240,34 +266,6 @@ def _tensor_files(folder: Path) -> Iterator[Path]:
     """Our tensor files, and the temporary ones that a killed process left."""
     yield from folder.glob("*.safetensors")
     yield from folder.glob(".*.tmp")
-
-
-def _write_part(folder: Path, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write one file of tensors. Its name holds its checksum: equal names have equal content."""
-    safetensors = _safetensors()
-    owners, aliases = _without_aliases(tensors)
-    content = safetensors.save({name: value.detach().cpu().contiguous() for name, value in owners.items()})
-    checksum = f"{zlib.crc32(content):08x}"
-    name = f"{part}-{checksum}.safetensors"
-    write_atomically(folder / name, content)
-    return {"name": name, "bytes": len(content), "crc32": checksum, "aliases": aliases}
-
-
-def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, str]]:
-    """Tied weights are stored once: the tensors under their first names, and other name -> first name."""
-    first: dict[object, str] = {}
-    owners: Tensors = {}
-    aliases: dict[str, str] = {}
-    for name, value in tensors.items():
-        place = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
-        if place in first:
-            aliases[name] = first[place]
-        else:
-            first[place] = name
-            # A view into another tensor's storage would be refused as shared: it gets its own.
-            whole = value.untyped_storage().nbytes() == value.nbytes
-            owners[name] = value if whole else value.clone()
-    return owners, aliases
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -294,41 +292,5 @@ def _read_position(folder: Path, manifest: dict[str, Any]) -> Position:
     return Position(**position)
 
 
-def _read_part(folder: Path, manifest: dict[str, Any], part: str) -> Tensors:
-    entry = manifest["files"].get(part)
-    if not isinstance(entry, dict) or not {"name", "bytes", "crc32", "aliases"} <= set(entry):
-        raise RunFolderError(f"the checkpoint at {folder} holds no {part}")
-    path = folder / Path(str(entry["name"])).name  # a name, whatever a foreign file says
-    content = _read_checked(path, entry)
-    safetensors = _safetensors()
-    from safetensors import SafetensorError
-
-    try:
-        tensors: Tensors = safetensors.load(content)
-    except SafetensorError as error:
-        raise RunFolderError(f"{path} is not a safetensors file ({error})") from None
-    return tensors | {alias: tensors[owner] for alias, owner in entry["aliases"].items()}
-
-
-def _read_checked(path: Path, entry: dict[str, Any]) -> bytes:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing, and the checkpoint needs it") from None
-    if len(content) != entry["bytes"]:
-        raise RunFolderError(f"{path} has {len(content)} bytes, expected {entry['bytes']}: it was cut short")
-    if f"{zlib.crc32(content):08x}" != entry["crc32"]:
-        raise RunFolderError(f"{path} was altered: its checksum is not the one written with it")
-    return content
-
-
 def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
     return str(tuple(tensors[name].shape)) if name in tensors else "absent"
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise MissingExtraError("safetensors", extra="text") from None
-    return safetensors.torch

@@ -6,17 +6,22 @@ from typing import Any, Literal
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError
+from regard.training.rendezvous import meet
+from regard.training.sharding import shard
 
 Precision = Literal["auto", "float32", "bf16"]
+Strategy = Literal["auto", "ddp", "fsdp"]
 
 
-def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
+def start_fabric(device: str = "auto", precision: Precision = "auto", strategy: Strategy = "auto") -> Any:
     """A launched `lightning_fabric.Fabric` for this process, or for all that `torchrun` started.
 
     Args:
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" or "mps".
         precision: "float32", "bf16" (autocast; parameters stay float32), or "auto": bf16 where the
             processor multiplies it faster.
+        strategy: what the ranks that `torchrun` started hold of a model: "ddp" and "auto" all of it, "fsdp" a
+            share of it and of its optimizer.
 
     Raises:
         ArgumentError: the device is unknown or not here.
@@ -27,12 +32,13 @@ def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
     except ImportError:
         raise MissingExtraError("lightning-fabric", extra="text") from None
     chosen = find_device(device)
+    meet(chosen)
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))
     fabric = Fabric(
         accelerator="gpu" if chosen.type == "cuda" else chosen.type,
         devices=[chosen.index] if world == 1 and chosen.index is not None else local,
         num_nodes=max(world // local, 1),
-        strategy="ddp" if world > 1 else "auto",
+        strategy=_strategy(strategy, world),
         precision="bf16-mixed" if choose_precision(precision, chosen) == "bf16" else "32-true",
     )
     fabric.launch()
@@ -44,9 +50,21 @@ def has_whole_model(fabric: Any) -> bool:
 
     So it is alone, and with DDP; what shards the weights needs every rank for every call.
     """
-    from lightning_fabric.strategies import DDPStrategy
+    from lightning_fabric.strategies.ddp import DDPStrategy
 
     return fabric.world_size == 1 or isinstance(fabric.strategy, DDPStrategy)
+
+
+def _strategy(name: Strategy, world_size: int) -> Any:
+    if world_size == 1:
+        return "auto"
+    if name != "fsdp":
+        return "ddp"
+    from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
+
+    return ModelParallelStrategy(
+        lambda model, mesh: shard(model, mesh["data_parallel"]), data_parallel_size=world_size, tensor_parallel_size=1
+    )
 
 
 def find_device(name: str) -> torch.device:

@@ -29,7 +29,10 @@ from regard.training.losses import LossSum
 from regard.training.memory import device_peak_bytes, resident_bytes
 from regard.training.meter import Meter
 from regard.training.random_state import get_random_state, set_random_state
+from regard.training.ranks import Ranks
 from regard.training.schedules import Schedule
+from regard.training.sharding import follow, placed_as, total_norm
+from regard.training.shares import is_shared_out
 
 B = TypeVar("B")
 
@@ -136,9 +139,11 @@ def fit(
         RunFolderError: the last checkpoint cannot be read or does not fit.
         OSError: a checkpoint could not be written; the one before is still there.
     """
-    wrapped, _ = fabric.setup(model, optimizer)
+    wrapped = fabric.setup_module(model)
+    if any(is_shared_out(parameter) for parameter in model.parameters()):
+        follow(optimizer, model)
     average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
-    # The wrapper of the optimizer keeps the groups it saw first, so the bare one is used.
+    # Fabric's wrapper of an optimizer keeps the groups it saw first, so the bare one is used.
     run = _Run(
         wrapped,
         model,
@@ -240,7 +245,7 @@ class _Run:
         gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
         # Distributed training leaves the mean over ranks: times their number it is the sum again.
         scale = self.fabric.world_size / max(sums.count, 1.0)
-        norm = float(torch.nn.utils.get_total_norm(gradients)) * scale
+        norm = total_norm(gradients) * scale
         if self.passes_over(group, what_is_wrong(sums.loss, norm)):
             return sums, None
         clip = self.config.clip_norm
@@ -360,23 +365,28 @@ class _Run:
         """Keep the model, as it is now, under a name."""
         if self.checkpoints is None:
             return
+        checkpoints, ranks = self.checkpoints, Ranks.of(self.fabric)
+        # The first rank looks for all, as what it sees changes once all go on.
+        has_better = (
+            which == "best"
+            and ranks.gather(lambda: ranks.rank == 0 and checkpoints.has_better(self.position, by=self.config.best_by))[
+                0
+            ]
+        )
+        if not has_better:
+            checkpoints.save_model(which, self.model.state_dict(), self.position, ranks)
         if self.fabric.is_global_zero:
-            if which != "best" or not self.checkpoints.has_better(self.position, by=self.config.best_by):
-                self.checkpoints.save_model(which, self.model.state_dict(), self.position)
             self.checkpoints.forget_kept(but=self.config.keep)
-        self.fabric.barrier()
         self.tell(Saved(step=self.position.step, which=which))
 
     def save_last(self) -> None:
         if self.checkpoints is None or self.saved_step == self.position.step:
             return
         random = self.gather_random_states()
-        if self.fabric.is_global_zero:
-            optimizer = flatten_optimizer(self.optimizer.state_dict())
-            average = None if self.average is None else self.average.state_dict()
-            state = TrainingState(self.model.state_dict(), optimizer, random, self.position, average)
-            self.checkpoints.save_last(state)
-        self.fabric.barrier()
+        optimizer = flatten_optimizer(self.optimizer.state_dict())
+        average = None if self.average is None else self.average.state_dict()
+        state = TrainingState(self.model.state_dict(), optimizer, random, self.position, average)
+        self.checkpoints.save_last(state, Ranks.of(self.fabric))
         self.saved_step = self.position.step
         self.tell(Saved(step=self.position.step, which="last"))
 
@@ -398,7 +408,7 @@ class _Run:
         """Go back to the last checkpoint, if there is one."""
         if self.checkpoints is None or not self.checkpoints.has("last"):
             return
-        state, source = self.checkpoints.load_last(), self.checkpoints.folder / "last"
+        state, source = self.checkpoints.load_last(placed_as(self.model)), self.checkpoints.folder / "last"
         fill_model(self.model, state.model, source=source)
         self.optimizer.load_state_dict(unflatten_optimizer(state.optimizer, self.optimizer.state_dict(), source=source))
         if self.average is not None:

@@ -47,8 +47,8 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
     cached = state["numpy_gauss"].item()
     gauss = state["python_gauss"].item()
     words: tuple[Any, ...] = tuple(state["python"].tolist())
-    torch.set_rng_state(state["torch"])
+    torch.set_rng_state(state["torch"].clone())  # a row of a larger tensor makes torch 2.13 read elsewhere, and crash
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     random.setstate((3, words, None if gauss != gauss else gauss))
     if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+        torch.cuda.set_rng_state(state["cuda"].clone(), device)

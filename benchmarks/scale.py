@@ -1,0 +1,162 @@
+"""What a large corpus and a long stack take of memory: a corpus as `regard train` prepares and reads it, gradient
+checkpointing, and ranks that share a model."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.harness import Row, compare
+from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from regard.training.recomputing import recompute_layers
+
+TITLE = "Memory of large corpora, of long stacks, and of ranks that share a model"
+PAIRS = (100_000, 2_000_000, 4_000_000)
+WORDS, WORDS_A_SIDE = 300_000, 8
+TINY = [
+    *("--transformer.dim", "32", "--transformer.num-heads", "2", "--transformer.feed-forward-dim", "32"),
+    *("--transformer.encoder-layers", "1", "--transformer.decoder-layers", "1", "--device", "cpu"),
+    *("--steps", "30", "--log-every", "1", "--batch-tokens", "2000"),
+]
+MIB = 2**20
+
+
+def write_corpus(path: Path, count: int) -> None:
+    """Pairs of words out of 300,000, as frequent as words are (the n-th of them 1/n times the first)."""
+    generator = np.random.default_rng(0)
+    letters = generator.integers(97, 123, (WORDS, 7), dtype=np.uint8)
+    words = np.array([bytes(word).decode() for word in letters])
+    share = np.cumsum(1 / np.arange(1, WORDS + 1))
+    with path.open("w", encoding="utf-8") as file:
+        for start in range(0, count, 20_000):
+            drawn = generator.random((min(20_000, count - start), 2 * WORDS_A_SIDE)) * share[-1]
+            for row in words[np.searchsorted(share, drawn)].tolist():
+                file.write(f"{' '.join(row[:WORDS_A_SIDE])}\t{' '.join(row[WORDS_A_SIDE:])}\n")
+
+
+def own_memory(process: subprocess.Popen[bytes], folder: Path) -> tuple[int, int]:
+    """The most memory of its own (not of files) that a run had while it prepared its data, and while it trained."""
+    peaks = {False: 0, True: 0}
+    while process.poll() is None:
+        try:
+            status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+        except OSError:
+            break
+        found = [int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")]
+        trains = (folder / "prepared.json").exists()
+        peaks[trains] = max(peaks[trains], *found, 0)
+        time.sleep(0.1)
+    return peaks[False] * 1024, peaks[True] * 1024
+
+
+def of_corpora() -> Iterator[str]:
+    for count in PAIRS:
+        with tempfile.TemporaryDirectory() as folder:
+            data, out = Path(folder, "pairs.tsv"), Path(folder, "run")
+            write_corpus(data, count)
+            command = [sys.executable, "-m", "regard", "train", "--data", str(data), "--out", str(out), *TINY]
+            with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+                preparing, training = own_memory(process, out)
+            assert process.returncode == 0
+            size = sum(path.stat().st_size for path in (out / "data").iterdir())
+            yield (
+                f"{count:,} pairs ({data.stat().st_size / MIB:.0f} MiB of text, {size / MIB:.0f} MiB of tokens): "
+                f"{preparing / MIB:.0f} MiB while they are prepared, {training / MIB:.0f} MiB while a model of 0.5 "
+                "million parameters trains on them, of which some 250 MiB are torch's."
+            )
+
+
+STACK = """
+import json, resource, sys, torch
+from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from regard.training.recomputing import recompute_layers
+model = DecoderOnly(DecoderOnlyConfig(dim=256, num_layers=12, num_heads=4, dropout=0.1), vocab_size=1000)
+if sys.argv[1] == "recomputed":
+    recompute_layers(model)
+tokens = torch.randint(4, 1000, (16, 256))
+def step(rows):
+    model(rows).logsumexp(-1).sum().backward()
+step(tokens[:1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+step(tokens)
+print(json.dumps((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024))
+"""
+
+
+def of_a_stack(how: str) -> int:
+    done = subprocess.run([sys.executable, "-c", STACK, how], capture_output=True, check=True)
+    return int(json.loads(done.stdout))
+
+
+SHARED = """
+import os, sys, torch
+from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from regard.training.devices import start_fabric
+from regard.training.optimizers import adamw
+from regard.training.sharding import follow, layers_shared_out
+from regard.training.shares import is_shared_out
+fabric = start_fabric("cpu", "float32", sys.argv[1])
+def rss(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(name))
+before = rss("RssAnon")
+with layers_shared_out(fabric):
+    model = DecoderOnly(DecoderOnlyConfig(dim=768, num_layers=12, num_heads=12, feed_forward_dim=3072), vocab_size=1000)
+optimizer = adamw(model)
+wrapped = fabric.setup_module(model)
+if any(is_shared_out(p) for p in model.parameters()):
+    follow(optimizer, model)
+for _ in range(2):
+    fabric.backward(wrapped(torch.arange(8)[None]).sum())
+    optimizer.step()
+    held = rss("RssAnon") - before  # parameters, gradients, two moments
+    optimizer.zero_grad()
+if fabric.global_rank == 0:
+    print(sum(p.numel() for p in model.parameters()), held * 1024)
+fabric.barrier()
+"""
+
+
+def of_ranks(strategy: str, ranks: int) -> tuple[int, int]:
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "shared.py")
+        script.write_text(SHARED, encoding="utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        done = subprocess.run([*command, str(script), strategy], capture_output=True, check=True)
+    parameters, held = done.stdout.split()[-2:]
+    return int(parameters), int(held)
+
+
+def run() -> tuple[list[Row], list[str]]:
+    notes = list(of_corpora())
+    kept, recomputed = of_a_stack("kept"), of_a_stack("recomputed")
+    notes.append(
+        f"12 layers of width 256, 16 texts of 256 tokens: forward and backward take {kept / MIB:.0f} MiB more than for "
+        f"one text, with gradient checkpointing {recomputed / MIB:.0f} MiB (a {kept / recomputed:.1f}th)."
+    )
+    for ranks in (2, 4):
+        (parameters, copies), (_, shares) = of_ranks("ddp", ranks), of_ranks("fsdp", ranks)
+        notes.append(
+            f"A model of {parameters / 1e6:.0f} million parameters with its gradients and AdamW, {ranks} ranks: "
+            f"{copies / MIB:.0f} MiB on each with --strategy ddp, {shares / MIB:.0f} MiB with fsdp."
+        )
+    return [_time()], notes
+
+
+def _time() -> Row:
+    tokens = torch.randint(4, 1000, (4, 256))
+    models = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        model = DecoderOnly(DecoderOnlyConfig(dim=256, num_layers=12, dropout=0.1), vocab_size=1000)
+        if recomputes:
+            recompute_layers(model)
+        models.append(model)
+    kept, recomputed = (lambda model=model: model(tokens).logsumexp(-1).sum().backward() for model in models)
+    return compare("12 layers of width 256, 1,024 tokens: kept / recomputed (gradient checkpointing)", kept, recomputed)

@@ -1,0 +1,32 @@
+"""Large corpora in pieces that fit memory: as random as may be, and read in runs of neighbours."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+# Rows that are looked at together: what bounds the memory, about 100 bytes a row while their batches are planned.
+SECTION_ROWS = 2**20
+# Neighbours that stay together, so that the disk reads in a row.
+RUN_ROWS = 2**8
+
+
+def sections(count: int, *, seed: int, epoch: int) -> Iterator[Indices]:
+    """The rows 0 to count - 1 in sections, each row in one, by a random choice that differs from epoch to epoch.
+
+    Up to 2**20 rows are one section, in their order. Where there are more, runs of 256 neighbours are shuffled, and
+    a section is many of them: it holds rows from all over the corpus. What is kept in memory is one section, and
+    8 bytes for each run.
+
+    >>> [rows.tolist() for rows in sections(5, seed=0, epoch=0)]
+    [[0, 1, 2, 3, 4]]
+    """
+    if count <= SECTION_ROWS:
+        yield np.arange(count)
+        return
+    runs = np.random.default_rng([seed, epoch, 0, 1]).permutation(-(-count // RUN_ROWS))
+    for chosen in np.array_split(runs, -(-len(runs) * RUN_ROWS // SECTION_ROWS)):
+        rows = (chosen[:, None] * RUN_ROWS + np.arange(RUN_ROWS)).ravel()
+        yield rows[rows < count]

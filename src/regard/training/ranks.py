@@ -1,0 +1,97 @@
+"""The processes of one training, and what they tell one another besides gradients."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those of a training.
+
+    >>> Ranks().gather(lambda: {"rows": 3})
+    [{'rows': 3}]
+    """
+
+    rank: int = 0
+    """The number of this process, from 0."""
+    world_size: int = 1
+    """How many there are."""
+    device: torch.device | str = "cpu"
+    """Where tensors must be that they exchange."""
+
+    @classmethod
+    def of(cls, fabric: Any) -> "Ranks":
+        """Those of a launched `lightning_fabric.Fabric`."""
+        return cls(fabric.global_rank, fabric.world_size, fabric.device)
+
+    def gather(self, work: Callable[[], Any]) -> list[Any]:
+        """Do some work on every rank, and tell each what all of them answered, in the order of the ranks.
+
+        Every rank must call it. It returns once all have answered, so that it is a barrier too.
+
+        Args:
+            work: answers something that JSON can hold.
+
+        Raises:
+            OSError: the first one of any rank, raised on all: none waits for a rank that gave up.
+        """
+        if self.world_size == 1:
+            return [work()]
+        failure: OSError | None = None
+        answer: dict[str, Any] = {}
+        try:
+            answer["answer"] = work()
+        except OSError as error:
+            failure, answer["error"] = error, [error.errno, error.strerror or str(error), error.filename]
+        found = [json.loads(one) for one in self._exchange(json.dumps(answer, default=str).encode())]
+        if failure is not None:
+            raise failure
+        for rank, one in enumerate(found):
+            if "error" in one:
+                number, text, name = one["error"]
+                text += f" (on rank {rank})"
+                raise OSError(number, text, name) if number else OSError(text)
+        return [one["answer"] for one in found]
+
+    def share_out(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+        """Every `world_size`-th item, and whether it counts: every rank gets as many.
+
+        A model whose weights are shared out computes on all ranks or on none.
+
+        >>> [list(Ranks(rank, 2).share_out("abc")) for rank in range(2)]
+        [[('a', True), ('c', True)], [('b', True), ('c', False)]]
+        """
+        iterator = iter(items)
+        while group := list(islice(iterator, self.world_size)):
+            yield group[min(self.rank, len(group) - 1)], self.rank < len(group)
+
+    def wait_for_the_first(self) -> None:
+        """Wait for rank 0, for days if it takes so long; other waits end after half an hour, as one of them is dead."""
+        if self.world_size > 1:
+            group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=7))
+            torch.distributed.barrier(group)
+            torch.distributed.destroy_process_group(group)
+
+    def _exchange(self, content: bytes) -> list[bytes]:
+        """Bytes of every rank; as tensors, since torch would pickle anything else."""
+        sizes = self._all(torch.tensor([len(content)], device=self.device))
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=self.device)
+        padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        parts = self._all(padded)
+        return [bytes(part[: int(size)].tolist()) for part, size in zip(parts, sizes, strict=True)]
+
+    def _all(self, here: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(here) for _ in range(self.world_size)]
+        torch.distributed.all_gather(parts, here)
+        return [part.cpu() for part in parts]
+
+
+ALONE = Ranks()

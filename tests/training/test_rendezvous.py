@@ -1,0 +1,46 @@
+"""The ranks of a start agree on a name, whatever the ranks of earlier starts left behind."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from regard.training import rendezvous
+from regard.training.rendezvous import agree
+
+
+def start(store: torch.distributed.Store, late: int, world_size: int = 3) -> list[str]:
+    """What each rank was told; one of them comes late."""
+    found = [""] * world_size
+
+    def act(rank: int) -> None:
+        time.sleep(0.2 if rank == late else 0.0)
+        found[rank] = agree(store, rank, world_size)
+
+    threads = [threading.Thread(target=act, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_every_start_has_a_name_of_its_own() -> None:
+    store = torch.distributed.HashStore()
+    names = [start(store, late) for late in (0, 2, 1, 0, 2)]
+    assert all(len(set(told)) == 1 for told in names)
+    assert len({told[0] for told in names}) == len(names)
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    assert agree(torch.distributed.HashStore(), 0, 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_do_not_come_are_not_waited_for_forever(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    start(store, 0)
+    monkeypatch.setattr(rendezvous, "PATIENCE_SECONDS", 0.1)
+    with pytest.raises(TimeoutError, match=f"rank {rank} waited"):
+        agree(store, rank, 3)

@@ -49,6 +49,7 @@ from regard.training.files import is_temporary
 
 Way = Literal["clock", "event", "write"]
 WAYS: tuple[Way, ...] = ("clock", "event", "event", "write")
+EARLY_EVENTS = 25
 WORDS = ["ein", "zwei", "drei", "vier", "fünf", "木々", "звёзды", "sieben"]
 
 
@@ -302,8 +303,10 @@ def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
 def _draw(generator: random.Random, whole: Ended, largest: int) -> Plan:
     way = generator.choice(WAYS)
     most = {"clock": whole.seconds, "event": float(whole.events), "write": float(largest)}[way]
-    # Squared: a run that goes on from the middle has less before it, and the beginning is to have its share.
-    return Plan(way, 1 + generator.random() ** 2 * most if way != "clock" else generator.random() ** 2 * most)
+    if way == "event":  # starting and preparing text are few events of many, and are to have their share
+        most = generator.choice([float(EARLY_EVENTS), most])
+    # Squared: a run that goes on from the middle has less before it.
+    return Plan(way, (way != "clock") + generator.random() ** 2 * most)
 
 
 def doing(last: str) -> str:

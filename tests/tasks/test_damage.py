@@ -24,7 +24,7 @@ from regard.training.locks import locked
 from regard.training.sealed import read_sealed
 
 TRANSLATOR_USES: list[Callable[[Any], Any]] = [
-    lambda model: [one.text for one in model.translate(["we see one cats"], beam_size=2)],
+    lambda model: [one.text for one in model.translate(["we"], beam_size=1)],
     lambda model: model.attend("we see").source_labels,
 ]
 WRITER_USES: list[Callable[[Any], Any]] = [

@@ -1,6 +1,7 @@
 """For every test and documented example: shapes in signatures are checked, and random numbers are seeded."""
 
 import os
+from collections.abc import Iterator
 
 # Two processes of pytest-xdist share the machine: one thread each. Set before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,5 +23,21 @@ hypothesis.settings.load_profile("regard")
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _seeded() -> Iterator[None]:
     torch.manual_seed(0)
+    before = _what_last_bits_depend_on()
+    yield
+    # Tests compare runs bit by bit: none may leave the process computing in another way for those after it.
+    after = _what_last_bits_depend_on()
+    torch.set_num_threads(before["threads"])  # `regard demo` may take one, for good
+    assert after | {"threads": before["threads"]} == before
+
+
+def _what_last_bits_depend_on() -> dict[str, object]:
+    return {
+        "threads": torch.get_num_threads(),
+        "float32 products": torch.get_float32_matmul_precision(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "dtype": torch.get_default_dtype(),
+        "denormals": bool(torch.tensor(1e-40) * 1.0 != 0),
+    }

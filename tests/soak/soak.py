@@ -6,7 +6,8 @@ the seed, in three ways:
 
 clock   SIGKILL after some seconds, wherever the process is by then
 event   SIGKILL right before some file is opened, renamed or removed, or a folder made: between any two of these steps
-write   in the middle of a write, when a file grows beyond some size (SIGXFSZ, whose default is to end the process)
+write   in the middle of a write: from some file event on no file may grow beyond some size (SIGXFSZ, whose default is
+        to end the process)
 
 After every kill each checkpoint must load, the last one must not be older than before and the best one no worse. At the
 end every tensor of both checkpoints, the position, all logged losses, the tokenizers and the tokenised text must be,
@@ -116,10 +117,12 @@ def train(kind: str, config: Any) -> None:
 
 
 class Plan(NamedTuple):
-    """How a process is to die: after some seconds, before a file event of that number, or at a file of some bytes."""
+    """How a process is to die: after some seconds, before a file event of that number, or in a write after that."""
 
     way: Way
     amount: float
+    size: int = 0
+    """With "write": files may grow to so many bytes from that event on."""
 
 
 class Ended(NamedTuple):
@@ -166,10 +169,8 @@ def _work_and_leave(work: Callable[[], None], folder: Path, plan: Plan | None, w
     status = 1
     try:
         sys.addaudithook(_Watch(folder, plan, writer))
-        if plan is not None and plan.way == "write":
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (int(plan.amount), int(plan.amount)))
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         work()
         status = 0
     except BaseException as error:
@@ -195,8 +196,11 @@ class _Watch:
             return
         self.count += 1
         os.write(self.writer, f"{event} {path[len(str(self.folder)) :]}\n".encode())
-        if self.plan is not None and self.plan.way == "event" and self.count >= self.plan.amount:
+        if self.plan is None or self.count < self.plan.amount or self.plan.way == "clock":
+            return
+        if self.plan.way == "event":
             os.kill(os.getpid(), signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.plan.size, self.plan.size))
 
 
 def _writes(arguments: tuple[Any, ...]) -> bool:
@@ -281,12 +285,11 @@ def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
     again = replace(undisturbed, out=folder / "again")
     _check_same("exit status", in_a_process(lambda: train(kind, again), again.out, None).status, 0)
     check_equal(again.out, undisturbed.out)  # else the comparisons below say nothing of the kills
-    largest = max(path.stat().st_size for path in undisturbed.out.rglob("*") if path.is_file())
     tally: Counter[str] = Counter()
     run, finished, seen = 0, True, Seen()
     while tally.total() < kills or not finished:
         config = replace(undisturbed, out=folder / f"run{run}")
-        plan = _draw(generator, whole, largest) if tally.total() < kills else None
+        plan = _draw(generator, whole) if tally.total() < kills else None
         ended = in_a_process(lambda config=config: train(kind, config), config.out, plan)
         finished = ended.status == 0
         if finished:
@@ -300,13 +303,15 @@ def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
     return tally
 
 
-def _draw(generator: random.Random, whole: Ended, largest: int) -> Plan:
+def _draw(generator: random.Random, whole: Ended) -> Plan:
     way = generator.choice(WAYS)
-    most = {"clock": whole.seconds, "event": float(whole.events), "write": float(largest)}[way]
-    if way == "event":  # starting and preparing text are few events of many, and are to have their share
+    most = whole.seconds if way == "clock" else float(whole.events)
+    if way != "clock":  # starting and preparing text are few events of many, and are to have their share
         most = generator.choice([float(EARLY_EVENTS), most])
     # Squared: a run that goes on from the middle has less before it.
-    return Plan(way, (way != "clock") + generator.random() ** 2 * most)
+    return Plan(
+        way, (way != "clock") + generator.random() ** 2 * most, generator.choice([0, 1, 40, 400, 4_000, 40_000])
+    )
 
 
 def doing(last: str) -> str:

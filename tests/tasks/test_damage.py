@@ -25,7 +25,7 @@ from regard.training.sealed import read_sealed
 
 TRANSLATOR_USES: list[Callable[[Any], Any]] = [
     lambda model: [one.text for one in model.translate(["we"], beam_size=1)],
-    lambda model: model.attend("we see").source_labels,
+    lambda model: model.loss([("we see", "on y voit")]),
 ]
 WRITER_USES: list[Callable[[Any], Any]] = [
     lambda model: "".join(model.generate("we", max_tokens=5)),

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test soak lint format bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -25,6 +25,11 @@ demo: $(STAMP)  ## Train the date translator, check it, draw what it attends to 
 
 test: $(STAMP)  ## Run the tests and the documented examples
 	$(BIN)/python -m pytest -n 2
+
+KILLS ?= 100
+
+soak: $(STAMP)  ## Kill training at random moments, KILLS=100 times, and see that nothing is lost
+	$(BIN)/python tests/soak/soak.py --kills $(KILLS)
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .

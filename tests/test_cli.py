@@ -22,7 +22,7 @@ TINY = [
     *("--transformer.dim", "8", "--transformer.num-heads", "2", "--transformer.feed-forward-dim", "8"),
     *("--transformer.encoder-layers", "1", "--transformer.decoder-layers", "1", "--tokenizer", "characters"),
     *("--batch-tokens", "400", "--warmup-steps", "5", "--device", "cpu"),
-    *("--log-every", "1", "--validate-every", "10", "--save-every", "10"),
+    *("--log-every", "1", "--validate-every", "10", "--save-every", "10", "--pictures", "0"),
 ]
 
 

@@ -1,7 +1,7 @@
 """The command line, from the outside: errors as one line, exit statuses, and what a program may set but a library not.
 
 Results go to standard output and everything else to standard error. The exit status is 0; 2 for an error,
-which one line explains; 130 after Ctrl-C.
+which one line explains; 130 after Ctrl-C, 143 when training is stopped by SIGTERM.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from regard import __version__
 from regard.errors import ArgumentError, MissingExtraError, RegardError
-from regard.training.interrupts import TrainingInterrupted
+from regard.training.interrupts import Interrupted
 
 DESCRIPTION = (
     "Train models with attention on your own text, use them, and see what they attend to. "
@@ -34,7 +34,7 @@ def main() -> None:
         _run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
-        status = 128 + stop.signal if isinstance(stop, TrainingInterrupted) else 130
+        status = 128 + stop.signal if isinstance(stop, Interrupted) else 130
         _leave("; ".join([str(stop) or "interrupted", *getattr(stop, "__notes__", ())]), status)
     except BrokenPipeError:
         # Whoever read the results has gone: the interpreter must not flush to it at exit either.

@@ -43,7 +43,6 @@ from regard.tasks.writer import Writer
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, StrPath, raw_lines, read_lines
 from regard.text.pairs import is_json_lines, read_pairs
 from regard.text.references import read_judged, read_references
-from regard.training.interrupts import TrainingInterrupted
 
 Run = tyro.conf.Positional[Path]
 Mean = Literal["mean"]
@@ -85,8 +84,9 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
             raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
         try:
             chosen.train(settings, resume=resume, overwrite=overwrite, progress=sys.stderr)
-        except TrainingInterrupted as stop:
-            stop.add_note(f"go on with: regard train --out {settings.out} --resume")
+        except KeyboardInterrupt as stop:
+            if RunFolder(settings.out).holds_a_run():
+                stop.add_note(f"go on with: regard train --out {settings.out} --resume")
             raise
         if os.environ.get("RANK", "0") == "0":  # one rank speaks for all
             print(f"the best model is in {settings.out}: {USES[name].format(settings.out)}", file=sys.stderr)

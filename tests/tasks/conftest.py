@@ -49,6 +49,7 @@ def small_config(folder: Path, **changes) -> TranslationConfig:
         "validate_every": 3,
         "save_every": 3,
         "log_every": 1,
+        "pictures": 0,
         "device": "cpu",
         "precision": "float32",
     }

@@ -38,7 +38,7 @@ def small_config(folder: Path, kind: type = LanguageModelConfig, **changes):
         "data": (folder / "text.txt",), "out": folder / "run", "model": model, "tokenizer": "characters",
         "block_length": 32, "batch_tokens": 256, "steps": 6, "learning_rate": 1e-2, "warmup_steps": 5,
         "schedule": "constant",
-        "validate_every": 3, "save_every": 3, "log_every": 1, "device": "cpu", "precision": "float32",
+        "validate_every": 3, "save_every": 3, "log_every": 1, "pictures": 0, "device": "cpu", "precision": "float32",
     }  # fmt: skip
     return kind(**(settings | changes))
 

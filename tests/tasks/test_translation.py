@@ -17,6 +17,7 @@ from regard.tasks.pictures import save_pictures
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.translation import TranslationConfig, Translator, train
 from regard.text.tokenizers import Characters
+from regard.training.sealed import checksum_of_file, read_sealed, write_sealed
 
 SOURCES = [source for source, _ in PAIRS]
 
@@ -198,8 +199,10 @@ def test_a_vocabulary_that_does_not_fit(copied: Path) -> None:
     """Both the tokenizer and its fingerprint were replaced: the sizes still tell."""
     other = Characters().train(["abc"])
     other.save(copied / "source_tokenizer.json")
-    prepared = json.loads((copied / "prepared.json").read_text())
-    (copied / "prepared.json").write_text(json.dumps(prepared | {"source_fingerprint": other.fingerprint()}))
+    prepared = read_sealed(copied / "prepared.json")
+    files = prepared["files"] | {"source_tokenizer.json": checksum_of_file(copied / "source_tokenizer.json")}
+    changed = {"source_fingerprint": other.fingerprint(), "files": files}
+    write_sealed(copied / "prepared.json", prepared | changed)
     with pytest.raises(RunFolderError, match="does not fit the model: source_embedding"):
         Translator.load(copied)
 

@@ -1,5 +1,4 @@
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from regard.training.checkpoints import (
 )
 from regard.training.optimizers import adamw
 from regard.training.random_state import get_random_state, seed_everything, set_random_state
+from regard.training.sealed import read_sealed, write_sealed
 
 POSITION = Position(step=7, epoch=2, batch=3, best_value=0.1 + 0.2, best_step=5, patience_used=1, loss_total=1 / 3)
 
@@ -109,9 +109,9 @@ def test_a_foreign_manifest(saved: Checkpoints, content: str, message: str) -> N
 
 def test_a_position_with_unknown_fields(saved: Checkpoints) -> None:
     path = saved.folder / "last" / "checkpoint.json"
-    manifest = json.loads(path.read_text())
+    manifest = read_sealed(path)
     manifest["position"]["colour"] = 3
-    path.write_text(json.dumps(manifest))
+    write_sealed(path, manifest)
     with pytest.raises(RunFolderError, match="position has not the fields"):
         saved.load_last()
 
@@ -123,9 +123,9 @@ def test_a_foreign_tensor_file(saved: Checkpoints) -> None:
     content = b"\x80\x04cos\nsystem\n(S'touch /tmp/owned'\ntR."
     model_file(saved).write_bytes(content)
     path = saved.folder / "last" / "checkpoint.json"
-    manifest = json.loads(path.read_text())
+    manifest = read_sealed(path)
     manifest["files"]["model"] |= {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
-    path.write_text(json.dumps(manifest))
+    write_sealed(path, manifest)
     with pytest.raises(RunFolderError, match="not a safetensors file"):
         saved.load_last()
 

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.training.bad_batches import Skip, Stop
 from regard.training.checkpoints import Checkpoints
 from regard.training.devices import start_fabric
 from regard.training.events import Callback, Event, Stepped
 from regard.training.logs import MetricsFile
-from regard.training.loop import BatchSize, FitConfig, fit
+from regard.training.loop import BatchSize, FitConfig, Loss, fit
 from regard.training.losses import LossSum, cross_entropy
 from regard.training.optimizers import adamw
 from regard.training.random_state import seed_everything
@@ -72,6 +73,19 @@ def killer(step: int, number: int) -> Callback:
     return kill
 
 
+def poisoned_on(rank: int, own_rank: int) -> Loss:
+    """The loss, NaN at the third batch of one rank."""
+    count = 0
+
+    def loss(model: nn.Module, batch: ToyBatch) -> LossSum:
+        nonlocal count
+        count += 1
+        found = toy_loss(model, batch)
+        return LossSum(found.total * (float("nan") if (count, own_rank) == (3, rank) else 1.0), found.count)
+
+    return loss
+
+
 def train_toy(
     folder: Path,
     *,
@@ -79,6 +93,7 @@ def train_toy(
     dropout: float = 0.2,
     callbacks: tuple[Callback, ...] = (),
     metrics: Callable[[], dict[str, float]] = dict,
+    poison_rank: int | None = None,
 ) -> ToyModel:
     folder.mkdir(parents=True, exist_ok=True)
     fabric = start_fabric("cpu", "float32")
@@ -93,7 +108,7 @@ def train_toy(
     fit(
         model,
         ToyBatches(fabric.global_rank, fabric.world_size),
-        toy_loss,
+        toy_loss if poison_rank is None else poisoned_on(poison_rank, fabric.global_rank),
         adamw(model),
         inverse_square_root(0.03, 10),
         config=config,
@@ -101,6 +116,7 @@ def train_toy(
         validate=validate,
         checkpoints=Checkpoints(folder),
         callbacks=[MetricsFile(folder / "metrics.jsonl"), *callbacks],
+        bad_batches=Stop() if poison_rank is None else Skip(),
     )
     return model
 
@@ -111,6 +127,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--poison-rank", type=int, default=None)
     parser.add_argument("--signal", default=None)
     parser.add_argument("--at", type=int, default=0)
     arguments = parser.parse_args()
@@ -118,7 +135,16 @@ def main() -> None:
         steps=arguments.steps, accumulate=arguments.accumulate, validate_every=10, save_every=10, log_every=1
     )
     callbacks = (killer(arguments.at, getattr(signal, arguments.signal)),) if arguments.signal else ()
-    train_toy(arguments.folder, config=config, dropout=arguments.dropout, callbacks=callbacks)
+    model = train_toy(
+        arguments.folder,
+        config=config,
+        dropout=arguments.dropout,
+        callbacks=callbacks,
+        poison_rank=arguments.poison_rank,
+    )
+    if arguments.poison_rank is not None:
+        total = sum(float(value.double().sum()) for value in model.state_dict().values())
+        print(f"parameters {total!r}", flush=True)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,10 @@ class TrainingConfig:
     """How many models of the latest validations stay on the disk, for `regard choose`."""
     warm_start: Path | None = None
     """A run folder: training begins with its best model, and uses its tokenizers."""
+    pictures: int = 3
+    """Validation sentences whose attention is drawn for TensorBoard at every validation; 0 draws none."""
+    bad_batches: Literal["stop", "skip"] = "stop"
+    """Whether a batch whose loss is NaN or infinite ends the run or is passed over; more than ten in a row end it."""
     seed: int = 0
     """Everything random follows from it."""
     device: str = "auto"
@@ -65,6 +69,8 @@ class TrainingConfig:
             raise ArgumentError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
         if self.seed < 0:
             raise ArgumentError(f"seed must be 0 or more, got {self.seed}")
+        if self.pictures < 0:
+            raise ArgumentError(f"pictures must be 0 or more, got {self.pictures}")
         if self.learning_rate <= 0:
             raise ArgumentError(f"learning_rate must be above 0, got {self.learning_rate}")
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from regard.errors import DataError, RunFolderError
 from regard.tasks.config import TranslationConfig
+from regard.tasks.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.runs import Say
 from regard.text.batches import Batch, collate, plan_batches
@@ -17,7 +18,6 @@ from regard.text.lines import Reader
 from regard.text.pairs import Pair, read_pairs
 from regard.text.store import TokenStore
 from regard.text.tokenizers import Tokenizer, recipe
-from regard.training.files import read_json, write_json
 from regard.training.loop import BatchSize
 
 # Of data without a validation file, this share is split off, and no more pairs than this.
@@ -80,8 +80,8 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
     left_out = len(train) - len(TokenBatches(train, seed=0, **limits))
     if left_out:
         say(f"{left_out:,} of {len(train):,} pairs are longer than max_length or batch_tokens allow: left out")
-    write_json(
-        folder.prepared_file,
+    write_prepared(
+        folder,
         {
             "train_pairs": len(train),
             "valid_pairs": len(valid),
@@ -110,9 +110,10 @@ def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Token
     Raises:
         RunFolderError: one is absent, cut short, or of another run.
     """
-    prepared = read_json(folder.prepared_file)
+    prepared = read_prepared(folder)
     loaded = []
     for side, path in zip(("source", "target"), _tokenizer_files(config, folder), strict=True):
+        check_file(path, folder, prepared)
         tokenizer = Tokenizer.load(path)
         if tokenizer.fingerprint() != prepared.get(f"{side}_fingerprint"):
             raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")

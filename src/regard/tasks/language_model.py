@@ -1,18 +1,19 @@
 """Language models: train one on running text, to predict the next token or to fill in masked ones."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_only import EncoderOnly
 from regard.tasks import filler, writer
 from regard.tasks.filler import Filler
+from regard.tasks.looks import look_at_text
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.runs import Job, train_run, warm_up
 from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
@@ -35,6 +36,7 @@ from regard.training.events import Callback
 from regard.training.loop import BatchSize, Loss, Validate
 from regard.training.losses import LossSum, cross_entropy
 from regard.training.optimizers import adamw
+from regard.weights import AttentionMap
 
 
 def train_language_model(
@@ -118,7 +120,8 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
         return next_token_windows(corpus.valid.tokens, length=config.block_length, stride=config.block_length)
 
     validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
-    return Job(model, batches, next_token_loss, _optimizer(config, model), validate)
+    look = look_at_text(model, corpus, config.pictures, config.block_length, model.attend)
+    return Job(model, batches, next_token_loss, _optimizer(config, model), validate, look)
 
 
 def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
@@ -136,7 +139,12 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
         return masked_windows(tokens, length=config.block_length, vocab_size=vocab_size, mask_id=vocab_size)
 
     validate = _validation(config, masked_loss, model, windows, fabric)
-    return Job(model, batches, masked_loss, _optimizer(config, model), validate)
+
+    def attend(tokens: Tensor) -> Mapping[str, AttentionMap]:
+        return model.attend(tokens, torch.tensor([tokens.shape[1]], device=tokens.device))
+
+    look = look_at_text(model, corpus, config.pictures, config.block_length, attend)
+    return Job(model, batches, masked_loss, _optimizer(config, model), validate, look)
 
 
 def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> BlockPlan:

@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 from regard.errors import RunFolderError
 from regard.tasks.settings import from_plain, to_plain
 from regard.tasks.toml import write_toml
-from regard.training.checkpoints import Checkpoints
-from regard.training.files import read_json, write_json
+from regard.training.checkpoints import KEPT, Checkpoints
+from regard.training.files import is_temporary
+from regard.training.sealed import read_sealed, write_sealed
 
 T = TypeVar("T")
 FORMAT = 1
@@ -80,8 +81,9 @@ class RunFolder:
                 f"{self.path} already holds a run: go on with it (--resume), replace it (--overwrite), "
                 "or name another folder (--out)"
             )
-        if self.path.exists() and any(self.path.iterdir()):
+        if self.path.exists() and not all(map(is_temporary, self.path.iterdir())):
             raise RunFolderError(f"{self.path} is not empty and holds no run; name another folder (--out)")
+        self.sweep()
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_config(task, config)
 
@@ -104,6 +106,18 @@ class RunFolder:
         finally:
             shutil.rmtree(beside.path, ignore_errors=True)
 
+    def sweep(self) -> None:
+        """Remove what a killed process left half done: temporary files as large as the text, models without a name."""
+        shutil.rmtree(self.path / REPLACEMENT, ignore_errors=True)
+        for folder in (self.path, self.data, self.path / "best", self.path / "last", *self._kept()):
+            for path in folder.glob("*.tmp") if folder.is_dir() else ():
+                if is_temporary(path):
+                    path.unlink(missing_ok=True)
+        for folder in self._kept():
+            if not (folder / "checkpoint.json").exists():
+                shutil.rmtree(folder)
+        self.checkpoints.sweep()
+
     def discard(self) -> None:
         """Undo `begin`: remove what a run keeps, and the folder if nothing else is in it."""
         self._clear()
@@ -118,8 +132,9 @@ class RunFolder:
         """
         versions = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
         record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions}
+        # What makes the folder a run comes first: whenever the process dies, --resume can write the rest.
+        write_sealed(self.config_file, record)
         write_toml(self.path / "run.toml", task, config)
-        write_json(self.config_file, record)
 
     def read_config(self, task: str, cls: type[T]) -> T:
         """The configuration of the run.
@@ -148,12 +163,15 @@ class RunFolder:
             raise RunFolderError(f"{self.path} is not a folder; expected one that `regard train --out` made")
         if not self.holds_a_run():
             raise RunFolderError(f"{self.path} is not a run folder: it has no config.json; `regard train` makes one")
-        return read_json(self.config_file)
+        return read_sealed(self.config_file)
+
+    def _kept(self) -> list[Path]:
+        """The folders of kept models."""
+        return [path for path in self.path.glob(f"{KEPT}/step-*") if path.is_dir()]
 
     def _clear(self, *names: str) -> None:
         """Remove what a run keeps, or parts of it, and nothing else."""
-        for name in names or CONTENTS:
-            path = self.path / name
+        for path in (self.path / name for name in names or CONTENTS):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

@@ -1,20 +1,25 @@
 """A training run from its first command to its last checkpoint, whatever the task."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import IO, Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
-from regard.errors import RegardError, RunFolderError
+from regard.errors import MissingExtraError, RegardError, RunFolderError
 from regard.tasks.config import TrainingConfig, make_fit_config, make_schedule
+from regard.tasks.prepared import check_prepared
 from regard.tasks.run_folder import RunFolder
+from regard.tasks.snapshots import Look, Snapshots
+from regard.training.bad_batches import bad_batches
 from regard.training.checkpoints import fill_model
-from regard.training.devices import choose_precision, find_device, start_fabric
+from regard.training.devices import choose_precision, find_device, has_whole_model, start_fabric
 from regard.training.display import PlainLines, watching
 from regard.training.events import Callback
+from regard.training.interrupts import ending_at_once
+from regard.training.locks import locked
 from regard.training.logs import MetricsFile, TensorBoard
 from regard.training.loop import Batches, Loss, Validate, fit
 from regard.training.random_state import seed_everything
@@ -25,7 +30,8 @@ Prepare = Callable[[C, RunFolder, Say], None]
 """Reads the data of a run and leaves what training needs in the folder; its last file is prepared.json."""
 
 # What may change when a run is resumed; all else decides what the checkpoint means.
-RESUMABLE = frozenset({"out", "steps", "validate_every", "save_every", "log_every", "patience", "keep", "device"})
+WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep"})
+RESUMABLE = WATCHING | {"out", "steps", "patience", "bad_batches", "device"}
 
 
 class Job(NamedTuple):
@@ -36,6 +42,8 @@ class Job(NamedTuple):
     loss: Loss
     optimizer: torch.optim.Optimizer
     validate: Validate
+    look: Look | None = None
+    """What the model attends to now in a few fixed sentences."""
 
 
 def train_run(
@@ -59,32 +67,35 @@ def train_run(
         ArgumentError: settings that do not go together.
         NonFiniteError: the loss became NaN or infinite.
         TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
+        Interrupted: SIGTERM came while the data was prepared.
         OSError: the disk is full or the folder read-only.
     """
     make_fit_config(config), make_schedule(config)  # what is out of range is said before anything is touched
     config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
     fabric = start_fabric(config.device, config.precision)
     folder = RunFolder(config.out)
-    if fabric.is_global_zero:
-        _open_folder(task, config, folder, prepare, resume=resume, overwrite=overwrite, progress=progress)
-    fabric.barrier()
-    seed_everything(config.seed)  # the same weights on every rank ...
-    job = make_job(config, folder, fabric)
-    seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
-    with _watchers(folder, fabric, progress) as watchers:
-        fit(
-            job.model,
-            job.batches,
-            job.loss,
-            job.optimizer,
-            make_schedule(config),
-            config=make_fit_config(config),
-            fabric=fabric,
-            validate=job.validate,
-            checkpoints=folder.checkpoints,
-            callbacks=[*watchers, *callbacks],
-        )
-    fabric.barrier()
+    with ending_at_once(), _alone(folder, fabric, resume=resume):
+        if fabric.is_global_zero:
+            _open_folder(task, config, folder, prepare, resume=resume, overwrite=overwrite, progress=progress)
+        fabric.barrier()
+        seed_everything(config.seed)  # the same weights on every rank ...
+        job = make_job(config, folder, fabric)
+        seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
+        with _watchers(folder, fabric, progress, job.look) as watchers:
+            fit(
+                job.model,
+                job.batches,
+                job.loss,
+                job.optimizer,
+                make_schedule(config),
+                config=make_fit_config(config),
+                fabric=fabric,
+                validate=job.validate,
+                checkpoints=folder.checkpoints,
+                callbacks=[*watchers, *callbacks],
+                bad_batches=bad_batches(config.bad_batches),
+            )
+        fabric.barrier()
     return str(fabric.device)
 
 
@@ -98,6 +109,18 @@ def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None
         return
     before = RunFolder(config.warm_start)
     fill_model(model, before.checkpoints.load_model("best"), source=before.path / "best")
+
+
+@contextmanager
+def _alone(folder: RunFolder, fabric: Any, *, resume: bool) -> Iterator[None]:
+    """Keep other processes out of the folder; rank 0 does so for all."""
+    if not fabric.is_global_zero:
+        yield
+        return
+    if not resume and not folder.path.exists():
+        folder.path.mkdir(parents=True)
+    with locked(folder.path) if folder.path.is_dir() else nullcontext():
+        yield
 
 
 def check_resumed(config: C, saved: C) -> None:
@@ -130,8 +153,15 @@ def _open_folder(
         _replace(task, config, folder, prepare, progress)
     else:
         folder.begin(task, config)
+    folder.sweep()
     if folder.prepared_file.exists():
+        check_prepared(folder)
         return
+    if folder.checkpoints.has("last"):
+        raise RunFolderError(
+            f"{folder.prepared_file} is missing, and the checkpoints go with it: copy it again, or replace the run "
+            "(--overwrite)"
+        )
     try:
         with folder.log_file.open("a", encoding="utf-8") as log:
             prepare(config, folder, _sayer(log, progress))
@@ -160,15 +190,27 @@ def _sayer(*files: IO[str] | None) -> Say:
 
 
 @contextmanager
-def _watchers(folder: RunFolder, fabric: Any, progress: IO[str] | None) -> Iterator[list[Callback]]:
+def _watchers(folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None) -> Iterator[list[Callback]]:
     """The files that keep a run's history, and its display; on rank 0 only."""
     if not fabric.is_global_zero:
         yield []
         return
     with folder.log_file.open("a", encoding="utf-8") as log:
-        kept: list[Callback] = [MetricsFile(folder.metrics_file), TensorBoard(folder.tensorboard), PlainLines(log)]
+        say = _sayer(log, progress)
+        look = look if has_whole_model(fabric) else None
+        kept: list[Callback] = [MetricsFile(folder.metrics_file), *_tensorboard(folder, look, say), PlainLines(log)]
         if progress is None:
             yield kept
         else:
             with watching(progress) as show:
                 yield [*kept, show]
+
+
+def _tensorboard(folder: RunFolder, look: Look | None, say: Say) -> list[Callback]:
+    """TensorBoard's files, if it is installed: training goes on without them."""
+    snapshots = Snapshots(look, say) if look is not None else None
+    try:
+        return [TensorBoard(folder.tensorboard, snapshots)]
+    except MissingExtraError as error:
+        say(f"no curves and heatmaps for TensorBoard: {error}")
+        return []

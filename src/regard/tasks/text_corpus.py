@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import DataError, RunFolderError
+from regard.tasks.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.runs import Say
 from regard.tasks.text_config import TextConfig
 from regard.text.lines import Reader, read_lines
 from regard.text.running import TextStore, pieces
 from regard.text.tokenizers import Tokenizer, recipe
-from regard.training.files import read_json, write_json
 
 # The most that is split off for validation: enough for three digits of the loss.
 MOST_VALID_BYTES = 10_000_000
@@ -51,7 +51,7 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
         say(f"{name}: {store.text_bytes:,} bytes, {len(store):,} tokens{unknown}")
     say(f"vocabulary of {len(tokenizer):,} tokens")
     counts = {f"{name}_bytes": store.text_bytes for name, store in stores.items()}
-    write_json(folder.prepared_file, {**counts, "fingerprint": tokenizer.fingerprint()})
+    write_prepared(folder, {**counts, "fingerprint": tokenizer.fingerprint()})
 
 
 def open_text(folder: RunFolder) -> TextCorpus:
@@ -71,7 +71,8 @@ def load_tokenizer(folder: RunFolder) -> Tokenizer:
     Raises:
         RunFolderError: it is absent, cut short, or of another run.
     """
-    prepared, path = read_json(folder.prepared_file), folder.path / "tokenizer.json"
+    prepared, path = read_prepared(folder), folder.path / "tokenizer.json"
+    check_file(path, folder, prepared)
     tokenizer = Tokenizer.load(path)
     if tokenizer.fingerprint() != prepared.get("fingerprint"):
         raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")

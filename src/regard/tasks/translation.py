@@ -9,6 +9,7 @@ from regard.errors import ArgumentError
 from regard.tasks.config import TranslationConfig as TranslationConfig
 from regard.tasks.config import make_model
 from regard.tasks.corpus import TokenBatches, open_corpus, prepare_corpus
+from regard.tasks.looks import look_at_pairs
 from regard.tasks.run_folder import RunFolder
 from regard.tasks.runs import Job, train_run, warm_up
 from regard.tasks.translator import TASK
@@ -87,6 +88,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
             config,
             fabric,
         ),
+        look_at_pairs(model, corpus, config.pictures),
     )
 
 

@@ -103,6 +103,37 @@ class Evaluation(NamedTuple):
     pairs: int
 
 
+@torch.no_grad()
+def forced_attention(
+    model: Model, source_tokenizer: Codec, target_tokenizer: Codec, source: Sequence[int], tokens: Sequence[int]
+) -> Attention:
+    """What every layer and head of a model in evaluation mode attends to while it is told to write `tokens`.
+
+    Args:
+        model: is not changed.
+        source_tokenizer: of the source's ids.
+        target_tokenizer: of the target's.
+        source: ids of the source, without its end mark.
+        tokens: ids to be written, at least one; usually with the end mark.
+    """
+    marks = source_tokenizer.marks, target_tokenizer.marks
+    arrays = [np.asarray(source, dtype=np.int64)], [np.asarray(tokens[:-1], dtype=np.int64)]
+    batch, device = collate(*arrays, source_marks=marks[0], target_marks=marks[1]), next(model.parameters()).device
+    maps = model.attend(*(part.to(device) for part in (batch.source, batch.source_lengths, batch.target_input)))
+    looked_at, written, read = (
+        axis(source_tokenizer, [*source, marks[0].end_id]),
+        axis(target_tokenizer, tokens),
+        axis(target_tokenizer, [marks[1].begin_id, *tokens[:-1]]),
+    )
+    alignments = list(model.alignment_names)
+    merged = {}
+    for name, weights in maps.items():
+        encoder = name.startswith("encoder")
+        rows, columns = looked_at if encoder else written, looked_at if encoder or name in alignments else read
+        merged[name] = merge(cast(AttentionMap, weights[0]), rows, columns)
+    return Attention(looked_at.texts, written.texts, read.texts, merged, alignments)
+
+
 class Translator:
     """A model with its tokenizers, ready to use."""
 
@@ -309,20 +340,7 @@ class Translator:
             raise DataError("there is nothing to look at in an empty sentence")
         (found,) = self._search(ids, Options(beam_size=beam_size))
         tokens = found[0].tokens  # with the end mark, unless the translation was cut off before it
-        batch = self._collate(ids, [tokens[:-1]])
-        maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
-        source, written, read = (
-            axis(self.source_tokenizer, [*ids[0], self.source_tokenizer.marks.end_id]),
-            axis(self.target_tokenizer, tokens),
-            axis(self.target_tokenizer, [self.target_tokenizer.marks.begin_id, *tokens[:-1]]),
-        )
-        alignments = list(self.model.alignment_names)
-        merged = {}
-        for name, weights in maps.items():
-            encoder = name.startswith("encoder")
-            rows, columns = source if encoder else written, source if encoder or name in alignments else read
-            merged[name] = merge(cast(AttentionMap, weights[0]), rows, columns)
-        return Attention(source.texts, written.texts, read.texts, merged, alignments)
+        return forced_attention(self.model, self.source_tokenizer, self.target_tokenizer, ids[0], tokens)
 
     # -- inside ------------------------------------------------------------------------------------
 

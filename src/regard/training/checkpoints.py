@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.training.files import read_json, write_atomically, write_json
+from regard.training.files import write_atomically
+from regard.training.sealed import read_sealed, sealed_text, write_sealed
 
 FORMAT = 1
 KEPT = "kept"
@@ -45,6 +46,8 @@ class Position:
     """Loss summed since it was last logged."""
     loss_count: int = 0
     """Tokens in that sum."""
+    skipped_batches: int = 0
+    """Batches passed over because their loss or gradient was not a number."""
 
 
 class TrainingState(NamedTuple):
@@ -102,9 +105,31 @@ class Checkpoints:
             (self.folder / name / "checkpoint.json").unlink()  # first: a half-removed one is none
             rmtree(self.folder / name)
 
+    def sweep(self) -> None:
+        """Remove files of tensors that no checkpoint names: those of one before, if the process died removing them."""
+        for which in ("best", "last", *self.kept()):
+            named = sealed_text(self.folder / which / "checkpoint.json")
+            for path in (self.folder / which).glob("*.safetensors") if named else ():
+                if path.name not in named:
+                    path.unlink(missing_ok=True)
+
     def has(self, which: str) -> bool:
         """Whether there is such a checkpoint."""
         return (self.folder / which / "checkpoint.json").is_file()
+
+    def has_better(self, position: Position, *, by: str = "loss") -> bool:
+        """Whether the best checkpoint is better than a model at `position`, which was called the best so far.
+
+        So it is if the process died between the best checkpoint and the last, and went on with other settings: then
+        the step that made the best may not be validated again.
+        """
+        try:
+            kept = self.position("best")
+        except RunFolderError:  # there is none, or none that can be read
+            return False
+        if kept.best_value is None or position.best_value is None:
+            return False
+        return kept.best_value < position.best_value if by == "loss" else kept.best_value > position.best_value
 
     def load_last(self) -> TrainingState:
         """Read the last checkpoint.
@@ -204,7 +229,7 @@ def _parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
 def _write_checkpoint(folder: Path, parts: Mapping[str, Mapping[str, Tensor]], position: Position) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: _write_part(folder, name, tensors) for name, tensors in parts.items()}
-    write_json(folder / "checkpoint.json", {"format": FORMAT, "position": asdict(position), "files": files})
+    write_sealed(folder / "checkpoint.json", {"format": FORMAT, "position": asdict(position), "files": files})
     kept = {entry["name"] for entry in files.values()}
     for path in _tensor_files(folder):
         if path.name not in kept:
@@ -248,7 +273,7 @@ def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     if not (folder / "checkpoint.json").is_file():
         raise RunFolderError(f"no checkpoint at {folder}: expected a checkpoint.json there; train first")
-    manifest = read_json(folder / "checkpoint.json")
+    manifest = read_sealed(folder / "checkpoint.json")
     if manifest.get("format") != FORMAT or not isinstance(manifest.get("files"), dict):
         raise RunFolderError(
             f"{folder / 'checkpoint.json'} is not a checkpoint that this version reads: "
@@ -258,9 +283,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _read_position(folder: Path, manifest: dict[str, Any]) -> Position:
-    position, expected = manifest.get("position"), {field.name for field in fields(Position)}
-    if not isinstance(position, dict) or set(position) != expected:
-        raise RunFolderError(f"{folder / 'checkpoint.json'}: the position has not the fields {sorted(expected)}")
+    """The position; what it does not have is as at the start, for fields that older versions did not write."""
+    position, known = manifest.get("position"), {field.name: field.default for field in fields(Position)}
+    if not isinstance(position, dict) or not position or not set(position) <= set(known):
+        raise RunFolderError(f"{folder / 'checkpoint.json'}: the position has not the fields {sorted(known)}")
+    for name, value in position.items():
+        numbers = (int,) if isinstance(known[name], int) else (int, float)
+        if type(value) not in numbers and not (value is None and known[name] is None):
+            raise RunFolderError(f"{folder / 'checkpoint.json'}: {name} must be a number, got {value!r}")
     return Position(**position)
 
 

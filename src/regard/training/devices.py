@@ -39,6 +39,16 @@ def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
     return fabric
 
 
+def has_whole_model(fabric: Any) -> bool:
+    """Whether this process has all of the model's weights, so that it can use the model without the other ranks.
+
+    So it is alone, and with DDP; what shards the weights needs every rank for every call.
+    """
+    from lightning_fabric.strategies import DDPStrategy
+
+    return fabric.world_size == 1 or isinstance(fabric.strategy, DDPStrategy)
+
+
 def find_device(name: str) -> torch.device:
     """The device of that name; "auto" takes a GPU if there is one.
 

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from regard.errors import MissingExtraError
-from regard.training.events import Callback, Event, Finished, Saved, Started, Stepped, Validated
+from regard.training.bad_batches import describe_bad
+from regard.training.events import Callback, Event, Finished, Saved, Skipped, Started, Stepped, Validated
 
 
 @contextmanager
@@ -105,23 +106,34 @@ def describe(event: Stepped) -> str:
     ...                  tokens_per_second=12345.6, padding_share=0.051, seconds_left=75.4))
     'loss 2.5000  12,346 tokens/s  padding 5.1 %  rate 1.00e-03'
     """
+    passed_over = f"  {event.skipped_batches:,} passed over" if event.skipped_batches else ""
     return (
         f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s  padding {event.padding_share:.1%}  "
-        f"rate {event.learning_rate:.2e}"
+        f"rate {event.learning_rate:.2e}{passed_over}"
     ).replace("%", " %")
 
 
 def describe_milestone(event: Event) -> str:
-    """A validation or an end in words; nothing for what need not be told."""
+    """A validation, a batch passed over or an end in words; nothing for what need not be told."""
     match event:
         case Validated():
             figures = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
             verdict = "best so far" if event.is_best else f"no gain for {event.patience_used}"
             return f"step {event.step:>7,}  validation: {figures} ({verdict})"
+        case Skipped():
+            return f"step {event.step:>7,}  passed over: {describe_bad(event)}"
         case Finished(reason="patience"):
-            return f"step {event.step:>7,}  stopped: the validation loss no longer falls"
+            return f"step {event.step:>7,}  stopped: the validation loss no longer falls{_skipped(event)}"
+        case Finished(skipped_batches=skipped) if skipped:
+            return f"step {event.step:>7,}  done{_skipped(event)}"
         case Finished() | Saved() | Started() | Stepped():
             return ""
+
+
+def _skipped(event: Finished) -> str:
+    """How many batches were passed over, if any were."""
+    count = event.skipped_batches
+    return f"; {count:,} {'batch' if count == 1 else 'batches'} passed over" if count else ""
 
 
 def clock(seconds: float) -> str:

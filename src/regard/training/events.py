@@ -30,6 +30,28 @@ class Stepped:
     """Padding among all places in the batches, 0..1."""
     seconds_left: float
     """Until the last step, at the speed so far."""
+    skipped_batches: int = 0
+    """Batches passed over since the run began, because their loss or gradient was not a number."""
+    memory_bytes: int = 0
+    """Resident memory of this process now."""
+    device_memory_bytes: int = 0
+    """The most that tensors took on the GPU so far; 0 without one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skipped:
+    """An update was not made, since the loss or the gradient of its batches is NaN or infinite."""
+
+    step: int
+    """The step that it would have been; the next batches are used for it."""
+    epoch: int
+    first: int
+    """The index of its first batch in that pass over the data."""
+    last: int
+    """The index of its last batch."""
+    reason: str
+    in_a_row: int
+    """How many updates were not made since the last that was, this one counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +79,9 @@ class Finished:
 
     step: int
     reason: Literal["steps", "patience"]
+    skipped_batches: int = 0
+    """Batches passed over in all of the run."""
 
 
-Event = Started | Stepped | Validated | Saved | Finished
+Event = Started | Stepped | Skipped | Validated | Saved | Finished
 Callback = Callable[[Event], None]

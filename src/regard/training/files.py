@@ -34,6 +34,16 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     sync_folder(path.parent)
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether a file is what a killed process left of one that it was writing.
+
+    >>> is_temporary(Path("run/.config.json.4711.tmp")), is_temporary(Path("run/notes.tmp"))
+    (True, False)
+    """
+    stem, _, number = path.name.removesuffix(".tmp").rpartition(".")
+    return path.name.endswith(".tmp") and bool(stem) and number.isdigit()
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable (a rename lives in the folder, not in the file)."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -2,23 +2,34 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
-class TrainingInterrupted(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt):
+    """A signal asked to stop.
+
+    Attributes:
+        signal: the number of the signal; the shell expects the exit status 128 + signal.
+    """
+
+    def __init__(self, signal_number: int, message: str | None = None) -> None:
+        super().__init__(message or f"stopped by {signal.Signals(signal_number).name}")
+        self.signal = signal_number
+
+
+class TrainingInterrupted(Interrupted):
     """Training was stopped by a signal after its state was saved.
 
     Attributes:
         step: the last step that was made and saved.
-        signal: the number of the signal; the shell expects the exit status 128 + signal.
     """
 
     def __init__(self, step: int, signal_number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signal_number).name} after step {step:,}, which is saved")
+        name = signal.Signals(signal_number).name
+        super().__init__(signal_number, f"stopped by {name} after step {step:,}, which is saved")
         self.step = step
-        self.signal = signal_number
 
 
 class StopWish:
@@ -44,12 +55,39 @@ def listening() -> Iterator[StopWish]:
     True
     """
     wish = StopWish()
+    with _handled(wish.note, signal.SIGINT, signal.SIGTERM):
+        yield wish
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Turn SIGTERM into an `Interrupted` while the block runs, as Python turns SIGINT into a KeyboardInterrupt.
+
+    What is half done is then undone on the way out, and the program can say what happened.
+
+    >>> try:
+    ...     with ending_at_once():
+    ...         signal.raise_signal(signal.SIGTERM)
+    ... except Interrupted as stop:
+    ...     print(stop)
+    stopped by SIGTERM
+    """
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    with _handled(end, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield wish
+        yield
         return
-    before = {number: signal.signal(number, wish.note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
-        yield wish
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError
 from regard.training.averaging import MovingAverage
+from regard.training.bad_batches import BadBatches, Stop, what_is_wrong
 from regard.training.checkpoints import (
     Checkpoints,
     Position,
@@ -22,9 +23,10 @@ from regard.training.checkpoints import (
     kept_name,
     unflatten_optimizer,
 )
-from regard.training.events import Callback, Event, Finished, Saved, Started, Stepped, Validated
+from regard.training.events import Callback, Event, Finished, Saved, Skipped, Started, Stepped, Validated
 from regard.training.interrupts import StopWish, TrainingInterrupted, listening
 from regard.training.losses import LossSum
+from regard.training.memory import device_peak_bytes, resident_bytes
 from regard.training.meter import Meter
 from regard.training.random_state import get_random_state, set_random_state
 from regard.training.schedules import Schedule
@@ -104,6 +106,7 @@ def fit(
     validate: Validate | None = None,
     checkpoints: Checkpoints | None = None,
     callbacks: Sequence[Callback] = (),
+    bad_batches: BadBatches = Stop(),  # noqa: B008 (it has no state)
 ) -> Position:
     """Train a model in place, from the last checkpoint if there is one.
 
@@ -122,6 +125,7 @@ def fit(
             are any); its `config.best_by` decides what is best.
         checkpoints: where best and last are kept, and resumed from.
         callbacks: called with every event, on rank 0 only.
+        bad_batches: what is done when the loss or the gradient is NaN or infinite; see `regard.training.bad_batches`.
 
     Returns:
         Where training ended.
@@ -136,7 +140,19 @@ def fit(
     average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
     # The wrapper of the optimizer keeps the groups it saw first, so the bare one is used.
     run = _Run(
-        wrapped, model, batches, loss, optimizer, schedule, config, fabric, validate, checkpoints, callbacks, average
+        wrapped,
+        model,
+        batches,
+        loss,
+        optimizer,
+        schedule,
+        config,
+        fabric,
+        validate,
+        checkpoints,
+        callbacks,
+        average,
+        bad_batches,
     )
     run.resume()
     with listening() as wish:
@@ -170,9 +186,11 @@ class _Run:
     checkpoints: Checkpoints | None
     callbacks: Sequence[Callback]
     average: MovingAverage | None
+    bad_batches: BadBatches
     position: Position = field(default_factory=Position)
     meter: Meter = field(default_factory=Meter)
     saved_step: int = -1
+    bad_in_a_row: int = 0
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -183,6 +201,8 @@ class _Run:
         reason = self.why_finished()
         for group in self.groups() if reason is None else ():
             sums, norm = self.update(group, wish)
+            if norm is None:
+                continue
             self.advance(group, sums)
             if self.due(self.config.log_every):
                 self.report(norm)
@@ -209,15 +229,20 @@ class _Run:
                 raise DataError("there is no batch to train on: every pair was left out, or there are none")
             epoch, start = epoch + 1, 0
 
-    def update(self, group: "_Group", wish: StopWish) -> tuple[_Sums, float]:
-        """Add up the gradients of a group of batches over all ranks, and make one step with their mean."""
+    def update(self, group: "_Group", wish: StopWish) -> tuple[_Sums, float | None]:
+        """Add up the gradients of a group of batches over all ranks, and make one step with their mean.
+
+        Returns:
+            What was added up, and the gradient's length before clipping; None if the batches were passed over.
+        """
         sums = self.accumulate(group, wish)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
         # Distributed training leaves the mean over ranks: times their number it is the sum again.
         scale = self.fabric.world_size / max(sums.count, 1.0)
         norm = float(torch.nn.utils.get_total_norm(gradients)) * scale
-        self.check_finite(sums.loss, norm, group)
+        if self.passes_over(group, what_is_wrong(sums.loss, norm)):
+            return sums, None
         clip = self.config.clip_norm
         shorten = clip / norm if 0 < clip < norm else 1.0
         torch._foreach_mul_(gradients, scale * shorten)
@@ -242,16 +267,25 @@ class _Run:
         summed = self.fabric.all_reduce(totals, reduce_op="sum") if self.fabric.world_size > 1 else totals
         return _Sums(*summed.tolist())
 
-    def check_finite(self, loss: float, norm: float, group: "_Group") -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
-            return
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's length is {norm}"
-        first, last = group.start, group.start + len(group.batches) - 1
-        where = f"batch {first}" if first == last else f"batches {first} to {last}"
-        raise NonFiniteError(
-            f"{what} at step {self.position.step + 1} (epoch {group.epoch}, {where}); "
-            "lower the learning rate, or look at that batch; the last checkpoint is untouched"
+    def passes_over(self, group: "_Group", wrong: str | None) -> bool:
+        """Whether no step is made with these batches; every rank knows the same sums, so all of them agree."""
+        if wrong is None:
+            self.bad_in_a_row = 0
+            return False
+        self.bad_in_a_row += 1
+        bad = Skipped(
+            step=self.position.step + 1,
+            epoch=group.epoch,
+            first=group.start,
+            last=group.start + len(group.batches) - 1,
+            reason=wrong,
+            in_a_row=self.bad_in_a_row,
         )
+        self.bad_batches(bad)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.position = replace(self.position, skipped_batches=self.position.skipped_batches + len(group.batches))
+        self.tell(bad)
+        return True
 
     def advance(self, group: "_Group", sums: _Sums) -> None:
         self.meter.add(sums.tokens, sums.places)
@@ -274,7 +308,8 @@ class _Run:
 
     def close(self, reason: Literal["steps", "patience"]) -> None:
         self.save_last()
-        self.tell(Finished(step=self.position.step, reason=reason))
+        skipped = self.position.skipped_batches
+        self.tell(Finished(step=self.position.step, reason=reason, skipped_batches=skipped))
 
     # -- validation and checkpoints ------------------------------------------------------------
 
@@ -326,7 +361,8 @@ class _Run:
         if self.checkpoints is None:
             return
         if self.fabric.is_global_zero:
-            self.checkpoints.save_model(which, self.model.state_dict(), self.position)
+            if which != "best" or not self.checkpoints.has_better(self.position, by=self.config.best_by):
+                self.checkpoints.save_model(which, self.model.state_dict(), self.position)
             self.checkpoints.forget_kept(but=self.config.keep)
         self.fabric.barrier()
         self.tell(Saved(step=self.position.step, which=which))
@@ -387,6 +423,9 @@ class _Run:
                 tokens_per_second=speed,
                 padding_share=padding,
                 seconds_left=seconds * (self.config.steps - self.position.step),
+                skipped_batches=self.position.skipped_batches,
+                memory_bytes=resident_bytes(),
+                device_memory_bytes=device_peak_bytes(self.fabric.device),
             )
         )
         self.position = replace(self.position, loss_total=0.0, loss_count=0)

@@ -1,0 +1,77 @@
+"""Nothing that regard reads can run code: no pickle, and nothing built on it, anywhere in the source."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import regard
+
+SOURCE = Path(regard.__file__).parent
+FORBIDDEN_MODULES = {"pickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "pickletools"}
+# What pickles, or runs text, under whatever name it was imported.
+FORBIDDEN_CALLS = {
+    "torch.load", "torch.save", "torch.jit.load", "torch.jit.save", "torch.hub.load", "torch.package",
+    "torch.distributed.checkpoint", "np.fromregex", "numpy.fromregex", "pd.read_pickle", "read_pickle", "to_pickle",
+    "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
+}  # fmt: skip
+FABRIC_METHODS = {"save", "load", "load_raw"}  # fabric's checkpoints are torch.save's
+
+
+def faults(code: str) -> Iterator[str]:
+    """What in some code would open a pickle."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
+            for module in modules:
+                if module.split(".")[0] in FORBIDDEN_MODULES or module.startswith("torch.distributed.checkpoint"):
+                    yield f"line {node.lineno}: import {module}"
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            pickles = any(name == one or name.endswith(f".{one}") for one in FORBIDDEN_CALLS)
+            if name in ("eval", "exec") or (pickles and not name.startswith("safetensors.")):
+                yield f"line {node.lineno}: {name}"
+            if name.split(".")[-2:-1] == ["fabric"] and name.split(".")[-1] in FABRIC_METHODS:
+                yield f"line {node.lineno}: {name}"
+            if any(k.arg == "allow_pickle" and not _is_false(k.value) for k in node.keywords):
+                yield f"line {node.lineno}: allow_pickle"
+            if name in ("np.load", "numpy.load") and not any(k.arg == "allow_pickle" for k in node.keywords):
+                yield f"line {node.lineno}: {name} without allow_pickle=False"
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_pickle_in_the_source(path: Path) -> None:
+    assert list(faults(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import torch\ntorch.load('x')",
+        "torch.save({}, 'x')",
+        "import torch.distributed.checkpoint as dcp",
+        "from torch.distributed.checkpoint import save",
+        "np.load('x')",
+        "np.load('x', allow_pickle=True)",
+        "self.fabric.save('x', {})",
+        "torch.distributed.all_gather_object(found, 1)",
+    ],
+)
+def test_what_it_must_find(code: str) -> None:
+    assert list(faults(code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["json.loads('1')", "np.load('x', allow_pickle=False)", "Run.load('x')", "safetensors.torch.save(x)", "m.eval()"],
+)
+def test_what_it_must_not_find(code: str) -> None:
+    assert not list(faults(code))

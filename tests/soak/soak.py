@@ -1,0 +1,346 @@
+"""Kill training over and over, and see whether anything is ever lost: python tests/soak/soak.py --kills 100
+
+Each run of a task is first made undisturbed. Then the same run is begun again and killed, resumed and killed, until it
+comes to its end; and the next one begins, until there were as many kills as were asked for. The moments are drawn from
+the seed, in three ways:
+
+clock   SIGKILL after some seconds, wherever the process is by then
+event   SIGKILL right before some file is opened, renamed or removed, or a folder made: between any two of these steps
+write   in the middle of a write, when a file grows beyond some size (SIGXFSZ, whose default is to end the process)
+
+After every kill each checkpoint must load, the last one must not be older than before and the best one no worse. At the
+end every tensor of both checkpoints, the position, all logged losses, the tokenizers and the tokenised text must be,
+bit for bit, those of the undisturbed run, and no temporary file may be left.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import lightning_fabric  # noqa: F401  (what a child would import is imported once, before it is forked)
+import safetensors.torch  # noqa: F401
+import torch
+import torch.utils.tensorboard
+
+from regard.models.decoder_only import DecoderOnlyConfig
+from regard.models.encoder_only import EncoderOnlyConfig
+from regard.models.rnn import RNNConfig
+from regard.models.transformer import TransformerConfig
+from regard.tasks.config import TranslationConfig
+from regard.tasks.registry import TASKS
+from regard.tasks.run_folder import RunFolder
+from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig
+from regard.training.checkpoints import Checkpoints
+from regard.training.files import is_temporary
+
+Way = Literal["clock", "event", "write"]
+WAYS: tuple[Way, ...] = ("clock", "event", "event", "write")
+WORDS = ["ein", "zwei", "drei", "vier", "fünf", "木々", "звёзды", "sieben"]
+
+
+class SoakError(Exception):
+    """Something was lost."""
+
+
+# -- what is trained -------------------------------------------------------------------------------------
+
+
+def write_data(folder: Path) -> Path:
+    """Sixty pairs in scripts of one to three bytes a character; read as one text, lines with a tab in them."""
+    generator = random.Random(7)
+    lines = ["{}\t{}".format(*(" ".join(generator.choices(WORDS, k=5)) for _ in range(2))) for _ in range(60)]
+    path = folder / "data.tsv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def make_config(kind: str, data: Path, out: Path) -> Any:
+    """A training of less than a second that validates and saves at nearly every step, with dropout."""
+    common: dict[str, Any] = {
+        "data": (data,),
+        "out": out,
+        "vocab_size": 280,
+        "steps": 12,
+        "learning_rate": 1e-2,
+        "warmup_steps": 4,
+        "validate_every": 2,
+        "save_every": 1,
+        "log_every": 1,
+        "pictures": 0,
+        "ema_decay": 0.9,
+        "keep": 2,
+        "device": "cpu",
+        "precision": "float32",
+    }
+    layers = {"dim": 16, "num_heads": 2, "feed_forward_dim": 24, "dropout": 0.2}
+    text = {"batch_tokens": 128, "block_length": 32, **common}
+    match kind:
+        case "transformer":
+            model = TransformerConfig(**layers, encoder_layers=1, decoder_layers=1)
+            return TranslationConfig(**common, batch_tokens=400, transformer=model)
+        case "rnn":
+            rnn = RNNConfig(embedding_dim=16, hidden_dim=24, attention_dim=16, dropout=0.2)
+            return TranslationConfig(**common, batch_tokens=400, model="rnn", rnn=rnn)
+        case "language-model":
+            return LanguageModelConfig(**text, model=DecoderOnlyConfig(**layers, num_layers=1))
+        case "masked-language-model":
+            return MaskedLanguageModelConfig(**text, model=EncoderOnlyConfig(**layers, num_layers=1))
+    raise SoakError(f"there is no {kind}")
+
+
+KINDS = ("transformer", "rnn", "language-model", "masked-language-model")
+
+
+def train(kind: str, config: Any) -> None:
+    """Begin the run or go on with it, as a person would."""
+    task = kind if kind in TASKS else "translation"
+    TASKS[task].train(config, resume=RunFolder(config.out).holds_a_run())
+
+
+# -- one process, and its death ---------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """How a process is to die: after some seconds, before a file event of that number, or at a file of some bytes."""
+
+    way: Way
+    amount: float
+
+
+class Ended(NamedTuple):
+    """How a process came to its end."""
+
+    status: int
+    """0 if it had come to the end of its work, minus the signal if it was killed."""
+    events: int
+    """File events that there were."""
+    last: str
+    """The last file of the run that it touched, or nothing."""
+    seconds: float
+
+
+def in_a_process(work: Callable[[], None], folder: Path, plan: Plan | None) -> Ended:
+    """Fork, work there, and die as planned."""
+    reader, writer = os.pipe()
+    began = time.perf_counter()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _work_and_leave(work, folder, plan, writer)
+    os.close(writer)
+    if plan is not None and plan.way == "clock":
+        _kill_after(child, plan.amount)
+    with os.fdopen(reader, "rb") as pipe:
+        events = pipe.read().decode(errors="replace").splitlines()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return Ended(code, len(events), events[-1] if events else "", time.perf_counter() - began)
+
+
+def _kill_after(child: int, seconds: float) -> None:
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+
+
+def _work_and_leave(work: Callable[[], None], folder: Path, plan: Plan | None, writer: int) -> None:
+    """Never returns: what the parent has on its stack is not the child's to run."""
+    status = 1
+    try:
+        sys.addaudithook(_Watch(folder, plan, writer))
+        if plan is not None and plan.way == "write":
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(plan.amount), int(plan.amount)))
+        work()
+        status = 0
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)
+
+
+@dataclass
+class _Watch:
+    """Told by the interpreter of everything done to files: tells the parent, and dies in time."""
+
+    folder: Path
+    plan: Plan | None
+    writer: int
+    count: int = 0
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir") or not arguments:
+            return
+        path = str(arguments[0])
+        if not path.startswith(str(self.folder)) or (event == "open" and not _writes(arguments)):
+            return
+        self.count += 1
+        os.write(self.writer, f"{event} {path[len(str(self.folder)) :]}\n".encode())
+        if self.plan is not None and self.plan.way == "event" and self.count >= self.plan.amount:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _writes(arguments: tuple[Any, ...]) -> bool:
+    _, mode, flags = (*arguments, None, 0)[:3]
+    return bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+# -- what must hold ---------------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What a folder held after a kill."""
+
+    step: int = 0
+    best: float | None = None
+
+
+def check_alive(folder: Path, before: Seen) -> Seen:
+    """Every checkpoint loads, the last is not older than before, the best not worse."""
+    checkpoints, step, best = Checkpoints(folder), 0, None
+    if checkpoints.has("last"):
+        step = checkpoints.load_last().position.step
+    if checkpoints.has("best"):
+        checkpoints.load_model("best")
+        best = checkpoints.position("best").best_value
+    if step < before.step or (before.best is not None and (best is None or best > before.best)):
+        raise SoakError(f"{folder}: had {before}, has {Seen(step, best)}")
+    return Seen(step, best)
+
+
+def check_equal(folder: Path, undisturbed: Path) -> None:
+    """The two runs cannot be told apart."""
+    ours, theirs = Checkpoints(folder), Checkpoints(undisturbed)
+    for mine, other in zip(ours.load_last(), theirs.load_last(), strict=True):
+        if isinstance(mine, dict):
+            _check_tensors(mine, other)
+    _check_same("kept models", ours.kept(), theirs.kept())
+    for which in ("best", *theirs.kept()):
+        _check_tensors(ours.load_model(which), theirs.load_model(which))
+    for which in ("last", "best", *theirs.kept()):
+        _check_same(which, ours.position(which), theirs.position(which))
+    _check_same("losses", logged(folder), logged(undisturbed))
+    for path in [*undisturbed.glob("data/*"), *undisturbed.glob("*tokenizer.json"), undisturbed / "prepared.json"]:
+        name = path.relative_to(undisturbed)
+        _check_same(str(name), (folder / name).read_bytes(), path.read_bytes())
+    _check_same("temporary files", [str(path) for path in folder.rglob("*") if is_temporary(path)], [])
+    _check_same("names", *({path.name for path in run.glob("[bdlk]*/*")} for run in (folder, undisturbed)))
+
+
+def _check_tensors(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    _check_same("names of tensors", sorted(ours), sorted(theirs))
+    for name in ours:
+        # As bytes: a generator's state may hold a NaN, which equals nothing.
+        _check_same(name, ours[name].numpy().tobytes(), theirs[name].numpy().tobytes())
+
+
+def _check_same(name: str, ours: Any, theirs: Any) -> None:
+    if ours != theirs:
+        raise SoakError(f"{name} differ from the undisturbed run's: {str(ours)[:300]} and {str(theirs)[:300]}")
+
+
+def logged(folder: Path) -> list[tuple[Any, ...]]:
+    """What metrics.jsonl holds, but for figures of time and memory."""
+    figures = ("event", "step", "epoch", "loss", "learning_rate", "gradient_norm", "is_best", "patience_used")
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [tuple(record.get(name) for name in figures) for record in map(json.loads, lines)]
+
+
+# -- the soak ---------------------------------------------------------------------------------------------
+
+
+def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
+    """Kill a task's training so many times; what was being done when, by the files touched last.
+
+    Raises:
+        SoakError: something was lost, or a process ended in another way than planned.
+    """
+    data, generator = write_data(folder), random.Random(f"{seed} {kind}")
+    undisturbed = make_config(kind, data, folder / "undisturbed")
+    whole = in_a_process(lambda: train(kind, undisturbed), undisturbed.out, None)
+    _check_same("exit status", whole.status, 0)
+    again = replace(undisturbed, out=folder / "again")
+    _check_same("exit status", in_a_process(lambda: train(kind, again), again.out, None).status, 0)
+    check_equal(again.out, undisturbed.out)  # else the comparisons below say nothing of the kills
+    largest = max(path.stat().st_size for path in undisturbed.out.rglob("*") if path.is_file())
+    tally: Counter[str] = Counter()
+    run, finished, seen = 0, True, Seen()
+    while tally.total() < kills or not finished:
+        config = replace(undisturbed, out=folder / f"run{run}")
+        plan = _draw(generator, whole, largest) if tally.total() < kills else None
+        ended = in_a_process(lambda config=config: train(kind, config), config.out, plan)
+        finished = ended.status == 0
+        if finished:
+            check_equal(config.out, undisturbed.out)
+            run, seen = run + 1, Seen()
+        elif ended.status in (-signal.SIGKILL, -signal.SIGXFSZ) and plan is not None:
+            seen = check_alive(config.out, seen)
+            tally[f"{plan.way}: {doing(ended.last)}"] += 1
+        else:
+            raise SoakError(f"{kind}: the process left with {ended.status} under {plan}, after {ended.last!r}")
+    return tally
+
+
+def _draw(generator: random.Random, whole: Ended, largest: int) -> Plan:
+    way = generator.choice(WAYS)
+    most = {"clock": whole.seconds, "event": float(whole.events), "write": float(largest)}[way]
+    # Squared: a run that goes on from the middle has less before it, and the beginning is to have its share.
+    return Plan(way, 1 + generator.random() ** 2 * most if way != "clock" else generator.random() ** 2 * most)
+
+
+def doing(last: str) -> str:
+    """What a process was doing, by the last file that it touched."""
+    path = last.partition(" ")[2].lstrip("/")
+    for prefix, what in (
+        ("best", "writing the best checkpoint"),
+        ("kept", "writing or removing a kept model"),
+        ("last", "writing the last checkpoint"),
+        ("data", "preparing text"),
+        ("tensorboard", "steps"),
+        ("metrics", "steps"),
+    ):
+        if path.startswith(prefix):
+            return what
+    if "tokenizer" in path or "prepared" in path:
+        return "preparing text"
+    return "train.log" if "train.log" in path else "starting"
+
+
+def main() -> None:
+    """Soak every kind of model, and print what was done when it was killed."""
+    parser = argparse.ArgumentParser(description="Kill training over and over, and see whether anything is ever lost.")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    shares = [len(range(part, arguments.kills, len(arguments.only))) for part in range(len(arguments.only))]
+    for kind, kills in zip(arguments.only, shares, strict=True):
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            tally = soak(kind, kills, arguments.seed, Path(folder))
+            print(f"{kind}: {kills} kills in {time.perf_counter() - began:.0f} s, nothing lost", flush=True)
+            for what, count in sorted(tally.items()):
+                print(f"  {count:4}  {what}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Ten kills of the soak, in a process of its own: it forks, which a process that has computed should not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parent / "soak.py"
+
+
+def test_ten_kills_lose_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SOAK), "--kills", "10", "--only", "transformer", "language-model"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(" in ")[0] for line in lines if "nothing lost" in line] == [
+        "transformer: 5 kills",
+        "language-model: 5 kills",
+    ]
+    assert sum(int(line.split()[0]) for line in lines if line.startswith("  ")) == 10
+
+
+# What a careless hand might do to the code; the soak must notice each.
+FAULTS = {
+    "written in place": """
+import regard.training.checkpoints as c
+c.write_atomically = lambda path, content: path.write_bytes(content if isinstance(content, bytes) else content.encode())
+import regard.training.files as f
+f.write_atomically = c.write_atomically
+""",
+    "random state forgotten": "import regard.training.loop as l; l.set_random_state = lambda *a: None",
+    "named before it is complete": """
+import regard.training.checkpoints as c
+real = c._write_part
+def early(folder, part, tensors):
+    if part == "model" and folder.name == "last":
+        for path in folder.glob("*.safetensors"): path.unlink()
+    return real(folder, part, tensors)
+c._write_part = early
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_soak_notices(fault: str) -> None:
+    code = f"import sys; sys.path.insert(0, {str(SOAK.parent)!r}); import soak\n{FAULTS[fault]}\nsoak.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--kills", "12", "--only", "transformer", "--seed", "3"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "Error" in done.stderr

@@ -1,0 +1,290 @@
+"""Whatever happens to the files of a run: an error of one line or the right answer, no traceback, nothing lost."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import PAIRS, small_config, write_pairs
+from damage import Case, apply, cases, copy_of, outcome, snapshot
+
+from regard.errors import DataError, RunFolderError
+from regard.models.decoder_only import DecoderOnlyConfig
+from regard.tasks.config import TranslationConfig
+from regard.tasks.language_model import train_language_model
+from regard.tasks.run_folder import RunFolder
+from regard.tasks.text_config import LanguageModelConfig
+from regard.tasks.translation import train
+from regard.training.checkpoints import Checkpoints
+from regard.training.locks import locked
+from regard.training.sealed import read_sealed
+
+TRANSLATOR_USES: list[Callable[[Any], Any]] = [
+    lambda model: [one.text for one in model.translate(["we see one cats"], beam_size=2)],
+    lambda model: model.attend("we see").source_labels,
+]
+WRITER_USES: list[Callable[[Any], Any]] = [
+    lambda model: "".join(model.generate("we", max_tokens=5)),
+    lambda model: model.evaluate(["we see one cats"]),
+]
+
+
+@pytest.fixture(scope="module")
+def translator_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = small_config(tmp_path_factory.mktemp("translator"), steps=4)
+    train(config)
+    return config.out
+
+
+def settings_of(run: Path) -> TranslationConfig:
+    """Those of a run that was copied."""
+    return replace(RunFolder(run).read_config("translation", TranslationConfig), out=run)
+
+
+@pytest.fixture(scope="module")
+def writer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("writer")
+    config = LanguageModelConfig(
+        data=(write_pairs(folder / "text.tsv"),), out=folder / "run", vocab_size=280, block_length=16, batch_tokens=64,
+        model=DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8),
+        steps=4, warmup_steps=2, schedule="constant", validate_every=2, save_every=2, pictures=0, device="cpu",
+    )  # fmt: skip
+    train_language_model(config)
+    return config.out
+
+
+@pytest.mark.parametrize(
+    ("kind", "uses", "count", "seed"), [("translator", TRANSLATOR_USES, 16, 1), ("writer", WRITER_USES, 14, 2)]
+)
+def test_an_error_in_a_line_or_the_right_answer(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, uses: list, count: int, seed: int
+) -> None:
+    run: Path = request.getfixturevalue(f"{kind}_run")
+    right = outcome(copy_of(run, tmp_path / "right"), uses)
+    assert not [answer for answer in right if isinstance(answer, Exception)]
+    errors = 0
+    for case in cases(run, count, seed):
+        damaged = copy_of(run, tmp_path / "damaged")
+        if not apply(case, damaged):
+            continue
+        before = snapshot(damaged)
+        answers = outcome(damaged, uses)  # anything but our errors and the system's comes through, and fails here
+        for answer, expected in zip(answers, right, strict=True):
+            if isinstance(answer, Exception):
+                assert "\n" not in str(answer), case
+                assert len(str(answer)) < 600, case
+                errors += 1
+            else:
+                assert answer == expected, case
+        if isinstance(answers[-1], Exception):  # it could not be resumed: then nothing but the history was touched
+            after = snapshot(damaged)
+            touched = {name for name in before if after.get(name) != before[name]}
+            assert touched <= {"config.json", "run.toml", "train.log", "metrics.jsonl", case.name}, case
+    assert errors > count // 2  # else the damage was none
+
+
+@pytest.mark.parametrize("name", ["data/train.tokens", "data/valid.tokens"])
+def test_a_flipped_bit_in_the_tokens_is_not_trained_on(translator_run: Path, tmp_path: Path, name: str) -> None:
+    damaged = copy_of(translator_run, tmp_path / "run")
+    content = bytearray((damaged / name).read_bytes())
+    content[2] ^= 1  # another token, and one that there is
+    (damaged / name).write_bytes(content)
+    config = replace(settings_of(damaged), steps=6)
+    with pytest.raises(RunFolderError, match=f"{name} is not the tokenised text that .* was trained with"):
+        train(config, resume=True)
+
+
+def test_checkpoints_without_what_was_prepared(translator_run: Path, tmp_path: Path) -> None:
+    """Preparing again would replace the tokenizers that the checkpoints go with."""
+    damaged = copy_of(translator_run, tmp_path / "run")
+    (damaged / "prepared.json").unlink()
+    config = replace(settings_of(damaged), steps=6)
+    with pytest.raises(RunFolderError, match=r"prepared\.json is missing, and the checkpoints go with it"):
+        train(config, resume=True)
+
+
+def test_runs_of_older_versions_are_read(translator_run: Path, tmp_path: Path) -> None:
+    """No checksums, and no fields that came later."""
+    old = copy_of(translator_run, tmp_path / "run")
+    for name in ("config.json", "prepared.json", "last/checkpoint.json", "best/checkpoint.json"):
+        record = read_sealed(old / name)
+        record.pop("files" if name == "prepared.json" else "none", None)
+        record.get("position", {}).pop("skipped_batches", None)
+        record.get("config", {}).pop("pictures", None)
+        (old / name).write_text(json.dumps(record))
+    assert not [answer for answer in outcome(old, TRANSLATOR_USES) if isinstance(answer, Exception)]
+
+
+def test_a_future_format_is_refused(translator_run: Path, tmp_path: Path) -> None:
+    other = copy_of(translator_run, tmp_path / "run")
+    record = read_sealed(other / "config.json")
+    (other / "config.json").write_text(json.dumps(record | {"format": 99}))
+    with pytest.raises(RunFolderError, match="expected format 1, got task 'translation', format 99"):
+        train(small_config(tmp_path, out=other), resume=True)
+
+
+def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path: Path) -> None:
+    run = copy_of(translator_run, tmp_path / "run")
+    before = snapshot(run)
+    config = replace(settings_of(run), steps=9)
+    for how in ({"resume": True}, {"overwrite": True}):
+        with locked(run), pytest.raises(RunFolderError, match="another process is training in"):
+            train(config, **how)
+    assert snapshot(run) == before
+    assert train(replace(config, steps=4), resume=True)
+
+
+def test_what_a_kill_left_is_swept_away(translator_run: Path, tmp_path: Path) -> None:
+    run = copy_of(translator_run, tmp_path / "run")
+    left = [run / ".config.json.77.tmp", run / "data/train.tokens.77.tmp", run / "last/.model-0.safetensors.77.tmp"]
+    left += [run / "last/optimizer-0.safetensors", run / "best/model-0.safetensors"]
+    kept = run / "data/notes.tmp"
+    for path in (*left, kept):
+        path.write_text("half of a fi")
+    train(settings_of(run), resume=True)
+    assert [path.exists() for path in (*left, kept)] == [*[False] * len(left), True]
+
+
+def test_nothing_is_swept_by_a_damaged_list(translator_run: Path, tmp_path: Path) -> None:
+    """A flipped bit in the name of a file must not make the file one that nobody names."""
+    run = copy_of(translator_run, tmp_path / "run")
+    manifest = run / "last/checkpoint.json"
+    manifest.write_text(manifest.read_text().replace("model-", "mod\u0064l-"))
+    before = snapshot(run)
+    with pytest.raises(RunFolderError, match="was altered"):
+        train(settings_of(run), resume=True)
+    assert {name for name in before if not (run / name).exists()} == set()
+
+
+def test_a_kill_before_anything_was_written(tmp_path: Path) -> None:
+    """An empty folder, or one with half of a first file, is as good as none; anything else is someone's."""
+    config = small_config(tmp_path, steps=1)
+    config.out.mkdir()
+    (config.out / ".config.json.77.tmp").write_text("{")
+    train(config)
+    assert not list(config.out.glob(".*.tmp"))
+    other = small_config(tmp_path, out=tmp_path / "other")
+    other.out.mkdir()
+    (other.out / "run.toml").write_text("mine")
+    with pytest.raises(RunFolderError, match="is not empty and holds no run"):
+        train(other)
+    assert (other.out / "run.toml").read_text() == "mine"
+
+
+def test_the_best_model_of_a_lost_future_is_kept(tmp_path: Path) -> None:
+    """The process died after the best checkpoint of step 3, which is not validated again under other settings."""
+    config = small_config(tmp_path, steps=2, validate_every=2, save_every=2)
+    train(config)
+    checkpoints = Checkpoints(config.out)
+    better = replace(checkpoints.position("last"), step=3, best_value=0.5, best_step=3)
+    checkpoints.save_model("best", checkpoints.load_model("last"), better)
+    train(replace(config, steps=8, validate_every=4, save_every=4), resume=True)
+    assert checkpoints.position("last").best_step == 8  # better than any that this process has seen
+    assert checkpoints.position("best") == better
+
+
+BAD_LINES = {
+    "bad UTF-8": (b"caf\xe9\tcoffee\n", r"bad\.tsv:51: expected UTF-8, got byte 0xe9"),
+    "no tab": (b"no tab\n", r"bad\.tsv:51: expected a source and a target"),
+    "three columns": (b"a\tb\tc\n", r"bad\.tsv:51: expected 2 columns, got 3"),
+    "an empty line": (b"\n", r"bad\.tsv:51"),
+    "an empty target": (b"a\t \n", r"bad\.tsv:51: expected a target sentence, got an empty one"),
+    "a file without line ends": (b"a\t" + b"x" * 2**24, r"bad\.tsv:51: expected text in lines of at most"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_LINES)
+def test_bad_lines_of_a_corpus(tmp_path: Path, fault: str) -> None:
+    """Named and nothing left behind; or left out and counted."""
+    line, message = BAD_LINES[fault]
+    path = write_pairs(tmp_path / "bad.tsv")
+    path.write_bytes(path.read_bytes() + line)
+    config = small_config(tmp_path, data=(path,), out=tmp_path / "new", steps=1)
+    with pytest.raises(DataError, match=message):
+        train(config)
+    assert not config.out.exists()
+    if fault != "a file without line ends":
+        train(replace(config, bad_lines="skip"))
+        assert "1 bad lines left out" in (config.out / "train.log").read_text()
+
+
+def test_lines_that_are_odd_and_no_fault(tmp_path: Path) -> None:
+    """NUL bytes, control characters, names of marks are trained on; 100,000 tokens are left out and counted."""
+    odd = [
+        ("nul \0 byte", "\x07\x1b[31m"),
+        ("<eos> <pad>", "<bos>"),
+        ("\u2028 a", "\ufffe b"),
+        ("wort " * 100_000, "x"),
+    ]
+    config = small_config(tmp_path, data=(write_pairs(tmp_path / "odd.tsv", [*PAIRS, *odd]),), steps=3)
+    translator = train(config)
+    assert "1 of 54 pairs are longer" in (config.out / "train.log").read_text()
+    assert next(translator.translate(["nul \0 byte"], beam_size=1)).source == "nul \0 byte"
+
+
+def test_aligned_files_of_unequal_length(tmp_path: Path) -> None:
+    for name, lines in (("a.en", 50), ("a.de", 49)):
+        (tmp_path / name).write_text("we see\n" * lines)
+    config = small_config(tmp_path, data=(tmp_path / "a.en", tmp_path / "a.de"), out=tmp_path / "new")
+    with pytest.raises(DataError, match=r"a\.en:50: expected aligned files .*a\.de ends after line 49"):
+        train(config)
+    with pytest.raises(DataError, match="ends after line 49"):  # the rest belongs to nobody: skipping is no help
+        train(replace(config, bad_lines="skip"))
+    assert not config.out.exists()
+
+
+def test_every_case_has_its_turn(translator_run: Path) -> None:
+    names = {case.name for case in cases(translator_run, 40, 0)}
+    assert len(names) == len(snapshot(translator_run))
+    assert Case("config.json", "flip", 0) != Case("config.json", "flip", 1)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 5, 8, 12, 20, 27])
+def test_a_disk_that_is_full_for_a_while(
+    translator_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whichever file it is that cannot be brought to the disk, the run can be gone on with to the same end."""
+    real, count = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal count
+        count += 1
+        if count > number:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    config = settings_of(translator_run)
+    config = replace(config, out=tmp_path / "run")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        train(config)
+    assert not list(config.out.rglob("*.tmp"))
+    monkeypatch.setattr(os, "fsync", real)
+    train(config, resume=RunFolder(config.out).holds_a_run())
+    ours, theirs = Checkpoints(config.out).load_last(), Checkpoints(translator_run).load_last()
+    assert ours.position == theirs.position
+    assert all(torch.equal(ours.model[name], value) for name, value in theirs.model.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("last/checkpoint.json", '"step": 4', '"step": 6'),
+        ("last/checkpoint.json", '"batch": ', '"batch": 1'),
+        ("config.json", '"learning_rate": 0.01', '"learning_rate": 0.03'),
+        ("prepared.json", '"train_pairs": 50', '"train_pairs": 51'),
+    ],
+)
+def test_a_number_that_became_another(translator_run: Path, tmp_path: Path, name: str, before: str, after: str) -> None:
+    """It would be believed, but for the checksum."""
+    run = copy_of(translator_run, tmp_path / "run")
+    text = (run / name).read_text()
+    assert before in text
+    (run / name).write_text(text.replace(before, after))
+    config = replace(settings_of(translator_run), out=run, steps=6)
+    with pytest.raises(RunFolderError, match=rf"{name} was altered"):
+        train(config, resume=True)

@@ -1,0 +1,155 @@
+# ruff: noqa: F811 (a fixture of the other file is an argument here)
+"""Ctrl-C and SIGTERM at odd moments: 130 or 143, one line that says how to go on, and the same end after --resume."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.training import loop
+from regard.training.checkpoints import Checkpoints
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_cli import TINY, call, losses  # noqa: F401
+
+# What is done to which file: moments that no clock could hit. Files are opened to count the pairs, then inside the
+# library's trainer, then to be tokenised.
+MOMENTS = {
+    "counting the pairs": ("open", "pairs.tsv", 1),
+    "learning a vocabulary": ("open", "pairs.tsv", 2),
+    "writing a tokenizer": ("open", "source_tokenizer.json.", 1),
+    "naming a tokenizer": ("os.rename", "target_tokenizer.json.", 1),
+    "writing tokens": ("open", "train.tokens.", 1),
+    "naming the tokens": ("os.rename", "valid.tokens.", 1),
+    "writing the best model": ("open", "best/.model-", 1),
+    "writing the optimizer": ("open", "last/.optimizer-", 1),
+    "naming a checkpoint": ("os.rename", "last/.checkpoint.json", 2),
+    "removing the old one": ("os.remove", "last/model-", 1),
+}
+armed: dict[str, Any] = {}
+
+
+def hook(event: str, arguments: tuple[Any, ...]) -> None:
+    """Told by the interpreter of everything; sends a signal at the moment that is wanted, once."""
+    if armed and event == armed["event"] and armed["path"] in str(arguments[0]):
+        armed["left"] -= 1
+        if not armed["left"]:
+            number = armed["number"]
+            armed.clear()
+            os.kill(os.getpid(), number)
+
+
+@pytest.fixture(scope="module")
+def hooked() -> None:
+    sys.addaudithook(hook)  # there is no taking it off: it does nothing unless armed
+
+
+@pytest.fixture
+def moment(hooked: None) -> Iterator[dict[str, Any]]:
+    yield armed
+    armed.clear()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("signals") / "pairs.tsv"
+    path.write_text("".join(f"{n} times {m}\t{m} mal {n}\n" for n in range(10) for m in range(10)))
+    return path
+
+
+def command(data: Path, out: Path) -> list[str]:
+    return ["train", "--data", str(data), "--out", str(out), "--steps", "30", *TINY]
+
+
+def check_it_can_be_gone_on_with(call, data: Path, out: Path, err: str) -> None:
+    last = err.splitlines()[-1]
+    assert last.startswith("regard: ")
+    assert "Traceback" not in err
+    assert re.search(rf"; go on with: regard train --out {re.escape(str(out))} --resume$", last)
+    assert not list(out.rglob("*.tmp"))
+    if saved := re.search(r"after step (\d+), which is saved", last):
+        assert Checkpoints(out).position("last").step == int(saved[1])
+    assert call("train", "--out", str(out), "--resume")[0] == 0
+    straight = data.parent / "straight"
+    if not straight.exists():
+        assert call(*command(data, straight))[0] == 0
+    assert losses(out) == losses(straight)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", MOMENTS)
+def test_it_ends_and_says_how_to_go_on(
+    call,
+    data: Path,
+    tmp_path: Path,
+    moment: dict[str, Any],
+    name: str,
+    number: signal.Signals,
+) -> None:
+    out, (event, path, nth) = tmp_path / "run", MOMENTS[name]
+    moment.update(event=event, path=path, left=nth, number=number)
+    status, _, err = call(*command(data, out))
+    assert not moment, "the moment did not come"
+    assert status == 128 + number, err
+    check_it_can_be_gone_on_with(call, data, out, err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_the_middle_of_a_validation(
+    call,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    real = loop._Run.judge
+
+    def noisy(run: Any, metrics: Any) -> bool:
+        monkeypatch.setattr(loop._Run, "judge", real)
+        os.kill(os.getpid(), number)
+        return real(run, metrics)
+
+    monkeypatch.setattr(loop._Run, "judge", noisy)
+    status, _, err = call(*command(data, tmp_path / "run"))
+    assert status == 128 + number, err
+    assert "after step 11, which is saved" in err  # the validation of step 10 is finished, and so is the next step
+    check_it_can_be_gone_on_with(call, data, tmp_path / "run", err)
+
+
+def test_a_second_ctrl_c_says_how_to_go_on_too(
+    call,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = loop._Run.judge
+
+    def twice(run: Any, metrics: Any) -> bool:
+        monkeypatch.setattr(loop._Run, "judge", real)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(run, metrics)
+
+    monkeypatch.setattr(loop._Run, "judge", twice)
+    status, _, err = call(*command(data, tmp_path / "run"))
+    assert status == 130
+    assert err.splitlines()[-1].startswith("regard: interrupted; go on with: ")
+    check_it_can_be_gone_on_with(call, data, tmp_path / "run", err)
+
+
+def test_before_anything_is_written_there_is_nothing_to_go_on_with(
+    call,
+    data: Path,
+    tmp_path: Path,
+    moment: dict[str, Any],
+) -> None:
+    moment.update(event="open", path=".config.json", left=1, number=signal.SIGTERM)
+    status, _, err = call(*command(data, tmp_path / "run"))
+    assert status == 143
+    assert err.splitlines()[-1] == "regard: stopped by SIGTERM"
+    assert call(*command(data, tmp_path / "run"))[0] == 0

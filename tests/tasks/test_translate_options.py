@@ -33,6 +33,7 @@ def make(kind="transformer", tokenizer=Words, **changes) -> Translator:
         model = RNNSeq2Seq(RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), **sizes)
     else:
         settings = {"dim": 16, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 3, "feed_forward_dim": 16}
+        settings |= {"positions": "learned", "max_length": 16}
         model = Transformer(TransformerConfig(**settings | changes), **sizes)
     translator = Translator(shaken(model), source, target)
     favour(translator, EOS, 4.0)  # so that translations end

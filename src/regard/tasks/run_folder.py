@@ -108,6 +108,7 @@ class RunFolder:
 
     def sweep(self) -> None:
         """Remove what a killed process left half done: temporary files as large as the text, models without a name."""
+        shutil.rmtree(self.path / REPLACEMENT, ignore_errors=True)
         for folder in (self.path, self.data, self.path / "best", self.path / "last", *self._kept()):
             for path in folder.glob("*.tmp") if folder.is_dir() else ():
                 if is_temporary(path):
@@ -170,8 +171,7 @@ class RunFolder:
 
     def _clear(self, *names: str) -> None:
         """Remove what a run keeps, or parts of it, and nothing else."""
-        for name in names or CONTENTS:
-            path = self.path / name
+        for path in (self.path / name for name in names or CONTENTS):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

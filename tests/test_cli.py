@@ -175,14 +175,14 @@ def rank_of(launcher: subprocess.Popen, rank: int) -> int:
 
 def test_the_command_of_a_start_is_that_of_a_restart(call, data: Path, tmp_path: Path) -> None:
     """Also with a file of settings and a size; what they would change is refused."""
-    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\nbatch_tokens = 500\n')
-    arguments = ("--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--resume", *TINY[:-8])
+    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\naccumulate = 2\n')
+    arguments = ("--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--resume", *TINY)
     for _ in range(2):
-        status, _, stderr = call("train", *arguments, "--device", "cpu", "--steps", "2")
+        status, _, stderr = call("train", *arguments, "--steps", "2")
         assert status == 0, stderr
     assert "already" not in stderr
-    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\nbatch_tokens = 600\n')
-    check_one_line(call("train", *arguments, "--steps", "2"), "has batch_tokens 500, not 600")
+    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\naccumulate = 3\n')
+    check_one_line(call("train", *arguments, "--steps", "2"), "has accumulate 2, not 3")
     check_one_line(call("train", "--out", str(tmp_path / "run"), "--resume", "--size", "base"), "has transformer")
 
 

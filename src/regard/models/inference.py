@@ -14,11 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.models.protocol import Seq2Seq
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
-from regard.nn.fixed_linear import FixedLinear
+from regard.nn.fixed_linear import Activation, FixedLinear
 from regard.scores import ScaledDot
 
 FIRST_ROOM = 32
@@ -35,7 +34,9 @@ class FixedAlignment:
         """The weights, in at least float32."""
         query, key, bias = self._parts
         scores = (query @ key.mT) * self._scale  # (A, G, K * R, S)
-        weights = scores.softmax(-1) if bias is None else (scores + bias).softmax(-1).masked_fill(bias == -torch.inf, 0.0)
+        weights = (
+            scores.softmax(-1) if bias is None else (scores + bias).softmax(-1).masked_fill(bias == -torch.inf, 0.0)
+        )
         sources, groups, _, length = weights.shape
         hypotheses = self._rows // sources
         by_row = weights.view(sources, groups, hypotheses, -1, length).transpose(1, 2)
@@ -68,7 +69,7 @@ class FixedState:
     """Buffers like those of the cache, which nobody reads any more."""
 
 
-def prepare(model: Seq2Seq, dtype: torch.dtype | None = None) -> Any:
+def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
     """A decoder with the model's answers that is faster, or the model itself where there is none.
 
     There is one for encoder-decoder Transformers on the CPU whose parts are those of `TransformerConfig`, or of a
@@ -109,7 +110,9 @@ def why_not(model: Any) -> str | None:
     if model.encoder_bias is not None or model.decoder_bias is not None:
         return "its attention has a relative bias"
     for module in model.modules():
-        if isinstance(module, MultiHeadAttention) and (type(module.score) is not ScaledDot or len(module.in_weights) > 1):
+        if isinstance(module, MultiHeadAttention) and not (
+            type(module.score) is ScaledDot and len(module.in_weights) == 1
+        ):
             return "its attention is not plain scaled dot products of one width"
     layers = [*model.encoder, *model.decoder]
     known = all(
@@ -150,7 +153,8 @@ class FixedTransformer:
         keys, values = [], []
         for shape, part in zip(shapes, projected.split([2 * shape.kv_width for shape in shapes], -1), strict=True):
             key, value = shape.split_kv(part)  # (B, G, S, D)
-            keys.append(key.contiguous()), values.append(value.contiguous())
+            keys.append(key.contiguous())
+            values.append(value.contiguous())
         cache = tuple(x.new_empty(count, FIRST_ROOM, 2 * layer.back.shape.kv_width) for layer in self._decoder)
         sources = torch.arange(count, device=source.device)
         return FixedState(Memory(tuple(keys), tuple(values), bias), sources, cache, 0)
@@ -185,12 +189,12 @@ class FixedTransformer:
         kept, counts = torch.unique_consecutive(sources, return_counts=True)
         whole = bool((counts == counts[0]).all()) if len(kept) else False
         places = index[:: int(counts[0])] if whole else index
-        old = state.memory
-        rows = places // (len(state.sources) // max(len(old.key[0]), 1))
+        known = state.memory
+        rows = places // (len(state.sources) // max(len(known.key[0]), 1))
         memory = Memory(
-            tuple(key.index_select(0, rows) for key in old.key),
-            tuple(value.index_select(0, rows) for value in old.value),
-            None if old.bias is None else old.bias.index_select(0, rows),
+            tuple(key.index_select(0, rows) for key in known.key),
+            tuple(value.index_select(0, rows) for value in known.value),
+            None if known.bias is None else known.bias.index_select(0, rows),
         )
         return FixedState(memory, sources, cache, position)
 
@@ -278,7 +282,7 @@ class _FeedForward:
         up = cast(nn.Linear, module.gate_and_up if self._gated else module.up)
         down = cast(nn.Linear, module.down)
         self._activation = None if module.activation is nn.functional.relu and not self._gated else module.activation
-        kind = "relu" if self._activation is None else "none"
+        kind: Activation = "relu" if self._activation is None else "none"
         self._up = FixedLinear(up.weight, up.bias, dtype=dtype, activation=kind)
         self._down = FixedLinear(down.weight, down.bias, dtype=dtype)
 
@@ -322,15 +326,14 @@ class _DecoderLayer:
         self._residuals = [_Residual(residual) for residual in layer.residuals]
         self.feed_forward = _FeedForward(layer.feed_forward, layer.residuals[2], dtype)
 
-    def look_back(
-        self, x: Float[Tensor, "N M"], cache: Float[Tensor, "N T W"], position: int
-    ) -> Float[Tensor, "N M"]:
+    def look_back(self, x: Float[Tensor, "N M"], cache: Float[Tensor, "N T W"], position: int) -> Float[Tensor, "N M"]:
         """Self-attention of the last of T positions; its key and value are written into the cache."""
         attention, shape, residual = self.back, self.back.shape, self._residuals[0]
         projected = attention.into(residual.enter(x)).to(x.dtype)
         query = projected[:, : shape.width]
         if attention.rotary is not None:
-            turned = attention.rotary.rotate(projected[:, : shape.width + shape.kv_width].unflatten(-1, (-1, 1, shape.dim)), position)
+            both = projected[:, : shape.width + shape.kv_width].unflatten(-1, (-1, 1, shape.dim))
+            turned = attention.rotary.rotate(both, position)
             query, key = turned.flatten(1).split([shape.width, shape.kv_width], -1)
             cache[:, -1, : shape.kv_width] = key
             cache[:, -1, shape.kv_width :] = projected[:, shape.width + shape.kv_width :]
@@ -372,7 +375,8 @@ def _bias(lengths: Int[Tensor, " B"], length: int, dtype: torch.dtype) -> Float[
     padding = torch.arange(length, device=lengths.device) >= lengths[:, None]
     if not bool(padding.any()):
         return None
-    return torch.zeros(padding.shape, dtype=dtype, device=lengths.device).masked_fill_(padding, -torch.inf)[:, None, None]
+    bias = torch.zeros(padding.shape, dtype=dtype, device=lengths.device)
+    return bias.masked_fill_(padding, -torch.inf)[:, None, None]
 
 
 def _with_room(state: FixedState) -> FixedState:

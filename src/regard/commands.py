@@ -39,10 +39,12 @@ from regard.tasks.translate_lines import (
 )
 from regard.tasks.translator import WINDOW_LINES, Translation, Translator
 from regard.tasks.unfinished import Unfinished, opened
+from regard.tasks.workers import sharing, workers_for
 from regard.tasks.writer import Writer
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, StrPath, raw_lines, read_lines
 from regard.text.pairs import is_json_lines, read_pairs
 from regard.text.references import read_judged, read_references
+from regard.training.devices import Precision
 
 Run = tyro.conf.Positional[Path]
 Mean = Literal["mean"]
@@ -116,6 +118,8 @@ def translate(
     prefix_column: bool = False,
     vocabulary: Path | None = None,
     device: str = "auto",
+    precision: Precision = "float32",
+    workers: int | None = None,
 ) -> None:
     """Translate a sentence, a file, or standard input, a line each.
 
@@ -137,6 +141,9 @@ def translate(
         prefix_column: what each translation must begin with stands in its line, after the sentence and a tab.
         vocabulary: a file of words or sentences; translations are made of their tokens alone.
         device: auto, cpu, cuda, cuda:N or mps.
+        precision: float32, bf16, or bf16 where the processor multiplies it faster (auto).
+        workers: processes of one thread each that share the work on the CPU; unless given, one for each core where
+            --input has many lines.
     """
     align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
     chosen = align != AlignmentOf()
@@ -152,7 +159,7 @@ def translate(
         ),
         (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
     )
-    translator = Translator.load(run, device=device)
+    translator = Translator.load(run, device=device, precision=precision)
     asked = Options(
         beam_size=beam,
         num_best=nbest,
@@ -167,13 +174,15 @@ def translate(
     parse = sentence_and_prefix if prefix_column else partial(whole_line, prefix=prefix)
     windows = answered(translator, lines, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
     work = Work(lines, windows, _as_json if alignments else _as_table if nbest > 1 else _as_text, Gate(bad_lines))
-    if output is None:
-        work.print(sys.stdout, flush=typed)
-    else:
-        form = {"json": alignments, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
-        settings = {"model": translator.fingerprint(), **asked.settings(), **form}
-        with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
-            _finish(work, unfinished, input)
+    with sharing(translator, run, workers_for(input, workers, translator.device)):
+        if output is None:
+            work.print(sys.stdout, flush=typed)
+        else:
+            form = {"json": alignments, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
+            form["precision"] = precision
+            settings = {"model": translator.fingerprint(), **asked.settings(), **form}
+            with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
+                _finish(work, unfinished, input)
     if work.gate.skipped:
         print(f"bad lines left empty: {work.gate.skipped:,}; the first: {work.gate.first}", file=sys.stderr)
 

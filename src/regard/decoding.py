@@ -11,6 +11,9 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.logits import Constraint, Filter, Progress, constrain
 
+CHUNK = 64
+"""Neighbours among a row's numbers whose largest is looked at first; see `_largest`."""
+
 
 @runtime_checkable
 class Decodable(Protocol):
@@ -90,7 +93,7 @@ def greedy(
     for step in range(max_steps):
         logits, alignment, state = model.step(state, tokens)
         progress = Progress(rows, found[rows, :step] if constraints else found[:, :0])
-        gains, best = _most_probable(logits, 1, constraints, progress)
+        gains, best = _largest(_log_probs(logits, constraints, progress), None, 1)
         tokens = best[:, 0]
         found[rows, step] = tokens
         score = score + _spread(gains[:, 0].masked_fill(ended, 0.0), rows, count)
@@ -179,9 +182,7 @@ def beam_search(
         logits, alignment, state = model.step(state, tokens)
         attended = _mean_over_heads(alignment) if alignments and alignment is not None else None
         progress = Progress(beam.sources.repeat_interleave(beam_size), written)
-        # The 2K best of all beams are among the 2K best of each.
-        best = _most_probable(logits, 2 * beam_size, constraints, progress)
-        tokens, parents = beam.advance(*best, length, attended)
+        tokens, parents = beam.advance(_log_probs(logits, constraints, progress), length, attended)
         if not len(tokens) or length == max_steps:
             break
         state = model.reorder(state, parents)
@@ -329,19 +330,16 @@ class _Beam:
         self.ended_at = torch.zeros((count, size), dtype=torch.long, device=device)
         self.ended_in = torch.zeros((count, size), dtype=torch.long, device=device)
 
-    def advance(
-        self, gains: Float[Tensor, "N C"], tokens: Int[Tensor, "N C"], length: int, alignment: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Choose among C continuations of each row: the next rows' tokens, and the rows that they continue.
+    def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Choose among all continuations of each row: the next rows' tokens, and the rows that they continue.
 
         The answer is empty when all sources are done.
         """
-        running, choices = len(self.sources), gains.shape[1]
-        total = (self.live.view(-1, 1) + gains).view(running, -1)
+        running, vocab_size = len(self.sources), gains.shape[1]
         # Of 2K candidates at least K do not end, since each row ends in one way only.
-        scores, index = total.topk(min(2 * self.size, total.shape[1]), dim=-1)
+        scores, index = _largest(gains, self.live, 2 * self.size)
         first = torch.arange(running, device=index.device)[:, None] * self.size
-        parents, chosen = first + index // choices, tokens.view(running, -1).gather(1, index)
+        parents, chosen = first + index // vocab_size, index % vocab_size
         ends = chosen == self.eos_id
         self._finish(scores[:, : self.size], parents[:, : self.size], ends[:, : self.size], length)
         self.live, pick = torch.where(ends, -torch.inf, scores).topk(self.size, dim=-1)
@@ -411,14 +409,48 @@ def _worth_leaving(running: int, undecided: int) -> bool:
     return 4 * undecided <= 3 * running
 
 
-def _most_probable(
-    logits: Float[Tensor, "N V"], count: int, constraints: Sequence[Constraint], progress: Progress
-) -> tuple[Float[Tensor, "N C"], Int[Tensor, "N C"]]:
-    """Log-probabilities and ids of each row's most probable tokens that may be chosen, best first."""
-    logits = _precise(logits)
-    some = constrain(logits, constraints, progress)
-    best, tokens = some.max(-1, keepdim=True) if count == 1 else some.topk(min(count, logits.shape[-1]), dim=-1)
-    return best - logits.logsumexp(-1, keepdim=True), tokens
+def _log_probs(
+    logits: Float[Tensor, "N V"], constraints: Sequence[Constraint], progress: Progress
+) -> Float[Tensor, "N V"]:
+    """The model's own log-probabilities of what may be chosen, -inf for all else."""
+    return constrain(_precise(logits).log_softmax(-1), constraints, progress)
+
+
+def _largest(
+    values: Float[Tensor, "N V"], offsets: Float[Tensor, "A K"] | None, count: int
+) -> tuple[Float[Tensor, "A C"], Int[Tensor, "A C"]]:
+    """The largest of the K * V numbers of each source, from the largest down, and their places among these.
+
+    K rows make a source, and each has an offset that is added; without offsets each row is one. The C largest
+    stand in the C chunks whose largest are largest, and only those are looked through: `topk` and `max` of whole
+    rows go number by number, and the maxima of chunks many at a time.
+    """
+    if offsets is None:
+        offsets = values.new_zeros(len(values), 1)
+    sources, rows = offsets.shape
+    vocab_size, chunks = values.shape[1], values.shape[1] // CHUNK
+    if chunks * rows < 2 * count:
+        return _first(torch.add(values.view(sources, rows, -1), offsets[..., None]).view(sources, -1), count)
+    parts = values[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
+    offset = offsets.view(-1, 1)
+    _, best = _first((parts.amax(-1) + offset).view(sources, -1), count)
+    row, chunk = best // chunks, best % chunks
+    at = (torch.arange(0, sources * rows, rows, device=values.device)[:, None] + row, chunk)
+    found = (parts[at] + offsets.gather(1, row)[..., None]).view(sources, -1)
+    places = row * vocab_size + chunk * CHUNK
+    if rest := vocab_size - chunks * CHUNK:
+        # What is left at the end of each row is looked through whatever it is.
+        found = torch.cat([found, (values[:, -rest:] + offset).view(sources, -1)], 1)
+    largest, index = _first(found, count)
+    inside = places.gather(1, (index // CHUNK).clamp(max=best.shape[1] - 1)) + index % CHUNK
+    if rest:
+        after = index - best.shape[1] * CHUNK
+        inside = torch.where(after < 0, inside, (after // rest + 1) * vocab_size - rest + after % rest)
+    return largest, inside
+
+
+def _first(values: Float[Tensor, "A M"], count: int) -> tuple[Tensor, Tensor]:
+    return values.max(-1, keepdim=True) if count == 1 else values.topk(min(count, values.shape[-1]), dim=-1)
 
 
 def _precise(logits: Tensor) -> Tensor:

@@ -11,6 +11,7 @@
     ├── NotSeenError (KeyError)         a watch saw no attention of that name
     ├── OverwrittenError (RuntimeError) a watched model has written to what a map is read from
     ├── NotKeptError (ValueError)       a summary does not hold what is asked of it
+    ├── WorkerError (RuntimeError)       a process that shared the work ended, or failed
     └── MissingExtraError (ImportError) an optional dependency is not installed; names the pip line
 
 Each message says what was expected, what came and what to do. The command line prints any of
@@ -64,6 +65,10 @@ class OverwrittenError(RegardError, RuntimeError):
 
 class NotKeptError(RegardError, ValueError):
     """A summary does not hold what is asked of it; the message says what it holds."""
+
+
+class WorkerError(RegardError, RuntimeError):
+    """A process that shared the work ended before it had answered, or failed; the message says how."""
 
 
 class MissingExtraError(RegardError, ImportError):

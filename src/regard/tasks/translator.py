@@ -3,17 +3,19 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.decoding import Hypothesis, beam_search, greedy
+from regard.decoding import Decodable, Hypothesis
 from regard.errors import ArgumentError, DataError
 from regard.logits import Vocabulary
+from regard.models.inference import prepare, why_not
 from regard.tasks.alignments import AlignmentOf
 from regard.tasks.attention import Axis, axis, merge
 from regard.tasks.config import Model, TranslationConfig, make_model
@@ -23,12 +25,14 @@ from regard.tasks.likelihood import Likelihood, likelihoods
 from regard.tasks.pretrained import is_huggingface, load_pretrained
 from regard.tasks.requests import Options, Request
 from regard.tasks.run_folder import RunFolder
+from regard.tasks.searching import Job, search
+from regard.tasks.workers import Workers
 from regard.text.batches import Batch, collate
 from regard.text.lines import BadLines
 from regard.text.marks import Codec
 from regard.text.unicode import normalise
 from regard.training.checkpoints import fill_model
-from regard.training.devices import find_device
+from regard.training.devices import Precision, choose_precision, find_device
 from regard.training.losses import cross_entropy
 from regard.training.metrics import Score, bleu, chrf, exact_match
 from regard.weights import AttentionMap
@@ -38,6 +42,8 @@ TASK = "translation"
 # Lines that are read, sorted by length and translated together; and the places of one batch of a beam.
 WINDOW_LINES = 1_024
 BATCH_PLACES = 4_096
+# Of a batch that is searched on the CPU, where more make a product no faster and leave its caches.
+CPU_SEARCH_PLACES = 2_048
 
 
 class Candidate(NamedTuple):
@@ -137,16 +143,34 @@ def forced_attention(
 class Translator:
     """A model with its tokenizers, ready to use."""
 
-    def __init__(self, model: Model, source_tokenizer: Codec, target_tokenizer: Codec) -> None:
+    workers: Workers | None = None
+    """Processes that search in place of this one, while there are any; whoever sets them ends them."""
+
+    def __init__(
+        self, model: Model, source_tokenizer: Codec, target_tokenizer: Codec, *, precision: Precision = "float32"
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
+        self.precision: Precision = precision
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
 
     @classmethod
     def load(
-        cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
+        cls,
+        folder: Path | str,
+        *,
+        device: str = "auto",
+        checkpoint: Literal["best", "last"] = "best",
+        precision: Precision = "float32",
     ) -> "Translator":
         """Read a run folder, or a downloaded folder of Hugging Face's with a translator in it.
+
+        Args:
+            folder: the folder.
+            device: auto, cpu, cuda, cuda:N or mps.
+            checkpoint: of a run, the best or the last.
+            precision: of the products of a search: float32, bf16, or auto, which is bf16 where the processor
+                multiplies it faster. Maps and losses stay in float32.
 
         Raises:
             RunFolderError: it is neither, is cut short, or its parts do not fit together.
@@ -155,19 +179,32 @@ class Translator:
         """
         if is_huggingface(Path(folder)):
             parts = load_pretrained(Path(folder))
-            return cls(parts.model.to(find_device(device)), parts.source_tokenizer, parts.target_tokenizer)
+            on_device = parts.model.to(find_device(device))
+            return cls(on_device, parts.source_tokenizer, parts.target_tokenizer, precision=precision)
         run = RunFolder(Path(folder))
         config = run.read_config(TASK, TranslationConfig)
         source_tokenizer, target_tokenizer = load_tokenizers(config, run)
         sizes = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
         model = make_model(config, **sizes)
         fill_model(model, run.checkpoints.load_model(checkpoint), source=run.path / checkpoint)
-        return cls(model.to(find_device(device)), source_tokenizer, target_tokenizer)
+        return cls(model.to(find_device(device)), source_tokenizer, target_tokenizer, precision=precision)
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.model.parameters()).device
+
+    @cached_property
+    def decoder(self) -> Decodable:
+        """The model made ready to decode: see `regard.models.inference`. It has the weights of its first use.
+
+        Raises:
+            ArgumentError: bf16 was asked for, and the model does not decode in it.
+        """
+        chosen = choose_precision(self.precision, self.device)
+        if chosen == "float32" or (self.precision == "auto" and why_not(self.model) is not None):
+            return prepare(self.model)
+        return prepare(self.model, torch.bfloat16)
 
     def translate(
         self,
@@ -385,31 +422,36 @@ class Translator:
         """The hypotheses of each sentence, in the order given; none for an empty one."""
         found: list[list[Hypothesis]] = [[] for _ in ids]
         full = [i for i, tokens in enumerate(ids) if tokens]
-        for rows in _by_length([len(ids[i]) for i in full], max(BATCH_PLACES // options.beam_size, 1)):
-            chosen = [full[row] for row in rows]
-            sources = [ids[i] for i in chosen]
-            hypotheses = self._decode(sources, options, [prefixes[i] if prefixes else [] for i in chosen])
-            for i, best in zip(chosen, self._align(sources, hypotheses, options), strict=True):
+        places = CPU_SEARCH_PLACES if self.device.type == "cpu" else BATCH_PLACES
+        batches = [
+            [full[row] for row in rows]
+            for rows in _by_length([len(ids[i]) for i in full], max(places // options.beam_size, 1))
+        ]
+        jobs = [
+            self._job([ids[i] for i in rows], options, [prefixes[i] if prefixes else [] for i in rows])
+            for rows in batches
+        ]
+        answers = (search(self.decoder, job) for job in jobs) if self.workers is None else self.workers.search(jobs)
+        for rows, hypotheses in zip(batches, answers, strict=True):
+            sources = [ids[i] for i in rows]
+            for i, best in zip(rows, self._align(sources, hypotheses, options), strict=True):
                 found[i] = best
         return found
 
-    def _decode(
-        self, sources: Sequence[Sequence[int]], options: Options, prefixes: Sequence[Sequence[int]]
-    ) -> list[list[Hypothesis]]:
-        batch, longest_prefix = self._collate(sources, [[] for _ in sources]), max(map(len, prefixes))
-        longest = 2 * batch.source.shape[1] + 50 + longest_prefix  # one much longer than this has lost its way
-        marks = self.target_tokenizer.marks
-        common: dict[str, Any] = {
-            "bos_id": marks.begin_id,
-            "eos_id": marks.end_id,
-            "max_steps": min(longest, self.model.max_length or longest),
-            "constraints": options.constraints(prefixes),
-        }
-        with torch.inference_mode():
-            if options.beam_size == 1:
-                return [[one] for one in greedy(self.model, batch.source, batch.source_lengths, **common)]
-            common |= {"beam_size": options.beam_size, "num_best": options.num_best}
-            return beam_search(self.model, batch.source, batch.source_lengths, **common)
+    def _job(self, sources: Sequence[Sequence[int]], options: Options, prefixes: Sequence[Sequence[int]]) -> Job:
+        longest = 2 * (max(map(len, sources)) + 1) + 50 + max(map(len, prefixes))  # a longer one has lost its way
+        marks, allowed = self.target_tokenizer.marks, options.vocabulary
+        return Job(
+            sources=[[*ids, self.source_tokenizer.marks.end_id] for ids in sources],
+            begin_id=marks.begin_id,
+            end_id=marks.end_id,
+            max_steps=min(longest, self.model.max_length or longest),
+            beam_size=options.beam_size,
+            num_best=options.num_best,
+            prefixes=prefixes if any(prefixes) else (),
+            vocabulary=None if allowed is None else allowed.tokens.nonzero()[:, 0].tolist(),
+            vocab_size=0 if allowed is None else allowed.tokens.shape[-1],
+        )
 
     def _align(
         self, sources: Sequence[Sequence[int]], found: list[list[Hypothesis]], options: Options

@@ -1,0 +1,388 @@
+"""A trained Transformer made ready to decode: the same model, with nothing left to decide at each step.
+
+Its answers are those of `regard.models.Transformer.start` and `step`. What differs is where time goes: weights are
+laid out once (`regard.nn.FixedLinear`), the keys of the source are projected for all layers in one product, the
+hypotheses of one source are queries of one call, and a step writes its keys and values in place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.models.stack import SelfAttentionLayer
+from regard.models.transformer import DecoderLayer, Transformer
+from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
+from regard.nn.fixed_linear import Activation, FixedLinear
+from regard.scores import ScaledDot
+
+FIRST_ROOM = 32
+"""Positions that a cache has room for at first; it doubles."""
+
+
+class FixedAlignment:
+    """What one step attended to in the source: (N, H, 1, S), computed when it is read."""
+
+    def __init__(self, query: Tensor, key: Tensor, bias: Tensor | None, scale: float, rows: int) -> None:
+        self._parts, self._scale, self._rows = (query, key, bias), scale, rows
+
+    def dense(self) -> Float[Tensor, "N H 1 S"]:
+        """The weights, in at least float32."""
+        query, key, bias = self._parts
+        scores = (query @ key.mT) * self._scale  # (A, G, K * R, S)
+        weights = (
+            scores.softmax(-1) if bias is None else (scores + bias).softmax(-1).masked_fill(bias == -torch.inf, 0.0)
+        )
+        sources, groups, _, length = weights.shape
+        hypotheses = self._rows // sources
+        by_row = weights.view(sources, groups, hypotheses, -1, length).transpose(1, 2)
+        return by_row.reshape(self._rows, -1, 1, length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """The projected source, A sources first, and how many hypotheses answer each."""
+
+    key: tuple[Float[Tensor, "A G S D"], ...]
+    """By layer."""
+    value: tuple[Float[Tensor, "A G S D"], ...]
+    bias: Float[Tensor, "A 1 1 S"] | None
+    """-inf at padding; None without any."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedState:
+    """What decoding hands from step to step: N = A * K hypotheses, the K of a source side by side."""
+
+    memory: Memory
+    sources: Int[Tensor, " N"]
+    """Which source each hypothesis answers, as numbered at the start."""
+    cache: tuple[Float[Tensor, "N capacity W"], ...]
+    """Keys and values of the target so far, side by side, by layer."""
+    position: int
+    """How much of the cache is filled."""
+    spare: tuple[Float[Tensor, "N capacity W"], ...] = ()
+    """Buffers like those of the cache, which nobody reads any more."""
+
+
+def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
+    """A decoder with the model's answers that is faster, or the model itself where there is none.
+
+    There is one for encoder-decoder Transformers on the CPU whose parts are those of `TransformerConfig`, or of a
+    Marian or BART folder: no relative biases, no scores but the scaled dot product.
+
+    Args:
+        model: in evaluation mode. Its weights are copied: what is done to it later does not show.
+        dtype: of the linear layers' weights and products, float32 or bfloat16; the model's own if None. All
+            else stays in the model's dtype.
+
+    Raises:
+        ArgumentError: a dtype other than the model's, and there is no faster decoder for the model.
+
+    >>> from regard.decoding import greedy
+    >>> from regard.models import TransformerConfig
+    >>> model = Transformer(TransformerConfig(dim=8, num_heads=2), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> limits = {"bos_id": 1, "eos_id": 2, "max_steps": 7}
+    >>> source, lengths = torch.tensor([[4, 5, 2]]), torch.tensor([3])
+    >>> ready = prepare(model)
+    >>> greedy(ready, source, lengths, **limits)[0].tokens == greedy(model, source, lengths, **limits)[0].tokens
+    True
+    """
+    reason = why_not(model)
+    if reason is None:
+        return FixedTransformer(cast(Transformer, model), dtype)
+    own = next(cast(nn.Module, model).parameters()).dtype
+    if dtype is not None and dtype != own:
+        raise ArgumentError(f"this model decodes in {own} only, got {dtype}: {reason}")
+    return model
+
+
+def why_not(model: Any) -> str | None:
+    """Why `prepare` has no faster decoder for a model; None if it has."""
+    if type(model) is not Transformer:
+        return f"there is no faster decoder for a {type(model).__name__}"
+    if next(model.parameters()).device.type != "cpu":
+        return "the faster decoder is for the CPU"
+    if model.encoder_bias is not None or model.decoder_bias is not None:
+        return "its attention has a relative bias"
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention) and not (
+            type(module.score) is ScaledDot and len(module.in_weights) == 1
+        ):
+            return "its attention is not plain scaled dot products of one width"
+    layers = [*model.encoder, *model.decoder]
+    known = all(
+        type(layer) in (SelfAttentionLayer, DecoderLayer)
+        and type(layer.feed_forward) in (FeedForward, GatedFeedForward)
+        and all(type(residual) in (PreNorm, PostNorm) for residual in cast(Any, layer).residuals)
+        for layer in layers
+    )
+    return None if known else "it has layers of its own kind"
+
+
+class FixedTransformer:
+    """See `prepare`. The state that `step` and `reorder` are given must not be used again."""
+
+    def __init__(self, model: Transformer, dtype: torch.dtype | None) -> None:
+        dtype = model.output.weight.dtype if dtype is None else dtype
+        self.max_length = model.max_length
+        self._source = _Embedding(model.source_embedding, model.source_positions, model.source_norm)
+        self._target = _Embedding(model.target_embedding, model.target_positions, model.target_norm)
+        self._encoder = [_EncoderLayer(cast(SelfAttentionLayer, layer), dtype) for layer in model.encoder]
+        self._decoder = [_DecoderLayer(cast(DecoderLayer, layer), dtype) for layer in model.decoder]
+        self._encoder_norm, self._decoder_norm = model.encoder_norm, model.decoder_norm
+        across = [cast(DecoderLayer, layer).cross_attention for layer in model.decoder]
+        self._memory = _joined([_projection(attention, 1, 3) for attention in across], dtype)
+        self._output = FixedLinear(model.output.weight, model.output.bias, dtype=dtype)
+
+    @torch.no_grad()
+    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:
+        """Read the source and project its keys and values for every layer."""
+        count, length = source.shape
+        bias = _bias(source_lengths, length, self._source.dtype)
+        x = self._source(source, 0, length)
+        for layer in self._encoder:
+            x = layer(x, bias)
+        x = self._encoder_norm(x)
+        projected = self._memory(x.view(count * length, -1)).to(x.dtype).view(count, length, -1)
+        shapes = [layer.across.shape for layer in self._decoder]
+        keys, values = [], []
+        for shape, part in zip(shapes, projected.split([2 * shape.kv_width for shape in shapes], -1), strict=True):
+            key, value = shape.split_kv(part)  # (B, G, S, D)
+            keys.append(key.contiguous())
+            values.append(value.contiguous())
+        cache = tuple(x.new_empty(count, FIRST_ROOM, 2 * layer.back.shape.kv_width) for layer in self._decoder)
+        sources = torch.arange(count, device=source.device)
+        return FixedState(Memory(tuple(keys), tuple(values), bias), sources, cache, 0)
+
+    @torch.no_grad()
+    def step(self, state: FixedState, tokens: Int[Tensor, " N"]) -> tuple[Tensor, FixedAlignment, FixedState]:
+        """Logits after one more token; the alignment is the last layer's."""
+        state = _with_room(state)
+        position, memory = state.position, state.memory
+        x = self._target(tokens, position, position + 1)
+        for number, layer in enumerate(self._decoder):
+            x = layer.look_back(x, state.cache[number][:, : position + 1], position)
+            x, query = layer.look_across(x, memory.key[number], memory.value[number], memory.bias)
+            x = layer.feed_forward(x)
+        logits = self._output(self._decoder_norm(x))
+        alignment = FixedAlignment(query, memory.key[-1], memory.bias, layer.across.scale, len(tokens))
+        return logits, alignment, replace(state, position=position + 1)
+
+    @torch.no_grad()
+    def reorder(self, state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
+        """Sequences `index` of the state. Where they answer the same sources as before, no memory is copied."""
+        sources, position = state.sources[index], state.position
+        if len(index) == len(state.sources):
+            cache = state.spare or tuple(map(torch.empty_like, state.cache))
+        else:
+            cache = tuple(old.new_empty(len(index), *old.shape[1:]) for old in state.cache)
+        for old, new in zip(state.cache, cache, strict=True):
+            torch.index_select(old[:, :position], 0, index, out=new[:, :position])
+        if torch.equal(sources, state.sources):
+            return replace(state, cache=cache, spare=state.cache)
+        # The rows of the memory are one for each source, if each has as many hypotheses, else one for each of those.
+        kept, counts = torch.unique_consecutive(sources, return_counts=True)
+        whole = bool((counts == counts[0]).all()) if len(kept) else False
+        places = index[:: int(counts[0])] if whole else index
+        known = state.memory
+        rows = places // (len(state.sources) // max(len(known.key[0]), 1))
+        memory = Memory(
+            tuple(key.index_select(0, rows) for key in known.key),
+            tuple(value.index_select(0, rows) for value in known.value),
+            None if known.bias is None else known.bias.index_select(0, rows),
+        )
+        return FixedState(memory, sources, cache, position)
+
+
+# -- the parts ---------------------------------------------------------------------------------------------
+
+
+class _Embedding:
+    """Tokens and positions as vectors; the positions are tabulated."""
+
+    def __init__(self, embedding: nn.Module, positions: nn.Module, norm: nn.Module) -> None:
+        self._weight, self._scale = cast(Tensor, embedding.weight).detach().clone(), cast(float, embedding.scale)
+        self._positions, self._norm = positions, norm
+        self._table = self._weight.new_zeros(0, self._weight.shape[1])
+        self.dtype = self._weight.dtype
+
+    def __call__(self, tokens: Int[Tensor, "*shape"], start: int, stop: int) -> Float[Tensor, "*shape M"]:
+        """Vectors of tokens at the positions from `start` to `stop`; the last dimension of tokens, or one for all."""
+        if stop > len(self._table):
+            limit = cast(Any, self._positions).max_length
+            size = max(stop, 2 * len(self._table), 64)
+            size = size if limit is None or stop > limit else min(size, limit)
+            self._table = self._positions(self._weight.new_zeros(1, size, self._weight.shape[1]))[0]
+        x = nn.functional.embedding(tokens, self._weight) * self._scale
+        return self._norm(x.add_(self._table[start:stop]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """H heads of width D, of which each of G groups shares keys and values."""
+
+    heads: int
+    groups: int
+    dim: int
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.groups * self.dim
+
+    def split_kv(self, both: Float[Tensor, "N S W"]) -> tuple[Float[Tensor, "N G S D"], Float[Tensor, "N G S D"]]:
+        """Keys and values that stand side by side, as views."""
+        key, value = both[..., : self.kv_width], both[..., self.kv_width :]
+        groups = (self.groups, self.dim)
+        return key.unflatten(-1, groups).transpose(1, 2), value.unflatten(-1, groups).transpose(1, 2)
+
+
+class _Attention:
+    """One `MultiHeadAttention` that no longer learns."""
+
+    def __init__(self, module: MultiHeadAttention, last_part: int, dtype: torch.dtype) -> None:
+        self.shape = _Shape(module.num_heads, module.num_kv_heads, module.head_dim)
+        self.scale = module.score.dot_scale(module.head_dim) or 1.0
+        self.rotary = module.rotary
+        self.into = FixedLinear(*_projection(module, 0, last_part), dtype=dtype)
+        self.out = FixedLinear(module.out.weight, module.out.bias, dtype=dtype)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=self.scale)
+
+
+class _Residual:
+    """Where the norm of a sublayer stands."""
+
+    def __init__(self, residual: nn.Module) -> None:
+        self._norm, self._before = cast(nn.Module, residual.norm), isinstance(residual, PreNorm)
+
+    def enter(self, x: Tensor) -> Tensor:
+        return self._norm(x) if self._before else x
+
+    def leave(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x + y
+        return x if self._before else self._norm(x)
+
+
+class _FeedForward:
+    """`FeedForward` or `GatedFeedForward` between its skip connection and its norm."""
+
+    def __init__(self, module: nn.Module, residual: nn.Module, dtype: torch.dtype) -> None:
+        self._residual = _Residual(residual)
+        self._gated = isinstance(module, GatedFeedForward)
+        up = cast(nn.Linear, module.gate_and_up if self._gated else module.up)
+        down = cast(nn.Linear, module.down)
+        self._activation = None if module.activation is nn.functional.relu and not self._gated else module.activation
+        kind: Activation = "relu" if self._activation is None else "none"
+        self._up = FixedLinear(up.weight, up.bias, dtype=dtype, activation=kind)
+        self._down = FixedLinear(down.weight, down.bias, dtype=dtype)
+
+    def __call__(self, x: Float[Tensor, "N M"]) -> Float[Tensor, "N M"]:
+        hidden = self._up(self._residual.enter(x))
+        if self._gated:
+            gate, hidden = hidden.chunk(2, dim=-1)
+            hidden = cast(Any, self._activation)(gate) * hidden
+        elif self._activation is not None:
+            hidden = cast(Any, self._activation)(hidden)
+        return self._residual.leave(x, self._down(hidden))
+
+
+class _EncoderLayer:
+    def __init__(self, layer: SelfAttentionLayer, dtype: torch.dtype) -> None:
+        self._attention = _Attention(layer.self_attention, 3, dtype)
+        self._residual = _Residual(layer.residuals[0])
+        self._feed_forward = _FeedForward(layer.feed_forward, layer.residuals[1], dtype)
+
+    def __call__(self, x: Float[Tensor, "B S M"], bias: Tensor | None) -> Float[Tensor, "B S M"]:
+        attention, shape = self._attention, self._attention.shape
+        count, length, _ = x.shape
+        flat = x.reshape(count * length, -1)
+        projected = attention.into(self._residual.enter(flat)).to(x.dtype).view(count, length, -1)
+        query = projected[..., : shape.width].unflatten(-1, (shape.heads, shape.dim)).transpose(1, 2)
+        key, value = shape.split_kv(projected[..., shape.width :])
+        if attention.rotary is not None:
+            query, key = attention.rotary.rotate(query), attention.rotary.rotate(key)
+        shared = shape.heads // shape.groups
+        if shared > 1:
+            key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+        heads = attention.attend(query, key, value, bias).transpose(1, 2).reshape(count * length, -1)
+        flat = self._residual.leave(flat, attention.out(heads))
+        return self._feed_forward(flat).view(count, length, -1)
+
+
+class _DecoderLayer:
+    def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
+        self.back = _Attention(layer.self_attention, 3, dtype)
+        self.across = _Attention(layer.cross_attention, 1, dtype)
+        self._residuals = [_Residual(residual) for residual in layer.residuals]
+        self.feed_forward = _FeedForward(layer.feed_forward, layer.residuals[2], dtype)
+
+    def look_back(self, x: Float[Tensor, "N M"], cache: Float[Tensor, "N T W"], position: int) -> Float[Tensor, "N M"]:
+        """Self-attention of the last of T positions; its key and value are written into the cache."""
+        attention, shape, residual = self.back, self.back.shape, self._residuals[0]
+        projected = attention.into(residual.enter(x)).to(x.dtype)
+        query = projected[:, : shape.width]
+        if attention.rotary is not None:
+            both = projected[:, : shape.width + shape.kv_width].unflatten(-1, (-1, 1, shape.dim))
+            turned = attention.rotary.rotate(both, position)
+            query, key = turned.flatten(1).split([shape.width, shape.kv_width], -1)
+            cache[:, -1, : shape.kv_width] = key
+            cache[:, -1, shape.kv_width :] = projected[:, shape.width + shape.kv_width :]
+        else:
+            cache[:, -1] = projected[:, shape.width :]
+        key, value = shape.split_kv(cache)
+        # The heads of a group are queries of one call.
+        heads = attention.attend(query.unflatten(-1, (shape.groups, -1, shape.dim)), key, value, None)
+        return residual.leave(x, attention.out(heads.reshape(len(x), -1)))
+
+    def look_across(
+        self, x: Float[Tensor, "N M"], key: Float[Tensor, "A G S D"], value: Tensor, bias: Tensor | None
+    ) -> tuple[Float[Tensor, "N M"], Float[Tensor, "A G Q D"]]:
+        """Attention to the source; so are the hypotheses of a source. Also the queries."""
+        attention, shape, residual = self.across, self.across.shape, self._residuals[1]
+        sources, hypotheses, shared = len(key), len(x) // len(key), shape.heads // shape.groups
+        query = attention.into(residual.enter(x)).to(x.dtype)
+        query = query.view(sources, hypotheses, shape.groups, shared, shape.dim).transpose(1, 2).flatten(2, 3)
+        heads = attention.attend(query, key, value, bias)
+        heads = heads.unflatten(2, (hypotheses, shared)).transpose(1, 2).reshape(len(x), -1)
+        return residual.leave(x, attention.out(heads)), query
+
+
+def _projection(module: MultiHeadAttention, first: int, last: int) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of consecutive parts: 0 query, 1 key, 2 value."""
+    rows = slice(sum(module.sizes[:first]), sum(module.sizes[:last]))
+    return module.in_weights[0][rows], None if module.in_bias is None else module.in_bias[rows]
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor | None]], dtype: torch.dtype) -> FixedLinear:
+    """Several layers of one input as one."""
+    weights, biases = zip(*parts, strict=True)
+    bias = None if biases[0] is None else torch.cat(cast(Any, biases))
+    return FixedLinear(torch.cat(weights), bias, dtype=dtype)
+
+
+def _bias(lengths: Int[Tensor, " B"], length: int, dtype: torch.dtype) -> Float[Tensor, "B 1 1 S"] | None:
+    """-inf at padding; None without any."""
+    padding = torch.arange(length, device=lengths.device) >= lengths[:, None]
+    if not bool(padding.any()):
+        return None
+    bias = torch.zeros(padding.shape, dtype=dtype, device=lengths.device)
+    return bias.masked_fill_(padding, -torch.inf)[:, None, None]
+
+
+def _with_room(state: FixedState) -> FixedState:
+    """A state whose cache has room for one more position."""
+    capacity = state.cache[0].shape[1]
+    if state.position < capacity:
+        return state
+    cache = tuple(nn.functional.pad(old, (0, 0, 0, capacity)) for old in state.cache)
+    return replace(state, cache=cache, spare=())

@@ -67,8 +67,8 @@ def of_corpora() -> Iterator[str]:
             size = sum(path.stat().st_size for path in (out / "data").iterdir())
             yield (
                 f"{count:,} pairs ({data.stat().st_size / MIB:.0f} MiB of text, {size / MIB:.0f} MiB of tokens): "
-                f"{preparing / MIB:.0f} MiB while they are prepared, {training / MIB:.0f} MiB while a small model trains "
-                "on them; the process's own memory at its peak, mapped files not counted."
+                f"{preparing / MIB:.0f} MiB while they are prepared, {training / MIB:.0f} MiB while a small model "
+                "trains on them; the process's own memory at its peak, mapped files not counted."
             )
 
 

@@ -110,7 +110,7 @@ KINDS = ("transformer", "rnn", "language-model", "masked-language-model")
 def train(kind: str, config: Any) -> None:
     """Begin the run or go on with it, as a person would."""
     task = kind if kind in TASKS else "translation"
-    TASKS[task].train(config, resume=RunFolder(config.out).holds_a_run())
+    TASKS[task].run(config, resume=RunFolder(config.out).holds_a_run())
 
 
 # -- one process, and its death ---------------------------------------------------------------------------

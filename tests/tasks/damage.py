@@ -88,7 +88,7 @@ def resumed(run: Path) -> list[tuple[str, bytes]]:
     """Two more steps, as the command line would make them; the tensors they end with."""
     task = task_of(run)
     config = RunFolder(run).read_config(RunFolder(run).task(), task.config)
-    task.train(replace(config, out=run, steps=config.steps + 2), resume=True)
+    task.run(replace(config, out=run, steps=config.steps + 2), resume=True)
     state = Checkpoints(run).load_last()
     parts = [part for part in state if isinstance(part, dict)]
     return [(name, part[name].numpy().tobytes()) for part in parts for name in sorted(part)]

@@ -4,9 +4,9 @@
 
 A Marian of 3 + 3 layers of 256, 4 heads, feed-forward 1,024 and a joint vocabulary of 8,000 with random weights, made
 here in a temporary folder and read by all three. The first 200 lines of test_2016_flickr.en, sorted by length, exactly
-20 steps each; the search alone is timed. generate has two threads, as have we one by one; batches of 32 go to two workers
-of one thread. For a file: two workers of one thread on both sides, batches by what is fastest there. glibc is told to keep
-its memory, on both sides. Tokens are compared too.
+20 steps each; the search alone is timed. generate has two threads, as have we one by one; batches of 32 go to two
+workers of one thread. For a file: two workers of one thread on both sides, batches by what is fastest there. glibc is
+told to keep its memory, on both sides. Tokens are compared too.
 """
 
 import gzip

@@ -32,7 +32,10 @@ class Decodable(Protocol):
         ...
 
     def reorder(self, state: Any, index: Int[Tensor, " N"]) -> Any:
-        """The state of sequences `index`, in that order; an index may repeat or be left out."""
+        """The state of sequences `index`, in that order; an index may repeat or be left out.
+
+        The state that was given must not be used again, as with `step`.
+        """
         ...
 
 

@@ -6,6 +6,7 @@ hypotheses of one source are queries of one call, and a step writes its keys and
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -134,7 +135,7 @@ class FixedTransformer:
         self._target = _Embedding(model.target_embedding, model.target_positions, model.target_norm)
         self._encoder = [_EncoderLayer(cast(SelfAttentionLayer, layer), dtype) for layer in model.encoder]
         self._decoder = [_DecoderLayer(cast(DecoderLayer, layer), dtype) for layer in model.decoder]
-        self._encoder_norm, self._decoder_norm = model.encoder_norm, model.decoder_norm
+        self._encoder_norm, self._decoder_norm = _own(model.encoder_norm), _own(model.decoder_norm)
         across = [cast(DecoderLayer, layer).cross_attention for layer in model.decoder]
         self._memory = _joined([_projection(attention, 1, 3) for attention in across], dtype)
         self._output = FixedLinear(model.output.weight, model.output.bias, dtype=dtype)
@@ -207,7 +208,7 @@ class _Embedding:
 
     def __init__(self, embedding: nn.Module, positions: nn.Module, norm: nn.Module) -> None:
         self._weight, self._scale = cast(Tensor, embedding.weight).detach().clone(), cast(float, embedding.scale)
-        self._positions, self._norm = positions, norm
+        self._positions, self._norm = _own(positions), _own(norm)
         self._table = self._weight.new_zeros(0, self._weight.shape[1])
         self.dtype = self._weight.dtype
 
@@ -216,7 +217,7 @@ class _Embedding:
         if stop > len(self._table):
             limit = cast(Any, self._positions).max_length
             size = max(stop, 2 * len(self._table), 64)
-            size = size if limit is None or stop > limit else min(size, limit)
+            size = size if limit is None else max(stop, min(size, limit))
             self._table = self._positions(self._weight.new_zeros(1, size, self._weight.shape[1]))[0]
         x = nn.functional.embedding(tokens, self._weight) * self._scale
         return self._norm(x.add_(self._table[start:stop]))
@@ -263,7 +264,7 @@ class _Residual:
     """Where the norm of a sublayer stands."""
 
     def __init__(self, residual: nn.Module) -> None:
-        self._norm, self._before = cast(nn.Module, residual.norm), isinstance(residual, PreNorm)
+        self._norm, self._before = _own(cast(nn.Module, residual.norm)), isinstance(residual, PreNorm)
 
     def enter(self, x: Tensor) -> Tensor:
         return self._norm(x) if self._before else x
@@ -355,6 +356,11 @@ class _DecoderLayer:
         heads = attention.attend(query, key, value, bias)
         heads = heads.unflatten(2, (hypotheses, shared)).transpose(1, 2).reshape(len(x), -1)
         return residual.leave(x, attention.out(heads)), query
+
+
+def _own(module: nn.Module) -> nn.Module:
+    """A copy whose weights no longer change."""
+    return deepcopy(module).requires_grad_(False)
 
 
 def _projection(module: MultiHeadAttention, first: int, last: int) -> tuple[Tensor, Tensor | None]:

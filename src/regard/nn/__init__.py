@@ -10,6 +10,7 @@ from regard.nn.embeddings import SinusoidalPositions as SinusoidalPositions
 from regard.nn.embeddings import TokenEmbedding as TokenEmbedding
 from regard.nn.feed_forward import FeedForward as FeedForward
 from regard.nn.feed_forward import GatedFeedForward as GatedFeedForward
+from regard.nn.fixed_linear import FixedLinear as FixedLinear
 from regard.nn.linear import Linear as Linear
 from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
 from regard.nn.residual import PostNorm as PostNorm
@@ -19,6 +20,7 @@ __all__ = [
     "AdditiveAttention",
     "Dropout",
     "FeedForward",
+    "FixedLinear",
     "GatedFeedForward",
     "KeyValue",
     "LearnedPositions",

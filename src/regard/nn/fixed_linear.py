@@ -37,8 +37,8 @@ class FixedLinear:
         activation: Activation = "none",
     ) -> None:
         self.dtype = weight.dtype if dtype is None else dtype
-        self._weight = weight.detach().to(self.dtype).contiguous()
-        self._bias = None if bias is None else bias.detach().to(self.dtype).contiguous()
+        self._weight = weight.detach().to(self.dtype, copy=True).contiguous()
+        self._bias = None if bias is None else bias.detach().to(self.dtype, copy=True).contiguous()
         self._activation = activation
         self._product = _laid_out(self._weight, self._bias, activation)
 

@@ -109,7 +109,9 @@ def build(folder: Path) -> None:
     fabric = start_fabric("cpu", "float32", "fsdp")
     with layers_shared_out(fabric):
         seed_everything(3)
-        model = DecoderOnly(DecoderOnlyConfig(dim=12, num_heads=2, num_layers=2, feed_forward_dim=20), vocab_size=17)
+        model = DecoderOnly(
+            DecoderOnlyConfig(dim=12, num_heads=2, num_layers=2, feed_forward_dim=20, dropout=0.0), vocab_size=17
+        )
     folder.mkdir(parents=True, exist_ok=True)
     if fabric.global_rank == 0:
         made = {name: held(value) for name, value in model.named_parameters()}

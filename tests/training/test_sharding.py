@@ -156,7 +156,9 @@ def last(folder: Path) -> TrainingState:
 def test_layers_are_shared_out_as_they_are_made(pairs: Path) -> None:
     """No rank holds two whole layers at a time; weights, answers and gradients are those of one process."""
     seed_everything(3)
-    model = DecoderOnly(DecoderOnlyConfig(dim=12, num_heads=2, num_layers=2, feed_forward_dim=20), vocab_size=17)
+    model = DecoderOnly(
+        DecoderOnlyConfig(dim=12, num_heads=2, num_layers=2, feed_forward_dim=20, dropout=0.0), vocab_size=17
+    )
     whole, made = dict(model.named_parameters()), load_file(pairs / "built" / "made.safetensors")
     for name, value in made.items():
         rows = -(-len(whole[name]) // 2) if name.startswith("layers.") else len(whole[name])

@@ -13,9 +13,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +28,8 @@ from benchmarks.harness import Row, compare
 from regard.models import Transformer, TransformerConfig
 from regard.text.batches import collate, plan_batches
 from regard.text.marks import Marks
-from regard.training.losses import cross_entropy
 from regard.training.optimizers import adamw
+from regard.training.output_loss import output_cross_entropy
 
 TITLE = "Training steps against torch.nn.Transformer and Hugging Face's BART"
 DIM, HEADS, LAYERS, HIDDEN, DROPOUT, SMOOTHING, RATE = 256, 4, 3, 1024, 0.1, 0.1, 5e-4
@@ -42,19 +44,36 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def pairs(folder: Path) -> list[tuple[list[int], list[int]]]:
+    return read_pairs(folder, tokenizer_of(folder), "train")
+
+
+def read_pairs(folder: Path, tokenizer: Any, name: str) -> list[tuple[list[int], list[int]]]:
+    ids = [[encoding.ids for encoding in tokenizer.encode_batch(side)] for side in _lines(folder, name)]
+    return list(zip(*ids, strict=True))
+
+
+def _lines(folder: Path, name: str) -> list[list[str]]:
+    """The English and the German sentences."""
+    return [_text(folder / f"{name}.{x}").splitlines() for x in ("en", "de")]
+
+
+def _text(path: Path) -> str:
+    packed = path.with_name(f"{path.name}.gz")
+    return path.read_text("utf-8") if path.exists() else gzip.decompress(packed.read_bytes()).decode()
+
+
+def tokenizer_of(folder: Path) -> Any:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import Whitespace
     from tokenizers.trainers import BpeTrainer
 
-    sides = [gzip.decompress((folder / f"train.{x}.gz").read_bytes()).decode().splitlines() for x in ("en", "de")]
     tokenizer = Tokenizer(BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = Whitespace()
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     trainer = BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator([line for side in sides for line in side], trainer)
-    ids = [[encoding.ids for encoding in tokenizer.encode_batch(side)] for side in sides]
-    return list(zip(*ids, strict=True))
+    tokenizer.train_from_iterator([line for side in _lines(folder, "train") for line in side], trainer)
+    return tokenizer
 
 
 def batches(found: list[tuple[list[int], list[int]]]) -> Iterator[Batch]:
@@ -136,12 +155,22 @@ def bart() -> nn.Module:
     return Logits()
 
 
-def peer_step(model: nn.Module, dtype: torch.dtype | None) -> Callable[[Batch], float]:
+def peers() -> dict[str, Callable[[], nn.Module]]:
+    """What makes each of them."""
+    return {"torch.nn.Transformer": TorchTransformer, "BART": bart}
+
+
+Step = Callable[..., float]
+"""Given a batch and, if it is another than RATE, the learning rate: makes an update and answers the loss."""
+
+
+def peer_step(model: nn.Module, dtype: torch.dtype | None) -> Step:
     """A plain loop, as the peers' own examples have it."""
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.9, 0.98))
 
-    def step(batch: Batch) -> float:
+    def step(batch: Batch, rate: float = RATE) -> float:
         source, _, shifted, target = batch
+        optimizer.param_groups[0]["lr"] = rate
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             logits = model(source, shifted)
             loss = F.cross_entropy(
@@ -155,27 +184,31 @@ def peer_step(model: nn.Module, dtype: torch.dtype | None) -> Callable[[Batch], 
     return step
 
 
-def our_step(dtype: torch.dtype | None) -> Callable[[Batch], float]:
-    """What regard.training's loop does with a batch."""
+def our_model() -> Transformer:
     config = TransformerConfig(
         dim=DIM, num_heads=HEADS, encoder_layers=LAYERS, decoder_layers=LAYERS, feed_forward_dim=HIDDEN,
         dropout=DROPOUT, shared_embeddings=True,
     )  # fmt: skip
-    model = Transformer(config, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY).train()
-    optimizer = adamw(model, weight_decay=0.0)
-    for group in optimizer.param_groups:
-        group["lr"] = RATE
+    return Transformer(config, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY)
 
-    def step(batch: Batch) -> float:
+
+def our_step(model: nn.Module, dtype: torch.dtype | None) -> Step:
+    """What regard.training's loop does with a batch."""
+    optimizer = adamw(model, weight_decay=0.0)
+
+    def step(batch: Batch, rate: float = RATE) -> float:
         source, lengths, shifted, target = batch
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            loss = cross_entropy(model(source, lengths, shifted), target, ignore_index=PAD, label_smoothing=SMOOTHING)
-        loss.total.backward()
+            wanted = partial(output_cross_entropy, targets=target, ignore_index=PAD, label_smoothing=SMOOTHING)
+            total, count = model(source, lengths, shifted, loss=wanted)
+        total.backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        torch._foreach_mul_(gradients, 1 / float(loss.count))
+        torch._foreach_mul_(gradients, 1 / float(count))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.total.item() / loss.count.item()
+        return total.item() / count.item()
 
     return step
 
@@ -205,11 +238,11 @@ def measured(folder: str) -> tuple[list[Row], list[str]]:
     ]
     rows = []
     for dtype, target in ((None, 2.0), (torch.bfloat16, 1.4)):
-        for name, peer in (("torch.nn.Transformer", TorchTransformer), ("BART", bart)):
+        kind = "float32" if dtype is None else "bf16 autocast"
+        for name, peer in peers().items():
             torch.manual_seed(0)
-            steps = (peer_step(peer().train(), dtype), theirs), (our_step(dtype), ours)
+            steps = (peer_step(peer().train(), dtype), theirs), (our_step(our_model().train(), dtype), ours)
             sides = [lambda step=step, some=some: [step(batch) for batch in some] for step, some in steps]
-            kind = "float32" if dtype is None else "bf16 autocast"
             row = compare(
                 f"10,000 tokens, {kind}: {name}", *sides, target=target, seconds=40, work=[n / 10_000 for n in tokens]
             )
@@ -221,11 +254,13 @@ def measured(folder: str) -> tuple[list[Row], list[str]]:
 def our_batches(found: list[tuple[list[int], list[int]]]) -> list[Batch]:
     lengths = (np.array([len(pair[side]) for pair in found]) for side in (0, 1))
     chosen = plan_batches(*lengths, max_tokens=2 * LIMIT, seed=0, epoch=0)[:STEPS]
+    return [collated(found, some) for some in chosen]
+
+
+def collated(found: list[tuple[list[int], list[int]]], some: Iterable[int]) -> Batch:
     marks = Marks(pad_id=PAD, begin_id=BEGIN, end_id=END)
-    made = (
-        collate(*zip(*(found[n] for n in some), strict=True), source_marks=marks, target_marks=marks) for some in chosen
-    )
-    return [(b.source, b.source_lengths, b.target_input, b.target_output) for b in made]
+    made = collate(*zip(*(found[n] for n in some), strict=True), source_marks=marks, target_marks=marks)
+    return made.source, made.source_lengths, made.target_input, made.target_output
 
 
 def print_measured(folder: str) -> None:

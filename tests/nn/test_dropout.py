@@ -6,6 +6,8 @@ import torch
 from regard.errors import ArgumentError
 from regard.nn import Dropout
 
+TOLERANCES = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
+
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -64,3 +66,45 @@ def test_not_contiguous_and_grad_free():
 def test_a_probability_outside_its_range_is_refused(p):
     with pytest.raises(ArgumentError, match=r"in \[0, 1\)"):
         Dropout(p)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float64), (torch.float32, torch.bfloat16)])
+def test_the_joined_forms_are_the_plain_ones(dtypes):
+    x, y = (torch.randn(7, 5, 12).to(dtype).requires_grad_() for dtype in dtypes)
+    dropout = Dropout(0.3)
+
+    def run(function, *inputs):
+        torch.manual_seed(3)
+        output = function(*inputs)
+        return output, *torch.autograd.grad(output.double().pow(2).sum(), inputs)
+
+    pairs = [
+        (run(dropout.add, x, y), run(lambda x, y: x + dropout(y), x, y)),
+        (run(dropout.relu, y), run(lambda y: dropout(y.relu()), y)),
+    ]
+    for joined, plain in pairs:
+        for ours, theirs in zip(joined, plain, strict=True):
+            assert ours.dtype == theirs.dtype
+            # In bfloat16 the sum is rounded once instead of twice.
+            torch.testing.assert_close(ours, theirs, **TOLERANCES[dtypes[1]])
+
+
+def test_the_joined_forms_have_right_gradients():
+    x, y = (torch.randn(4, 3, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def same_bits(function):
+        def run(*inputs):
+            torch.manual_seed(3)
+            return function(*inputs)
+
+        return run
+
+    for function, inputs in ((Dropout(0.3).add, (x, y)), (Dropout(0.3).relu, (x,))):
+        assert torch.autograd.gradcheck(same_bits(function), inputs)
+        assert torch.autograd.gradgradcheck(same_bits(function), inputs)
+
+
+def test_the_joined_forms_in_evaluation():
+    x, y, dropout = torch.randn(3, 4), torch.randn(3, 4), Dropout(0.5).eval()
+    assert torch.equal(dropout.add(x, y), x + y)
+    assert torch.equal(dropout.relu(x), x.relu())

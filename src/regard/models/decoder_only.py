@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 from regard.masks import Mask, causal, padding
 from regard.models.one_stack import OneStack
 from regard.models.parts import OneStackParts
-from regard.models.protocol import Step
+from regard.models.protocol import OutputLoss, Step
 from regard.models.stack import StackConfig, make_stack, shared_bias
 from regard.nn import KeyValue
 from regard.weights import AttentionMap
@@ -72,13 +72,18 @@ class DecoderOnly(OneStack):
         super().__init__(_parts(config) if isinstance(config, DecoderOnlyConfig) else config, vocab_size)
         self.config = config
 
-    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+    def forward(
+        self, tokens: Int[Tensor, "B T"], *, loss: OutputLoss | None = None
+    ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
         """Logits of the token after each; what is padded at the end has logits too, and changes no other's.
+
+        With `loss`, what it makes of them: it is called in place of the output layer, with what that layer reads and
+        the layer.
 
         Raises:
             ArgumentError: a sequence longer than learned positions.
         """
-        return self.read_out(self.run(tokens, causal(), None, "decoder"))
+        return self.read_out(self.run(tokens, causal(), None, "decoder"), loss)
 
     def attend(self, tokens: Int[Tensor, "B T"]) -> dict[str, AttentionMap]:
         """Every attention map of a pass, by name: decoder.n, each (B, H, T, T)."""

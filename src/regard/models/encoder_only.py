@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from regard.masks import lengths
 from regard.models.one_stack import OneStack
 from regard.models.parts import OneStackParts
+from regard.models.protocol import OutputLoss
 from regard.models.stack import NORMS, StackConfig, make_stack
+from regard.nn import Linear
 from regard.weights import AttentionMap
 
 
@@ -56,18 +58,21 @@ class EncoderOnly(OneStack):
         tokens: Int[Tensor, "B T"],
         token_lengths: Int[Tensor, " B"],
         segments: Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T V"]:
+        *,
+        loss: OutputLoss | None = None,
+    ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
         """Logits of the token at each place; what lies beyond a sequence's length is never looked at.
 
         Args:
             tokens: ids.
             token_lengths: how many of them are real.
             segments: which kind of text each belongs to, for a model that tells them apart; all to the first if None.
+            loss: called in place of the output layer, with what that layer reads and the layer.
 
         Raises:
             ArgumentError: a sequence longer than learned positions.
         """
-        return self.read_out(self.run(tokens, lengths(token_lengths), None, "encoder", segments))
+        return self.read_out(self.run(tokens, lengths(token_lengths), None, "encoder", segments), loss)
 
     def encode(
         self,
@@ -94,7 +99,7 @@ class _Head(nn.Sequential):
     """Linear, GELU, norm."""
 
     def __init__(self, config: EncoderOnlyConfig) -> None:
-        super().__init__(nn.Linear(config.dim, config.dim), nn.GELU(), NORMS[config.norm](config.dim))
+        super().__init__(Linear(config.dim, config.dim), nn.GELU(), NORMS[config.norm](config.dim))
 
 
 def _parts(config: EncoderOnlyConfig) -> OneStackParts:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from regard.masks import Mask
 from regard.models.building import stack_of
 from regard.models.parts import OneStackParts
+from regard.models.protocol import OutputLoss
 from regard.models.stack import Record, SelfAttentionLayer, shared_bias
-from regard.nn import Dropout, TokenEmbedding
+from regard.nn import Dropout, Linear, TokenEmbedding
 from regard.nn.arguments import require_sizes
 
 
@@ -32,7 +33,7 @@ class OneStack(nn.Module):
         self.layers = stack_of(parts.stack.num_layers, partial(SelfAttentionLayer, parts.stack))
         self.final_norm = parts.stack.final_norm()
         self.head = parts.head()
-        self.output = nn.Linear(parts.dim, vocab_size, bias=parts.output_bias)
+        self.output = Linear(parts.dim, vocab_size, bias=parts.output_bias)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
         if parts.output_bias:
             nn.init.zeros_(self.output.bias)
@@ -48,9 +49,10 @@ class OneStack(nn.Module):
             x = x + self.segments(torch.zeros_like(tokens) if segments is None else segments)
         return self.dropout(self.embedding_norm(self.positions(x, offset=offset)))
 
-    def read_out(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """Logits from what the last layer answered."""
-        return self.output(self.head(self.final_norm(x)))
+    def read_out(self, x: Float[Tensor, "B T D"], loss: OutputLoss | None = None) -> Any:
+        """Logits (B, T, V) from what the last layer answered; or what `loss` makes of them."""
+        x = self.head(self.final_norm(x))
+        return self.output(x) if loss is None else loss(x, self.output)
 
     def run(
         self,

@@ -1,11 +1,18 @@
 """What every sequence-to-sequence model answers: training, decoding, and what it attends to."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.weights import AttentionMap
+
+OutputLoss = Callable[[Tensor, nn.Linear], tuple[Tensor, Tensor]]
+"""Given what the output layer reads and that layer: a summed loss and its count, without all logits at once.
+
+`regard.training.output_loss.output_cross_entropy` with its targets is one.
+"""
 
 
 class Step(NamedTuple):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention
 from regard.masks import Mask, lengths
-from regard.models.protocol import Step
-from regard.nn import AdditiveAttention, Dropout
+from regard.models.protocol import OutputLoss, Step
+from regard.nn import AdditiveAttention, Dropout, Linear
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
 from regard.scores import ScaledDot
 from regard.weights import AttentionMap
@@ -60,7 +60,7 @@ class DotAligner(nn.Module):
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
-        self.weight = nn.Linear(2 * config.hidden_dim, config.hidden_dim, bias=False)
+        self.weight = Linear(2 * config.hidden_dim, config.hidden_dim, bias=False)
 
     def project(self, annotations: Float[Tensor, "B S annotation"]) -> Float[Tensor, "B S n"]:
         """W h_j, once for a source."""
@@ -104,7 +104,7 @@ class BahdanauDecoder(nn.Module):
         super().__init__()
         n, m = config.hidden_dim, config.embedding_dim
         self.cell = nn.GRUCell(m + 2 * n, n)
-        self.readout = nn.Linear(n + m + 2 * n, 2 * n)
+        self.readout = Linear(n + m + 2 * n, 2 * n)
         self.dropout = Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
@@ -132,7 +132,7 @@ class LuongDecoder(nn.Module):
         n, m = config.hidden_dim, config.embedding_dim
         self.input_feeding = config.input_feeding
         self.cell = nn.GRUCell(m + n * config.input_feeding, n)
-        self.combine = nn.Linear(3 * n, n, bias=False)
+        self.combine = Linear(3 * n, n, bias=False)
         self.dropout = Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
@@ -184,18 +184,24 @@ class RNNSeq2Seq(nn.Module):
         self.source_embedding = nn.Embedding(source_vocab_size, m)
         self.target_embedding = nn.Embedding(target_vocab_size, m)
         self.encoder = nn.GRU(m, n, config.encoder_layers, bidirectional=True, batch_first=True)
-        self.bridge = nn.Linear(n, n)
+        self.bridge = Linear(n, n)
         self.aligner: Aligner = ALIGNERS[config.score](config)
         self.decoder: BahdanauDecoder | LuongDecoder = DECODERS[config.decoder](config)
         self.dropout = Dropout(config.dropout)
-        self.output = nn.Linear(n, target_vocab_size)
+        self.output = Linear(n, target_vocab_size)
 
     def forward(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B T V"]:
-        """Logits of each next target token, teacher forced; see `Transformer.forward`."""
+        self,
+        source: Int[Tensor, "B S"],
+        source_lengths: Int[Tensor, " B"],
+        target_input: Int[Tensor, "B T"],
+        *,
+        loss: OutputLoss | None = None,
+    ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
+        """Logits of each next target token, teacher forced, or what `loss` makes of them; see `Transformer.forward`."""
         features, _, _ = self._run(source, source_lengths, target_input)
-        return self.output(self.decoder.read(features))
+        x = self.decoder.read(features)
+        return self.output(x) if loss is None else loss(x, self.output)
 
     def _run(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor, RNNState]:
         """Features and attention queries of every target position, (B, T, ...), and the last state."""

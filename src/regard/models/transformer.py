@@ -14,9 +14,9 @@ from regard.errors import ArgumentError
 from regard.masks import Mask, causal, lengths
 from regard.models.building import stack_of
 from regard.models.parts import StackParts, TransformerParts
-from regard.models.protocol import Step
+from regard.models.protocol import OutputLoss, Step
 from regard.models.stack import Record, SelfAttentionLayer, StackConfig, make_stack, shared_bias, told
-from regard.nn import Dropout, KeyValue, TokenEmbedding
+from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
 from regard.nn.arguments import require_sizes
 from regard.weights import AttentionMap
 
@@ -140,7 +140,7 @@ class Transformer(nn.Module):
         self.encoder = stack_of(parts.encoder.num_layers, partial(SelfAttentionLayer, parts.encoder))
         self.decoder = stack_of(parts.decoder.num_layers, partial(DecoderLayer, parts.decoder))
         self.encoder_norm, self.decoder_norm = parts.encoder.final_norm(), parts.decoder.final_norm()
-        self.output = nn.Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
+        self.output = Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
         if parts.output_bias:
             nn.init.zeros_(self.output.bias)
@@ -148,20 +148,27 @@ class Transformer(nn.Module):
             self.output.weight = self.target_embedding.weight
 
     def forward(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B T V"]:
-        """Logits of each next target token, teacher forced.
+        self,
+        source: Int[Tensor, "B S"],
+        source_lengths: Int[Tensor, " B"],
+        target_input: Int[Tensor, "B T"],
+        *,
+        loss: OutputLoss | None = None,
+    ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
+        """Logits of each next target token, teacher forced; or what `loss` makes of them.
 
         Args:
             source: token ids; what lies beyond a sequence's length is never looked at.
             source_lengths: number of source tokens of each sequence.
             target_input: the target shifted right, beginning with the begin mark.
+            loss: called in place of the output layer, with what that layer reads and the layer.
 
         Raises:
             ArgumentError: a sequence longer than learned positions.
             ShapeError: a batch of targets that is not that of the sources.
         """
-        return self.decode(target_input, self.encode(source, source_lengths), source_lengths)
+        x = self._decoded(target_input, self.encode(source, source_lengths), source_lengths, None)
+        return self.output(x) if loss is None else loss(x, self.output)
 
     def encode(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], record: Record | None = None
@@ -181,11 +188,15 @@ class Transformer(nn.Module):
         record: Record | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Logits of each next target token, given the encoder's output."""
+        return self.output(self._decoded(target_input, memory, source_lengths, record))
+
+    def _decoded(self, target_input: Tensor, memory: Tensor, source_lengths: Tensor, record: Record | None) -> Tensor:
+        """What the output layer reads, (B, T, D)."""
         x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
         mask, bias = lengths(source_lengths), shared_bias(self.decoder_bias)
         for number, layer in enumerate(self.decoder):
             x = layer(x, memory, mask, bias, record, f"decoder.{number}")
-        return self.output(self.decoder_norm(x))
+        return self.decoder_norm(x)
 
     def attend(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]

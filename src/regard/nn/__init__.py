@@ -10,6 +10,7 @@ from regard.nn.embeddings import SinusoidalPositions as SinusoidalPositions
 from regard.nn.embeddings import TokenEmbedding as TokenEmbedding
 from regard.nn.feed_forward import FeedForward as FeedForward
 from regard.nn.feed_forward import GatedFeedForward as GatedFeedForward
+from regard.nn.linear import Linear as Linear
 from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
 from regard.nn.residual import PostNorm as PostNorm
 from regard.nn.residual import PreNorm as PreNorm
@@ -21,6 +22,7 @@ __all__ = [
     "GatedFeedForward",
     "KeyValue",
     "LearnedPositions",
+    "Linear",
     "MultiHeadAttention",
     "NoPositions",
     "PostNorm",

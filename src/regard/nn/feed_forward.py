@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from regard.nn.arguments import require_sizes
 from regard.nn.dropout import Dropout
+from regard.nn.linear import Linear
 
 
 class FeedForward(nn.Module):
@@ -40,14 +41,17 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         require_sizes(dim=dim, hidden_dim=hidden_dim)
-        self.up = nn.Linear(dim, hidden_dim, bias=bias)
-        self.down = nn.Linear(hidden_dim, dim, bias=bias)
+        self.up = Linear(dim, hidden_dim, bias=bias)
+        self.down = Linear(hidden_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """The network at each position."""
-        return self.down(self.dropout(self.activation(self.up(x))))
+        hidden = self.up(x)
+        # In one with the activation that the paper has: nothing else of the network's widest tensors is then kept.
+        is_relu = self.activation is nn.functional.relu
+        return self.down(self.dropout.relu(hidden) if is_relu else self.dropout(self.activation(hidden)))
 
 
 class GatedFeedForward(nn.Module):
@@ -73,8 +77,8 @@ class GatedFeedForward(nn.Module):
     ) -> None:
         super().__init__()
         require_sizes(dim=dim, hidden_dim=hidden_dim)
-        self.gate_and_up = nn.Linear(dim, 2 * hidden_dim, bias=bias)
-        self.down = nn.Linear(hidden_dim, dim, bias=bias)
+        self.gate_and_up = Linear(dim, 2 * hidden_dim, bias=bias)
+        self.down = Linear(hidden_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
 

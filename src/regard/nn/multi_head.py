@@ -12,6 +12,7 @@ from regard.functional import Attended, attention
 from regard.masks import Mask, causal
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
+from regard.nn.linear import Linear, linear
 from regard.rotary import Rotary
 from regard.scores import ScaledDot, Score
 
@@ -101,7 +102,7 @@ class MultiHeadAttention(nn.Module):
                 [torch.empty(n, width) for n, width in zip(self.sizes, self.widths, strict=True)]
             )
         self.in_bias = nn.Parameter(torch.empty(sum(self.sizes))) if bias else None
-        self.out = nn.Linear(inner, dim, bias=bias)
+        self.out = Linear(inner, dim, bias=bias)
         self.reset_parameters()
 
     @classmethod
@@ -315,7 +316,10 @@ class MultiHeadAttention(nn.Module):
             name = ("query", "key", "value")[first]
             raise ShapeError(f"the {name} must be {self.widths[first]} wide, got {x.shape[-1]}")
         rows = slice(sum(self.sizes[:first]), sum(self.sizes[:last]))
-        weight = self.in_weights[0][rows] if len(self.in_weights) == 1 else self.in_weights[first]
-        bias = None if self.in_bias is None else self.in_bias[rows]
-        projected = nn.functional.linear(x, weight, bias).split(self.sizes[first:last], dim=-1)
+        whole = len(self.in_weights) == 1 and (first, last) == (0, 3)
+        weight = self.in_weights[0 if len(self.in_weights) == 1 else first]
+        # (A slice of all rows would cost a copy on the way back.)
+        weight = weight if whole or len(self.in_weights) > 1 else weight[rows]
+        bias = self.in_bias if whole or self.in_bias is None else self.in_bias[rows]
+        projected = linear(x, weight, bias).split(self.sizes[first:last], dim=-1)
         return [part.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2) for part in projected]

@@ -28,7 +28,7 @@ class PreNorm(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Normalise, apply, drop, add."""
-        return x + self.dropout(sublayer(self.norm(x)))
+        return self.dropout.add(x, sublayer(self.norm(x)))
 
 
 class PostNorm(nn.Module):
@@ -50,4 +50,4 @@ class PostNorm(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply, drop, add, normalise."""
-        return self.norm(x + self.dropout(sublayer(x)))
+        return self.norm(self.dropout.add(x, sublayer(x)))

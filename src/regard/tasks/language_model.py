@@ -33,8 +33,9 @@ from regard.text.blocks import (
 from regard.text.tokenizers import PAD
 from regard.training.events import Callback
 from regard.training.loop import BatchSize, Loss, Validate
-from regard.training.losses import LossSum, cross_entropy
+from regard.training.losses import LossSum
 from regard.training.optimizers import adamw
+from regard.training.output_loss import output_cross_entropy
 from regard.training.ranks import Ranks
 from regard.weights import AttentionMap
 
@@ -106,12 +107,14 @@ class TextBatches:
 
 def next_token_loss(model: nn.Module, batch: TextBatch) -> LossSum:
     """Summed loss of each next token in nats, and their number."""
-    return cross_entropy(model(batch.tokens), batch.targets, ignore_index=PAD)
+    loss = partial(output_cross_entropy, targets=batch.targets, ignore_index=PAD)
+    return LossSum(*model(batch.tokens, loss=loss))
 
 
 def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
     """Summed loss of the masked tokens in nats, and their number."""
-    return cross_entropy(model(batch.tokens, batch.lengths), batch.targets, ignore_index=PAD)
+    loss = partial(output_cross_entropy, targets=batch.targets, ignore_index=PAD)
+    return LossSum(*model(batch.tokens, batch.lengths, loss=loss))
 
 
 def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:

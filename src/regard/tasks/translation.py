@@ -1,6 +1,7 @@
 """Translation: train a model on pairs of sentences; what comes out is a `Translator` and its run folder."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import IO, Any, Unpack
 
 from torch import nn
@@ -19,8 +20,9 @@ from regard.tasks.validation import Validation
 from regard.text.batches import Batch
 from regard.text.tokenizers import PAD
 from regard.training.events import Callback
-from regard.training.losses import LossSum, cross_entropy
+from regard.training.losses import LossSum
 from regard.training.optimizers import adamw
+from regard.training.output_loss import output_cross_entropy
 
 
 def train(
@@ -96,8 +98,14 @@ class TeacherForcing:
 
     def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
         """Summed loss in nats, and the number of target tokens."""
-        logits = model(batch.source, batch.source_lengths, batch.target_input)
-        return cross_entropy(logits, batch.target_output, ignore_index=PAD, label_smoothing=self._label_smoothing)
+        loss = partial(
+            output_cross_entropy,
+            targets=batch.target_output,
+            ignore_index=PAD,
+            label_smoothing=self._label_smoothing,
+        )
+        # Within the model's forward pass, where distributed training has the output layer's weights in place.
+        return LossSum(*model(batch.source, batch.source_lengths, batch.target_input, loss=loss))
 
 
 def _limits(config: TranslationConfig) -> dict[str, int]:

@@ -1,0 +1,149 @@
+"""Cross-entropy from what stands before the output layer, so that a batch's logits never exist all at once."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from regard.errors import ArgumentError, ShapeError
+from regard.nn.linear import by_onednn
+from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
+from regard.transforms import can_look
+
+ROWS_OF_A_PRODUCT = 512
+"""Rows whose logits exist at a time: fewer make the matrix products slower, more make them no faster."""
+
+
+def output_cross_entropy(
+    hidden: Float[Tensor, "... D"],
+    output: nn.Linear,
+    *,
+    targets: Int[Tensor, "..."],
+    ignore_index: int,
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """`cross_entropy(output(hidden), targets, ...)` as the pair (total, count), in less time and memory.
+
+    Only rows that have a target are multiplied, 512 at a time. Where a gradient is wanted, the gradients of `hidden`
+    and of the layer are computed with the loss, from logits that are still in the cache; going back scales them. Under
+    autocast the products are in its dtype; the softmax is in float32 (float64 for float64), and so is the sum of the
+    weight's gradient.
+
+    To be passed to a model as its `loss`, which it calls with its last layer's output and its output layer.
+
+    Args:
+        hidden: what the output layer reads.
+        output: the layer that makes logits of it.
+        targets: indices in 0..V-1, or `ignore_index` where there is nothing to predict.
+        ignore_index: the padding index, which has no loss and no gradient.
+        label_smoothing: the share e in 0..1 of the target's mass that is spread over all V.
+
+    Raises:
+        ArgumentError: `label_smoothing` is outside 0..1.
+        ShapeError: `hidden` without its last dimension and `targets` differ in shape.
+
+    Source: the order of the work is that of Hsu et al. 2024 (arXiv:2410.10989), section 3.2.
+
+    >>> hidden, output, targets = torch.randn(2, 3, 4), nn.Linear(4, 7), torch.tensor([[3, 4, 1], [5, 0, 0]])
+    >>> total, count = output_cross_entropy(hidden, output, targets=targets, ignore_index=0, label_smoothing=0.1)
+    >>> plain = cross_entropy(output(hidden), targets, ignore_index=0, label_smoothing=0.1)
+    >>> torch.allclose(total, plain.total), int(count)
+    (True, 4)
+    """
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ArgumentError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    if hidden.shape[:-1] != targets.shape:
+        raise ShapeError(
+            f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)}: one target a row of hidden needed"
+        )
+    if torch.compiler.is_compiling():  # rows with a target are counted by looking, which a graph cannot
+        loss = cross_entropy(output(hidden), targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
+        return loss.total, loss.count
+    flat, live = hidden.reshape(-1, hidden.shape[-1]), (targets != ignore_index).reshape(-1)
+    count = live.sum()
+    if int(count) < len(live):
+        places = live.nonzero()[:, 0]
+        flat, targets = flat.index_select(0, places), targets.reshape(-1).index_select(0, places)
+    tensors = (flat, output.weight, output.bias)
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    kind = flat.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else output.weight.dtype
+    return _OutputCrossEntropy.apply(*tensors, targets.reshape(-1), label_smoothing, dtype, wanted), count
+
+
+class _OutputCrossEntropy(torch.autograd.Function):
+    """The sum over rows, and on the way forward its gradients for a gradient of 1 of the sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        smoothing: float,
+        dtype: torch.dtype,
+        wanted: bool,
+    ) -> Tensor:
+        precise = torch.promote_types(dtype, torch.float32)
+        total = weight.new_zeros((), dtype=precise)
+        factors = hidden.to(dtype), weight.to(dtype)
+        grads = [torch.empty_like(hidden), torch.zeros_like(weight)] if wanted else None
+        of_bias = None if bias is None else torch.zeros_like(bias)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, len(hidden), ROWS_OF_A_PRODUCT):
+                rows = slice(start, start + ROWS_OF_A_PRODUCT)
+                logits = _product(factors[0][rows], factors[1].mT)
+                logits = logits if bias is None else logits.add_(bias.to(dtype))
+                total += _to_gradient(logits, targets[rows, None], smoothing, precise, wanted)
+                if grads is not None:
+                    grads[0][rows] = _product(logits, factors[1])
+                    _add_product(grads[1], logits.mT, factors[0][rows])
+                    of_bias = None if of_bias is None else of_bias.add_(logits.sum(0))
+        if grads is not None:
+            ctx.save_for_backward(*grads, *(() if of_bias is None else (of_bias,)))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        is_one = can_look(grad) and float(grad) == 1.0  # as `total.backward()` has it
+        found = ctx.saved_tensors if is_one else [g * grad.to(g.dtype) for g in ctx.saved_tensors]
+        hidden, weight, *bias = found
+        return hidden, weight, bias[0] if bias else None, None, None, None, None
+
+
+def _to_gradient(logits: Tensor, targets: Tensor, smoothing: float, precise: torch.dtype, wanted: bool) -> Tensor:
+    """The summed loss of rows of logits, which become softmax(z) - (1 - e) * onehot - e / V if that is wanted."""
+    total = logits.new_zeros((), dtype=precise)
+    for start in range(0, len(logits), ROWS_AT_A_TIME):
+        rows = slice(start, start + ROWS_AT_A_TIME)
+        z = logits[rows].to(precise)
+        top, hit = z.amax(1), z.gather(1, targets[rows])
+        mean = z.mean(1) if smoothing else 0.0
+        # In place where it may be: the largest weight is exp(max - lse), and at least 1 / V.
+        weights = torch.softmax(z, -1, out=z)
+        lse = top - weights.amax(1).log()
+        total += (lse - (1 - smoothing) * hit[:, 0] - smoothing * mean).sum()
+        if wanted:
+            weights = weights.sub_(smoothing / logits.shape[1]) if smoothing else weights
+            weights.scatter_add_(1, targets[rows], weights.new_full((len(weights), 1), smoothing - 1))
+            if weights.dtype != logits.dtype:
+                logits[rows] = weights
+    return total
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    with by_onednn():
+        return x @ y
+
+
+def _add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
+    """`total += x @ y`, summed in the dtype of the total."""
+    if total.dtype == x.dtype:
+        with by_onednn():
+            total.addmm_(x, y)
+    else:
+        total += x @ y

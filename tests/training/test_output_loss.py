@@ -1,0 +1,127 @@
+"""The loss through the output layer: that of its logits, without them."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError, ShapeError
+from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig
+from regard.models.rnn import RNNConfig, RNNSeq2Seq
+from regard.training import output_loss
+from regard.training.losses import cross_entropy
+from regard.training.output_loss import output_cross_entropy
+
+PAD = 0
+TOLERANCES = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 5e-2}
+
+
+def example(dtype, *, bias=True, shape=(4, 40)):
+    torch.manual_seed(5)
+    output = nn.Linear(8, 300, bias=bias).to(dtype)
+    targets = torch.randint(1, 300, shape)
+    targets[:, shape[1] - 5 :] = PAD
+    return torch.randn(*shape, 8, dtype=dtype).mul_(3).requires_grad_(), output, targets
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("rows", [7, 512])
+def test_loss_and_gradients_are_those_of_the_logits(monkeypatch, dtype, bias, smoothing, rows):
+    monkeypatch.setattr(output_loss, "ROWS_OF_A_PRODUCT", rows)
+    monkeypatch.setattr(output_loss, "ROWS_AT_A_TIME", min(rows, 5))
+    hidden, output, targets = example(dtype, bias=bias)
+    inputs = (hidden, *output.parameters())
+    total, count = output_cross_entropy(hidden, output, targets=targets, ignore_index=PAD, label_smoothing=smoothing)
+    exact = nn.functional.linear(*(t.double() for t in inputs))
+    plain = cross_entropy(exact, targets, ignore_index=PAD, label_smoothing=smoothing)
+    assert int(count) == int(plain.count) == int((targets != PAD).sum())
+    assert abs(float(total) - float(plain.total)) <= TOLERANCES[dtype] * float(plain.total)
+    grads = torch.autograd.grad(2.5 * total, inputs)
+    for ours, theirs in zip(grads, torch.autograd.grad(2.5 * plain.total, inputs), strict=True):
+        assert (ours.double() - theirs.double()).abs().max() <= TOLERANCES[dtype] * theirs.double().abs().max()
+
+
+def test_gradients_by_differences():
+    hidden, output, targets = example(torch.float64, shape=(1, 9))
+
+    def loss(hidden, weight, bias):
+        layer = nn.Linear(8, 300)
+        del layer.weight, layer.bias
+        layer.weight, layer.bias = weight, bias
+        return output_cross_entropy(hidden, layer, targets=targets, ignore_index=PAD, label_smoothing=0.1)[0]
+
+    tensors = [t.detach().requires_grad_() for t in (hidden, output.weight[:6], output.bias[:6])]
+    targets.clamp_(max=5)
+    assert torch.autograd.gradcheck(loss, tensors)
+
+
+def test_under_autocast_sums_are_float32():
+    hidden, output, targets = example(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        total, _ = output_cross_entropy(hidden, output, targets=targets, ignore_index=PAD)
+        logits = output(hidden)
+    plain = cross_entropy(logits, targets, ignore_index=PAD)
+    assert total.dtype == torch.float32
+    torch.testing.assert_close(total, plain.total, rtol=1e-4, atol=0)  # the bias is added to rounded products
+    ours = torch.autograd.grad(total, (hidden, output.weight))
+    theirs = torch.autograd.grad(plain.total, (hidden, output.weight))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).abs().max() <= 2e-2 * b.abs().max()
+
+
+def test_without_gradients_it_is_the_same_loss():
+    hidden, output, targets = example(torch.float32)
+    total, _ = output_cross_entropy(hidden, output, targets=targets, ignore_index=PAD)
+    with torch.no_grad():
+        assert torch.equal(output_cross_entropy(hidden, output, targets=targets, ignore_index=PAD)[0], total)
+
+
+def test_all_padding_is_zero():
+    hidden, output, targets = example(torch.float32)
+    total, count = output_cross_entropy(hidden, output, targets=targets * 0, ignore_index=PAD)
+    total.backward()
+    assert (float(total), int(count)) == (0.0, 0)
+    assert not hidden.grad.any()
+    assert not output.weight.grad.any()
+
+
+def test_a_probability_that_underflows_is_no_infinite_loss():
+    layer = nn.Linear(1, 3, bias=False)
+    nn.init.constant_(layer.weight, 0.0)
+    layer.weight.data[0] = 200.0
+    total, _ = output_cross_entropy(torch.ones(1, 1), layer, targets=torch.tensor([2]), ignore_index=PAD)
+    assert float(total) == pytest.approx(200.0)
+
+
+def test_every_model_takes_it():
+    source, lengths = torch.randint(1, 11, (3, 5)), torch.tensor([5, 3, 4])
+    sizes, vocabularies = {"dim": 8, "num_heads": 2, "dropout": 0.0}, {"source_vocab_size": 11, "target_vocab_size": 11}
+    models = [
+        (Transformer(TransformerConfig(**sizes), **vocabularies), (source, lengths, source)),
+        (RNNSeq2Seq(RNNConfig(embedding_dim=6, hidden_dim=4, attention_dim=5, dropout=0.0), **vocabularies),
+         (source, lengths, source)),
+        (DecoderOnly(DecoderOnlyConfig(**sizes), vocab_size=11), (source,)),
+        (EncoderOnly(EncoderOnlyConfig(**sizes), vocab_size=11), (source, lengths)),
+    ]  # fmt: skip
+    for model, inputs in models:
+        targets = source.flip(1)
+        plain = cross_entropy(model(*inputs), targets, ignore_index=PAD)
+        total, count = model(*inputs, loss=partial(output_cross_entropy, targets=targets, ignore_index=PAD))
+        torch.testing.assert_close(total, plain.total)
+        assert int(count) == int(plain.count)
+        expected = torch.autograd.grad(plain.total, list(model.parameters()), allow_unused=True)
+        found = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_door():
+    hidden, output, targets = example(torch.float32)
+    with pytest.raises(ArgumentError, match="between 0 and 1"):
+        output_cross_entropy(hidden, output, targets=targets, ignore_index=PAD, label_smoothing=1.5)
+    with pytest.raises(ShapeError, match="one target a row"):
+        output_cross_entropy(hidden, output, targets=targets[:, 1:], ignore_index=PAD)

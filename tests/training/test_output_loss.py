@@ -38,7 +38,7 @@ def test_loss_and_gradients_are_those_of_the_logits(monkeypatch, dtype, bias, sm
     exact = nn.functional.linear(*(t.double() for t in inputs))
     plain = cross_entropy(exact, targets, ignore_index=PAD, label_smoothing=smoothing)
     assert int(count) == int(plain.count) == int((targets != PAD).sum())
-    assert abs(float(total) - float(plain.total)) <= TOLERANCES[dtype] * float(plain.total)
+    assert abs(total.item() - plain.total.item()) <= TOLERANCES[dtype] * plain.total.item()
     grads = torch.autograd.grad(2.5 * total, inputs)
     for ours, theirs in zip(grads, torch.autograd.grad(2.5 * plain.total, inputs), strict=True):
         assert (ours.double() - theirs.double()).abs().max() <= TOLERANCES[dtype] * theirs.double().abs().max()
@@ -84,7 +84,7 @@ def test_all_padding_is_zero():
     hidden, output, targets = example(torch.float32)
     total, count = output_cross_entropy(hidden, output, targets=targets * 0, ignore_index=PAD)
     total.backward()
-    assert (float(total), int(count)) == (0.0, 0)
+    assert (total.item(), int(count)) == (0.0, 0)
     assert not hidden.grad.any()
     assert not output.weight.grad.any()
 
@@ -94,7 +94,7 @@ def test_a_probability_that_underflows_is_no_infinite_loss():
     nn.init.constant_(layer.weight, 0.0)
     layer.weight.data[0] = 200.0
     total, _ = output_cross_entropy(torch.ones(1, 1), layer, targets=torch.tensor([2]), ignore_index=PAD)
-    assert float(total) == pytest.approx(200.0)
+    assert total.item() == pytest.approx(200.0)
 
 
 def test_every_model_takes_it():

@@ -93,12 +93,13 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bits: _Bits) -> Tensor:
-        ctx.bits = bits
+        ctx.save_for_backward(bits.bits)  # which checkpointing drops and makes again
+        ctx.decision = bits[1:]
         return (x * bits.kept(x.dtype)).mul_(bits.scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Masked.apply(grad, ctx.bits), None
+        return _Masked.apply(grad, _Bits(*ctx.saved_tensors, *ctx.decision)), None
 
 
 class _MaskedRelu(torch.autograd.Function):
@@ -122,7 +123,8 @@ class _MaskedSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, bits: _Bits) -> Tensor:
-        ctx.bits, ctx.dtypes = bits, (x.dtype, y.dtype)
+        ctx.save_for_backward(bits.bits)
+        ctx.decision, ctx.dtypes = bits[1:], (x.dtype, y.dtype)
         if x.dtype == y.dtype:
             return torch.addcmul(x, y, bits.kept(y.dtype), value=bits.scale)
         return torch.add(x, y * bits.kept(y.dtype), alpha=bits.scale)
@@ -130,4 +132,5 @@ class _MaskedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         of_x, of_y = ctx.dtypes
-        return grad.to(of_x), _Masked.apply(grad.to(of_y), ctx.bits), None
+        bits = _Bits(*ctx.saved_tensors, *ctx.decision)
+        return grad.to(of_x), _Masked.apply(grad.to(of_y), bits), None

@@ -79,7 +79,7 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
     Args:
         model: in evaluation mode. Its weights are copied: what is done to it later does not show.
         dtype: of the linear layers' weights and products, float32 or bfloat16; the model's own if None. All
-            else stays in the model's dtype.
+            else stays in the model's dtype, the output layer too.
 
     Raises:
         ArgumentError: a dtype other than the model's, and there is no faster decoder for the model.
@@ -138,7 +138,8 @@ class FixedTransformer:
         self._encoder_norm, self._decoder_norm = _own(model.encoder_norm), _own(model.decoder_norm)
         across = [cast(DecoderLayer, layer).cross_attention for layer in model.decoder]
         self._memory = _joined([_projection(attention, 1, 3) for attention in across], dtype)
-        self._output = FixedLinear(model.output.weight, model.output.bias, dtype=dtype)
+        # Logits stay in the model's own dtype: rounded to bfloat16 they moved 1.5 % of a trained model's scores by 1e-2.
+        self._output = FixedLinear(model.output.weight, model.output.bias)
 
     @torch.no_grad()
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:

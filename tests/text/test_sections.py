@@ -59,6 +59,8 @@ def test_a_section_has_rows_from_all_over(small: None) -> None:
         assert rows.min() < 400
         assert rows.max() > 600
         assert len(np.unique(rows // 4)) <= len(rows) // 4 + 1  # in runs of four
+    first, second = ({frozenset(rows) for rows in sections(1000, seed=1, epoch=epoch)} for epoch in (0, 1))
+    assert not first & second
 
 
 def test_an_epoch_has_every_pair_once_in_another_order(small: None) -> None:

@@ -34,7 +34,7 @@ from regard.training.output_loss import output_cross_entropy
 
 TITLE = "Training steps against torch.nn.Transformer and Hugging Face's BART"
 DIM, HEADS, LAYERS, HIDDEN, DROPOUT, SMOOTHING, RATE = 256, 4, 3, 1024, 0.1, 0.1, 5e-4
-VOCABULARY, PAD, BEGIN, END, LIMIT, STEPS = 8000, 0, 1, 2, 2048, 6
+VOCABULARY, PAD, BEGIN, END, LIMIT, STEPS = 8000, 0, 1, 2, 2048, 12
 KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",

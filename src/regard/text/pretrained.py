@@ -119,9 +119,15 @@ class TokenizerFile:
         return model.get("unk_id") if name is None else self._backend.token_to_id(name)
 
     def surfaces(self, text: str) -> list[str]:
-        """The stretch of a text that each token stands for; empty for what the template adds."""
-        text = normalise(text)
-        return [text[first:end] for first, end in self._backend.encode(text).offsets]
+        """The stretch of a text that each token stands for; empty for what the template adds.
+
+        Where stretches overlap (a mark for the beginning of a word has the word's first letter), the later has all.
+        """
+        text, found, next_first = normalise(text), [], len(text)
+        for first, end in reversed(self._backend.encode(text).offsets):
+            found.append(text[first : min(end, max(first, next_first))])
+            next_first = first if end > first else next_first
+        return found[::-1]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
         """The text of ids without the tokenizer's special tokens; `unknown` is written for its unknown ones."""

@@ -14,7 +14,7 @@ def pixels(figure: "Figure") -> npt.NDArray[np.uint8]:
 
     >>> from regard.views import heatmap
     >>> import torch
-    >>> picture = pixels(heatmap(torch.eye(3)))
+    >>> picture = pixels(heatmap(torch.eye(3)).figure)
     >>> picture.dtype, picture.shape[2]
     (dtype('uint8'), 3)
     """

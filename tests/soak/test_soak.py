@@ -25,12 +25,6 @@ def test_ten_kills_lose_nothing() -> None:
 
 # What a careless hand might do to the code; the soak must notice each.
 FAULTS = {
-    "written in place": """
-import regard.training.tensor_files as t
-t.write_atomically = lambda path, content: path.write_bytes(content)
-import regard.training.files as f
-f.write_atomically = lambda path, content: path.write_bytes(content if isinstance(content, bytes) else content.encode())
-""",
     "random state forgotten": "import regard.training.loop as l; l.set_random_state = lambda *a: None",
     "named before it is complete": """
 import regard.training.checkpoints as c

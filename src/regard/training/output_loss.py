@@ -90,8 +90,9 @@ class _OutputCrossEntropy(torch.autograd.Function):
         precise = torch.promote_types(dtype, torch.float32)
         total = weight.new_zeros((), dtype=precise)
         factors = hidden.to(dtype), weight.to(dtype)
-        grads = [torch.empty_like(hidden), torch.zeros_like(weight)] if wanted else None
-        of_bias = None if bias is None else torch.zeros_like(bias)
+        # What many products add up to is summed in float32 at least, whatever the weights are in.
+        grads = [torch.empty_like(hidden), torch.zeros_like(weight, dtype=precise)] if wanted else None
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=precise)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), ROWS_OF_A_PRODUCT):
                 rows = slice(start, start + ROWS_OF_A_PRODUCT)
@@ -101,9 +102,10 @@ class _OutputCrossEntropy(torch.autograd.Function):
                 if grads is not None:
                     grads[0][rows] = _product(logits, factors[1])
                     _add_product(grads[1], logits.mT, factors[0][rows])
-                    of_bias = None if of_bias is None else of_bias.add_(logits.sum(0))
+                    of_bias = None if of_bias is None else of_bias.add_(logits.sum(0, dtype=precise))
         if grads is not None:
-            ctx.save_for_backward(*grads, *(() if of_bias is None else (of_bias,)))
+            of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
+            ctx.save_for_backward(grads[0], grads[1].to(weight.dtype), *(() if of_bias is None else (of_bias,)))
         return total
 
     @staticmethod

@@ -11,6 +11,8 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.logits import Constraint, Filter, Progress, constrain
 
+FEW = 1 << 16
+"""So few numbers are looked at one by one; see `_largest`."""
 CHUNK = 64
 """Neighbours among a row's numbers whose largest is looked at first; see `_largest`."""
 
@@ -90,28 +92,31 @@ def greedy(
     count, state = len(source), model.start(source, source_lengths)
     rows = torch.arange(count, device=source.device)
     tokens, ended = _begin(rows, bos_id), torch.zeros_like(rows, dtype=torch.bool)
-    score = torch.zeros(count, device=source.device)
-    found = tokens.new_full((count, max_steps), eos_id)
+    # Of all sources, and of those that still run: a step then touches no row by its number.
+    answers, scores = tokens.new_full((count, max_steps), eos_id), torch.zeros(count, device=source.device)
+    found, score = answers.clone(), scores
     attended = []
     for step in range(max_steps):
         logits, alignment, state = model.step(state, tokens)
-        progress = Progress(rows, found[rows, :step] if constraints else found[:, :0])
-        gains, best = _largest(_log_probs(logits, constraints, progress), None, 1)
+        gains, best = _largest(_log_probs(logits, constraints, Progress(rows, found[:, :step])), None, 1)
         tokens = best[:, 0]
-        found[rows, step] = tokens
-        score = score + _spread(gains[:, 0].masked_fill(ended, 0.0), rows, count)
+        found[:, step] = tokens
+        score = score + gains[:, 0].masked_fill(ended, 0.0)
         if alignments and alignment is not None:
             attended.append(_spread(_mean_over_heads(alignment), rows, count))
         ended = ended | (tokens == eos_id)
-        running = (~ended).nonzero()[:, 0]
-        if not len(running):
+        left = len(rows) - int(ended.sum())
+        if not left:
             break
-        if _worth_leaving(len(rows), len(running)):
+        if _worth_leaving(len(rows), left):
+            answers[rows], scores = found, scores.to(score.dtype).index_copy(0, rows, score)
+            running = (~ended).nonzero()[:, 0]
             state = model.reorder(state, running)
-            rows, tokens, ended = rows[running], tokens[running], ended[running]
+            rows, tokens, ended, found, score = (x[running] for x in (rows, tokens, ended, found, score))
+    answers[rows], scores = found, scores.to(score.dtype).index_copy(0, rows, score)
     whole = torch.stack(attended, 1) if attended else None
     hypotheses = []
-    for n, (sentence, total) in enumerate(zip(found.tolist(), score.tolist(), strict=True)):
+    for n, (sentence, total) in enumerate(zip(answers.tolist(), scores.tolist(), strict=True)):
         kept = sentence[: sentence.index(eos_id) + 1] if eos_id in sentence else sentence
         hypotheses.append(Hypothesis(kept, total, None if whole is None else whole[n, : len(kept)]))
     return hypotheses
@@ -429,6 +434,8 @@ def _largest(
     rows go number by number, and the maxima of chunks many at a time.
     """
     if offsets is None:
+        if values.numel() < FEW:
+            return _first(values, count)
         offsets = values.new_zeros(len(values), 1)
     sources, rows = offsets.shape
     vocab_size, chunks = values.shape[1], values.shape[1] // CHUNK

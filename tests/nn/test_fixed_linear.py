@@ -19,9 +19,22 @@ def test_it_is_a_linear_layer(dtype, rows, has_bias, activation):
     bias = torch.randn(29, dtype=torch.float64) if has_bias else None
     expected = nn.functional.linear(x, weight, bias)
     expected = expected.relu() if activation == "relu" else expected
-    found = FixedLinear(weight, bias, dtype=dtype, activation=activation)(x)
+    layer = FixedLinear(weight, bias, dtype=dtype, activation=activation)
+    found = layer(x)
     assert found.dtype == dtype
     assert (found.double() - expected).abs().max() < TOLERANCE[dtype] * expected.abs().max()
+    assert torch.equal(layer(x, dtype=torch.float64), found.double())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("other", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_what_is_added_is_left_as_it_was(dtype, other, activation):
+    weight, x, plus = torch.randn(29, 13), torch.randn(5, 13), torch.randn(5, 29, dtype=other)
+    layer, before = FixedLinear(weight, dtype=dtype, activation=activation), plus.clone()
+    found = layer(x, plus=plus)
+    assert torch.equal(plus, before)
+    torch.testing.assert_close(found.double(), plus.double() + layer(x).double(), rtol=0, atol=2 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -39,7 +52,6 @@ def test_the_weights_are_those_of_its_making():
     before = fixed(x).clone()
     nn.init.zeros_(layer.weight)
     assert torch.equal(fixed(x), before)
-    assert torch.equal(fixed(x[:1]), FixedLinear(fixed._weight, fixed._bias)(x[:1]))
     assert not before.requires_grad
 
 

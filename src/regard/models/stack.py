@@ -67,6 +67,8 @@ class StackConfig:
     """Longest sequence of tokens, where positions are learned."""
     dropout: float = 0.1
     """Probability of dropping an embedding, a sublayer's output or a hidden unit."""
+    activation_dropout: float | None = None
+    """Of a hidden unit of the feed-forward networks, if it is another; the paper drops none."""
     attention_dropout: float = 0.0
     """Probability of dropping an attention weight; above 0 the fused kernels cannot run."""
 
@@ -85,7 +87,10 @@ def make_stack(config: StackConfig, num_layers: int) -> StackParts:
     require_one_of("norm_position", config.norm_position, BLOCKS)
     require_one_of("positions", config.positions, POSITIONS)
     require_sizes(num_layers=num_layers, num_heads=config.num_heads)
-    require_dropout(dropout=config.dropout, attention_dropout=config.attention_dropout)
+    hidden_dropout = config.dropout if config.activation_dropout is None else config.activation_dropout
+    require_dropout(
+        dropout=config.dropout, activation_dropout=hidden_dropout, attention_dropout=config.attention_dropout
+    )
     norm, block = NORMS[config.norm], BLOCKS[config.norm_position]
     return StackParts(
         num_layers=num_layers,
@@ -98,7 +103,7 @@ def make_stack(config: StackConfig, num_layers: int) -> StackParts:
             rotary=Rotary(config.dim // config.num_heads) if config.positions == "rotary" else None,
         ),
         feed_forward=partial(
-            FEED_FORWARDS[config.activation], config.dim, config.feed_forward_dim, dropout=config.dropout
+            FEED_FORWARDS[config.activation], config.dim, config.feed_forward_dim, dropout=hidden_dropout
         ),
         residual=partial(block, config.dim, dropout=config.dropout, norm=norm),
         positions=POSITIONS[config.positions](config),

@@ -1,7 +1,6 @@
 """A linear layer whose weights no longer change."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -37,30 +36,67 @@ class FixedLinear:
         activation: Activation = "none",
     ) -> None:
         self.dtype = weight.dtype if dtype is None else dtype
-        self._weight = weight.detach().to(self.dtype, copy=True).contiguous()
-        self._bias = None if bias is None else bias.detach().to(self.dtype, copy=True).contiguous()
-        self._activation = activation
-        self._product = _laid_out(self._weight, self._bias, activation)
+        weight = weight.detach().to(self.dtype, copy=True).contiguous()
+        bias = None if bias is None else bias.detach().to(self.dtype, copy=True).contiguous()
+        self._product = _laid_out(weight, bias, activation) or _Plain(weight, bias, activation)
 
-    def __call__(self, x: Float[Tensor, "N in"]) -> Float[Tensor, "N out"]:
-        """The layer of each row, in the layer's dtype."""
-        x = x.to(self.dtype)
-        # A single row is a product of a matrix and a vector, which waits for memory: the fewer steps the better.
-        if self._product is not None and (len(x) > 1 or self.dtype != torch.float32):
-            return self._product(x)
+    def __call__(
+        self, x: Float[Tensor, "N in"], *, plus: Float[Tensor, "N out"] | None = None, dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "N out"]:
+        """The layer of each row.
+
+        Args:
+            x: the rows; rounded to the layer's dtype.
+            plus: is added to the answer, which then has its dtype.
+            dtype: of the answer without `plus`; the layer's if None.
+        """
+        x = x if x.dtype == self.dtype else x.to(self.dtype)
+        if plus is not None:
+            return self._product.added(x, plus) if plus.dtype == self.dtype else plus + self._product(x)
+        y = self._product(x)
+        return y if dtype is None or dtype == self.dtype else y.to(dtype)
+
+
+class _Plain:
+    """The product as `F.linear` has it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> None:
+        self._weight, self._bias, self._activation = weight, bias, activation
+
+    def __call__(self, x: Tensor) -> Tensor:
         y = nn.functional.linear(x, self._weight, self._bias)
         return y.relu_() if self._activation == "relu" else y
 
+    def added(self, x: Tensor, plus: Tensor) -> Tensor:
+        return plus + self(x)
 
-def _laid_out(weight: Tensor, bias: Tensor | None, activation: Activation) -> Callable[[Tensor], Tensor] | None:
-    """OneDNN's product with weights in its own order, if this torch, processor and type have it."""
+
+class _LaidOut:
+    """The product of oneDNN, with weights in its own order."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> None:
+        # What torch.compile makes of a linear layer whose weights are frozen; torch gives it no public name.
+        product: Any = torch.ops.mkldnn._linear_pointwise
+        self._plain, self._adding = product.default, product.binary
+        self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight), bias
+        self._activation = activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self._plain(x, self._weight, self._bias, self._activation, [], ""))
+
+    def added(self, x: Tensor, plus: Tensor) -> Tensor:
+        if self._activation != "none":
+            return plus + self(x)
+        return cast(Tensor, self._adding(x, plus, self._weight, self._bias, "add"))
+
+
+def _laid_out(weight: Tensor, bias: Tensor | None, activation: Activation) -> _LaidOut | None:
+    """OneDNN's product, if this torch, processor and type have it."""
     if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return None
     try:
-        # What torch.compile makes of a linear layer whose weights are frozen; torch gives it no public name.
-        product: Any = torch.ops.mkldnn._linear_pointwise.default
-        own_order = torch.ops.mkldnn._reorder_linear_weight(weight)
-        product(weight.new_zeros(2, weight.shape[1]), own_order, bias, activation, [], "")
+        product, row = _LaidOut(weight, bias, activation), weight.new_zeros(1, weight.shape[1])
+        product.added(row, product(row))
     except (AttributeError, RuntimeError, NotImplementedError):
         return None
-    return lambda x: product(x, own_order, bias, activation, [], "")
+    return product

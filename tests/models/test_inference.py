@@ -169,3 +169,10 @@ def test_bfloat16_scores_a_trained_models_answers_alike():
     apart = torch.tensor([abs(one.score - other.score) for (one,), (other,) in zip(exact, fast, strict=True)])
     assert apart.max() > 0  # it is another precision
     assert (apart < 1e-2).float().mean() >= 0.99
+
+
+def test_logits_of_bfloat16_weights_are_not_rounded_to_it():
+    ready = prepare(untrained(KINDS["pre"], torch.float32), torch.bfloat16)
+    logits, _, _ = ready.step(ready.start(*sources()), torch.full((9,), BOS))
+    assert logits.dtype == torch.float32
+    assert (logits != logits.bfloat16()).float().mean() > 0.9

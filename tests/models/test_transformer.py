@@ -1,7 +1,7 @@
 """The Transformer against torch.nn.Transformer with copied weights, its maps, variants and errors."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jaxtyping
 import pytest
@@ -199,6 +199,15 @@ def test_tied_and_shared_matrices_are_one_parameter() -> None:
     assert sizes[1] - sizes[0] == TARGET_VOCAB * TINY.dim
 
 
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+@pytest.mark.parametrize(("given", "expected"), [(None, 0.3), (0.0, 0.0), (0.5, 0.5)])
+def test_hidden_units_may_have_a_dropout_of_their_own(activation: str, given: float | None, expected: float) -> None:
+    model = make(dropout=0.3, activation_dropout=given, activation=activation)
+    for layer in (*model.encoder, *model.decoder):
+        assert cast(Any, layer).feed_forward.dropout.p == expected
+        assert all(residual.dropout.p == 0.3 for residual in cast(Any, layer).residuals)
+
+
 def test_fresh_logits_are_near_a_guess() -> None:
     """The loss of an untrained model is that of a guess plus half the variance of its logits: about 1/2."""
     for tied in (True, False):
@@ -255,6 +264,7 @@ def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"feed_forward_dim": 0}, "hidden_dim=0"),
         ({"dropout": 1.5}, r"dropout must be in \[0, 1\), got 1.5"),
         ({"attention_dropout": -1.0}, r"attention_dropout must be in \[0, 1\), got -1.0"),
+        ({"activation_dropout": 1.0}, r"activation_dropout must be in \[0, 1\), got 1.0"),
         ({"dim": 14}, "got 14 and 3"),
         ({"dim": 9}, "even dim of at least 2, got 9"),
         ({"num_kv_heads": 2}, "got 3 and 2"),

@@ -10,6 +10,12 @@ from regard.training import rendezvous
 from regard.training.rendezvous import agree
 
 
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that do not agree fail instead of waiting for minutes."""
+    monkeypatch.setattr(rendezvous, "PATIENCE_SECONDS", 5.0)
+
+
 def start(store: torch.distributed.Store, late: int, world_size: int = 3) -> list[str]:
     """What each rank was told; one of them comes late."""
     found = [""] * world_size

@@ -2,8 +2,10 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
+from unittest import mock
 
 import jaxtyping
 import pytest
@@ -150,6 +152,20 @@ def test_a_search_without_length_penalty_stops_as_soon_as_it_is_certain() -> Non
     table.step = lambda state, tokens: steps.append(len(tokens)) or step(state, tokens)
     beam_search(table, *sources(3, 5), **LIMITS, max_steps=50, beam_size=4, length_penalty=0.0)
     assert len(steps) < 4
+
+
+def test_a_search_stops_at_a_step_that_ends_nothing_too() -> None:
+    """An answer of one token scores -1; all else loses log 4 a token, and is out of reach of it after a while."""
+    table = Table(6)
+    first = torch.tensor([-9.0, -9.0, -1.0, -9.0, math.log(1 - math.exp(-1)), -9.0], dtype=torch.float64)
+    later = torch.tensor([0.0, 0.0, -99.0, 0.0, 0.0, -99.0], dtype=torch.float64)
+    table.logits = lambda prefix: first if len(prefix) == 2 else later
+    steps, step = [], table.step
+    table.step = lambda state, tokens: steps.append(len(tokens)) or step(state, tokens)
+    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=20, beam_size=2)
+    assert found[0].tokens == [EOS]
+    # After n steps the best that goes on has log p(4) - (n - 1) log 4, to be divided by 20 at the most.
+    assert len(steps) == next(n for n in range(1, 21) if first[4] - (n - 1) * math.log(4) <= -20)
 
 
 def narrow_beam(
@@ -495,9 +511,10 @@ def test_sources_and_lengths_must_fit(search: Callable[..., object], monkeypatch
 @given(
     vocab=st.integers(1, 700), sources=st.integers(1, 4), rows=st.integers(1, 4), count=st.integers(1, 9),
     seed=st.integers(0, 9), dead=st.booleans(), dtype=st.sampled_from([torch.float32, torch.float64]),
+    few=st.sampled_from([0, decoding.FEW]),
 )  # fmt: skip
 def test_the_largest_are_those_of_a_whole_sort(
-    vocab: int, sources: int, rows: int, count: int, seed: int, dead: bool, dtype: torch.dtype
+    vocab: int, sources: int, rows: int, count: int, seed: int, dead: bool, dtype: torch.dtype, few: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(sources * rows, vocab, generator=generator, dtype=dtype)
@@ -505,7 +522,8 @@ def test_the_largest_are_those_of_a_whole_sort(
     if dead:
         offsets[:, 1:] = -torch.inf
         values[values < -1] = -torch.inf
-    found, places = decoding._largest(values, offsets, count)
+    with mock.patch.object(decoding, "FEW", few):
+        found, places = decoding._largest(values, offsets, count)
     whole = (values.view(sources, rows, vocab) + offsets[..., None]).view(sources, -1)
     assert torch.equal(found, whole.sort(descending=True)[0][:, :count])
     assert torch.equal(whole.gather(1, places), found)
@@ -515,4 +533,6 @@ def test_the_largest_are_those_of_a_whole_sort(
 @given(vocab=st.integers(1, 400), seed=st.integers(0, 9))
 def test_of_equal_logits_greedy_takes_the_first(vocab: int, seed: int) -> None:
     values = torch.randint(0, 3, (5, vocab), generator=torch.Generator().manual_seed(seed)).float()
-    assert torch.equal(decoding._largest(values, None, 1)[1], values.max(-1, keepdim=True)[1])
+    for few in (0, decoding.FEW):
+        with mock.patch.object(decoding, "FEW", few):
+            assert torch.equal(decoding._largest(values, None, 1)[1], values.max(-1, keepdim=True)[1])

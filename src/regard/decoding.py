@@ -333,6 +333,7 @@ class _Beam:
         self.sources = torch.arange(count, device=device)
         self.live = torch.full((count, size), -torch.inf, device=device)
         self.live[:, 0] = 0.0
+        self.has_finished = False
         # (B, K) the finished, best first: score, the step that ended them, and the row that they were in then.
         self.score = torch.full((count, size), -torch.inf, device=device)
         self.ended_at = torch.zeros((count, size), dtype=torch.long, device=device)
@@ -349,6 +350,11 @@ class _Beam:
         first = torch.arange(running, device=index.device)[:, None] * self.size
         parents, chosen = first + index // vocab_size, index % vocab_size
         ends = chosen == self.eos_id
+        if not (self.has_finished or bool(ends.any())):  # nearly every step but the last few
+            self.live, chosen, parents = (x[:, : self.size] for x in (scores, chosen, parents))
+            self.trace.append(_Trace(alignment, chosen.flatten(), parents.flatten()))
+            return self.trace[-1].tokens, self.trace[-1].parents
+        self.has_finished = True
         self._finish(scores[:, : self.size], parents[:, : self.size], ends[:, : self.size], length)
         self.live, pick = torch.where(ends, -torch.inf, scores).topk(self.size, dim=-1)
         chosen, parents = chosen.gather(1, pick), parents.gather(1, pick)
@@ -434,15 +440,13 @@ def _largest(
     rows go number by number, and the maxima of chunks many at a time.
     """
     if offsets is None:
-        if values.numel() < FEW:
-            return _first(values, count)
         offsets = values.new_zeros(len(values), 1)
     sources, rows = offsets.shape
     vocab_size, chunks = values.shape[1], values.shape[1] // CHUNK
-    if chunks * rows < 2 * count:
+    if values.numel() < FEW or chunks * rows < 2 * count:
         return _first(torch.add(values.view(sources, rows, -1), offsets[..., None]).view(sources, -1), count)
     parts = values[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
-    offset = offsets.view(-1, 1)
+    offset = offsets.reshape(-1, 1)
     _, best = _first((parts.amax(-1) + offset).view(sources, -1), count)
     row, chunk = best // chunks, best % chunks
     at = (torch.arange(0, sources * rows, rows, device=values.device)[:, None] + row, chunk)

@@ -12,12 +12,15 @@ and fewer iterations, over which its rate falls. Asked for is that validation lo
 on the first nine tenths of the characters, and both are measured with the same function on the same last tenth.
 
     REGARD_EQUAL=1: ours, too, makes 2,000 iterations at the peer's rate: the time of a step, and the loss
+
+Where ours takes float32 products to oneDNN (`regard.nn.linear`), a last row gives the peer's the same switch.
 """
 
 import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from torch.nn import functional
 
 from benchmarks.harness import Row
 from regard.models import DecoderOnly, DecoderOnlyConfig
+from regard.nn.linear import by_onednn, onednn_is_faster
 from regard.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
 from regard.training.optimizers import adamw
 from regard.training.output_loss import output_cross_entropy
@@ -79,14 +83,16 @@ class Side:
 
     def __init__(self, model: nn.Module, step: Callable[[int], None], iterations: int) -> None:
         self.model, self._step, self._iterations = model, step, iterations
+        self.within: Callable[[], AbstractContextManager[None]] = nullcontext
         self.done, self.seconds = 0, 0.0
         self.turns: list[float] = []
 
     def take_turn(self) -> None:
         began = time.perf_counter()
-        for _ in range(self._iterations // TURNS):
-            self._step(self.done)
-            self.done += 1
+        with self.within():
+            for _ in range(self._iterations // TURNS):
+                self._step(self.done)
+                self.done += 1
         self.turns.append(time.perf_counter() - began)
         self.seconds += self.turns[-1]
 
@@ -168,19 +174,28 @@ def run() -> tuple[list[Row], list[str]]:
     rows, notes = [], []
     for seed in range(int(os.environ.get("REGARD_SEEDS", "1"))):
         sides = peer(train, vocab_size, seed), ours(train, vocab_size, iterations, highest, seed)
-        for turn in range(TURNS):
-            # In turns, and the order changes, so that a busy machine is busy for both.
-            for side in sides if turn % 2 else sides[::-1]:
-                side.take_turn()
-        ratios = np.sort([p / o for p, o in zip(sides[0].turns, sides[1].turns, strict=True)])
-        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
         what = f"{ITERATIONS:,} iterations against {iterations:,} of ours, float32, seed {seed}"
-        rows.append(Row(what, sides[0].seconds, sides[1].seconds, middle, low, high, None if is_equal else 2.0))
-        print(rows[-1], flush=True)
+        rows.append(raced(what, *sides, target=None if is_equal else 2.0))
         theirs, own = (validation_loss(side.model, valid) for side in sides)
         notes.append(
             f"Validation loss, seed {seed}: peer {theirs:.4f} after {ITERATIONS:,} iterations at a rate of {RATE:g}, "
             f"ours {own:.4f} after {iterations:,} at {highest:g} (nanoGPT's page: 1.88)."
         )
         print(notes[-1], flush=True)
+    if onednn_is_faster():
+        sides = peer(train, vocab_size, 0), ours(train, vocab_size, iterations, highest, 0)
+        sides[0].within = by_onednn
+        rows.append(raced("seed 0, all by oneDNN", *sides, target=None))
     return rows, notes
+
+
+def raced(what: str, theirs: Side, own: Side, *, target: float | None) -> Row:
+    """Both sides to their end, in turns; the order changes, so that a busy machine is busy for both."""
+    for turn in range(TURNS):
+        for side in (theirs, own) if turn % 2 else (own, theirs):
+            side.take_turn()
+    ratios = np.sort([p / o for p, o in zip(theirs.turns, own.turns, strict=True)])
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+    row = Row(what, theirs.seconds, own.seconds, middle, low, high, target)
+    print(row, flush=True)
+    return row

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from regard.decoding import beam_search, greedy
+from regard.decoding import Decodable, beam_search, greedy
+from regard.models.inference import prepare
 from regard.tasks.config import Model, TranslationConfig
 from regard.tasks.corpus import TokenBatches
 from regard.text.batches import Batch
@@ -61,13 +62,16 @@ class Validation:
     def _bleu(self) -> float:
         ours = BleuCounts()
         with gathered(self._model):  # a search has as many steps as it needs, on every rank another number
+            decoder = prepare(self._model)
             for batch, counts in self._share():
                 if counts:
-                    ours.add(self._translations(batch), [self._text(row) for row in batch.target_output.tolist()])
+                    ours.add(
+                        self._translations(decoder, batch), [self._text(row) for row in batch.target_output.tolist()]
+                    )
         whole = self._fabric.all_reduce(torch.tensor(ours.values, dtype=torch.float64), reduce_op="sum")
         return BleuCounts(whole.tolist()).score()
 
-    def _translations(self, batch: Batch) -> list[str]:
+    def _translations(self, decoder: Decodable, batch: Batch) -> list[str]:
         marks = self._tokenizer.marks
         longest = 2 * batch.source.shape[1] + 50
         settings: dict[str, Any] = {
@@ -76,10 +80,10 @@ class Validation:
             "max_steps": min(longest, self._model.max_length or longest),
         }
         if self._config.validation_beam == 1:
-            found = greedy(self._model, batch.source, batch.source_lengths, **settings)
+            found = greedy(decoder, batch.source, batch.source_lengths, **settings)
         else:
             beam = self._config.validation_beam
-            nbest = beam_search(self._model, batch.source, batch.source_lengths, beam_size=beam, **settings)
+            nbest = beam_search(decoder, batch.source, batch.source_lengths, beam_size=beam, **settings)
             found = [best[0] for best in nbest]
         return [self._text(hypothesis.tokens) for hypothesis in found]
 

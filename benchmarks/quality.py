@@ -45,11 +45,11 @@ RNN = (
 )
 # Without --valid, a hundredth of the sources is kept from training, and chosen by.
 ENG_FRA = (
-    "train.tsv.gz --batch-tokens 8192 --steps 1400 --learning-rate 0.004 --warmup-steps 300 --schedule cosine "
-    "--ema-decay 0.995 --keep 4 --validate-every 300 --save-every 300 --log-every 50 --shared-vocabulary "
+    "train.tsv.gz --batch-tokens 8192 --steps 4500 --learning-rate 0.004 --warmup-steps 600 --schedule cosine "
+    "--ema-decay 0.998 --keep 4 --validate-every 500 --save-every 500 --log-every 50 --pictures 0 --shared-vocabulary "
     "--vocab-size 6000 --transformer.encoder-layers 3 --transformer.decoder-layers 3 --transformer.dim 192 "
     "--transformer.feed-forward-dim 512 --transformer.num-heads 4 --transformer.dropout 0.1 "
-    "--transformer.shared-embeddings"
+    "--transformer.activation-dropout 0 --transformer.shared-embeddings"
 )
 
 

@@ -188,9 +188,13 @@ def peer_step(model: nn.Module, dtype: torch.dtype | None) -> Step:
 def our_model() -> Transformer:
     config = TransformerConfig(
         dim=DIM, num_heads=HEADS, encoder_layers=LAYERS, decoder_layers=LAYERS, feed_forward_dim=HIDDEN,
-        dropout=DROPOUT, shared_embeddings=True,
+        dropout=DROPOUT, shared_embeddings=True, norm_position="post",  # as the peers have it
     )  # fmt: skip
-    return Transformer(config, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY)
+    model = Transformer(config, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1 and "embedding" not in name:
+            nn.init.xavier_uniform_(weight)  # as torch.nn.Transformer begins, so that losses can be compared
+    return model
 
 
 def our_step(model: nn.Module, dtype: torch.dtype | None) -> Step:

@@ -464,6 +464,16 @@ def test_options_of_translations(call, run: Path, tmp_path: Path) -> None:
     _, first, _ = call("translate", str(run), "2 times 3", "--alignments", "--alignment-head", "0")
     assert json.loads(first) != maps[0]
     assert call("translate", str(run), "2 times ß", "--copy-unknown")[0] == 0
+    how = ("--nbest", "3", "--alignments", "--length-penalty")
+    sums, means = (
+        {one["text"]: (one["score"], len(one["tokens"])) for one in json.loads(out)["translations"]}
+        for out in (call("translate", str(run), "2 times 3", *how, penalty)[1] for penalty in ("0", "1"))
+    )
+    shared = sums.keys() & means.keys()
+    assert shared
+    for text in shared:
+        assert means[text][0] == pytest.approx(sums[text][0] / means[text][1], abs=1e-3)
+    check_one_line(call("translate", str(run), "x", "--length-penalty", "-1"), "length_penalty must be at least 0")
     check_one_line(call("translate", str(run), "x", "--alignment-head", "0"), "go with --alignments or --copy-unknown")
     check_one_line(call("translate", str(run), "x", *of, "1"), "expected a layer from -1 to 0")
     check_one_line(call("translate", str(run), "x", "--prefix", "y", "--prefix-column"), "give one of them")
@@ -615,6 +625,9 @@ def test_wrong_uses_of_runs(call, run: Path, text: Path, text_runs: dict[str, Pa
     check_one_line(call("translate", language_model, "x"), "got task 'language-model'")
     check_one_line(call("evaluate", language_model, "--data", str(text), "--beam", "2"), "--beam is not for")
     check_one_line(call("evaluate", str(run), "--data", str(text), "--stride", "2"), "--stride is not for")
+    check_one_line(
+        call("evaluate", language_model, "--data", str(text), "--length-penalty", "2"), "--length-penalty is not for"
+    )
     check_one_line(call("generate", language_model, "--top-p", "2"), "top-p must be above 0 and at most 1, got 2.0")
     check_one_line(call("generate", language_model, "--samples", "0"), "samples must be at least 1")
     check_one_line(call("train", "--task", "poetry", "--data", "x"), "the task must be one of translation, language")

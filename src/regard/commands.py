@@ -110,6 +110,7 @@ def translate(
     bad_lines: BadLines = "stop",
     beam: int = 5,
     nbest: int = 1,
+    length_penalty: float = 1.0,
     alignments: bool = False,
     alignment_layer: int | Mean = -1,
     alignment_head: int | Mean = "mean",
@@ -133,6 +134,7 @@ def translate(
         bad_lines: whether a line that cannot be read or is too long ends the work, or is answered by an empty line.
         beam: hypotheses kept while searching; 1 takes the most probable token each time.
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
+        length_penalty: of beam search: above 1 favours longer translations, below 1 shorter ones.
         alignments: print JSON: tokens, scores, and what each token looked at among the source's.
         alignment_layer: the decoder's layer whose attention that is, from 0, or from -1 backwards; or mean.
         alignment_head: the head in it, or mean.
@@ -163,6 +165,7 @@ def translate(
     asked = Options(
         beam_size=beam,
         num_best=nbest,
+        length_penalty=length_penalty,
         alignments=align if alignments or chosen else None,
         copy_unknown=copy_unknown,
         vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
@@ -259,6 +262,7 @@ def evaluate(
     data: tuple[Path, ...],
     references: tuple[Path, ...] = (),
     beam: int | None = None,
+    length_penalty: float | None = None,
     stride: int | None = None,
     device: str = "auto",
 ) -> None:
@@ -272,17 +276,27 @@ def evaluate(
         data: the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text.
         references: translation: files of reference translations, one a set, for --data, which is then sources alone.
         beam: translation: hypotheses kept while searching; 5 unless given.
+        length_penalty: translation: above 1 favours longer translations, below 1 shorter ones; 1 unless given.
         stride: language model: tokens that each block predicts, the others being context; half a block unless given.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     model = task_of(run).load(run, device=device)
-    given = ("--beam", beam, Translator), ("--stride", stride, Writer), ("--references", references or None, Translator)
+    given = (
+        ("--beam", beam, Translator),
+        ("--length-penalty", length_penalty, Translator),
+        ("--stride", stride, Writer),
+        ("--references", references or None, Translator),
+    )
     for flag, value, kind in given:
         if value is not None and not isinstance(model, kind):
             raise ArgumentError(f"{flag} is not for a run of the task {RunFolder(run).task()}: leave it out")
     match model:
         case Translator():
-            _print_table(_translation_scores(model, data, references, 5 if beam is None else beam))
+            how = {
+                "beam_size": 5 if beam is None else beam,
+                "length_penalty": 1.0 if length_penalty is None else length_penalty,
+            }
+            _print_table(_translation_scores(model, data, references, how))
         case Writer():
             found = model.evaluate(_lines(data), stride=stride)
             _print_table(
@@ -486,11 +500,11 @@ def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetit
 
 
 def _translation_scores(
-    model: Translator, data: tuple[Path, ...], references: tuple[Path, ...], beam: int
+    model: Translator, data: tuple[Path, ...], references: tuple[Path, ...], how: dict[str, Any]
 ) -> list[tuple[str, ...]]:
     if references and len(data) != 1:
         raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")
-    found = model.evaluate(_judged(data, references), beam_size=beam)
+    found = model.evaluate(_judged(data, references), **how)
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),

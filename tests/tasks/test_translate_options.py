@@ -94,6 +94,27 @@ def test_an_alignment_is_the_map_of_that_layer_and_head(translator, which, beam_
             torch.testing.assert_close(candidate.alignment.sum(-1), torch.ones(len(tokens)), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
+def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(translator, penalty) -> None:
+    favour(translator, translator.target_tokenizer.marks.end_id, 2.0)
+    how = {"beam_size": 4, "num_best": 4, "length_penalty": penalty, "alignments": AlignmentOf()}
+    ended = 0
+    for one in translator.translate([source for source in SOURCES if source], **how):
+        for candidate in one.candidates:
+            if candidate.labels[-1] == "<eos>":
+                (found,) = translator.score([(one.source, candidate.text)])
+                if found.tokens == len(candidate.labels):
+                    ended += 1
+                    assert candidate.score == pytest.approx(found.log_probability / found.tokens**penalty, rel=1e-4)
+    assert ended > len(SOURCES)
+
+
+@pytest.mark.parametrize("penalty", [-0.5, float("nan"), float("inf")])
+def test_a_length_penalty_is_a_number_from_0_up(penalty) -> None:
+    with pytest.raises(ArgumentError, match="length_penalty must be at least 0 and finite"):
+        next(make().translate(SOURCES[:1], length_penalty=penalty))
+
+
 def test_layers_and_heads_differ_and_must_exist() -> None:
     translator = make()
     read = lambda which: next(translator.translate(SOURCES[:1], alignments=which)).candidates[0].alignment  # noqa: E731

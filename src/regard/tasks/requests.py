@@ -22,6 +22,7 @@ class Options:
 
     beam_size: int = 5
     num_best: int = 1
+    length_penalty: float = 1.0
     alignments: AlignmentOf | None = None
     copy_unknown: bool = False
     vocabulary: Vocabulary | None = None
@@ -30,6 +31,8 @@ class Options:
         """Check the numbers once."""
         if not 1 <= self.num_best <= self.beam_size:
             raise ArgumentError(f"num_best must be in 1..beam_size, got {self.num_best} and {self.beam_size}")
+        if not 0 <= self.length_penalty < float("inf"):
+            raise ArgumentError(f"length_penalty must be at least 0 and finite, got {self.length_penalty}")
 
     def settings(self) -> dict[str, Any]:
         """What decides the answers, as JSON can hold it."""
@@ -38,6 +41,7 @@ class Options:
         return {
             "beam": self.beam_size,
             "nbest": self.num_best,
+            "length-penalty": self.length_penalty,
             "alignments": alignments,
             "copy-unknown": self.copy_unknown,
             "vocabulary": chosen,

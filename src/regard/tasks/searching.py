@@ -22,6 +22,7 @@ class Job:
     max_steps: int
     beam_size: int = 5
     num_best: int = 1
+    length_penalty: float = 1.0
     prefixes: Sequence[Sequence[int]] = ()
     """What each answer begins with; none at all, or one for each source."""
     vocabulary: Sequence[int] | None = None
@@ -52,7 +53,8 @@ def search(model: Decodable, job: Job) -> list[list[Hypothesis]]:
     with torch.inference_mode():
         if job.beam_size == 1:
             return [[one] for one in greedy(model, *given, **common)]
-        return beam_search(model, *given, beam_size=job.beam_size, num_best=job.num_best, **common)
+        how = {"beam_size": job.beam_size, "num_best": job.num_best, "length_penalty": job.length_penalty}
+        return beam_search(model, *given, **how, **common)
 
 
 def _constraints(job: Job) -> list[Constraint]:

@@ -212,6 +212,7 @@ class Translator:
         *,
         beam_size: int = 5,
         num_best: int = 1,
+        length_penalty: float = 1.0,
         alignments: AlignmentOf | None = None,
         copy_unknown: bool = False,
         vocabulary: Vocabulary | None = None,
@@ -227,6 +228,7 @@ class Translator:
             lines: sentences, one each; a `Request` where a translation must begin with given words.
             beam_size: hypotheses kept; 1 takes the most probable token at every step.
             num_best: translations of each sentence, at most `beam_size`.
+            length_penalty: alpha of `regard.decoding.beam_search`: above 1 favours longer translations, 0 short ones.
             alignments: what the candidates tell as what each token looked at, as `AlignmentOf(layer=-1)`.
             copy_unknown: whether each token that stands for a word outside the vocabulary is printed as the
                 word of the source that it attends to most, by `alignments` or the last layer's mean.
@@ -243,6 +245,7 @@ class Translator:
         options = Options(
             beam_size=beam_size,
             num_best=num_best,
+            length_penalty=length_penalty,
             alignments=alignments,
             copy_unknown=copy_unknown,
             vocabulary=vocabulary,
@@ -297,13 +300,16 @@ class Translator:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    def evaluate(self, pairs: Iterable[tuple[str, str | Sequence[str]]], *, beam_size: int = 5) -> Evaluation:
+    def evaluate(
+        self, pairs: Iterable[tuple[str, str | Sequence[str]]], *, beam_size: int = 5, length_penalty: float = 1.0
+    ) -> Evaluation:
         """Translate the sources and compare with the references.
 
         Args:
             pairs: each a source and its reference, or several: a translation is compared with all of them, in
                 BLEU and chrF as sacrebleu does; exact is what equals one; the loss is that of every reference.
             beam_size: hypotheses kept.
+            length_penalty: as for `translate`.
 
         Raises:
             DataError: there are no pairs, or one is longer than the model's positions.
@@ -312,7 +318,8 @@ class Translator:
         if not sets:
             raise DataError("there are no pairs to evaluate on")
         references = [[normalise(target) for target in targets] for _, targets in sets]
-        found = [one.text for one in self.translate((source for source, _ in sets), beam_size=beam_size)]
+        how = {"beam_size": beam_size, "length_penalty": length_penalty}
+        found = [one.text for one in self.translate((source for source, _ in sets), **how)]
         streams = list(zip_longest(*references))  # the first reference of each, the second of each, ...
         return Evaluation(
             bleu(found, *streams),
@@ -448,6 +455,7 @@ class Translator:
             max_steps=min(longest, self.model.max_length or longest),
             beam_size=options.beam_size,
             num_best=options.num_best,
+            length_penalty=options.length_penalty,
             prefixes=prefixes if any(prefixes) else (),
             vocabulary=None if allowed is None else allowed.tokens.nonzero()[:, 0].tolist(),
             vocab_size=0 if allowed is None else allowed.tokens.shape[-1],

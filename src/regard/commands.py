@@ -292,10 +292,8 @@ def evaluate(
             raise ArgumentError(f"{flag} is not for a run of the task {RunFolder(run).task()}: leave it out")
     match model:
         case Translator():
-            how = {
-                "beam_size": 5 if beam is None else beam,
-                "length_penalty": 1.0 if length_penalty is None else length_penalty,
-            }
+            how = {"beam_size": beam, "length_penalty": length_penalty}
+            how = {name: value for name, value in how.items() if value is not None}
             _print_table(_translation_scores(model, data, references, how))
         case Writer():
             found = model.evaluate(_lines(data), stride=stride)

@@ -5,7 +5,7 @@
 
 REGARD_DATA names the folder with the corpora (multi30k/, eng-fra/); `dates` makes its own. Nothing is chosen on the
 test set: a run keeps the models of its latest validations, `regard choose` takes the one, or the mean of several, that
-translates the validation set best.
+translates the validation set best, and so is the length penalty chosen where there are validation files.
 """
 
 import json
@@ -25,6 +25,8 @@ from regard.text import dates
 from regard.training.metrics import bleu, chrf, exact_match
 
 Lines = list[str]
+PENALTIES = (1.0, 0.6, 1.4, 1.8)
+"""Of which the first of the best is taken."""
 TINY = (
     "--shared-vocabulary --vocab-size 6000 --transformer.encoder-layers 4 --transformer.decoder-layers 4 "
     "--transformer.dim 128 --transformer.feed-forward-dim 256 --transformer.num-heads 4 --transformer.dropout 0.3 "
@@ -63,6 +65,7 @@ class Recipe:
     languages: tuple[str, str]
     test: Callable[[Path], tuple[Lines, Lines]]
     asked: str
+    valid: Callable[[Path], tuple[Lines, Lines]] | None = None
     ranks: int = 1
 
 
@@ -86,14 +89,15 @@ FLICKR = aligned("test_2016_flickr", "en", "de"), aligned("test_2016_flickr", "d
 RECIPES = {
     "en-de": Recipe(
         "Multi30k en-de, Transformer-tiny", "multi30k", EN_DE, ("en", "de"), FLICKR[0],
-        "41.0 BLEU lower-cased and Moses-tokenised",
+        "41.0 BLEU lower-cased and Moses-tokenised", aligned("val", "en", "de"),
     ),
     "de-en": Recipe(
-        "Multi30k de-en, Transformer-tiny", "multi30k", DE_EN, ("de", "en"), FLICKR[1], "37.5 BLEU cased"
+        "Multi30k de-en, Transformer-tiny", "multi30k", DE_EN, ("de", "en"), FLICKR[1], "37.5 BLEU cased",
+        aligned("val", "de", "en"),
     ),
     "rnn": Recipe(
         "Multi30k de-en, recurrent model with Bahdanau's attention", "multi30k", RNN, ("de", "en"), FLICKR[1],
-        "33.5 BLEU cased",
+        "33.5 BLEU cased", aligned("val", "de", "en"),
     ),
     "eng-fra": Recipe(
         "Tatoeba eng-fra, Transformer", "eng-fra", ENG_FRA, ("en", "fr"), columns("val.tsv"),
@@ -125,10 +129,23 @@ def moses_bleu(found: Sequence[str], references: Sequence[str], language: str) -
     return float(score), f"{metric.get_signature()} on text lower-cased and tokenised by sacremoses"
 
 
+def chosen_penalty(translator: Translator, sources: Lines, references: Lines) -> float:
+    """The length penalty whose translations of the validation set are best."""
+
+    def score(penalty: float) -> float:
+        found = [one.text for one in translator.translate(sources, beam_size=5, length_penalty=penalty)]
+        print(f"length penalty {penalty:g}: validation BLEU {(value := bleu(found, references).value):.2f}")
+        return value
+
+    return max(PENALTIES, key=score)
+
+
 def report(name: str, recipe: Recipe, corpus: Path, run: Path) -> str:
     """The scores of a finished run, with its commands and the end of its log."""
     sources, references = recipe.test(corpus)
-    found = [one.text for one in Translator.load(run).translate(sources, beam_size=5)]
+    translator = Translator.load(run)
+    penalty = 1.0 if recipe.valid is None else chosen_penalty(translator, *recipe.valid(corpus))
+    found = [one.text for one in translator.translate(sources, beam_size=5, length_penalty=penalty)]
     (run / "test.hypotheses.txt").write_text("\n".join(found) + "\n", encoding="utf-8")
     tokenised, how = moses_bleu(found, references, recipe.languages[1])
     cased, characters = bleu(found, references), chrf(found, references)
@@ -139,7 +156,7 @@ def report(name: str, recipe: Recipe, corpus: Path, run: Path) -> str:
     command = shlex.join(train_command(recipe, Path(recipe.corpus), Path("runs") / name))
     return (
         f"Asked: {recipe.asked}.\n\n```\n{command}\nregard choose runs/{name} --by bleu\n```\n\n"
-        f"{steps:,} updates, {len(sources):,} test sentences, beam 5:\n\n"
+        f"{steps:,} updates, {len(sources):,} test sentences, beam 5, length penalty {penalty:g}:\n\n"
         f"- BLEU {cased.value:.2f} (`{cased.signature}`)\n- chrF {characters.value:.2f} (`{characters.signature}`)\n"
         f"- BLEU {tokenised:.2f} (`{how}`)\n\nThe end of the log:\n\n```\n" + "\n".join(shown) + "\n```\n"
     )

@@ -53,8 +53,8 @@ def search(model: Decodable, job: Job) -> list[list[Hypothesis]]:
     with torch.inference_mode():
         if job.beam_size == 1:
             return [[one] for one in greedy(model, *given, **common)]
-        how = {"beam_size": job.beam_size, "num_best": job.num_best, "length_penalty": job.length_penalty}
-        return beam_search(model, *given, **how, **common)
+        common["length_penalty"] = job.length_penalty
+        return beam_search(model, *given, beam_size=job.beam_size, num_best=job.num_best, **common)
 
 
 def _constraints(job: Job) -> list[Constraint]:

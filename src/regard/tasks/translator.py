@@ -318,8 +318,8 @@ class Translator:
         if not sets:
             raise DataError("there are no pairs to evaluate on")
         references = [[normalise(target) for target in targets] for _, targets in sets]
-        how = {"beam_size": beam_size, "length_penalty": length_penalty}
-        found = [one.text for one in self.translate((source for source, _ in sets), **how)]
+        answers = self.translate((source for source, _ in sets), beam_size=beam_size, length_penalty=length_penalty)
+        found = [one.text for one in answers]
         streams = list(zip_longest(*references))  # the first reference of each, the second of each, ...
         return Evaluation(
             bleu(found, *streams),

@@ -5,7 +5,7 @@
 
 REGARD_DATA names the folder with the corpora (multi30k/, eng-fra/); `dates` makes its own. Nothing is chosen on the
 test set: a run keeps the models of its latest validations, `regard choose` takes the one, or the mean of several, that
-translates the validation set best, and so is the length penalty chosen where there are validation files.
+translates the validation set best.
 """
 
 import json
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import zip_longest
 from pathlib import Path
 
 from benchmarks.__main__ import write_section
@@ -25,8 +26,6 @@ from regard.text import dates
 from regard.training.metrics import bleu, chrf, exact_match
 
 Lines = list[str]
-PENALTIES = (1.0, 0.6, 1.4, 1.8)
-"""Of which the first of the best is taken."""
 TINY = (
     "--shared-vocabulary --vocab-size 6000 --transformer.encoder-layers 4 --transformer.decoder-layers 4 "
     "--transformer.dim 128 --transformer.feed-forward-dim 256 --transformer.num-heads 4 --transformer.dropout 0.3 "
@@ -65,7 +64,6 @@ class Recipe:
     languages: tuple[str, str]
     test: Callable[[Path], tuple[Lines, Lines]]
     asked: str
-    valid: Callable[[Path], tuple[Lines, Lines]] | None = None
     ranks: int = 1
 
 
@@ -89,15 +87,14 @@ FLICKR = aligned("test_2016_flickr", "en", "de"), aligned("test_2016_flickr", "d
 RECIPES = {
     "en-de": Recipe(
         "Multi30k en-de, Transformer-tiny", "multi30k", EN_DE, ("en", "de"), FLICKR[0],
-        "41.0 BLEU lower-cased and Moses-tokenised", aligned("val", "en", "de"),
+        "41.0 BLEU lower-cased and Moses-tokenised"
     ),
     "de-en": Recipe(
-        "Multi30k de-en, Transformer-tiny", "multi30k", DE_EN, ("de", "en"), FLICKR[1], "37.5 BLEU cased",
-        aligned("val", "de", "en"),
+        "Multi30k de-en, Transformer-tiny", "multi30k", DE_EN, ("de", "en"), FLICKR[1], "37.5 BLEU cased"
     ),
     "rnn": Recipe(
         "Multi30k de-en, recurrent model with Bahdanau's attention", "multi30k", RNN, ("de", "en"), FLICKR[1],
-        "33.5 BLEU cased", aligned("val", "de", "en"),
+        "33.5 BLEU cased"
     ),
     "eng-fra": Recipe(
         "Tatoeba eng-fra, Transformer", "eng-fra", ENG_FRA, ("en", "fr"), columns("val.tsv"),
@@ -129,26 +126,24 @@ def moses_bleu(found: Sequence[str], references: Sequence[str], language: str) -
     return float(score), f"{metric.get_signature()} on text lower-cased and tokenised by sacremoses"
 
 
-def chosen_penalty(translator: Translator, sources: Lines, references: Lines) -> float:
-    """The length penalty whose translations of the validation set are best."""
-
-    def score(penalty: float) -> float:
-        found = [one.text for one in translator.translate(sources, beam_size=5, length_penalty=penalty)]
-        print(f"length penalty {penalty:g}: validation BLEU {(value := bleu(found, references).value):.2f}")
-        return value
-
-    return max(PENALTIES, key=score)
-
-
 def report(name: str, recipe: Recipe, corpus: Path, run: Path) -> str:
     """The scores of a finished run, with its commands and the end of its log."""
     sources, references = recipe.test(corpus)
     translator = Translator.load(run)
-    penalty = 1.0 if recipe.valid is None else chosen_penalty(translator, *recipe.valid(corpus))
-    found = [one.text for one in translator.translate(sources, beam_size=5, length_penalty=penalty)]
+    # A source that stands in several lines has as many references.
+    references_of: dict[str, Lines] = {}
+    for source, reference in zip(sources, references, strict=True):
+        references_of.setdefault(source, []).append(reference)
+    different = list(references_of)
+    found = [one.text for one in translator.translate(different, beam_size=5)]
     (run / "test.hypotheses.txt").write_text("\n".join(found) + "\n", encoding="utf-8")
-    tokenised, how = moses_bleu(found, references, recipe.languages[1])
-    cased, characters = bleu(found, references), chrf(found, references)
+    streams = list(zip_longest(*references_of.values()))
+    cased, characters = bleu(found, *streams), chrf(found, *streams)
+    answers = dict(zip(different, found, strict=True))
+    by_line = [answers[source] for source in sources]
+    tokenised, how = moses_bleu(by_line, references, recipe.languages[1])
+    also = f"- BLEU {bleu(by_line, references).value:.2f}, each of the {len(sources):,} lines a pair of its own\n"
+    also = also if len(different) < len(sources) else ""
     log = (run / "train.log").read_text(encoding="utf-8").splitlines()
     shown = [line for line in log if "validation" in line][-3:]
     trained = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -156,9 +151,9 @@ def report(name: str, recipe: Recipe, corpus: Path, run: Path) -> str:
     command = shlex.join(train_command(recipe, Path(recipe.corpus), Path("runs") / name))
     return (
         f"Asked: {recipe.asked}.\n\n```\n{command}\nregard choose runs/{name} --by bleu\n```\n\n"
-        f"{steps:,} updates, {len(sources):,} test sentences, beam 5, length penalty {penalty:g}:\n\n"
+        f"{steps:,} updates, {len(different):,} test sentences, beam 5:\n\n"
         f"- BLEU {cased.value:.2f} (`{cased.signature}`)\n- chrF {characters.value:.2f} (`{characters.signature}`)\n"
-        f"- BLEU {tokenised:.2f} (`{how}`)\n\nThe end of the log:\n\n```\n" + "\n".join(shown) + "\n```\n"
+        f"{also}- BLEU {tokenised:.2f} (`{how}`)\n\nThe end of the log:\n\n```\n" + "\n".join(shown) + "\n```\n"
     )
 
 

@@ -234,14 +234,17 @@ class LongRoPE(Scaling):
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
+    """The most precise floating-point type that the device has."""
     return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 
 def require_factor(name: str, factor: float) -> None:
+    """Refuse a factor that would shorten the context."""
     if factor < 1.0:
         raise ArgumentError(f"{name} stretches the context by a factor of at least 1, got {factor}")
 
 
 def require_length(name: str, length: int) -> None:
+    """Refuse a length of training of which no logarithm can be taken."""
     if length < 2:
         raise ArgumentError(f"{name} needs the length trained on as original_length, at least 2, got {length}")

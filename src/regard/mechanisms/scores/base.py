@@ -64,7 +64,7 @@ class Score(ABC):
         Autograd answers, unless a score knows a shorter way.
         """
         scale = self.dot_scale(query.shape[-1])
-        return pull_by_autograd(self, query, key, learned) if scale is None else dot_block(query, key, scale)
+        return _by_autograd(self, query, key, learned) if scale is None else _dot(query, key, scale)
 
     def dot_scale(self, dim: int) -> float | None:
         """The factor c if the score is c * (query . key) for prepared vectors of width dim, else None."""
@@ -236,7 +236,8 @@ class SoftCapped(Score):
         return f"{self.score}, soft-capped at {self.cap:g}"
 
 
-def dot_block(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Pull]:
+def _dot(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Pull]:
+    """A block of scaled dot products, and how a gradient goes back through it."""
     query = query * scale
 
     def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -245,7 +246,8 @@ def dot_block(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Pull]:
     return query @ key.mT, pull
 
 
-def pull_by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+    """A block of scores, and how a gradient goes back through it by autograd."""
     query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
     with torch.enable_grad():
         scores = score.block(query, key)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends import BACKENDS, choose
+from regard.backends import BACKENDS, choose_backend
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError, MissingExtraError
 from regard.maps import products
@@ -141,9 +141,9 @@ def _contents(
 
 def _backend(name: str | None, call: Call) -> Backend:
     try:
-        return choose(call, name if name in BACKENDS else None)
+        return choose_backend(call, name if name in BACKENDS else None)
     except BackendError:
-        return choose(call, None)
+        return choose_backend(call, None)
 
 
 def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> Any:

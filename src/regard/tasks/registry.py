@@ -10,16 +10,16 @@ from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFOR
 from regard.tasks.config import TrainingConfig
 from regard.tasks.language_modelling import causal as writer
 from regard.tasks.language_modelling import masked as filler
-from regard.tasks.language_modelling.causal import Writer
+from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.language_modelling.masked import Filler
+from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.language_modelling.train import (
     masked_job,
     next_token_job,
     run_language_model,
     run_masked_language_model,
 )
-from regard.tasks.runs.run import Job
+from regard.tasks.runs.run import TrainingJob
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation import translator
 from regard.tasks.translation.config import TranslationConfig
@@ -28,7 +28,7 @@ from regard.tasks.translation.train import run_translation, translation_job
 from regard.tasks.translation.translator import Translator
 
 TaskName = Literal["translation", "language-model", "masked-language-model"]
-Trained = Translator | Writer | Filler
+TrainedModel = Translator | LanguageModel | MaskedLanguageModel
 
 
 class Task(NamedTuple):
@@ -37,8 +37,8 @@ class Task(NamedTuple):
     config: type[TrainingConfig]
     run: Callable[..., str]
     """Trains; the name of the device that it ran on."""
-    load: Callable[..., Trained]
-    job: Callable[[Any, RunFolder, Any], Job]
+    load: Callable[..., TrainedModel]
+    job: Callable[[Any, RunFolder, Any], TrainingJob]
     """What the training loop is handed for a configuration, a prepared folder and a launched fabric."""
     model_field: str
     """The setting that describes the model."""
@@ -55,10 +55,10 @@ TASKS: Mapping[str, Task] = {
         TranslationConfig, run_translation, Translator.load, translation_job, "transformer", TRANSFORMER_SIZES
     ),
     writer.TASK: Task(
-        LanguageModelConfig, run_language_model, Writer.load, next_token_job, "model", DECODER_ONLY_SIZES
+        LanguageModelConfig, run_language_model, LanguageModel.load, next_token_job, "model", DECODER_ONLY_SIZES
     ),
     filler.TASK: Task(
-        MaskedLanguageModelConfig, run_masked_language_model, Filler.load, masked_job, "model", ENCODER_ONLY_SIZES
+        MaskedLanguageModelConfig, run_masked_language_model, MaskedLanguageModel.load, masked_job, "model", ENCODER_ONLY_SIZES
     ),
 }
 

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.biases.base import Bias, Pull
+from regard.mechanisms.biases.base import Bias, BiasPull
 from regard.mechanisms.shapes import Sizes
 
 
@@ -92,7 +92,7 @@ class Diagonals(Bias):
 
     def linearize(
         self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
-    ) -> tuple[Tensor, Pull]:
+    ) -> tuple[Tensor, BiasPull]:
         """The gradient of a value is the sum of its diagonal."""
 
         def pull(grad: Tensor, totals: Sequence[Tensor]) -> None:

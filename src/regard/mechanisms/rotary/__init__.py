@@ -5,7 +5,7 @@ from regard.mechanisms.rotary.layouts import Half as Half
 from regard.mechanisms.rotary.layouts import Interleaved as Interleaved
 from regard.mechanisms.rotary.layouts import Layout as Layout
 from regard.mechanisms.rotary.scalings import DynamicNTK as DynamicNTK
-from regard.mechanisms.rotary.scalings import Linear as Linear
+from regard.mechanisms.rotary.scalings import PositionInterpolation as PositionInterpolation
 from regard.mechanisms.rotary.scalings import Llama3 as Llama3
 from regard.mechanisms.rotary.scalings import LongRoPE as LongRoPE
 from regard.mechanisms.rotary.scalings import Scaling as Scaling
@@ -16,7 +16,7 @@ __all__ = [
     "Half",
     "Interleaved",
     "Layout",
-    "Linear",
+    "PositionInterpolation",
     "Llama3",
     "LongRoPE",
     "Rotary",

@@ -34,12 +34,12 @@ def plain_frequencies(base: float | Tensor, dim: int, device: torch.device) -> F
 
 
 @dataclass(frozen=True, slots=True)
-class Linear(Scaling):
+class PositionInterpolation(Scaling):
     r"""Position interpolation: $\theta_i / s$, as if positions were s times closer.
 
     Source: Chen et al. 2023 (arXiv:2306.15595), equation 4: their L'/L is our `factor`.
 
-    >>> Rotary(4, scaling=Linear(2.0)).frequencies(10)
+    >>> Rotary(4, scaling=PositionInterpolation(2.0)).frequencies(10)
     tensor([0.5000, 0.0050], dtype=torch.float64)
     """
 
@@ -47,7 +47,7 @@ class Linear(Scaling):
     """s, at least 1."""
 
     def __post_init__(self) -> None:
-        require_factor("Linear", self.factor)
+        require_factor("PositionInterpolation", self.factor)
 
     def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
         """All divided by s."""

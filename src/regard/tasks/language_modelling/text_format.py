@@ -15,7 +15,7 @@ class Row(NamedTuple):
     text_bytes: int
 
 
-class Language(Protocol):
+class TextFormat(Protocol):
     """What a `Writer` needs to know of texts."""
 
     @property
@@ -51,7 +51,7 @@ class Language(Protocol):
         ...
 
 
-class Trained:
+class TrainedFormat:
     """As training cut its text.
 
     Args:
@@ -90,7 +90,7 @@ class Trained:
         return Row([*ids, EOS] if ids and self._ends else ids, text_bytes)
 
 
-class Downloaded:
+class DownloadedFormat:
     """As a folder's tokenizer.json says.
 
     A prompt is what its template makes of a text (GPT-2's adds nothing, Llama's a begin mark); a text that is

@@ -74,7 +74,9 @@ class LanguageModel:
         documents: Documents = "file",
     ) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.language: TextFormat = TrainedFormat(tokenizer, documents) if isinstance(tokenizer, Tokenizer) else tokenizer
+        self.language: TextFormat = (
+            TrainedFormat(tokenizer, documents) if isinstance(tokenizer, Tokenizer) else tokenizer
+        )
         self.tokenizer = self.language.tokenizer
         self.block_length = block_length
 

@@ -11,19 +11,18 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_only import EncoderOnly
-from regard.tasks.language_modelling import causal as writer
-from regard.tasks.language_modelling import masked as filler
+from regard.tasks.language_modelling import causal, masked
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.pictures.validation_examples import look_at_text
-from regard.tasks.runs.run import TrainingJob, Options, train_run, warm_up
+from regard.tasks.runs.run import Options, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import (
     BlockPlan,
-    TextBlocks,
     TextBatch,
+    TextBlocks,
     TextWindow,
     mask_tokens,
     masked_windows,
@@ -83,12 +82,12 @@ def train_masked_language_model(
 
 def run_language_model(config: LanguageModelConfig, **options: Unpack[Options]) -> str:
     """Train as `train_language_model` does, without loading the model in the end; the device that it ran on."""
-    return train_run(writer.TASK, config, prepare_text, next_token_job, **options)
+    return train_run(causal.TASK, config, prepare_text, next_token_job, **options)
 
 
 def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[Options]) -> str:
     """Train as `train_masked_language_model` does, without loading the model in the end; the device that it ran on."""
-    return train_run(filler.TASK, config, prepare_text, masked_job, **options)
+    return train_run(masked.TASK, config, prepare_text, masked_job, **options)
 
 
 class TextBatches:

@@ -63,7 +63,8 @@ def test_no_file_reads_the_private_names_of_another() -> None:
 
 
 def test_a_name_has_one_meaning() -> None:
-    assert house.named_twice(house.definitions(FILES)) == []
+    # Every file that Python starts may call what it starts `main`.
+    assert house.named_twice(found for found in house.definitions(FILES) if found.name != "main") == []
     assert house.named_twice(house.script_definitions(PAGE)) == []
 
 

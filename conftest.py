@@ -18,7 +18,9 @@ CHECKED = (
     "mechanisms.positions",
     "nn",
     "models",
-    "generation",
+    "generation.beam",
+    "generation.greedy",
+    "generation.sampling",
 )
 # Nor where tests/core/test_compile.py starts a process of its own: torch.compile cannot trace these checks.
 if "REGARD_UNCHECKED_SHAPES" not in os.environ:

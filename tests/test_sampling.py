@@ -24,7 +24,7 @@ from regard.logits import (
     Vocabulary,
 )
 from regard.models import DecoderOnly, DecoderOnlyConfig
-from test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
+from tests.test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
 
 # -- filters, against transformers -------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PAIRS, SMALL, small_config, write_pairs
 
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.models.transformer import TransformerConfig
@@ -18,6 +17,7 @@ from regard.tasks.run_folder import RunFolder
 from regard.tasks.translation import TranslationConfig, Translator, train
 from regard.text.tokenizers import Characters
 from regard.training.sealed import checksum_of_file, read_sealed, write_sealed
+from tests.tasks.small_runs import PAIRS, SMALL, small_config, write_pairs
 
 SOURCES = [source for source, _ in PAIRS]
 

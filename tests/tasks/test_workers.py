@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PAIRS, small_config
 
 from regard.errors import ArgumentError, WorkerError
 from regard.tasks.searching import Job
 from regard.tasks.translation import train
 from regard.tasks.translator import Translator
 from regard.tasks.workers import Workers, sharing
+from tests.tasks.small_runs import PAIRS, small_config
 
 LINES = [source for source, _ in PAIRS] + ["", "we see nine trees we see ten cats"]
 

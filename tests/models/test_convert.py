@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from regard.decoding import greedy
 from regard.errors import RunFolderError
+from regard.generation.greedy import greedy
 from regard.models.convert import from_huggingface
 from tests.models.foreign_models import END, MARIAN, PAD, TRANSLATORS, VOCAB, save
 

@@ -7,7 +7,7 @@ import pytest
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from regard.tasks.config import TranslationConfig
+from regard.tasks.translation.config import TranslationConfig
 from tests.tasks.small_runs import small_config
 
 

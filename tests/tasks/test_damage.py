@@ -12,14 +12,14 @@ import torch
 
 from regard.errors import DataError, RunFolderError
 from regard.models.decoder_only import DecoderOnlyConfig
-from regard.tasks.config import TranslationConfig
-from regard.tasks.language_model import train_language_model
-from regard.tasks.run_folder import RunFolder
-from regard.tasks.text_config import LanguageModelConfig
-from regard.tasks.translation import train
+from regard.storage.locks import locked
+from regard.storage.sealed import read_sealed
+from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.tasks.language_modelling.train import train_language_model
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.train import train
 from regard.training.checkpoints import Checkpoints
-from regard.training.locks import locked
-from regard.training.sealed import read_sealed
 from tests.tasks.damaged_runs import Case, apply, cases, copy_of, outcome, snapshot
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 

@@ -10,8 +10,8 @@ from torch import nn
 from regard.errors import ArgumentError, RunFolderError
 from regard.training.averaging import MovingAverage, mean_of
 from regard.training.checkpoints import Checkpoints
+from regard.training.fit_config import FitConfig
 from regard.training.interrupts import TrainingInterrupted
-from regard.training.loop import FitConfig
 from tests.training.toy_training import killer, train_toy
 
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1, ema_decay=0.9, keep=3)

@@ -33,10 +33,10 @@ Contract = Callable[[Case, str], bool]
 """Raises unless a backend keeps its word on a call; False where the backend says that it cannot run it."""
 
 
-def attend(case: Case, backend: str, **options: object) -> regard.Attended | None:
+def attend(case: Case, backend: str) -> regard.Attended | None:
     """Run a case, or nothing where the backend says that it cannot."""
     try:
-        return regard.attention(*case.tensors(), **case.options(), backend=backend, return_weights=True, **options)
+        return regard.attention(*case.tensors(), **case.options(), backend=backend, return_weights=True)
     except BackendError:
         return None
 

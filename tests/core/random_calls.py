@@ -38,13 +38,13 @@ class Case:
         return {"mask": self.mask, "bias": self.bias, "score": self.score}
 
     def to(self, dtype: torch.dtype) -> "Case":
-        cast = [t.detach().to(dtype).requires_grad_() for t in self.tensors()]
+        query, key, value = (t.detach().to(dtype).requires_grad_() for t in self.tensors())
         bias = None if self.bias is None else self.bias.detach().to(dtype)
         score = self.score
-        if is_dataclass(score):
+        if is_dataclass(score) and not isinstance(score, type):
             values = {f.name: getattr(score, f.name) for f in fields(score)}
             score = replace(score, **{n: v.to(dtype) for n, v in values.items() if isinstance(v, Tensor)})
-        return Case(*cast, self.mask, self.allowed, bias, score)
+        return Case(query, key, value, self.mask, self.allowed, bias, score)
 
 
 @dataclass
@@ -189,7 +189,7 @@ def combined(
 
 
 @st.composite
-def cases(draw: Any, scores: Sequence[str] = ("dot", "scaled", "additive"), masks: Sequence[str] = ()) -> Case:
+def cases(draw: st.DrawFn, scores: Sequence[str] = ("dot", "scaled", "additive"), masks: Sequence[str] = ()) -> Case:
     """A call; ranks, heads, biases and strides vary; the scores are those named, and so are the masks, if any is."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     batch = draw(st.sampled_from([(), (1,), (3,), (2, 3)]))

@@ -89,11 +89,6 @@ class Factors:
         held = self.held if self.keys is None else (*self.held, self.keys.kept)
         return any(kept.is_stale for kept in held)
 
-    @property
-    def is_at_hand(self) -> bool:
-        """Whether the row state is known already."""
-        return isinstance(self._state, Tensor)
-
     def settle(self) -> None:
         """Check a kernel's row state now, if it can still be read."""
         if self._of is not None and not self.is_stale:

@@ -50,6 +50,7 @@ def watch(
     Raises:
         ArgumentError: a compiled model, a name that no module has, or an unknown `keep`.
 
+    >>> import torch
     >>> class Block(nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)

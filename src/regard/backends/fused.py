@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Call
-from regard.backends.fused_kernels import Kernel, kernel_for
+from regard.backends.fused_kernels import Kernel, kernel_for, with_positive_scale
 from regard.backends.fused_plan import Block, Plan, plan
 from regard.errors import BackendError
 from regard.mechanisms.normalizations import Softmax
@@ -50,6 +50,7 @@ class Fused(Backend):
         assert scale is not None, "why_not has said so"
         tensors = (t.to(call.query.dtype) for t in (call.query, call.key, value))
         query, key, value_ = _one_width(*tensors)
+        query, scale = with_positive_scale(query, scale)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value_)):
             output, lse = _FusedBlocks.apply(kernel, covering, scale, query, key, value_)
         else:

@@ -7,6 +7,7 @@ from regard.errors import ShapeError
 from regard.functional import attention
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import DenseMask, causal, predicate
+from regard.mechanisms.shapes import is_autocasting
 
 
 class MisfitError(ShapeError, AssertionError):
@@ -76,8 +77,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             weights = q @ k.mT
             return weights @ v, weights if need_weights else None
         dropout = self.dropout if self.training else 0.0
+        if not need_weights:
+            return attention(q, k, v, mask=mask, bias=bias, dropout=dropout), None
         output, lazy = attention(q, k, v, mask=mask, bias=bias, dropout=dropout, return_weights=True)
-        return output, lazy.dense(limit_bytes=2**62) if need_weights else None
+        return output, lazy.dense(limit_bytes=2**62)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Refuse what torch's module refuses: other ranks, lengths, batches and widths, which would broadcast here."""
@@ -103,7 +106,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[batch] != key.shape[batch]):
             raise MisfitError(f"key and value must have one length, and query, key and value one batch; got {shapes}")
         dtype, dtypes = self.out_proj.weight.dtype, (query.dtype, key.dtype, value.dtype)
-        if set(dtypes) != {dtype} and not torch.is_autocast_enabled(query.device.type):
+        if set(dtypes) != {dtype} and not is_autocasting(query.device.type):
             raise MisfitError(f"query, key and value must be of the weights' dtype, {dtype}; got {dtypes}")
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:

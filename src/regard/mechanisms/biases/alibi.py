@@ -10,6 +10,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.biases.relative import Relative, bound_offset, query_offset, require_heads
 from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.transforms import has_values
 
 SPLIT_REACH = 128.0
 """The largest bias above the middle query's that ALiBi is split into keys and queries with, in float32."""
@@ -97,7 +98,7 @@ class ALiBi(Relative):
         if not causal or offset < sizes.keys - sizes.queries:
             return None
         # How far the slopes reach is a value, on which a compiled graph must not depend.
-        if torch.compiler.is_compiling():
+        if not has_values(self._m):
             return None
         # Numbers near 0 round least: c is the middle query's position, and the only one's when decoding.
         middle = offset + sizes.queries // 2

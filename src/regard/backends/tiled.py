@@ -15,7 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.backends.base import Backend, Call
 from regard.backends.counter_rng import kept_at
+<<<<<<< HEAD
 from regard.mechanisms.transforms import has_values, in_forward_mode, in_transform
+=======
+from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
+from regard.mechanisms.transforms import in_forward_mode, in_transform
+>>>>>>> main
 
 TILE_ELEMENTS = 1 << 20
 """Pairs of a query and a key in a tile, so that a few tensors of that size stay in the cache: 4 MiB in float32."""
@@ -104,9 +109,9 @@ class Tiling:
         """Every tile: few cells and many rows where both do not fit."""
         sizes = self.call.sizes
         cells, (few, rows) = sizes.flat_batch * sizes.heads, self._extent()
-        for cell in range(0, cells, few):
-            for row in range(0, sizes.queries, rows):
-                yield self._tile(range(cell, min(cell + few, cells)), range(row, min(row + rows, sizes.queries)))
+        for some in ranges(cells, few):
+            for block in ranges(sizes.queries, rows):
+                yield self._tile(some, block)
 
     def parts(self) -> Iterator[tuple[Tile, Call]]:
         """Every tile with the call on its cells, made once for all the rows."""
@@ -126,11 +131,11 @@ class Tiling:
     def _extent(self) -> tuple[int, int]:
         """The cells and the rows of one tile."""
         sizes = self.call.sizes
-        cells, a_row = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
-        most = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
-        rows = max(1, min(sizes.queries, TILE_ROWS, most // a_row))
-        few = max(1, min(cells, most // (a_row * rows)))
-        return few, max(rows, min(sizes.queries, most // (a_row * few)))
+        cells, row_size = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
+        budget = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
+        few, rows = tile_shape(cells, sizes.queries, row_size, budget=budget, few_rows=TILE_ROWS)
+        # Where no more cells are left to take, the tile takes more rows.
+        return few, max(rows, fitting(budget, row_size * few, sizes.queries))
 
     def _tile(self, cells: range, rows: range) -> Tile:
         sizes, mask = self.call.sizes, self.call.mask

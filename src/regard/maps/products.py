@@ -55,9 +55,9 @@ class DotSoftmax:
             if not isinstance(call.bias, DenseBias) and any(t.requires_grad for t in call.bias.learned()):
                 return None
             covering = plan(call)
-            if not isinstance(covering.bias, DenseBias) or covering.bias.tensor.shape[-2] != 1:
+            per_key, per_query = None if covering.bias is None else covering.bias.per_key, covering.per_row
+            if per_key is None:
                 return None
-            per_key, per_query = covering.bias.tensor, covering.per_row
             per_key = per_key.to(call.compute_dtype).expand(*per_key.shape[:-1], call.sizes.keys)
         dtype = call.compute_dtype
         call = replace(call, query=call.query.to(dtype), key=call.key.to(dtype), dropout=0.0)

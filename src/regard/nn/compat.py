@@ -17,9 +17,9 @@ class MisfitError(ShapeError, AssertionError):
 class MultiheadAttention(nn.MultiheadAttention):
     """A drop-in `torch.nn.MultiheadAttention`: the same arguments, parameters and state dict.
 
-    What differs: `need_weights=True` costs what reading the weights costs, and changes neither the output
-    nor its gradients; a row whose keys are all masked is 0, with finite gradients, where torch has NaN;
-    `is_causal=True` needs no mask beside it. Masks keep torch's meaning here: True = drop, a float mask adds.
+    There are three differences. `need_weights=True` computes the weights apart, and changes neither the output nor its
+    gradients. A row whose keys are all masked is 0, with finite gradients, where torch has NaN. `is_causal=True` needs
+    no mask. Masks keep torch's meaning here: True = drop, and a float mask is added.
 
     >>> ours, theirs = MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2)
     >>> _ = ours.load_state_dict(theirs.state_dict())
@@ -39,10 +39,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch's, see there; returns (output, weights or None).
+        """The same as torch's `forward`, see there. Returns (output, weights or None).
 
         Raises:
-            MisfitError: inputs or masks that do not fit; a `ShapeError` and an `AssertionError`.
+            MisfitError: the inputs or masks do not fit. It is a `ShapeError` and an `AssertionError`.
         """
         self._check_inputs(query, key, value)
         batched = query.dim() == 3

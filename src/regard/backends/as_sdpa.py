@@ -5,15 +5,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.backends.base import Call
-<<<<<<< HEAD
-from regard.backends.fused_kernels import with_positive_scale
-from regard.mechanisms.biases.base import DenseBias
-from regard.mechanisms.masks.base import And, Mask
-from regard.mechanisms.masks.basic import Causal
-=======
-from regard.backends.kernel_arguments import causal_offset, excluding_factors, one_width
+from regard.backends.kernel_arguments import causal_offset, excluding_factors, one_width, with_positive_scale
 from regard.mechanisms.masks.base import And
->>>>>>> main
 from regard.mechanisms.normalizations import Softmax
 
 
@@ -44,13 +37,9 @@ def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
         bias = per_key.to(call.query.dtype).expand(*per_key.shape[:-1], call.sizes.keys)
         additive = bias if additive is None else bias.masked_fill(~additive, -torch.inf)
     dtype, width = value.dtype, value.shape[-1]
-<<<<<<< HEAD
-    query, key, value = _one_width(call.query, call.key, value.to(call.query.dtype))
-    query, scale = with_positive_scale(query, scale)
-=======
     # Without one width torch's function makes the weights in full.
     query, key, value = one_width(call.query, call.key, value.to(call.query.dtype))
->>>>>>> main
+    query, scale = with_positive_scale(query, scale)
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=additive, is_causal=is_causal, scale=scale, enable_gqa=call.group > 1
     )

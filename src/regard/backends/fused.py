@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Call
-from regard.backends.fused_kernels import Kernel, kernel_for, with_positive_scale
+from regard.backends.fused_kernels import Kernel, kernel_for
 from regard.backends.fused_plan import Block, Plan, plan
-from regard.backends.kernel_arguments import one_width
+from regard.backends.kernel_arguments import one_width, with_positive_scale
 from regard.errors import BackendError
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.transforms import in_forward_mode, in_transform
@@ -50,15 +50,11 @@ class Fused(Backend):
         assert kernel is not None, "why_not has said so"
         assert scale is not None, "why_not has said so"
         tensors = (t.to(call.query.dtype) for t in (call.query, call.key, value))
-<<<<<<< HEAD
-        query, key, value_ = _one_width(*tensors)
-        query, scale = with_positive_scale(query, scale)
-=======
         # The kernels want one width, those of CUDA a multiple of 8.
         same = one_width(*tensors, multiple=8 if value.device.type == "cuda" else 1)
         # The CPU operator reads rows as if their stride were 1, and gives wrong numbers without a word where it is not.
         query, key, value_ = (t if t.stride(-1) == 1 else t.contiguous() for t in same)
->>>>>>> main
+        query, scale = with_positive_scale(query, scale)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value_)):
             output, lse = _FusedBlocks.apply(kernel, covering, scale, query, key, value_)
         else:

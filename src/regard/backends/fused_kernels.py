@@ -188,17 +188,6 @@ class CudaFlash(Kernel):
         return dq, _sum_heads(dk, key), _sum_heads(dv, value)
 
 
-def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
-    """The same scores with a factor above 0: the query takes the sign, or the 0.
-
-    torch's kernels exclude a key by the score -inf and multiply by the factor afterwards, so that with a factor of 0
-    or below an excluded key would get NaN or the largest score (torch 2.13, `is_causal=True` on the CPU).
-    """
-    if scale > 0:
-        return query, scale
-    return (-query, -scale) if scale < 0 else (query * 0.0, 1.0)
-
-
 def kernel_for(query: Tensor, sizes: Sizes, *, has_additive: bool) -> Kernel | None:
     """The kernel that serves a device and dtype, or None if torch has none that returns its lse."""
     half = query.dtype in (torch.float16, torch.bfloat16)

@@ -15,12 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.backends.base import Backend, Call
 from regard.backends.counter_rng import kept_at
-<<<<<<< HEAD
-from regard.mechanisms.transforms import has_values, in_forward_mode, in_transform
-=======
 from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
-from regard.mechanisms.transforms import in_forward_mode, in_transform
->>>>>>> main
+from regard.mechanisms.transforms import has_values, in_forward_mode, in_transform
 
 TILE_ELEMENTS = 1 << 20
 """Pairs of a query and a key in a tile, so that a few tensors of that size stay in the cache: 4 MiB in float32."""

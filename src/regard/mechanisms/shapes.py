@@ -89,14 +89,9 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     ...     [t.dtype for t in as_autocast(torch.ones(2), torch.ones(2, dtype=torch.float64))]
     [torch.bfloat16, torch.float64]
     """
-<<<<<<< HEAD
-    kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"  # what is none is named later
-    if not is_autocasting(kind):
-=======
     # A later check names the argument that is not a tensor.
     kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
-    if not torch.is_autocast_enabled(kind):
->>>>>>> main
+    if not is_autocasting(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(

@@ -97,13 +97,8 @@ class ALiBi(Relative):
         # `causal` says so for queries at S - T + i. If they stand later still, no key is after them either.
         if not causal or offset < sizes.keys - sizes.queries:
             return None
-<<<<<<< HEAD
-        # How far the slopes reach is a value, on which a compiled graph must not depend.
-        if not has_values(self._m):
-=======
         # The largest slope is a value of a tensor, and a compiled graph must not depend on values.
-        if torch.compiler.is_compiling():
->>>>>>> main
+        if not has_values(self._m):
             return None
         # Numbers near 0 are rounded least. So c is the position of the middle query (in decoding, of the only query).
         middle = offset + sizes.queries // 2

@@ -191,13 +191,8 @@ class Documents(Mask):
         """Flatten the batch, and find where each query's document begins and ends."""
         ids = _per_sequence(self.ids, sizes, sizes.queries, "document ids of queries", device)
         key_ids = _per_sequence(self.key_ids, sizes, sizes.keys, "document ids of keys", device)
-<<<<<<< HEAD
-        # Where documents end is a value, on which no graph may depend; numpy cannot read torch.func's tensors.
-        if not has_values(ids) or in_transform("Vmap", "Jvp", "Grad"):
-=======
         # The ends of documents are values, and no graph may depend on values; numpy cannot read torch.func's tensors.
-        if torch.compiler.is_compiling() or in_transform("Vmap", "Jvp", "Grad"):
->>>>>>> main
+        if not has_values(ids) or in_transform("Vmap", "Jvp", "Grad"):
             return Documents(ids, key_ids)
         return Documents(ids, key_ids, _Places.of(ids.cpu(), key_ids.cpu()))
 
@@ -284,13 +279,8 @@ class Blocks(Mask):
         return frozenset({"query", "key", "head"} if len(self.pattern) > 1 else {"query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-<<<<<<< HEAD
-        """The hull of the rows' blocks."""
-        if not has_values(self.pattern) or in_transform("Vmap"):
-=======
         """The keys from the first to the last block that the rows see."""
-        if torch.compiler.is_compiling() or in_transform("Vmap"):
->>>>>>> main
+        if not has_values(self.pattern) or in_transform("Vmap"):
             return range(sizes.keys)
         part = self.pattern[:, rows.start // self.size : -(-rows.stop // self.size)].flatten(0, 1).any(0)
         where = part.nonzero()

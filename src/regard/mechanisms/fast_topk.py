@@ -59,7 +59,8 @@ def largest_of_groups(
     M rows make a group, and each row has an offset that is added to all its numbers. The sums are made for candidates
     alone. C is k, or M * V if that is less.
 
-    >>> largest_of_groups(torch.tensor([[1.0, 5.0], [2.0, 3.0]]), torch.tensor([[0.0, 4.0]]), 2)
+    >>> values, places = largest_of_groups(torch.tensor([[1.0, 5.0], [2.0, 3.0]]), torch.tensor([[0.0, 4.0]]), 2)
+    >>> values, places
     (tensor([[7., 6.]]), tensor([[3, 2]]))
     """
     (groups, members), length = offsets.shape, values.shape[-1]

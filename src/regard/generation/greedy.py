@@ -66,9 +66,8 @@ def greedy(
         model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=take,
         is_worth_leaving=worth_leaving,
     ):  # fmt: skip
-        columns.append(step.tokens.new_full((count,), eos_id).index_copy_(0, step.rows, step.tokens))
-        gains = step.gains.masked_fill(step.ended, 0.0)
-        scores = scores.to(gains.dtype).index_add(0, step.rows, gains)
+        columns.append(_spread(step.tokens, step.rows, count, fill=eos_id))
+        scores = scores + _spread(step.gains.masked_fill(step.ended, 0.0), step.rows, count)
         if alignments and step.alignment is not None:
             attended.append(_spread(mean_over_heads(step.alignment), step.rows, count))
     whole = torch.stack(attended, 1) if attended else None
@@ -79,6 +78,8 @@ def greedy(
     return hypotheses
 
 
-def _spread(values: Tensor, rows: Tensor, count: int) -> Tensor:
-    """`values` at the places `rows` of `count`; zeros elsewhere."""
-    return values.new_zeros(count, *values.shape[1:]).index_copy_(0, rows, values)
+def _spread(values: Tensor, rows: Tensor, count: int, *, fill: int = 0) -> Tensor:
+    """`values` at the places `rows` of `count`, which are in order; `fill` elsewhere."""
+    if len(rows) == count:
+        return values
+    return values.new_full((count, *values.shape[1:]), fill).index_copy_(0, rows, values)

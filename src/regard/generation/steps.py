@@ -28,7 +28,6 @@ class Step(NamedTuple):
     """What the model attended to, as `Decodable.step` gives it."""
 
 
-@torch.no_grad()
 def steps(
     model: Decodable,
     source: Int[Tensor, "B S"],
@@ -42,6 +41,8 @@ def steps(
     before: Int[Tensor, "B P"] | None = None,
 ) -> Iterator[Step]:
     """The steps until every text has its end mark, at most `max_steps`. Whoever has enough stops asking.
+
+    The caller says `torch.no_grad`.
 
     Args:
         model: in evaluation mode.

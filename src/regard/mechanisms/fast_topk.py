@@ -109,10 +109,10 @@ def places_of(found: Candidates, where: Tensor) -> Tensor:
 
 
 def _places(rows: Tensor, k: int) -> Tensor:
+    if not _chunk_size(*rows.shape, k):
+        return _sorted(rows, k) if _is_sortable(rows, k) else _top(rows, k)[1]
     found = candidates(rows, k)
-    if found.values is not rows:
-        return places_of(found, _places(found.values, k))
-    return _sorted(rows, k) if _is_sortable(rows, k) else _top(rows, k)[1]
+    return places_of(found, _places(found.values, k))
 
 
 def _chunk_size(rows: int, length: int, k: int) -> int:

@@ -8,7 +8,6 @@ from regard.errors import RegardError as RegardError
 from regard.functional import Attended as Attended
 from regard.functional import attention as attention
 from regard.functional import explain as explain
-from regard.inspection.summaries import Summarize as Summarize
 from regard.inspection.watch import watch as watch
 from regard.mechanisms.biases.alibi import ALiBi as ALiBi
 from regard.mechanisms.biases.base import Bias as Bias
@@ -47,7 +46,8 @@ from regard.mechanisms.scores.kernels import Epanechnikov as Epanechnikov
 from regard.mechanisms.scores.kernels import Gaussian as Gaussian
 from regard.mechanisms.scores.kernels import Laplacian as Laplacian
 from regard.mechanisms.scores.kernels import Triangular as Triangular
-from regard.weights import AttentionMap as AttentionMap
+from regard.maps.attention_map import AttentionMap as AttentionMap
+from regard.maps.summary_source import Summarize as Summarize
 
 __version__ = "0.1.0"
 

@@ -10,7 +10,7 @@ from regard.errors import MissingExtraError
 from regard.functional import attention
 from regard.mechanisms.scores.base import Score
 from regard.mechanisms.scores.kernels import Boxcar, Constant, Epanechnikov, Gaussian, Laplacian, Triangular
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin

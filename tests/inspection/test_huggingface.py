@@ -133,7 +133,7 @@ def test_every_mode_of_keeping_under_generate(name, keep):
 
 def test_steps_share_the_last_keys():
     _, _, seen = generated("llama", tokens(None))
-    keys = {m._call.key.untyped_storage().data_ptr() for m in seen["model.layers.0.self_attn"]}
+    keys = {m.source.call.key.untyped_storage().data_ptr() for m in seen["model.layers.0.self_attn"]}
     assert len(keys) == 1
 
 
@@ -166,7 +166,7 @@ def test_other_contexts(name, context):
         alive = (dense != 0).any(-1, keepdim=True)
         assert ((dense - eager) * alive).abs().max() < 1e-5
     if name != "t5" or context is torch.inference_mode:  # t5's learned bias takes it off the fused kernel
-        assert all(call.map._factors.is_at_hand for call in seen.calls)
+        assert all(call.factors.is_at_hand for call in seen.calls)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
@@ -179,7 +179,7 @@ def test_bfloat16_autocast(name):
             during = outputs_of(model, inputs)
     assert all(torch.equal(before[key], during[key]) for key in before)
     assert max(call.error for call in seen.calls) < 2e-2
-    assert all(weights._call.query.dtype == torch.bfloat16 for weights in seen.maps)
+    assert all(weights.source.call.query.dtype == torch.bfloat16 for weights in seen.maps)
     assert all(weights.dtype == torch.float32 for weights in seen.maps)
 
 

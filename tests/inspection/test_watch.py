@@ -117,11 +117,11 @@ def test_every_mask_in_every_context(name, context):
     with torch.no_grad():
         expected = dense(model.first, inputs, settings.get("attn_mask"), causal=causal, scale=settings.get("scale"))
     close(seen["first"].dense(), expected)
-    assert all(call.error < 1e-6 and call.map._factors.is_at_hand for call in seen.calls)
+    assert all(call.error < 1e-6 and call.factors.is_at_hand for call in seen.calls)
     assert bool(seen._keeper.dense_masks) == (name not in RECOGNISED)
     assert len(seen._keeper.dense_masks) <= 1
     live = (expected.sum(-1) > 0).sum()
-    assert ((seen["first"]._state > -torch.inf).sum() == live).all()
+    assert ((seen["first"].source.state > -torch.inf).sum() == live).all()
     close(seen["first"].received().sum(), live.double(), 1e-4)
 
 
@@ -146,7 +146,7 @@ def test_grouped_heads():
     model, inputs = Attend(heads=4, kv_heads=2), torch.randn(B, T, 20)
     seen = watched(model, inputs, enable_gqa=True, is_causal=True)
     close(seen[""].dense(), dense(model, inputs, causal=True).detach())
-    assert seen[""]._call.key.shape[1] == 2
+    assert seen[""].source.call.key.shape[1] == 2
 
 
 class Raw(nn.Module):
@@ -495,7 +495,7 @@ def test_views_of_much_more_are_copied():
     # Query, key and value are views of one tensor: keeping two of them would keep the third.
     held = B * T * H * D * 4
     assert seen.report().held_bytes == 2 * held + B * T * H * 4
-    assert seen[""]._call.query.untyped_storage().nbytes() == held
+    assert seen[""].source.call.query.untyped_storage().nbytes() == held
 
 
 def test_nothing_of_the_model_is_kept_after_the_watch_is_gone():
@@ -821,7 +821,7 @@ def test_keep_cpu_and_autocast():
         with regard.watch(model, keep="cpu", verify=True) as seen:
             assert torch.equal(model(inputs), expected)
     weights = seen["first"]
-    assert weights._call.query.dtype == torch.bfloat16
+    assert weights.source.call.query.dtype == torch.bfloat16
     assert weights.dtype == torch.float32
     close(weights.dense().sum(-1), torch.ones(B, H, T), 1e-4)
     assert max(call.error for call in seen.calls) < 2e-2

@@ -14,7 +14,7 @@ from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.normalizations import Softmax, SoftmaxWithSink
 from regard.mechanisms.scores.base import ScaledDot, Score, SoftCapped
 from regard.mechanisms.shapes import as_autocast
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 def forward(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.inspection.maps import WatchedMap
+from regard.maps.source import bytes_by_storage
 
 if TYPE_CHECKING:
     from regard.inspection.watch import Observed, Seen
@@ -39,8 +39,8 @@ class Report:
 def report(seen: "Seen") -> Report:
     """The report of a watch, after a look at the row states that no one has asked for yet."""
     for call in seen.calls:
-        if isinstance(call.map, WatchedMap):
-            call.map._factors.settle()
+        if call.factors is not None:
+            call.factors.settle()
     missed = missed_by(seen)
     notes = []
     if not seen.calls and not missed:
@@ -70,7 +70,7 @@ def held_bytes(seen: "Seen") -> int:
     storages: dict[int, int] = {}
     for call in seen.calls:
         if call.map is not None:
-            storages |= call.map.storages()
+            storages |= bytes_by_storage(call.map.source.tensors())
     return sum(storages.values()) + sum(given.bytes for given in seen._keeper.dense_masks)
 
 

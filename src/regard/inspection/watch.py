@@ -15,17 +15,18 @@ from regard.inspection.capture import multi_head_calls as multi_head  # noqa: F4
 from regard.inspection.capture import regard_calls as own
 from regard.inspection.capture import sdpa_calls as sdpa
 from regard.inspection.capture import softmax_calls as written_out
+from regard.inspection.capture.factors import Factors, undisturbed
 from regard.inspection.capture.module_names import Names, chooser, not_seen
 from regard.inspection.capture.module_stack import Frame, Thread, looks_like_attention, this_thread
-from regard.inspection.capture.observed_call import Source
+from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.retention import Keeper, Where
 from regard.inspection.capture.shared_keys import share_keys
-from regard.inspection.maps import StoredMap, WatchedMap
+from regard.inspection.capture.stored_weights import NAME
 from regard.inspection.report import Report, count, missed_by, report
-from regard.inspection.summaries import Summarize, SummaryMap, joined, summarized
-from regard.maps.base import LazyMap
-from regard.maps.derived import stack
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap, stack
+from regard.maps.call_source import CallSource
+from regard.maps.source import Source
+from regard.maps.summary_source import Summarize, SummarySource
 
 Key = tuple[str, int]
 
@@ -88,8 +89,10 @@ class Observed:
     name: str
     index: int
     how: str
-    map: WatchedMap | SummaryMap | None
+    map: AttentionMap | None
     """None if it could not be read."""
+    factors: Factors | None = None
+    """What the map is read from; None if statistics alone were kept."""
     is_stored: bool = False
     """Whether it was read from weights that the model computed itself."""
     notes: list[str] = field(default_factory=list)
@@ -165,7 +168,7 @@ class Seen:
         if _is_in_backward() and (path := self.paths.get(id(module))) is not None and path in self._count:
             self._recomputed[path] += 1
 
-    def take(self, thread: Thread, source: Source) -> None:
+    def take(self, thread: Thread, source: ObservedCall) -> None:
         """Keep a call, if it is wanted. Nothing that goes wrong here may disturb the model."""
         path = thread.path(self)
         with self._lock:
@@ -178,7 +181,7 @@ class Seen:
             else:
                 self._keep(path, source, thread.taken)
 
-    def _keep(self, path: str, source: Source, at: int) -> None:
+    def _keep(self, path: str, source: ObservedCall, at: int) -> None:
         index = self._count[path]
         self._count[path] += 1
         try:
@@ -186,14 +189,16 @@ class Seen:
                 raise ShapeError("inside torch.func (vmap, grad) a call has no tensors of its own that could be kept")
             with torch.no_grad():
                 reading = source.read(self._keeper, path)
-                weights = StoredMap(reading.factors) if reading.is_stored else WatchedMap(reading.factors)
-                observed = Observed(path, index, source.how, weights, reading.is_stored, reading.notes, at=at)
+                factors, notes = reading.factors, reading.notes
+                weights = CallSource(factors, factors.sizes.leading, name=NAME if reading.is_stored else "")
+                observed = Observed(path, index, source.how, AttentionMap(weights), factors, notes=notes, at=at)
+                observed.is_stored = reading.is_stored
                 if self._verify:
                     observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
                 if self._summary is not None:
-                    observed.map = summarized(weights, self._summary)
+                    observed.map, observed.factors = _summarized(weights, self._summary), None
                 elif index and reading.grows:
-                    share_keys([o for o in self.calls if o.name == path][-1].map, weights)
+                    share_keys([o for o in self.calls if o.name == path][-1].factors, factors)
         except Exception as error:
             notes = [f"{type(error).__name__}: {error}"]
             observed = Observed(path, index, source.how, None, notes=notes, at=at)
@@ -208,7 +213,8 @@ class Seen:
             self._unread[path, reason] += 1
             for call in self.calls:
                 if frame is not None and call.name == path and call.at > frame.taken and call.is_stored:
-                    call.map, call.notes = None, ["one softmax of several that the module attends by, in blocks"]
+                    call.map, call.factors = None, None
+                    call.notes = ["one softmax of several that the module attends by, in blocks"]
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -246,7 +252,7 @@ class Seen:
         reasons = [reason for path, reason in self._unread if path == name]
         return f"{name!r}: {reasons[0]}" if reasons else not_seen(name, [call.name for call in self.calls])
 
-    def joined(self, name: str) -> LazyMap:
+    def joined(self, name: str) -> AttentionMap:
         """The calls of one module as one map, row under row: the steps of a generation with its cache.
 
         Raises:
@@ -255,10 +261,7 @@ class Seen:
             NotKeptError: nothing that was kept of the steps can be joined.
         """
         maps = self[name]
-        if not isinstance(maps, list):
-            return maps
-        summaries = [m for m in maps if isinstance(m, SummaryMap)]
-        return joined(summaries) if summaries else stack(maps)
+        return stack(maps) if isinstance(maps, list) else maps
 
     def __iter__(self) -> Iterator[Key]:
         return iter([(call.name, call.index) for call in self.calls if call.map is not None])
@@ -287,6 +290,13 @@ class Seen:
         missed = missed_by(self)
         tail = f"; {len(missed)} not: print(seen.report())" if missed else ""
         return f"Seen({type(self.modules['']).__name__}: {count(len(self), 'map')} of {count(names, 'module')}{tail})"
+
+
+def _summarized(source: Source, what: Summarize) -> AttentionMap:
+    """The statistics of a map, computed now, in one pass."""
+    # Under a watch the functions that are called here would be taken for the model's.
+    with undisturbed(), torch._C.DisableTorchFunction():
+        return AttentionMap(SummarySource.of(source, what))
 
 
 def _is_in_backward() -> bool:

@@ -15,7 +15,7 @@ from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, Step
 from regard.models.stack import StackConfig, make_stack, shared_bias
 from regard.nn import KeyValue
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss
 from regard.models.stack import NORMS, StackConfig, make_stack
 from regard.nn import Linear
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from regard.mechanisms.scores.base import ScaledDot
 from regard.models.protocol import OutputLoss, Step
 from regard.nn import AdditiveAttention, Dropout, Linear
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

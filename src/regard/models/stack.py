@@ -24,7 +24,7 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 Record = Callable[[str, AttentionMap], None]
 """Told the name and the map of every attention call of a pass."""

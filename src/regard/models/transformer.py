@@ -19,7 +19,7 @@ from regard.models.protocol import OutputLoss, Step
 from regard.models.stack import Record, SelfAttentionLayer, StackConfig, make_stack, shared_bias, told
 from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
 from regard.nn.arguments import require_sizes
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from regard.views.heatmap import (
 from regard.views.labels import printable, width
 from regard.views.layout import COLOUR_BAR, FONT_POINTS, GLYPH, LINE, MARGIN, Box
 from regard.views.page.html import Example, Map
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

@@ -9,9 +9,10 @@ from regard.backends.tiled import Tile
 from regard.errors import ShapeError
 from regard.inspection.analysis.similarity import difference
 from regard.inspection.analysis.tables import HeadTable, Maps, named, table
+from regard.maps.source import Piece
 from regard.maps.statistics import PerQuery
-from regard.maps.tiles import Piece
-from regard.weights import AttentionMap
+from regard.maps.tiles import ask
+from regard.maps.attention_map import AttentionMap
 
 
 @torch.no_grad()
@@ -160,7 +161,7 @@ def _induction(weights: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """What queries give to what followed their own token before (batch..., H, T), and which have such keys."""
     queries, keys = weights.shape[-2:]
     of_cells = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
-    found = weights._laid_out(weights._ask(_AfterTheSame(of_cells, keys - queries))[0])
+    found = weights.source.laid_out(ask(weights.source, _AfterTheSame(of_cells, keys - queries))[0])
     flat = tokens.reshape(-1, keys)
     first = torch.stack([_first_place(row) for row in flat]).view(tokens.shape)
     places = torch.arange(queries, device=tokens.device) + keys - queries

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 if TYPE_CHECKING:
     from regard.inspection.watch import Seen

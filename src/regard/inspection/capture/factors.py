@@ -104,8 +104,8 @@ class Factors:
         self.keys, self.held = keys, (self.held[0], *self.held[2:])
         self._call = replace(self._call, key=self._call.key.new_empty(0))
 
-    def storages(self) -> dict[int, int]:
-        """The bytes held, by storage, so that shared ones count once."""
+    def tensors(self) -> list[Tensor]:
+        """What is held in memory by now."""
         tensors = [kept.tensor for kept in self.held]
         if self.keys is not None:
             tensors.append(self.keys.tensor)
@@ -113,7 +113,7 @@ class Factors:
             tensors += [self._call.query, self._call.key]
         if isinstance(self._state, Tensor):
             tensors.append(self._state)
-        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
+        return tensors
 
 
 class Keys:

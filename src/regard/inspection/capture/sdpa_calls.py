@@ -14,7 +14,7 @@ from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import HANDLERS, Thread
-from regard.inspection.capture.observed_call import Reading, Source
+from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.snapshot import Kept
 from regard.mechanisms.masks.base import And, Mask
@@ -24,7 +24,7 @@ from regard.mechanisms.scores.base import ScaledDot
 
 
 @dataclass(slots=True, eq=False)
-class Sdpa(Source):
+class Sdpa(ObservedCall):
     """One call, after it ran."""
 
     query: Tensor

@@ -38,7 +38,7 @@ from regard.training.optimizers import adamw
 from regard.training.output_loss import output_cross_entropy
 from regard.training.protocols import BatchSize, Loss, Validate
 from regard.training.reporting.events import Callback
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 def train_language_model(

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.tasks.pictures.token_maps import Seen
 from regard.views.heatmap import Panel, heatmap_grid
 from regard.views.page.html import Example, Map, save_page
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 class Attends(Protocol):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.text.labels import Label
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 class Seen(Protocol):

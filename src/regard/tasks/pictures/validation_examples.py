@@ -14,7 +14,7 @@ from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.config import Model
 from regard.tasks.translation.corpus import Corpus
 from regard.text.pair_store import TokenStore
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 # Labels of longer sentences cannot be read in a small picture.
 LONGEST_TOKENS = 40

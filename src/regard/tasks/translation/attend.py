@@ -11,7 +11,7 @@ from regard.tasks.translation.config import Model
 from regard.tasks.translation.results import Attention
 from regard.text.batches import collate
 from regard.text.codec import Codec
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.training.metrics import Score
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 class Candidate(NamedTuple):

@@ -10,8 +10,8 @@ from unittest import mock
 import torch
 
 import regard
-from regard.backends.fused import Fused
 from regard import AttentionMap
+from regard.backends.fused import Fused
 from regard.maps.call_source import CallSource
 
 PAGE = Path(__file__).with_name("maps.md")

@@ -1,7 +1,14 @@
 """Attention you can read, at full speed.
 
-Three doors: `attention(...)`, models in `regard.nn` and `regard.models`, and the command line `regard`.
+Three doors: `attention(...)` computes any attention and gives its exact weights, `watch(model)` shows what any
+PyTorch model attends to, and the command line `regard` trains, translates and shows.
+
+The packages (`regard.nn`, `regard.models`, `regard.views`, `regard.inspection` and the others) are loaded when they
+are first asked for.
 """
+
+from importlib import import_module
+from types import ModuleType
 
 from regard import huggingface as huggingface
 from regard.errors import RegardError as RegardError
@@ -9,6 +16,8 @@ from regard.functional import Attended as Attended
 from regard.functional import attention as attention
 from regard.functional import explain as explain
 from regard.inspection.watch import watch as watch
+from regard.maps.attention_map import AttentionMap as AttentionMap
+from regard.maps.summary_source import Summarize as Summarize
 from regard.mechanisms.biases.alibi import ALiBi as ALiBi
 from regard.mechanisms.biases.base import Bias as Bias
 from regard.mechanisms.biases.shaw import Shaw as Shaw
@@ -46,10 +55,12 @@ from regard.mechanisms.scores.kernels import Epanechnikov as Epanechnikov
 from regard.mechanisms.scores.kernels import Gaussian as Gaussian
 from regard.mechanisms.scores.kernels import Laplacian as Laplacian
 from regard.mechanisms.scores.kernels import Triangular as Triangular
-from regard.maps.attention_map import AttentionMap as AttentionMap
-from regard.maps.summary_source import Summarize as Summarize
+from regard.version import __version__ as __version__
 
-__version__ = "0.1.0"
+PACKAGES = frozenset(
+    {"generation", "inspection", "maps", "mechanisms", "models", "nn", "tasks", "text", "training", "views"}
+)
+"""What `import regard` reaches without loading it (PEP 562)."""
 
 __all__ = [
     "ALiBi",
@@ -97,3 +108,13 @@ __all__ = [
     "watch",
     "window",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in PACKAGES:
+        return import_module(f"regard.{name}")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PACKAGES})

@@ -9,10 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from regard.backends import BACKENDS, choose, reader, run
+from regard.backends import BACKENDS, choose_backend, reader, run
 from regard.backends.as_sdpa import as_sdpa
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.call_source import CallSource, GivenFactors
 from regard.mechanisms.biases.base import Bias, as_bias
 from regard.mechanisms.checks import check_values, is_checking
 from regard.mechanisms.masks.base import Mask
@@ -21,8 +23,6 @@ from regard.mechanisms.normalizations import Normalization, Softmax
 from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.mechanisms.scores.custom import as_score
 from regard.mechanisms.shapes import as_autocast, canonical, restore, without_autocast
-from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource, GivenFactors
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
@@ -131,7 +131,7 @@ def attention(
 def _attend(
     call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool
 ) -> Tensor | Attended:
-    chosen = choose(call, backend)
+    chosen = choose_backend(call, backend)
     if torch.compiler.is_compiling() and chosen.name == "fused" and not return_weights:
         # A graph that others can read, optimise and export: the same kernel under torch's own name.
         plain = as_sdpa(call, values)
@@ -225,7 +225,7 @@ def explain(
     call, value = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
     )
-    chosen = choose(call, backend)
+    chosen = choose_backend(call, backend)
     refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call))}
     pairs = call.sizes.flat_batch * call.sizes.heads * call.sizes.queries * call.sizes.keys
     reason = "named by the caller" if backend else "chosen: the first that runs this call"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
-from regard.backends import BACKENDS, choose, flex
+from regard.backends import BACKENDS, choose_backend, flex
 from regard.functional import make_call
 from regard.mechanisms.shapes import Sizes
 
@@ -136,7 +136,7 @@ def test_it_is_never_chosen_even_where_it_is_asked_first(monkeypatch):
         *tensors(*SHORT), score=regard.Dot(), normalization=regard.Softmax(), mask=None, bias=None, dropout=0.0
     )
     monkeypatch.setattr("regard.backends.BACKENDS", {"flex": BACKENDS["flex"], **BACKENDS})
-    assert choose(call, None).name == "fused"
+    assert choose_backend(call, None).name == "fused"
 
 
 REFUSED = {

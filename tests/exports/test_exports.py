@@ -5,20 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.exports import export_run
 from regard.exports.ctranslate2 import to_ctranslate2
 from regard.exports.huggingface import to_huggingface
-from regard.exports.trained import Trained
+from regard.exports.trained import ExportedRun
 from regard.models.convert import from_huggingface
 from regard.models.rnn import RNNConfig
 from regard.models.transformer import Transformer
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.train import train
+from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
 from regard.text.tokenizers import Words
+from tests.exports.exported_runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_tokens_that_only_the_source_has_are_never_written(tmp_path):
     model = Transformer(TINY, source_vocab_size=len(source), target_vocab_size=len(target)).eval()
     with torch.no_grad():
         model.output.weight.mul_(3)
-    to_huggingface(Trained(model.requires_grad_(False), TINY, source, target), tmp_path)
+    to_huggingface(ExportedRun(model.requires_grad_(False), TINY, source, target), tmp_path)
     logits = from_huggingface(tmp_path).model(*(torch.full(shape, 4) for shape in ((1, 3), (1,), (1, 2))))
     assert logits.shape[-1] == len(source) > len(target)
     assert (logits[..., len(target) :] < -1e8).all()
@@ -127,7 +127,7 @@ def test_what_a_format_cannot_express_is_said(to, changes, message, run_of, tmp_
     model = Transformer(config, source_vocab_size=300, target_vocab_size=300)
     tokenizer = Translator.load(run_of("pre"), device="cpu").source_tokenizer
     with pytest.raises(ArgumentError, match=message):
-        to(Trained(model, config, tokenizer, tokenizer), tmp_path)
+        to(ExportedRun(model, config, tokenizer, tokenizer), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -160,6 +160,6 @@ def test_a_recurrent_model_is_refused(tmp_path):
         data=(data,), valid=(data,), out=tmp_path / "run", model="rnn", device="cpu", precision="float32", steps=1,
         rnn=RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), vocab_size=300, batch_tokens=400,
     )  # fmt: skip
-    train(config)
+    train_translation(config)
     with pytest.raises(ArgumentError, match="only the Transformer"):
         export_run(config.out, to="huggingface", out=tmp_path / "out")

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from cases import cases
 from hypothesis import HealthCheck, given, settings
 
 import regard
 from regard.errors import ArgumentError, DataError
 from regard.mechanisms.masks.basic import Predicate
 from regard.mechanisms.tensor_tree import tensors_mapped
+from tests.core.random_calls import cases
 
 pytest.importorskip("safetensors")
 
@@ -108,8 +108,8 @@ def test_a_file_that_is_not_one_is_named(tmp_path):
     with pytest.raises(DataError, match="not a whole safetensors file"):
         regard.AttentionMap.load(path)
     for old, new in (
-        ('"kind": "masks.Causal"', '"kind": "os.system"'),
-        ('"kind": "masks.Causal"', '"kind": "masks.Padding"'),
+        ('"kind": "Causal"', '"kind": "os.system"'),
+        ('"kind": "Causal"', '"kind": "Padding"'),
         ('"tensor.0"', '"tensor.9"'),
     ):
         save_file(tensors, path, metadata={**header, "map": header["map"].replace(old, new)})
@@ -139,7 +139,9 @@ def test_another_device_and_no_graph(score):
     assert weights.to("cpu") is weights
     moved, devices = weights.to("meta"), []
     assert moved.device.type == "meta"
-    tensors_mapped((moved.source.call, moved.source.state, moved.source.value), lambda t: devices.append(t.device.type) or t)
+    tensors_mapped(
+        (moved.source.call, moved.source.state, moved.source.value), lambda t: devices.append(t.device.type) or t
+    )
     assert set(devices) == {"meta"}
     assert len(devices) >= 8 - (score is None)
     detached = weights.detach()

@@ -10,11 +10,11 @@ import regard
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.rotary.layouts import Half, Interleaved
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.rotary.scalings import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
+from regard.mechanisms.rotary.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Scaling, YaRN
 
 SCALINGS: list[Scaling | None] = [
     None,
-    Linear(3.0),
+    PositionInterpolation(3.0),
     DynamicNTK(factor=2.0, original_length=8),
     YaRN(factor=4.0, original_length=64),
     Llama3(factor=8.0, original_length=64),
@@ -125,7 +125,7 @@ def hugging_face(kind: str, head_dim: int = 8, longest: int = 64, base: float = 
 ORIGINAL = {"original_max_position_embeddings": 16}
 FACTORS = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 7.5]}
 FAMILIES = [
-    ("linear", {"factor": 3.0}, Linear(3.0)),
+    ("linear", {"factor": 3.0}, PositionInterpolation(3.0)),
     ("dynamic", {"factor": 2.5}, DynamicNTK(factor=2.5, original_length=64)),
     ("yarn", {"factor": 4.0, **ORIGINAL}, YaRN(factor=4.0, original_length=16)),
     ("yarn", {"factor": 4.0, "original_max_position_embeddings": 4096}, YaRN(factor=4.0, original_length=4096)),
@@ -249,7 +249,7 @@ def test_errors_say_what_to_do():
     with pytest.raises(ArgumentError, match="an offset or positions, not both"):
         Rotary(4).rotate(x, 2, positions=torch.arange(5))
     with pytest.raises(ArgumentError, match=r"at least 1, got 0\.5"):
-        Linear(0.5)
+        PositionInterpolation(0.5)
     with pytest.raises(ArgumentError, match="0 < beta_slow < beta_fast, got 3 and 2"):
         YaRN(factor=2.0, original_length=16, beta_fast=2, beta_slow=3)
     with pytest.raises(ArgumentError, match=r"low_frequency < high_frequency, got 4\.0 and 4\.0"):

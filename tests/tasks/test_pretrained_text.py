@@ -7,7 +7,7 @@ import torch
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.generation.filters import TopK
-from regard.tasks.language_modelling.causal import Writer
+from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.registry import task_of
 from regard.tasks.translation.translator import Translator
 
@@ -88,7 +88,7 @@ def test_it_writes_what_theirs_writes(name, folders) -> None:
     folder = folders[name]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    writer = Writer.load(folder, device="cpu")
+    writer = LanguageModel.load(folder, device="cpu")
     assert writer.block_length == {"gpt2": 24, "llama": 40}[name]
     for prompt in ("the old cat", "Zürich 木", "a house\n\nand"):
         ids = tokenizer.encode(prompt).ids
@@ -113,7 +113,7 @@ def test_it_writes_what_theirs_writes(name, folders) -> None:
 def test_scores_are_theirs(name, folders) -> None:
     import transformers
 
-    writer = Writer.load(folders[name], device="cpu")
+    writer = LanguageModel.load(folders[name], device="cpu")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folders[name]).eval()
     line = "the old cat sees"
     ids = writer.language.wholes([line])[0]
@@ -130,7 +130,7 @@ def test_scores_are_theirs(name, folders) -> None:
 
 
 def test_samples_are_drawn_together(folders) -> None:
-    writer = Writer.load(folders["llama"], device="cpu")
+    writer = LanguageModel.load(folders["llama"], device="cpu")
     greedy = list(writer.samples("the old", count=3, max_tokens=9, filters=[TopK(1)]))
     assert greedy == ["".join(writer.generate("the old", max_tokens=9, filters=[TopK(1)]))] * 3
     drawn = list(writer.samples("the old", count=40, max_tokens=60, seed=3))  # longer than a block, and two batches
@@ -147,10 +147,10 @@ def test_samples_are_drawn_together(folders) -> None:
 
 def test_the_task_of_a_folder(folders, tmp_path) -> None:
     assert task_of(folders["gpt2"]).load is not Translator.load
-    assert isinstance(task_of(folders["llama"]).load(folders["llama"], device="cpu"), Writer)
+    assert isinstance(task_of(folders["llama"]).load(folders["llama"], device="cpu"), LanguageModel)
     with pytest.raises(RunFolderError, match="holds a gpt2 model, which does not translate"):
         Translator.load(folders["gpt2"], device="cpu")
     (folders["gpt2"] / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     with pytest.raises(RunFolderError, match=r"expected tokenizer\.json"):
-        Writer.load(folders["gpt2"], device="cpu")
+        LanguageModel.load(folders["gpt2"], device="cpu")
     (tmp_path / "tokenizer.json").rename(folders["gpt2"] / "tokenizer.json")

@@ -12,13 +12,13 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
-from written import LOCALES, softmax, words, written
 
 from regard.errors import ArgumentError, MissingExtraError, ShapeError
 from regard.views import fonts
 from regard.views.fonts import letter
 from regard.views.heatmap import Panel, head_panels, heatmap, heatmap_grid
-from regard.views.layout import Size, flow
+from regard.views.layout import FigureSize, flow
+from tests.views.written_dates import LOCALES, softmax, words, written
 
 # In Unicode, and in no font: the last code points of a plane are never characters.
 NO_CHARACTER = "\U0001fffe"
@@ -169,7 +169,7 @@ def test_heads_of_a_layer_across_as_asked():
 
 
 def test_a_row_is_filled_before_the_next_begins():
-    size = Size(width=1, height=1, left=0, above=0, title=0)
+    size = FigureSize(width=1, height=1, left=0, above=0, title=0)
     figure, boxes = flow([size] * 6)
     assert len({box.top for box in boxes}) == 2
     assert figure.width >= max(box.left + box.width for box in boxes)

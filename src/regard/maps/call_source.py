@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from regard.backends import choose, execute, row_state
+from regard.backends import choose_backend, execute, row_state
 from regard.backends.base import Backend, Call
 from regard.maps import statistics as st
 from regard.maps.fused_statistics import DotSoftmax
@@ -98,7 +98,7 @@ class CallSource(Source):
     @property
     def backend(self) -> Backend:
         """What computes products with the weights."""
-        return choose(self.call, None) if self.chosen is None else self.chosen
+        return choose_backend(self.call, None) if self.chosen is None else self.chosen
 
     @property
     def shape(self) -> torch.Size:
@@ -247,7 +247,7 @@ class CallSource(Source):
         call, state, value = tensors_mapped((self.call, self.state, self.value), change)
         # Another device may have no kernel for this dtype.
         backend = self.backend
-        backend = choose(call, None) if backend.why_not(call) else backend
+        backend = choose_backend(call, None) if backend.why_not(call) else backend
         return CallSource(GivenFactors(call, state), self.layout, backend, value, self.name)
 
     def with_value(self, value: Tensor) -> "CallSource":

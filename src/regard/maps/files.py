@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends import BACKENDS, choose
+from regard.backends import BACKENDS, choose_backend
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError, MissingExtraError
 from regard.maps import fused_statistics, pooling, statistics
@@ -20,30 +20,35 @@ from regard.maps.statistics_by_name import Summary
 from regard.maps.statistics_of_map import MapStatistics
 from regard.maps.summary_source import Summarize, SummarySource
 from regard.mechanisms import normalizations
+from regard.mechanisms.biases import alibi, relative, shaw, t5, transformer_xl
 from regard.mechanisms.biases import base as biases
-from regard.mechanisms.biases import relative
 from regard.mechanisms.masks import base as masks
-from regard.mechanisms.masks import patterns
-from regard.mechanisms.masks import transpose as swapped
+from regard.mechanisms.masks import basic, patterns, selection, transpose
+from regard.mechanisms.scores import additive, custom, kernels
 from regard.mechanisms.scores import base as scores
-from regard.mechanisms.scores import kernels
 from regard.mechanisms.shapes import Sizes
 from regard.mechanisms.tensor_tree import rebuilt
 
 FORMAT, SUMMARY_FORMAT = "regard.AttentionMap 1", "regard.summary 1"
 KINDS = {"AttentionMap": "attention map", "summary": "summary of a map"}
+# A file names a class by its own name, which no other class has, so that files can move in the house.
+NAMED: tuple[ModuleType, ...] = (
+    *(alibi, relative, shaw, t5, transformer_xl, biases),
+    *(masks, basic, patterns, selection, transpose),
+    *(additive, custom, kernels, scores, normalizations),
+    *(statistics, pooling),
+)
 
 
 def _kinds() -> dict[str, type]:
     """The classes that a file may name: the frozen objects of a call, none of which holds a function."""
-    modules: tuple[ModuleType, ...] = (biases, kernels, masks, normalizations, patterns, relative, scores, swapped, statistics, pooling)
     found = {
-        f"{module.__name__.removeprefix('regard.')}.{name}": kind
-        for module in modules
+        name: kind
+        for module in NAMED
         for name, kind in vars(module).items()
         if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
     }
-    return {**found, "shapes.Sizes": Sizes, "call": Call, "maps.fused_statistics.Doubled": fused_statistics.Doubled}
+    return {**found, "Sizes": Sizes, "Call": Call, "Doubled": fused_statistics.Doubled}
 
 
 def save(path: str | PathLike[str], source: CallSource) -> None:
@@ -91,7 +96,7 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
     [[0], [1], [2]]
     """
     save_file, _ = _safetensors()
-    header, tensors = {"format": SUMMARY_FORMAT}, {}
+    header, tensors = {"format": SUMMARY_FORMAT}, dict[str, Tensor]()
     if isinstance(summary, MapStatistics):
         header["map"], tensors = _packed(_parts_of_summary(summary))
     else:
@@ -130,8 +135,8 @@ def _parts_of_summary(summary: MapStatistics) -> tuple[Any, ...]:
     source = summary.source
     if not isinstance(source, SummarySource):
         raise ArgumentError(
-            f"save_summary() takes what map.summary(...) said, or a map of which statistics alone were kept; {summary!r} "
-            "holds what its weights follow from: map.save(path) writes that"
+            "save_summary() takes what map.summary(...) said, or a map of which statistics alone were kept; "
+            f"{summary!r} holds what its weights follow from: map.save(path) writes that"
         )
     what = source.what
     settings = (what.names, what.k, what.p, what.rows, what.columns, what.how)
@@ -187,9 +192,9 @@ def _contents(path: str | PathLike[str], device: torch.device) -> tuple[dict[str
 
 def _backend(name: str | None, call: Call) -> Backend:
     try:
-        return choose(call, name if name in BACKENDS else None)
+        return choose_backend(call, name if name in BACKENDS else None)
     except BackendError:
-        return choose(call, None)
+        return choose_backend(call, None)
 
 
 def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> Any:

@@ -321,7 +321,8 @@ class MapStatistics:
         tensor([[2.0000, 0.0000],
                 [1.1667, 0.8333]])
         """
-        return self._say(pooled(rows, columns, *self.shape[-2:], how))
+        queries, keys = self.shape[-2:]
+        return self._say(pooled(rows, columns, queries, keys, how))
 
     def summary(
         self,
@@ -377,7 +378,7 @@ class MapStatistics:
         >>> grid.rows.ranges(), grid.columns.count
         ([range(0, 2), range(2, 4), range(4, 5)], 5)
         """
-        return self.source.grid(Grid.at_most(rows, columns, *self.shape[-2:]), how)
+        return self.source.grid(Grid.at_most(rows, columns, self.source.queries, self.source.keys), how)
 
     def singular_values(self, k: int, *, iterations: int = 4, seed: int = 0) -> Spectrum:
         """The k largest singular values of each head's map, with how far they can be off. See `Spectrum`.

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from regard.errors import ArgumentError, ShapeError
 from regard.inspection.analysis.tables import Maps, named
+from regard.maps.attention_map import AttentionMap
 from regard.views.fonts import letter
 from regard.views.heatmap import (
     colour_bar,
@@ -19,10 +20,9 @@ from regard.views.heatmap import (
     warn_of_missing,
     write_heading,
 )
+from regard.views.html.page import Example, Map
 from regard.views.labels import printable, width
 from regard.views.layout import COLOUR_BAR, FONT_POINTS, GLYPH, LINE, MARGIN, Box
-from regard.views.page.html import Example, Map
-from regard.maps.attention_map import AttentionMap
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

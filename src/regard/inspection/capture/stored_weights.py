@@ -9,12 +9,10 @@ from torch import Tensor
 from regard.backends.base import Call
 from regard.inspection.capture.factors import Factors
 from regard.inspection.capture.snapshot import Kept
-from regard.mechanisms.biases.base import Bias
-from regard.mechanisms.biases.base import Dense as DenseBias
+from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.normalizations import Normalization, Softmax, Unnormalized
 from regard.mechanisms.scores.base import Dot
 from regard.mechanisms.shapes import Sizes
-
 
 NAME = "the model's own softmax"
 """What a map of such weights says that it is."""

@@ -6,11 +6,11 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from regard.text.labels import Label
 from regard.maps.attention_map import AttentionMap
+from regard.text.labels import Label
 
 
-class Seen(Protocol):
+class TextMaps(Protocol):
     """The maps of a text, by name."""
 
     @property

@@ -8,7 +8,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from regard.generation.greedy import greedy
 from regard.models.transformer import TransformerConfig
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.train import train
+from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
 
 TINY = TransformerConfig(
@@ -55,7 +55,7 @@ def make_run(name, folder):
         batch_tokens=400, learning_rate=1e-2, validate_every=25, save_every=25, log_every=25, device="cpu",
         precision="float32", vocab_size=300, max_length=64, **more,
     )  # fmt: skip
-    train(config)
+    train_translation(config)
 
 
 def ours(run):

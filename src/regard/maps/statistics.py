@@ -347,7 +347,7 @@ def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim)
 
 
-def positions(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:
+def key_values(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:
     """The values of a function of the key, or the function's own tensor."""
     return f if isinstance(f, Tensor) else torch.as_tensor(f(torch.arange(keys, device=device)))
 

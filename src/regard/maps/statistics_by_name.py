@@ -62,7 +62,7 @@ def by_name(
     return {name: makers[name]() for name in names}
 
 
-def told(source: Source, named: Mapping[str, Statistic], answers: Answers) -> Summary:
+def as_summary(source: Source, named: Mapping[str, Statistic], answers: Answers) -> Summary:
     """What the answers (cells, ...) of named statistics say, laid out as the map."""
     return {name: finished(source, statistic, answers[statistic]) for name, statistic in named.items()}
 

@@ -20,11 +20,11 @@ from regard.maps.statistics_by_name import (
     USUAL,
     How,
     Summary,
+    as_summary,
     by_name,
     participation,
     pooled,
     quantile_mass,
-    told,
     top_weights,
 )
 from regard.maps.tiles import ask, ask_all
@@ -222,7 +222,7 @@ class MapStatistics:
         tensor([0.0000, 0.5000, 1.0000])
         """
         keys = self.shape[-1]
-        values = st.positions(f, keys, self.device).to(self.device, self.dtype)
+        values = st.key_values(f, keys, self.device).to(self.device, self.dtype)
         if values.dim() not in (1, 2) or values.shape[0] != keys:
             raise ShapeError(
                 f"expected(f) needs one number or one vector for each of {keys} keys: shape ({keys},) or ({keys}, N), "
@@ -406,4 +406,4 @@ class MapStatistics:
 
     def _told(self, wanted: Mapping[str, Statistic]) -> Summary:
         asked = list(dict.fromkeys(wanted.values()))
-        return told(self.source, wanted, dict(zip(asked, ask_all(self.source, asked), strict=True)))
+        return as_summary(self.source, wanted, dict(zip(asked, ask_all(self.source, asked), strict=True)))

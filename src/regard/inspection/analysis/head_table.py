@@ -11,7 +11,7 @@ from regard.inspection.analysis.similarity import difference
 from regard.inspection.analysis.tables import HeadTable, Maps, named, table
 from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Piece
-from regard.maps.statistics import PerQuery
+from regard.maps.statistics import Distance, Entropy, Largest, Moments, PerQuery
 from regard.maps.tiles import ask
 
 
@@ -37,8 +37,12 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
         A table of a layer for each map; NaN where no query counts (a sequence without repetition, T = S = 1), or
         where the number of keys is not that of the tokens. Memory is linear in T and S; induction takes tiles.
 
+    Of maps of which statistics alone were kept, the table has the columns that were: distance and entropy. Which queries
+    count follows from "max", "topk" or "participation", one of which has to be kept.
+
     Raises:
         ShapeError: tokens that fit none of the maps.
+        NotKeptError: what was kept of a map tells none of the columns, or not which queries count.
 
     Source: Olsson et al. 2022 (arXiv:2209.11895), for induction ("prefix matching"); Clark et al. 2019
     (arXiv:1906.04341), for the others.
@@ -99,9 +103,14 @@ def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
     queries, keys = weights.shape[-2:]
     live = _live(weights)
     places = torch.arange(queries, device=weights.device) + keys - queries
-    numbers = {
-        "distance": _mean(weights.distance(), live),
-        "entropy": _mean(weights.entropy(), live),
+    numbers = {}
+    if weights.source.keeps(Distance(keys - queries)):
+        numbers["distance"] = _mean(weights.distance(), live)
+    if weights.source.keeps(Entropy()):
+        numbers["entropy"] = _mean(weights.entropy(), live)
+    if not weights.source.has_blocks:
+        return numbers or weights.source.refuse("distance() or entropy()")
+    numbers |= {
         "self": _at(weights, places, live),
         "previous": _at(weights, places - 1, live),
         "first": _at(weights, torch.zeros_like(places), live & (places > 0)),
@@ -117,6 +126,12 @@ def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
 
 def _live(weights: AttentionMap) -> Tensor:
     """Which queries have a key: (batch..., H, T)."""
+    source = weights.source
+    if not source.has_blocks:
+        found = next((s for s in (Largest(), Moments()) if source.keeps(s)), None)
+        return (
+            source.refuse("which queries have a key") if found is None else source.laid_out(ask(source, found)[0]) > 0
+        )
     ones = torch.ones(weights.shape[-1], 1, dtype=weights.dtype, device=weights.device)
     return (weights @ ones)[..., 0] > 0
 

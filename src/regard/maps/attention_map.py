@@ -257,10 +257,15 @@ class AttentionMap(MapStatistics):
         """The map with its factors on another device; itself if they are there. It keeps its graph.
 
         Tensors that a custom score or predicate closes over stay where they are.
+
+        Raises:
+            NotKeptError: no factors were kept of the map.
         """
         device = torch.device(device)
         if device == self.device:
             return self
+        if not self.source.has_blocks:
+            self.source.refuse("to()")
         return AttentionMap(self.source.mapped(lambda t: t.to(device)))
 
     def detach(self) -> "AttentionMap":
@@ -272,7 +277,7 @@ class AttentionMap(MapStatistics):
         >>> weights.entropy().requires_grad, weights.detach().entropy().requires_grad
         (True, False)
         """
-        return AttentionMap(self.source.detached())
+        return AttentionMap(self.source.mapped(Tensor.detach))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the factors (query, key, row state, mask, bias) to a safetensors file, from which `load` reads the map.

@@ -208,10 +208,6 @@ class Source(ABC):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Source":
         """The source with its tensors changed: moved, or detached."""
 
-    def detached(self) -> "Source":
-        """The source without its graph."""
-        return self.mapped(Tensor.detach)
-
     # -- layout ----------------------------------------------------------------------------------------
 
     def laid_out(self, answer: Tensor) -> Tensor:

@@ -205,13 +205,9 @@ class SummarySource(Source):
         answers = {s: tuple(t[cells] for t in found) for s, found in self.answers.items()}
         return replace(self, layout=(*leading, *self.layout[-2:]), answers=answers)
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> NoReturn:
-        """Nothing is left that could be moved and asked elsewhere."""
-        self.refuse("to()")
-
-    def detached(self) -> "SummarySource":
-        """As it is: what was kept has no graph."""
-        return self
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "SummarySource":
+        """The statistics, changed."""
+        return replace(self, answers={s: tuple(map(change, found)) for s, found in self.answers.items()})
 
 
 def joined_steps(steps: Sequence[SummarySource]) -> SummarySource:

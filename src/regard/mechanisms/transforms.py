@@ -1,7 +1,7 @@
 """Which of torch's transforms the code runs under: compilation, forward mode, vmap, torch.func's gradients.
 
-torch has no public way to ask. Whoever computes has to know, since a fused kernel has no forward derivative and no rule
-for vmap, and an autograd.Function of ours hides from torch.func what its backward pass does.
+torch has no public way to ask this. The code that computes has to know it: a fused kernel has no forward derivative and
+no rule for vmap, and an autograd.Function of ours hides its backward pass from torch.func.
 """
 
 import torch
@@ -22,7 +22,7 @@ def in_forward_mode() -> bool:
 
 
 def in_transform(*kinds: str) -> bool:
-    """Whether one of the transforms around is "Vmap", "Jvp" or "Grad" (torch.func.grad, vjp, jacrev, hessian).
+    """Whether the code runs inside a transform "Vmap", "Jvp" or "Grad" (torch.func.grad, vjp, jacrev, hessian).
 
     >>> import torch
     >>> torch.func.vmap(lambda x: (print(in_transform("Vmap"), in_transform("Grad")), x)[1])(torch.ones(1))
@@ -39,7 +39,8 @@ def in_transform(*kinds: str) -> bool:
 def can_look(tensor: Tensor) -> bool:
     """Whether the values of a tensor may decide what is computed.
 
-    Not on a GPU, where looking waits for the device; nor in a compiled graph or under vmap, where there are none yet.
+    They may not on a GPU, where reading a value waits for the device. They may not in a compiled graph or under vmap
+    either, where there are no values yet.
 
     >>> import torch
     >>> can_look(torch.ones(2))

@@ -12,9 +12,9 @@ from regard.mechanisms.masks.basic import as_mask, causal
 class MultiheadAttention(nn.MultiheadAttention):
     """A drop-in `torch.nn.MultiheadAttention`: the same arguments, parameters and state dict.
 
-    What differs: `need_weights=True` costs what reading the weights costs, and changes neither the output
-    nor its gradients; a row whose keys are all masked is 0, with finite gradients, where torch has NaN;
-    `is_causal=True` needs no mask beside it. Masks keep torch's meaning here: True = drop, a float mask adds.
+    There are three differences. `need_weights=True` computes the weights apart, and changes neither the output nor its
+    gradients. A row whose keys are all masked is 0, with finite gradients, where torch has NaN. `is_causal=True` needs
+    no mask. Masks keep torch's meaning here: True = drop, and a float mask is added.
 
     >>> ours, theirs = MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2)
     >>> _ = ours.load_state_dict(theirs.state_dict())
@@ -34,10 +34,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch's, see there; returns (output, weights or None).
+        """The same as torch's `forward`, see there. Returns (output, weights or None).
 
         Raises:
-            ShapeError: inputs or masks that do not fit.
+            ShapeError: the inputs or masks do not fit.
         """
         batched = query.dim() == 3
         if not batched:
@@ -76,7 +76,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _extended(
         self, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """With the learned key and value (`add_bias_kv`) and the zero ones (`add_zero_attn`) appended."""
+        """Append the learned key and value (`add_bias_kv`) and the zero key and value (`add_zero_attn`)."""
         extra = []
         if self.bias_k is not None and self.bias_v is not None:
             extra.append(
@@ -118,7 +118,7 @@ def _merged(
 
 
 def _with_heads(mask: Tensor | None, heads: torch.Size) -> Tensor | None:
-    """(T, S) or (N * H, T, S) as torch takes it, to a rank that regard takes."""
+    """A mask (T, S) or (N * H, T, S), as torch takes it, in a rank that regard takes."""
     if mask is None or mask.dim() == 2:
         return mask
     return mask.unflatten(0, tuple(heads))

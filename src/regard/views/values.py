@@ -109,8 +109,7 @@ def _pooled_map(weights: AttentionMap, max_cells: int, pooling: Pooling) -> tupl
     """Largest weights or sums, as the map pools itself."""
     how: Literal["max", "sum"] = "max" if pooling == "max" else "sum"
     grid = weights.grid(max_cells, max_cells, how)
-    values = _array(weights.detach().pooled(grid.rows.count, grid.columns.count, how))
-    return _finite(values, grid), grid
+    return _finite(_array(weights.detach().pooled(grid.rows.count, grid.columns.count, how)), grid), grid
 
 
 def _pooled_array(weights: Any, grid: Grid, pooling: Pooling) -> npt.NDArray[np.floating[Any]]:

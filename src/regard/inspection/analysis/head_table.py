@@ -37,8 +37,8 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
         A table of a layer for each map; NaN where no query counts (a sequence without repetition, T = S = 1), or
         where the number of keys is not that of the tokens. Memory is linear in T and S; induction takes tiles.
 
-    Of maps of which statistics alone were kept, the table has the columns that were: distance and entropy. Which queries
-    count follows from "max", "topk" or "participation", one of which has to be kept.
+    Of maps of which statistics alone were kept, the table has the columns that were: distance and entropy. Which
+    queries count follows from "max", "topk" or "participation", one of which has to be kept.
 
     Raises:
         ShapeError: tokens that fit none of the maps.
@@ -128,10 +128,10 @@ def _live(weights: AttentionMap) -> Tensor:
     """Which queries have a key: (batch..., H, T)."""
     source = weights.source
     if not source.has_blocks:
-        found = next((s for s in (Largest(), Moments()) if source.keeps(s)), None)
-        return (
-            source.refuse("which queries have a key") if found is None else source.laid_out(ask(source, found)[0]) > 0
-        )
+        kept = next((statistic for statistic in (Largest(), Moments()) if source.keeps(statistic)), None)
+        if kept is None:
+            source.refuse("which queries have a key")
+        return source.laid_out(ask(source, kept)[0]) > 0
     ones = torch.ones(weights.shape[-1], 1, dtype=weights.dtype, device=weights.device)
     return (weights @ ones)[..., 0] > 0
 

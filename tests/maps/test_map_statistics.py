@@ -180,13 +180,8 @@ def test_the_share_of_long_rows_is_found_among_the_largest_or_by_sorting_the_res
     check(weights, dense, tolerance=1e-12, k=2, rows=3, columns=3, p=0.6)
 
 
-<<<<<<< HEAD
-def test_one_pass_serves_a_summary(monkeypatch):
-    from regard.maps.call_source import CallSource
-=======
 def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.maps.sources import OfCall
->>>>>>> main
+    from regard.maps.call_source import CallSource
 
     asked = []
     real = CallSource.part

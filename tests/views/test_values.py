@@ -58,7 +58,6 @@ def test_a_long_lazy_map_is_never_held_whole(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(pooled.values, expected, atol=5e-6)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("pooling", ["max", "mass"])
 @pytest.mark.parametrize("kind", [lambda w: w, lambda w: w.dense(), lambda w: w.dense().numpy()])
 def test_one_rule_cuts_maps_tensors_and_arrays(kind, pooling):
@@ -91,10 +90,7 @@ def test_a_picture_is_what_the_map_says_pooled(sizes):
     np.testing.assert_allclose(mass, np.array(masses), rtol=0, atol=2e-6)
 
 
-def test_labels_of_pooled_tokens_name_the_first_and_the_last():
-=======
 def test_labels_of_pooled_tokens_name_the_first_and_the_last() -> None:
->>>>>>> main
     drawn = picture(np.eye(5), list("abcde"), None, max_cells=3)
     assert drawn.rows == ["a…b", "c…d", "e"]
     assert drawn.columns == ["0…1", "2…3", "4"]

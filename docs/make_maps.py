@@ -72,9 +72,9 @@ def cost(weights: AttentionMap, ask: Callable[[AttentionMap], object]) -> str:
         calls.append("tiled")
         return before(self, call, value)
 
-    def counted_part(self: Any, cells: Any, **options: Any) -> Any:
-        blocks.append(options)
-        return part(self, cells, **options)
+    def counted_part(self: Any, cells: Any, *scratch: Any) -> Any:
+        blocks.append(cells)
+        return part(self, cells, *scratch)
 
     with (
         torch.no_grad(),

@@ -44,6 +44,9 @@ class CallFactors(Protocol):
     def tensors(self) -> list[Tensor]:
         """What is held in memory by now."""
 
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallFactors":
+        """The same with the tensors changed."""
+
 
 class GivenFactors:
     """A call that is at hand, and its row state; one that the kernel did not return is computed when it is read."""
@@ -67,6 +70,10 @@ class GivenFactors:
     def tensors(self) -> list[Tensor]:
         """Queries, keys and the row state."""
         return [self.call.query, self.call.key, *(() if self._state is None else (self._state,))]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
+        """The same with the tensors changed; a row state that nobody has read stays unread."""
+        return GivenFactors(*tensors_mapped((self.call, self._state), change))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,11 +251,11 @@ class CallSource(Source):
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
         """The call with its tensors changed, and a backend that can read it where they are."""
-        call, state, value = tensors_mapped((self.call, self.state, self.value), change)
+        factors, backend = self.factors.mapped(change), self.backend
         # Another device may have no kernel for this dtype.
-        backend = self.backend
-        backend = choose_backend(call, None) if backend.why_not(call) else backend
-        return CallSource(GivenFactors(call, state), self.layout, backend, value, self.name)
+        backend = choose_backend(factors.call, None) if backend.why_not(factors.call) else backend
+        value = None if self.value is None else change(self.value)
+        return CallSource(factors, self.layout, backend, value, self.name)
 
     def with_value(self, value: Tensor) -> "CallSource":
         """The call together with values (batch..., G or H, S, E).

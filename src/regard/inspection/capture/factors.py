@@ -11,9 +11,11 @@ from regard.backends import row_state
 from regard.backends.base import Call
 from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
 from regard.inspection.capture.snapshot import Kept
+from regard.maps.call_source import GivenFactors
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.tensor_tree import tensors_mapped
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 """By how much the one row that is checked may miss a sum of 1 before a kernel's log-sum-exp is not believed."""
@@ -114,6 +116,10 @@ class Factors:
         if isinstance(self._state, Tensor):
             tensors.append(self._state)
         return tensors
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> GivenFactors:
+        """What was read by now, changed; the model can no longer overwrite it."""
+        return GivenFactors(*tensors_mapped((self.call, self.state), change))
 
 
 class Keys:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.backends.tiled import Tile
 from regard.maps.source import Part, Scratch, Source, Statistic
+from regard.mechanisms.tile_sizes import ranges, tile_shape
 
 TILE_ELEMENTS = 1 << 20
 """Numbers that a tile's largest tensor may hold, 4 MiB in float32. Smaller tiles fit the cache better, but more calls
@@ -75,12 +76,12 @@ def groups(source: Source) -> Iterator[tuple[range, list[range]]]:
     count, a_row = source.cells, max(1, source.keys * source.width)
     # Buffers of a small map that were larger would take longer to touch for the first time than to fill.
     limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, count * source.queries * a_row // 8))
-    rows = max(1, min(source.queries, TILE_ROWS, limit // a_row))
-    few = max(1, min(count, limit // (a_row * rows)))
+    few, rows = tile_shape(count, source.queries, a_row, budget=limit, few_rows=TILE_ROWS)
+    # As many tiles, but of the same number of cells.
     few = -(-count // -(-count // few))
     cuts = list(_cuts(source, few, rows, limit))
-    for cell in range(0, count, few):
-        yield range(cell, min(cell + few, count)), cuts
+    for cells in ranges(count, few):
+        yield cells, cuts
 
 
 def _cuts(source: Source, cells: int, step: int, limit: int) -> Iterator[range]:

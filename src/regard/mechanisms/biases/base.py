@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
+from regard.mechanisms.block_gradient import pull_through_graph
 from regard.mechanisms.shapes import Sizes, canonical_pairwise, index_tensor, take_pairs
 from regard.mechanisms.transforms import can_look
-
-_KEEPING = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-"""Options of `torch.autograd.grad`: the tensors that are selected for some heads share one graph for all tiles."""
 
 BiasPull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor] | None]
 """From the gradient of a block of the bias to the gradients of the block's queries and keys; None if it reads neither.
@@ -47,6 +45,11 @@ class Bias(ABC):
     def bind(self, sizes: Sizes, device: torch.device) -> "Bias":
         """Resolve the bias against a call: give it a definite offset and the canonical rank."""
         return self
+
+    @property
+    def per_key(self) -> Tensor | None:
+        """The bias as a tensor (B or 1, H or 1, 1, S or 1), if it is bound and the same for every query; else None."""
+        return None
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
         """The bias as a sum of one (B or 1, H or 1, 1, S) per key and one (B or 1, H or 1, T) per query, or None.
@@ -79,18 +82,8 @@ class Bias(ABC):
         def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
             if not block.requires_grad:
                 return None
-            inputs = (query, key, *learned)
-            d_query, d_key, *others = torch.autograd.grad(
-                block,
-                inputs,
-                summed_to(grad, block.shape).to(block.dtype),
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-            for total, other in zip(totals, others, strict=True):
-                total += other
-            return d_query, d_key
+            grad = summed_to(grad, block.shape).to(block.dtype)
+            return pull_through_graph(block, grad, (query, key), learned, totals)
 
         return block.detach(), pull
 
@@ -131,9 +124,14 @@ class DenseBias(Bias):
         tensor = canonical_pairwise(self.tensor.to(device), sizes, "bias")
         return DenseBias(tensor, tensor.shape == (sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys))
 
+    @property
+    def per_key(self) -> Tensor | None:
+        """The tensor itself, if it is the same for every query."""
+        return self.tensor if self.tensor.shape[-2] == 1 else None
+
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
         """The tensor itself, if it is the same for every query."""
-        return (self.tensor, None) if self.tensor.shape[-2] == 1 else None
+        return None if self.per_key is None else (self.per_key, None)
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Never called: blocks and pairs are read from the tensor."""

@@ -26,8 +26,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import ArgumentError, RegardError
 from regard.mechanisms.shapes import Sizes, index_tensor
+from regard.mechanisms.tile_sizes import ranges
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -103,8 +104,7 @@ class Mask(ABC):
         def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return bound.allowed(batch, head, query, key)
 
-        starts = range(0, sizes.queries, FLEX_BLOCK)
-        rows = (range(start, min(start + FLEX_BLOCK, sizes.queries)) for start in starts)
+        rows = ranges(sizes.queries, FLEX_BLOCK)
         blocks = [_blocks(render(bound, r, range(sizes.keys), sizes=sizes, device=device), len(r), sizes) for r in rows]
         some, every = (torch.stack(list(kind), dim=2) for kind in zip(*blocks, strict=True))
         return BlockMask.from_kv_blocks(
@@ -140,6 +140,17 @@ class Mask(ABC):
 
     def __or__(self, other: "Mask") -> "Mask":
         return Or((self, other)) if isinstance(other, Mask) else NotImplemented
+
+    def __bool__(self) -> bool:
+        """A mask is no truth value: `and`, `or` and `not` would drop a mask without a word.
+
+        Raises:
+            ArgumentError: always; the message names the operators that combine masks.
+        """
+        raise ArgumentError(
+            f"a mask ({self}) is neither true nor false: combine masks with &, | and ~, and not with and, or and not; "
+            "compare with `is None` to see whether there is one"
+        )
 
     def __invert__(self) -> "Mask":
         return Not(self)

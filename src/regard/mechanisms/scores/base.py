@@ -14,10 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-
-_KEEPING = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-"""Options of `torch.autograd.grad`: the tensors that are selected for some heads share one graph for all tiles."""
-
+from regard.mechanisms.block_gradient import pull_through_graph
 
 ScorePull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 """From the gradient of a block of scores to the gradients of the block's queries and keys.
@@ -109,8 +106,22 @@ def Dot() -> ScaledDot:
     return ScaledDot(scale=1.0)
 
 
+class PreparedDot(Score):
+    """A score that is the dot product of the vectors that `prepare` makes. Subclasses say `prepare`."""
+
+    def dot_scale(self, dim: int) -> float:
+        """1: every factor is in the prepared vectors."""
+        return 1.0
+
+    def block(
+        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """query @ key^T of the prepared vectors."""
+        return query @ key.mT
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Cosine(Score):
+class Cosine(PreparedDot):
     r"""$s_{ij} = \tau \, \frac{q_i}{\lVert q_i \rVert} \cdot \frac{k_j}{\lVert k_j \rVert}$.
 
     Source: Henry et al. 2020 (arXiv:2010.04245), equation 6, whose learned g is our `temperature`.
@@ -128,22 +139,12 @@ class Cosine(Score):
         query, key = torch.nn.functional.normalize(query, dim=-1), torch.nn.functional.normalize(key, dim=-1)
         return query * per_head(self.temperature, query).to(query.dtype), key
 
-    def dot_scale(self, dim: int) -> float:
-        """The factor 1, because `prepare` puts the temperature into the query."""
-        return 1.0
-
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
-        """`query @ key^T`."""
-        return query @ key.mT
-
     def __str__(self) -> str:
         return "cosine"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bilinear(Score):
+class Bilinear(PreparedDot):
     r"""$s_{ij} = q_i^\top W k_j$.
 
     Source: Luong et al. 2015 (arXiv:1508.04025), equation 8 ("general"): their $W_a$ is our `weight`.
@@ -163,16 +164,6 @@ class Bilinear(Score):
                 f"got {query.shape[-1]} and {key.shape[-1]}"
             )
         return query @ self.weight, key
-
-    def dot_scale(self, dim: int) -> float:
-        """The factor 1."""
-        return 1.0
-
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
-        """`query @ key^T`, with the projected query."""
-        return query @ key.mT
 
     def __str__(self) -> str:
         return "bilinear score"
@@ -253,11 +244,7 @@ def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Ten
         scores = score.block(query, key)
 
     def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        inputs = (query, key, *learned)
-        d_query, d_key, *others = torch.autograd.grad(scores, inputs, grad, **_KEEPING)
-        for total, other in zip(totals, others, strict=True):
-            total += other
-        return d_query, d_key
+        return pull_through_graph(scores, grad, (query, key), learned, totals)
 
     # Autograd has saved these scores, so a copy is returned, which may be overwritten.
     return scores.detach().clone(), pull

@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.mechanisms.scores.base import Score, per_head, same_width
+from regard.mechanisms.scores.base import PreparedDot, Score, per_head, same_width
 
 Width = float | Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gaussian(Score):
+class Gaussian(PreparedDot):
     r"""$\log K = -u^2 / 2$.
 
     It runs on the fused kernels, as the dot product of $[q, 1, -\lVert q \rVert^2 / 2] / w^2$ and
@@ -56,16 +56,6 @@ class Gaussian(Score):
         half_q, half_k = (-0.5 * x.square().sum(-1, keepdim=True) for x in (query, key))
         precision = per_head(self.width, query).to(dtype) ** -2
         return torch.cat([query, one_q, half_q], -1) * precision, torch.cat([key, half_k, one_k], -1)
-
-    def dot_scale(self, dim: int) -> float:
-        """The factor 1."""
-        return 1.0
-
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
-        """`query @ key^T` of the prepared vectors."""
-        return query @ key.mT
 
     def __str__(self) -> str:
         return "Gaussian kernel"

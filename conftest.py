@@ -8,8 +8,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook
 
-# Not the doors (functional, masks, shapes), whose own checks and messages are under test.
-CHECKED = ("scores", "normalizations", "positions", "nn", "models", "decoding")
+# Not the doors (functional, masks, shapes), whose own checks and messages are under test, nor methods that return
+# `Self`, of which beartype wants to decorate the whole class.
+CHECKED = (
+    "mechanisms.scores.base",
+    "mechanisms.scores.additive",
+    "mechanisms.scores.custom",
+    "mechanisms.normalizations",
+    "mechanisms.positions",
+    "nn",
+    "models",
+    "generation",
+)
 # Nor where tests/core/test_compile.py starts a process of its own: torch.compile cannot trace these checks.
 if "REGARD_UNCHECKED_SHAPES" not in os.environ:
     install_import_hook([f"regard.{name}" for name in CHECKED], "beartype.beartype")

@@ -10,7 +10,7 @@ import regard
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.rotary.layouts import Half, Interleaved
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.rotary.scalings import DynamicNTK, PositionInterpolation, Llama3, LongRoPE, Scaling, YaRN
+from regard.mechanisms.rotary.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Scaling, YaRN
 
 SCALINGS: list[Scaling | None] = [
     None,

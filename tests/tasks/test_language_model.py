@@ -11,10 +11,10 @@ from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.generation.filters import RepetitionPenalty, TopK
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnlyConfig
 from regard.tasks import (
-    MaskedLanguageModel,
-    LanguageModelConfig,
-    MaskedLanguageModelConfig,
     LanguageModel,
+    LanguageModelConfig,
+    MaskedLanguageModel,
+    MaskedLanguageModelConfig,
     train_language_model,
     train_masked_language_model,
 )

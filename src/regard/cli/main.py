@@ -9,9 +9,9 @@ import os
 import sys
 from typing import NoReturn
 
-from regard import __version__
 from regard.errors import MissingExtraError, RegardError
 from regard.training.interrupts import Interrupted
+from regard.version import __version__
 
 
 def main() -> None:

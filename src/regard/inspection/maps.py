@@ -10,8 +10,7 @@ from regard.backends import choose_backend
 from regard.backends.base import Backend, Call
 from regard.inspection.capture.factors import Factors
 from regard.inspection.capture.snapshot import Kept
-from regard.mechanisms.biases.base import Bias
-from regard.mechanisms.biases.base import DenseBias as DenseBias
+from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.normalizations import Normalization, Softmax, Unnormalized
 from regard.mechanisms.scores.base import Dot
 from regard.mechanisms.shapes import Sizes

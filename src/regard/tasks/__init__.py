@@ -15,15 +15,15 @@ from regard.tasks.translation.translator import Translator as Translator
 
 __all__ = [
     "AlignmentOf",
-    "MaskedLanguageModel",
+    "LanguageModel",
     "LanguageModelConfig",
+    "MaskedLanguageModel",
     "MaskedLanguageModelConfig",
     "Request",
     "Translation",
     "TranslationConfig",
     "Translator",
-    "LanguageModel",
-    "train_translation",
     "train_language_model",
     "train_masked_language_model",
+    "train_translation",
 ]

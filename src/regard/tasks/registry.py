@@ -8,8 +8,7 @@ from typing import Any, Literal, NamedTuple
 from regard.errors import RunFolderError
 from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
 from regard.tasks.config import TrainingConfig
-from regard.tasks.language_modelling import causal as writer
-from regard.tasks.language_modelling import masked as filler
+from regard.tasks.language_modelling import causal, masked
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
@@ -54,11 +53,16 @@ TASKS: Mapping[str, Task] = {
     translator.TASK: Task(
         TranslationConfig, run_translation, Translator.load, translation_job, "transformer", TRANSFORMER_SIZES
     ),
-    writer.TASK: Task(
+    causal.TASK: Task(
         LanguageModelConfig, run_language_model, LanguageModel.load, next_token_job, "model", DECODER_ONLY_SIZES
     ),
-    filler.TASK: Task(
-        MaskedLanguageModelConfig, run_masked_language_model, MaskedLanguageModel.load, masked_job, "model", ENCODER_ONLY_SIZES
+    masked.TASK: Task(
+        MaskedLanguageModelConfig,
+        run_masked_language_model,
+        MaskedLanguageModel.load,
+        masked_job,
+        "model",
+        ENCODER_ONLY_SIZES,
     ),
 }
 
@@ -70,7 +74,7 @@ def task_of(folder: Path) -> Task:
         RunFolderError: there is no run in it, or one of a task that this version does not have.
     """
     if is_huggingface(folder):
-        return TASKS[writer.TASK if writes_text(folder) else translator.TASK]
+        return TASKS[causal.TASK if writes_text(folder) else translator.TASK]
     name = RunFolder(folder).task()
     if name not in TASKS:
         raise RunFolderError(f"{folder} is a run of the task {name!r}; this version has {', '.join(TASKS)}")

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.text.sections import sections
+from regard.text.sections import Integers, sections
 from regard.text.tokenizers import BOS, EOS, PAD, UNK
-
-Integers = npt.NDArray[np.integer]
 
 # Of the blocks that begin inside a document, one in so many has BOS in place of its first token: the model learns
 # to begin anywhere, so that what it is asked to write needs no beginning that stood in the text.

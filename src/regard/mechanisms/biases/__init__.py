@@ -1,9 +1,9 @@
 """What is added to scores: tensors, and functions of where query and key stand."""
 
-from regard.mechanisms.biases.base import Bias as Bias
-from regard.mechanisms.biases.base import as_bias as as_bias
 from regard.mechanisms.biases.alibi import ALiBi as ALiBi
 from regard.mechanisms.biases.alibi import alibi_slopes as alibi_slopes
+from regard.mechanisms.biases.base import Bias as Bias
+from regard.mechanisms.biases.base import as_bias as as_bias
 from regard.mechanisms.biases.shaw import Shaw as Shaw
 from regard.mechanisms.biases.t5 import T5Bias as T5Bias
 from regard.mechanisms.biases.t5 import t5_bucket as t5_bucket

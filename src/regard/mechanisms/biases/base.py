@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.mechanisms.shapes import Sizes, canonical_pairwise, take_pairs
+from regard.mechanisms.shapes import Sizes, canonical_pairwise, index_tensor, take_pairs
 from regard.mechanisms.transforms import can_look
 
 _KEEPING = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
@@ -60,7 +60,7 @@ class Bias(ABC):
     ) -> Tensor:
         """The bias (B or 1, H or 1, t or 1, s or 1) of some rows and columns, whose vectors are given."""
         head = torch.arange(sizes.heads, device=query.device)[:, None, None]
-        i, j = positions(rows, query.device)[:, None], positions(columns, query.device)
+        i, j = index_tensor(rows, query.device)[:, None], index_tensor(columns, query.device)
         answer = self.value(head, i, j, query, key)
         return answer[(None,) * (4 - answer.dim())]
 
@@ -265,8 +265,3 @@ def as_bias(bias: "Bias | Tensor | None") -> Bias | None:
         return DenseBias(bias)
     what = str(bias.dtype) if isinstance(bias, Tensor) else type(bias).__name__
     raise ShapeError(f"bias= takes a float tensor or a regard bias, got {what}; a bool tensor goes in as mask=")
-
-
-def positions(where: range | Tensor, device: torch.device) -> Tensor:
-    """Positions as an index tensor."""
-    return torch.arange(where.start, where.stop, device=device) if isinstance(where, range) else where

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.mechanisms.scores.base import ScorePull, Score
+from regard.mechanisms.scores.base import Score, ScorePull
 
 SWEEP = 1 << 18
 """Numbers that an additive score's buffer holds: 1 MiB in float32."""

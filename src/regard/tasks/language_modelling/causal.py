@@ -21,7 +21,7 @@ from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.pretrained import is_huggingface, load_pretrained_text
 from regard.text.blocks import TextWindow, next_token_windows, window_batches
-from regard.text.running_text import Documents, TextStream
+from regard.text.running_text import DocumentUnit, TextStream
 from regard.text.tokenizers import Tokenizer
 from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import find_device
@@ -71,10 +71,12 @@ class LanguageModel:
         tokenizer: Tokenizer | TextFormat,
         *,
         block_length: int,
-        documents: Documents = "file",
+        documents: DocumentUnit = "file",
     ) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.language: TextFormat = TrainedFormat(tokenizer, documents) if isinstance(tokenizer, Tokenizer) else tokenizer
+        self.language: TextFormat = (
+            TrainedFormat(tokenizer, documents) if isinstance(tokenizer, Tokenizer) else tokenizer
+        )
         self.tokenizer = self.language.tokenizer
         self.block_length = block_length
 

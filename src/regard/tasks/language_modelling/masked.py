@@ -19,7 +19,7 @@ from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, 
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import TextBatch, TextWindow, masked_windows, one_masked_windows, window_batches
-from regard.text.running_text import Documents, encode_text, pieces
+from regard.text.running_text import DocumentUnit, encode_text, pieces
 from regard.text.tokenizers import BOS, EOS, PAD, Tokenizer
 from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import find_device
@@ -56,12 +56,12 @@ class MaskedLanguageModel:
     """
 
     def __init__(
-        self, model: EncoderOnly, tokenizer: Tokenizer, *, block_length: int, documents: Documents = "file"
+        self, model: EncoderOnly, tokenizer: Tokenizer, *, block_length: int, documents: DocumentUnit = "file"
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.block_length = block_length
-        self.documents: Documents = documents
+        self.documents: DocumentUnit = documents
 
     @classmethod
     def load(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from regard.text.pretrained import TokenizerFile
-from regard.text.running_text import Documents, PieceBytes, encode_text, pieces
+from regard.text.running_text import DocumentUnit, PieceBytes, encode_text, pieces
 from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
 
@@ -62,9 +62,9 @@ class TrainedFormat:
     begin_id = BOS
     end_ids = (EOS,)
 
-    def __init__(self, tokenizer: Tokenizer, documents: Documents) -> None:
+    def __init__(self, tokenizer: Tokenizer, documents: DocumentUnit) -> None:
         self.tokenizer = tokenizer
-        self._documents: Documents = documents
+        self._documents: DocumentUnit = documents
         self._ends = documents != "file"
         # A text has no second beginning and no unknown character, and an end only if those of the training had one.
         self.writable = [*([EOS] if self._ends else []), *range(UNK + 1, len(tokenizer))]

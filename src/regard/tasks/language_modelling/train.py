@@ -11,19 +11,18 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_only import EncoderOnly
-from regard.tasks.language_modelling import causal as writer
-from regard.tasks.language_modelling import masked as filler
+from regard.tasks.language_modelling import causal, masked
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.pictures.validation_examples import look_at_text
-from regard.tasks.runs.run import TrainingJob, Options, train_run, warm_up
+from regard.tasks.runs.run import Options, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import (
     BlockPlan,
-    TextBlocks,
     TextBatch,
+    TextBlocks,
     TextWindow,
     mask_tokens,
     masked_windows,
@@ -83,12 +82,12 @@ def train_masked_language_model(
 
 def run_language_model(config: LanguageModelConfig, **options: Unpack[Options]) -> str:
     """Train as `train_language_model` does, without loading the model in the end; the device that it ran on."""
-    return train_run(writer.TASK, config, prepare_text, next_token_job, **options)
+    return train_run(causal.TASK, config, prepare_text, next_token_job, **options)
 
 
 def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[Options]) -> str:
     """Train as `train_masked_language_model` does, without loading the model in the end; the device that it ran on."""
-    return train_run(filler.TASK, config, prepare_text, masked_job, **options)
+    return train_run(masked.TASK, config, prepare_text, masked_job, **options)
 
 
 class TextBatches:
@@ -131,7 +130,7 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
 
     validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
     look = look_at_text(model, corpus, config.pictures, config.block_length, model.attend)
-    return TrainingJob(model, batches, next_token_loss, _optimizer(config, model), validate, look)
+    return TrainingJob(model, batches, next_token_loss, _optimizer(config, model), validate, look=look)
 
 
 def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
@@ -154,7 +153,7 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
         return model.attend(tokens, torch.tensor([tokens.shape[1]], device=tokens.device))
 
     look = look_at_text(model, corpus, config.pictures, config.block_length, attend)
-    return TrainingJob(model, batches, masked_loss, _optimizer(config, model), validate, look)
+    return TrainingJob(model, batches, masked_loss, _optimizer(config, model), validate, look=look)
 
 
 def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> BlockPlan:

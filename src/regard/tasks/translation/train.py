@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.errors import ArgumentError
 from regard.tasks.pictures.validation_examples import look_at_pairs
-from regard.tasks.runs.run import TrainingJob, Options, train_run, warm_up
+from regard.tasks.runs.run import Options, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.config import make_model
@@ -86,6 +86,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
             config,
             fabric,
         ),
+        config.best_by,
         look_at_pairs(model, corpus, config.pictures),
     )
 

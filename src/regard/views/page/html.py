@@ -32,7 +32,7 @@ PRECISIONS = {
     "uint8": "Weights are kept in 8 bits: within 0.2 % of the largest weight of their map.",
 }
 
-MODULES = ("page_weights.js", "page_state.js", "page_parts.js", "page_drawing.js", "page.js")
+MODULES = ("page_weights.js", "page_state.js", "page_dom.js", "page_drawing.js", "page_parts.js", "page.js")
 
 
 class Map(NamedTuple):

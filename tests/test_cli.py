@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from regard import cli, commands
+from regard.cli import main as program
+from regard.cli.generate import generate
 from regard.training.checkpoints import Checkpoints
 
 PAIRS = [(f"{n} times {m}", f"{m} mal {n}") for n in range(10) for m in range(10)]
@@ -46,14 +47,14 @@ def run(data: Path) -> Path:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Run a command in this process: (status, standard output, standard error)."""
-    monkeypatch.setattr(cli, "_keep_freed_memory", lambda: None)
+    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
 
     def run_here(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["regard", *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         status = 0
         try:
-            cli.main()
+            program.main()
         except SystemExit as leaving:
             status = int(leaving.code or 0)
         return (status, *capsys.readouterr())
@@ -175,13 +176,13 @@ def rank_of(launcher: subprocess.Popen, rank: int) -> int:
 
 def test_the_command_of_a_start_is_that_of_a_restart(call, data: Path, tmp_path: Path) -> None:
     """Also with a file of settings and a size; what they would change is refused."""
-    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\naccumulate = 2\n')
+    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\nfit.accumulate = 2\n')
     arguments = ("--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--resume", *TINY)
     for _ in range(2):
         status, _, stderr = call("train", *arguments, "--steps", "2")
         assert status == 0, stderr
     assert "already" not in stderr
-    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\naccumulate = 3\n')
+    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\nfit.accumulate = 3\n')
     check_one_line(call("train", *arguments, "--steps", "2"), "has accumulate 2, not 3")
     check_one_line(call("train", "--out", str(tmp_path / "run"), "--resume", "--size", "base"), "has transformer")
 
@@ -373,7 +374,7 @@ def test_debug_shows_where_it_happened(call, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("train", "--colour", "red"), "Unrecognized options: --colour red"),
-        (("translate", "x", "--bem", "2"), "Unrecognized options: --bem, 2; Perhaps you meant: --beam INT"),
+        (("translate", "x", "--bem", "2"), "Unrecognized options: --bem 2; perhaps you meant --beam"),
         (("translate", "x", "y", "--beam", "two"), "Error parsing --beam: invalid literal for int()"),
         (("score", "x", "--device"), "Missing value for argument '--device'"),
         (("evaluate", "x"), "Missing from regard evaluate: --data"),
@@ -517,7 +518,7 @@ def text_runs(text: Path) -> dict[str, Path]:
     runs = {}
     for task in ("language-model", "masked-language-model"):
         runs[task] = text.parent / task
-        command = ("train", "--task", task, "--data", str(text), "--out", str(runs[task]), "--steps", "40")
+        command = ("train", task, "--data", str(text), "--out", str(runs[task]), "--steps", "40")
         done = regard(*command, *TINY_TEXT)
         assert done.returncode == 0, done.stderr
         assert done.stdout == ""
@@ -529,7 +530,7 @@ def test_a_language_model_killed_and_resumed_has_the_same_losses(
     text: Path, text_runs: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    command = ("train", "--task", "language-model", "--data", str(text), "--out", str(out), "--steps", "40")
+    command = ("train", "language-model", "--data", str(text), "--out", str(out), "--steps", "40")
     process = start(*command, *TINY_TEXT, stderr=subprocess.DEVNULL)
     wait_for(out, 23, process)
     process.kill()
@@ -541,7 +542,7 @@ def test_a_language_model_killed_and_resumed_has_the_same_losses(
 
 def test_two_ranks_mask_and_train_as_one_does(text: Path, tmp_path: Path) -> None:
     exact = ("--model.dropout", "0", "--precision", "float32", "--steps", "6")
-    command = ("train", "--task", "masked-language-model", "--data", str(text), *exact, *TINY_TEXT)
+    command = ("train", "masked-language-model", "--data", str(text), *exact, *TINY_TEXT)
     one = regard(*command, "--out", str(tmp_path / "one"))
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29743")
     two = regard(*command, "--out", str(tmp_path / "two"), launcher=launcher)
@@ -576,7 +577,7 @@ def test_generated_text_is_printed_as_it_comes(text_runs: dict[str, Path]) -> No
             flushed.append(self.getvalue())
 
     with contextlib.redirect_stdout(Terminal()):
-        commands.generate(text_runs["language-model"], "3", max_tokens=9, device="cpu")
+        generate(text_runs["language-model"], "3", max_tokens=9, device="cpu")
     assert [len(one) for one in flushed[:9]] == list(range(2, 11))
 
 
@@ -624,7 +625,10 @@ def test_wrong_uses_of_runs(call, run: Path, text: Path, text_runs: dict[str, Pa
     )
     check_one_line(call("generate", language_model, "--top-p", "2"), "top-p must be above 0 and at most 1, got 2.0")
     check_one_line(call("generate", language_model, "--samples", "0"), "samples must be at least 1")
-    check_one_line(call("train", "--task", "poetry", "--data", "x"), "the task must be one of translation, language")
+    check_one_line(
+        call("train", "poetry", "--data", "x"),
+        "Unrecognized options: poetry; Available subcommands: translation, language-model, masked-language-model",
+    )
     check_one_line(
         call("train", "--size", "huge", "--data", "x"), "the size must be one of tiny, small, base, got 'huge'"
     )
@@ -644,7 +648,7 @@ def test_settings_as_a_file(call, text: Path, text_runs: dict[str, Path], tmp_pa
     flags = ("--out", str(tmp_path / "other"), "--steps", "7", "--model.dim", "4")
     assert call("train", "--config", str(part), *flags)[0] == 0
     record = json.loads((tmp_path / "other" / "config.json").read_text())["config"]
-    assert (record["steps"], record["model"]["dim"], record["block_length"]) == (7, 4, 16)
+    assert (record["fit"]["steps"], record["model"]["dim"], record["block_length"]) == (7, 4, 16)
     status, _, err = call("train", "--config", str(part))
     assert status == 2
     assert "--out" in err
@@ -653,9 +657,9 @@ def test_settings_as_a_file(call, text: Path, text_runs: dict[str, Path], tmp_pa
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("colour = 3", "unknown setting colour; LanguageModelConfig has out, steps"),
+        ("colour = 3", "unknown setting colour; LanguageModelConfig has out, fit"),
         ("[model]\nwidth = 3", "unknown setting model.width; DecoderOnlyConfig has dim, num_heads"),
-        ('steps = "many"', "steps must be int, got 'many'"),
+        ('fit.steps = "many"', "fit.steps must be int, got 'many'"),
         ('tokenizer = "bytes"', "tokenizer must be Literal['bpe', 'words', 'characters'], got 'bytes'"),
         ("steps = ", "is not TOML: Invalid value (at line 3"),
         ("block_length = 0", "block_length must be at least 1, got 0"),
@@ -673,11 +677,11 @@ def test_files_of_settings_that_do_not_fit(call, tmp_path: Path) -> None:
     path.write_text('task = "poetry"\n')
     check_one_line(call("train", "--config", str(path)), "the task must be one of")
     path.write_text('task = "language-model"\n')
-    check_one_line(call("train", "--config", str(path), "--task", "translation"), "is for the task 'language-model'")
+    check_one_line(call("train", "translation", "--config", str(path)), "is for the task 'language-model'")
 
 
 def test_named_sizes_are_the_defaults_of_flags(call) -> None:
     for task, words in (("translation", "default: 0.3"), ("language-model", "default: 16")):
-        status, out, _ = call("train", "--task", task, "--size", "tiny", "--help")
+        status, out, _ = call("train", task, "--size", "tiny", "--help")
         assert status == 0
         assert words in " ".join(out.replace("│", "").split())

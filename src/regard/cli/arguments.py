@@ -91,4 +91,5 @@ def _unrecognized(tokens: Sequence[str], known: Known) -> str:
     meant = [found for word in words for found in get_close_matches(word, candidates, n=1, cutoff=0.7)]
     if meant:
         return f"{said}; perhaps you meant {', '.join(meant)}"
-    return f"{said}; Available subcommands: {', '.join(known.commands)}" if known.commands and not known.flags else said
+    is_a_word = not tokens[0].startswith("-")
+    return f"{said}; Available subcommands: {', '.join(known.commands)}" if is_a_word and known.commands else said

@@ -57,8 +57,9 @@ def settings_as_flags(defaults: Callable[[type[TrainingConfig]], Defaults]) -> C
 
     @registry.struct_rule
     def under_headings(info: StructTypeInfo) -> StructConstructorSpec | None:
+        is_settings = isinstance(info.type, type) and issubclass(info.type, TrainingConfig)
         # With settings as their default the fields are tyro's to find, as `_settings_of` asks it to.
-        if not issubclass(info.type, TrainingConfig) or isinstance(info.default, TrainingConfig):
+        if not is_settings or isinstance(info.default, TrainingConfig):
             return None
         given = defaults(info.type)
         left = {one.name: _flag(one, is_required=one.name in given.required) for one in _settings_of(given.settings)}

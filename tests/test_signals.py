@@ -13,9 +13,7 @@ import pytest
 
 from regard.training import loop
 from regard.training.checkpoints import Checkpoints
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_cli import TINY, call, losses  # noqa: F401
+from tests.test_cli import TINY, call, losses  # noqa: F401
 
 # What is done to which file: moments that no clock could hit. Files are opened to count the pairs, then inside the
 # library's trainer, then to be tokenised.

@@ -6,7 +6,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from cases import SCORES, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -18,6 +17,7 @@ from regard.functional import make_call
 from regard.mechanisms.biases.relative import diagonal_sums
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
+from tests.core.random_calls import SCORES, cases
 
 
 @contextmanager

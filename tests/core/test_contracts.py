@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import DTYPES, EVERYDAY, MAP_TOLERANCE, TOLERANCE, Case, cases, scores_by_hand
 from hypothesis import given
 from torch import Tensor
 
 import regard
 from regard.errors import BackendError
+from tests.core.random_calls import DTYPES, EVERYDAY, MAP_TOLERANCE, TOLERANCE, Case, cases, scores_by_hand
 
 
 def attend(case: Case, backend: str, **options):

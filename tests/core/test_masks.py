@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cases import combined
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ import regard
 from regard.errors import ShapeError
 from regard.mechanisms.masks.base import render
 from regard.mechanisms.shapes import Sizes
+from tests.core.random_calls import combined
 
 
 def sizes(queries: int, keys: int, *, batch: tuple[int, ...] = (), heads: int = 1) -> Sizes:

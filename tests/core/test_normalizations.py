@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import EVERYDAY, cases
 from hypothesis import given, settings
 
 import regard
 from regard.errors import BackendError
+from tests.core.random_calls import EVERYDAY, cases
 
 entmax = pytest.importorskip("entmax")
 
@@ -55,7 +55,7 @@ def test_weights_output_and_gradients(name, backend):
         q, k, v = case.tensors()
         if q.dim() >= 4:
             k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-        from cases import scores_by_hand
+        from tests.core.random_calls import scores_by_hand
 
         scores = scores_by_hand(case.score, q, k)
         scores = scores if case.bias is None else scores + case.bias

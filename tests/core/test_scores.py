@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import EVERYDAY, SCORES, cases
 from hypothesis import given, settings
-from test_contracts import attend, by_hand
 
 import regard
 from regard.errors import ArgumentError, BackendError, ShapeError
+from tests.core.random_calls import EVERYDAY, SCORES, cases
+from tests.core.test_contracts import attend, by_hand
 
 OTHERS = [name for name in SCORES if name not in ("dot", "scaled", "additive")]
 

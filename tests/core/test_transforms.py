@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cases import Case, cases, scores_by_hand
 from hypothesis import given, settings
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -10,6 +9,7 @@ from torch.autograd import forward_ad
 import regard
 from regard.backends import tiled
 from regard.errors import BackendError
+from tests.core.random_calls import Case, cases, scores_by_hand
 
 # torch's forward mode loads torch.jit.script, which torch warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
 from regard.errors import ShapeError, TooLargeError
+from tests.core.random_calls import cases
 
 
 @pytest.fixture

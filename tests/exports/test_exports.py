@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.exports import export_run
@@ -19,6 +18,7 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
 from regard.text.tokenizers import Words
+from tests.exports.exported_runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from runs import STEPS, Runs, ours
+
+from tests.exports.exported_runs import STEPS, Runs, ours
 
 # In a process of its own: under pytest all shapes are checked, and the exporter's are symbols.
 EXPORT = """

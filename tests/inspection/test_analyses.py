@@ -146,7 +146,7 @@ def test_a_head_that_looks_up_what_came_last_time_has_an_induction_of_1():
 
 def watched(name):
     pytest.importorskip("transformers")
-    from families import FAMILIES, tokens
+    from tests.inspection.huggingface_families import FAMILIES, tokens
 
     model = FAMILIES[name].build()
     inputs = tokens()

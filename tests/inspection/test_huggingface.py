@@ -6,7 +6,7 @@ import torch
 import regard
 
 pytest.importorskip("transformers")
-from families import FAMILIES, IN_BLOCKS, LENGTH, WRITTEN, tokens
+from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, WRITTEN, tokens
 
 # transformers calls what torch has deprecated; nothing of it is ours.
 pytestmark = [

@@ -14,8 +14,9 @@ from regard.mechanisms.masks.basic import Causal, Padding, Predicate
 from regard.mechanisms.masks.patterns import Window
 
 pytest.importorskip("transformers")
-from families import FAMILIES, IN_BLOCKS, LENGTH, _field, tokens
 from transformers import masking_utils as masking
+
+from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, _field, tokens
 
 # transformers calls what torch has deprecated; nothing of it is ours.
 pytestmark = [

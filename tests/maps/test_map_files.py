@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from cases import cases
 from hypothesis import HealthCheck, given, settings
 
 import regard
 from regard.errors import ArgumentError, DataError
 from regard.mechanisms.masks.basic import Predicate
 from regard.mechanisms.tensor_tree import tensors_mapped
+from tests.core.random_calls import cases
 
 pytest.importorskip("safetensors")
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import cases
-from dense_maps import NORMALIZATIONS, sums_asked, sums_written_out
 from hypothesis import given, settings
 
 import regard
 from regard.errors import BackendError
+from tests.core.random_calls import cases
+from tests.maps.dense_maps import NORMALIZATIONS, sums_asked, sums_written_out
 
 CALLS = {
     "grouped, causal, padded": {"mask": regard.causal() & regard.lengths(torch.tensor([0, 5]))},

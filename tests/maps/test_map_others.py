@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from cases import cases
-from dense_maps import NORMALIZATIONS, check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
 from regard.maps import stack
+from tests.core.random_calls import cases
+from tests.maps.dense_maps import NORMALIZATIONS, check
 
 OPTIONS = {"tolerance": 1e-12, "k": 2, "rows": 3, "columns": 4, "p": 0.7}
 

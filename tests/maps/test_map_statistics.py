@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from cases import DTYPES, cases
-from dense_maps import NORMALIZATIONS, TOLERANCE, check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
 from regard.errors import ArgumentError, ShapeError
+from tests.core.random_calls import DTYPES, cases
+from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 
 SCORES = ("dot", "scaled", "cosine", "gaussian", "additive", "boxcar", "laplacian")
 

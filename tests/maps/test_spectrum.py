@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
+from tests.core.random_calls import cases
 
 
 def within(spectrum, exact, slack):

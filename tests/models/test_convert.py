@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from foreign import END, MARIAN, PAD, TRANSLATORS, VOCAB, save
 
 from regard.errors import RunFolderError
 from regard.generation.greedy import greedy
 from regard.models.convert import from_huggingface
+from tests.models.foreign_models import END, MARIAN, PAD, TRANSLATORS, VOCAB, save
 
 LENGTHS = torch.tensor([11, 6])
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from foreign import BERT, BERT_BASE, PAD, VOCAB, save
 from safetensors.torch import load_file, save_file
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.models.convert import from_huggingface
+from tests.models.foreign_models import BERT, BERT_BASE, PAD, VOCAB, save
 
 LENGTHS = torch.tensor([11, 6])
 

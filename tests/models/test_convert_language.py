@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from foreign import END, GPT2, LANGUAGE_MODELS, VOCAB, llama, save
 from safetensors.torch import load_file, save_file
 
 from regard.errors import RunFolderError
 from regard.models.convert import from_huggingface
+from tests.models.foreign_models import END, GPT2, LANGUAGE_MODELS, VOCAB, llama, save
 
 LENGTH = 15
 

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PAIRS, SMALL, small_config, write_pairs
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.tasks import Translator, train_translation
 from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import RunFolder
 from regard.training.metrics import bleu
+from tests.tasks.small_runs import PAIRS, SMALL, small_config, write_pairs
 
 
 @pytest.fixture(scope="module")

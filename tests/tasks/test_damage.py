@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PAIRS, small_config, write_pairs
-from damage import Case, apply, cases, copy_of, outcome, snapshot
 
 from regard.errors import DataError, RunFolderError
 from regard.models.decoder_only import DecoderOnlyConfig
@@ -22,6 +20,8 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.training.checkpoints import Checkpoints
+from tests.tasks.damaged_runs import Case, apply, cases, copy_of, outcome, snapshot
+from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 TRANSLATOR_USES: list[Callable[[Any], Any]] = [
     lambda model: [one.text for one in model.translate(["we"], beam_size=1)],

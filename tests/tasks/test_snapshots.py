@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import PAIRS, small_config, write_pairs
 
 from regard.errors import ArgumentError, MissingExtraError
 from regard.models.decoder_only import DecoderOnlyConfig
@@ -25,6 +24,7 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import open_corpus
 from regard.tasks.translation.train import train_translation
 from regard.training.checkpoints import Checkpoints
+from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 TEXT = {
     "vocab_size": 280, "block_length": 16, "batch_tokens": 64, "steps": 4, "warmup_steps": 2, "schedule": "constant",

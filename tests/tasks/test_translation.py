@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PAIRS, SMALL, small_config, write_pairs
 
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.models.transformer import TransformerConfig
@@ -18,6 +17,7 @@ from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.corpus import TokenBatches, open_corpus
 from regard.tasks.translation.train import TranslationConfig, Translator, train_translation
 from regard.text.tokenizers import Characters
+from tests.tasks.small_runs import PAIRS, SMALL, small_config, write_pairs
 
 SOURCES = [source for source, _ in PAIRS]
 

@@ -22,6 +22,7 @@ from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import Translator
 from regard.text.lines import Line, raw_lines
 from regard.text.tokenizers import Characters
+from tests import ROOT
 
 SETTINGS = {"model": "abc", "beam": 1}
 LINES = [f"{n:x}" * (n % 3 + 1) for n in range(23)]
@@ -245,8 +246,7 @@ def test_no_more_than_a_window_is_read_ahead(translator) -> None:
 
 MEMORY = """
 import resource, sys
-sys.path.insert(0, {folder!r})
-from test_unfinished import *
+from tests.tasks.test_unfinished import *
 translator = tiny()
 def done(count):
     path = Path({out!r}, f"{{count}}.in")
@@ -263,17 +263,18 @@ print(done(20_000) - small)
 
 def test_memory_does_not_grow_with_the_lines(tmp_path) -> None:
     """Ten times as many lines: a KiB a line more would be 18 MiB."""
-    code = MEMORY.format(folder=str(Path(__file__).parent), out=str(tmp_path))
+    code = MEMORY.format(out=str(tmp_path))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 4_096  # KiB
 
 
 KILLED = """
 import sys, time
-sys.path.insert(0, {folder!r})
-from test_unfinished import *
+from tests.tasks.test_unfinished import *
 lines = raw_lines({source!r})
 windows = answered(tiny(), lines, Options(beam_size=2), parse=whole_line, window_lines=WINDOW)
 with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinished:
@@ -285,9 +286,9 @@ with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinis
 def test_a_killed_process_loses_nothing(translator, source, whole, tmp_path) -> None:
     """Killed twice, at a moment that is not chosen."""
     target, record = tmp_path / "out.txt", tmp_path / "out.txt.partial.json"
-    code = KILLED.format(folder=str(Path(__file__).parent), source=str(source), target=str(target))
+    code = KILLED.format(source=str(source), target=str(target))
     for least in (5, 15):
-        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
         deadline = time.monotonic() + 120
         while not (record.exists() and json.loads(record.read_text())["lines"] >= least):
             assert process.poll() is None

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PAIRS, small_config
 
 from regard.errors import ArgumentError, WorkerError
 from regard.tasks.translation.bulk.worker_pool import Workers, sharing
 from regard.tasks.translation.search_job import Job
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
+from tests.tasks.small_runs import PAIRS, small_config
 
 LINES = [source for source, _ in PAIRS] + ["", "we see nine trees we see ten cats"]
 

@@ -1,6 +1,5 @@
 import math
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from regard.training.averaging import MovingAverage, mean_of
 from regard.training.checkpoints import Checkpoints
 from regard.training.fit_config import FitConfig
 from regard.training.interrupts import TrainingInterrupted
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toy import killer, train_toy
+from tests.training.toy_training import killer, train_toy
 
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1, ema_decay=0.9, keep=3)
 

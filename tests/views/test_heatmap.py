@@ -12,13 +12,13 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
-from written import LOCALES, softmax, words, written
 
 from regard.errors import ArgumentError, MissingExtraError, ShapeError
 from regard.views import fonts
 from regard.views.fonts import letter
 from regard.views.heatmap import Panel, head_panels, heatmap, heatmap_grid
 from regard.views.layout import FigureSize, flow
+from tests.views.written_dates import LOCALES, softmax, words, written
 
 # In Unicode, and in no font: the last code points of a plane are never characters.
 NO_CHARACTER = "\U0001fffe"

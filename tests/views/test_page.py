@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from written import LOCALES, decoded, embedded, sentence, softmax, words, written
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, TooLargeError
 from regard.views.page.html import PRECISIONS, Example, Map, page, save_page, script
+from tests.views.written_dates import LOCALES, decoded, embedded, sentence, softmax, words, written
 
 EVIL = [
     "</script><script>alert(1)</script>",

@@ -6,9 +6,9 @@ import subprocess
 
 import numpy as np
 import pytest
-from written import decoded, embedded, sentence, softmax
 
 from regard.views.page.html import Example, Map, page, script
+from tests.views.written_dates import decoded, embedded, sentence, softmax
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed: the page's script is not run")

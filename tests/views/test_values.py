@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from written import softmax
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, RegardError, ShapeError
 from regard.views import values
 from regard.views.labels import printable, right_to_left, width
 from regard.views.values import picture
+from tests.views.written_dates import softmax
 
 
 def lazy(num_queries=7, num_keys=11):

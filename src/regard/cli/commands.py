@@ -84,7 +84,9 @@ def _known(arguments: Sequence[str]) -> Known:
 def _flags(described: Any, prefix: str = "--") -> Iterator[str]:
     """The flags that tyro makes of a command or of settings; see `regard.cli.headings` for what has no prefix."""
     kinds = get_type_hints(described)
-    names = (one.name for one in fields(described)) if is_dataclass(described) else inspect.signature(described).parameters
+    names = (
+        (one.name for one in fields(described)) if is_dataclass(described) else inspect.signature(described).parameters
+    )
     for name in names:
         flag, kind = prefix + name.replace("_", "-"), kinds[name]
         if is_dataclass(kind):

@@ -39,21 +39,21 @@ class Start:
 
 
 def train_translation(
-    settings: Annotated[TranslationConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()  # noqa: B008
+    settings: Annotated[TranslationConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
 ) -> None:
     """Train a translator on pairs of sentences."""
     _train("translation", settings, start)
 
 
 def train_language_model(
-    settings: Annotated[LanguageModelConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()  # noqa: B008
+    settings: Annotated[LanguageModelConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
 ) -> None:
     """Train a language model on running text."""
     _train("language-model", settings, start)
 
 
 def train_masked_language_model(
-    settings: Annotated[MaskedLanguageModelConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()  # noqa: B008
+    settings: Annotated[MaskedLanguageModelConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
 ) -> None:
     """Train a model to fill in masked tokens of running text."""
     _train("masked-language-model", settings, start)

@@ -312,9 +312,7 @@ class _Run:
         # The first rank looks for all, as what it sees changes once all go on.
         has_better = (
             which == "best"
-            and ranks.gather(lambda: ranks.rank == 0 and checkpoints.has_better(self.position, by=self.best_by))[
-                0
-            ]
+            and ranks.gather(lambda: ranks.rank == 0 and checkpoints.has_better(self.position, by=self.best_by))[0]
         )
         if not has_better:
             checkpoints.save_model(which, self.model.state_dict(), self.position, ranks)

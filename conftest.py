@@ -8,7 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook
 
-# Not the doors (functional, masks, shapes), whose own checks and messages are under test.
+# Not the doors (functional, masks, shapes), whose own checks and messages are under test, nor methods
+# that return `Self`, of which beartype wants to decorate the whole class.
 CHECKED = {
     "mechanisms": ("scores.base", "scores.additive", "scores.custom", "normalizations", "positions"),
     "generation": ("protocol", "greedy", "beam", "sampling"),

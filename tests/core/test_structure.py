@@ -4,10 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import house
 import pytest
 
 import regard
+from tests.core import house
 
 SOURCE = Path(regard.__file__).parent
 PAGE = SOURCE / "views" / "page"

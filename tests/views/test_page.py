@@ -10,7 +10,7 @@ import torch
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, TooLargeError
-from regard.views.page.html import PRECISIONS, Example, Map, page, save_page, script
+from regard.views.html.page import PRECISIONS, Example, Map, page, save_page, script
 from tests.views.written_dates import LOCALES, decoded, embedded, sentence, softmax, words, written
 
 EVIL = [

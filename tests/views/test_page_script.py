@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from regard.views.page.html import Example, Map, page, script
+from regard.views.html.page import Example, Map, page, script
 from tests.views.written_dates import decoded, embedded, sentence, softmax
 
 NODE = shutil.which("node")

@@ -117,6 +117,7 @@ class Mask(ABC):
     def draw(self, queries: int = 12, keys: int | None = None) -> str:
         """The mask in characters, queries down and keys across, for one sequence and one head.
 
+        >>> from regard.mechanisms.masks import causal
         >>> print(causal().draw(3))
         #..
         ##.

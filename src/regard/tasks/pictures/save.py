@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.heatmap import Panel, heatmap_grid
-from regard.views.page.html import Example, Map, save_page
+from regard.views.html.page import Example, Map, save_page
 from regard.weights import AttentionMap
 
 

@@ -149,7 +149,7 @@ def script() -> str:
 
 
 def _resource(name: str) -> str:
-    return files("regard.views.page").joinpath(name).read_text(encoding="utf-8").rstrip("\n")
+    return files("regard.views.html").joinpath(name).read_text(encoding="utf-8").rstrip("\n")
 
 
 def _check_size(examples: Sequence[Example], *, precision: WeightPrecision, max_cells: int, limit_bytes: int) -> None:

@@ -159,7 +159,8 @@ def test_a_recurrent_model_is_refused(tmp_path):
     data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
     config = TranslationConfig(
         data=(data,), valid=(data,), out=tmp_path / "run", model="rnn", device="cpu", precision="float32",
-        fit=FitConfig(steps=1), rnn=RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), vocab_size=300, batch_tokens=400,
+        fit=FitConfig(steps=1), rnn=RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), vocab_size=300,
+        batch_tokens=400,
     )  # fmt: skip
     train_translation(config)
     with pytest.raises(ArgumentError, match="only the Transformer"):

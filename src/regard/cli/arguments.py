@@ -58,10 +58,9 @@ def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
             return f"Error parsing {event.argument.display_name()}: expected one of {choices}, got {event.value!r}"
         case events.BadValue(reason="too_few_values"):
             return f"Missing value for argument '{event.argument.display_name()}'"
-        case events.InstantiationFailure(argument=None):
-            return event.message
         case events.InstantiationFailure():
-            return f"Error parsing {event.argument.display_name()}: {event.message}"
+            place = "" if event.argument is None else f"Error parsing {event.argument.display_name()}: "
+            return f"{place}{event.message}"
     return None
 
 

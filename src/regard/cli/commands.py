@@ -31,7 +31,14 @@ TRAIN = (
     "`regard train translation --help` shows those of a translator."
 )
 COMMANDS: dict[str, Command] = {
-    one.__name__: one for one in (translate, generate, evaluate, score, choose, view, export, demo)
+    "translate": translate,
+    "generate": generate,
+    "evaluate": evaluate,
+    "score": score,
+    "choose": choose,
+    "view": view,
+    "export": export,
+    "demo": demo,
 }
 # Their arguments are shown by name instead of type, and nobody has to read that None is a value too.
 PLAIN = tyro.conf.configure(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone)
@@ -48,11 +55,11 @@ def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
     with told_in_one_line(partial(_known, arguments)):
         beginning = Beginning.of(arguments[1:] if arguments[:1] == ["train"] else [])
         app, train = tyro.extras.SubcommandApp(), tyro.extras.SubcommandApp()
-        for name, trainer in TRAINERS.items():
-            train.command(name=name, is_default=name == beginning.task)(_later(trainer))
+        for task, trainer in TRAINERS.items():
+            train.command(name=task, is_default=task == beginning.task)(_later(trainer))
         app.command(train, name="train", help=TRAIN)
-        for command in COMMANDS.values():
-            app.command(PLAIN(_later(command)))
+        for name, command in COMMANDS.items():
+            app.command(name=name)(PLAIN(_later(command)))
         registry = settings_as_flags(beginning.of_class)
         run = app.cli(prog="regard", description=DESCRIPTION, args=arguments, registry=registry)
     return cast(Callable[[], None], run)
@@ -83,14 +90,11 @@ def _known(arguments: Sequence[str]) -> Known:
 
 def _flags(described: Any, prefix: str = "--") -> Iterator[str]:
     """The flags that tyro makes of a command or of settings; see `regard.cli.headings` for what has no prefix."""
-    kinds = get_type_hints(described)
-    names = (
-        (one.name for one in fields(described)) if is_dataclass(described) else inspect.signature(described).parameters
-    )
-    for name in names:
+    kinds, of_settings = get_type_hints(described), is_dataclass(described)
+    for name in [one.name for one in fields(described)] if of_settings else inspect.signature(described).parameters:
         flag, kind = prefix + name.replace("_", "-"), kinds[name]
         if is_dataclass(kind):
-            is_flat = kind is FitConfig or not is_dataclass(described)
-            yield from _flags(kind, prefix if is_flat else f"{flag}.")
+            has_prefix = of_settings and kind is not FitConfig
+            yield from _flags(kind, f"{flag}." if has_prefix else prefix)
         else:
             yield flag

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -38,31 +39,31 @@ class Start:
     """Replace the run in --out, once the new data have been read."""
 
 
-def train_translation(
+def translation_trainer(
     settings: Annotated[TranslationConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
 ) -> None:
     """Train a translator on pairs of sentences."""
     _train("translation", settings, start)
 
 
-def train_language_model(
+def language_model_trainer(
     settings: Annotated[LanguageModelConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
 ) -> None:
     """Train a language model on running text."""
     _train("language-model", settings, start)
 
 
-def train_masked_language_model(
+def masked_language_model_trainer(
     settings: Annotated[MaskedLanguageModelConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
 ) -> None:
     """Train a model to fill in masked tokens of running text."""
     _train("masked-language-model", settings, start)
 
 
-TRAINERS = {
-    "translation": train_translation,
-    "language-model": train_language_model,
-    "masked-language-model": train_masked_language_model,
+TRAINERS: dict[str, Callable[..., None]] = {
+    "translation": translation_trainer,
+    "language-model": language_model_trainer,
+    "masked-language-model": masked_language_model_trainer,
 }
 
 

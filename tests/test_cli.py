@@ -10,13 +10,16 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from regard.cli import main as program
 from regard.cli.generate import generate
+from regard.tasks.registry import TASKS
 from regard.training.checkpoints import Checkpoints
+from regard.training.fit_config import FitConfig
 
 PAIRS = [(f"{n} times {m}", f"{m} mal {n}") for n in range(10) for m in range(10)]
 TINY = [
@@ -279,6 +282,35 @@ def test_help_explains_every_option(call, command: str) -> None:
     assert "helptext" not in options
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_every_setting_is_a_flag_under_a_heading(call, task: str) -> None:
+    status, out, _ = call("train", task, "--help")
+    assert status == 0
+    settings = {field.name for field in [*fields(TASKS[task].config), *fields(FitConfig)]} - {"fit"}
+    nested = {"transformer", "rnn"} | ({"model"} if task != "translation" else set())
+    flags = {name: f"--{name.replace('_', '-')}" for name in settings - nested}
+    assert [name for name, flag in flags.items() if f"{flag} " not in out and f"{flag}," not in out] == []
+    headings = ["options", "data options", "model options", "output options", "optimisation options"]
+    places = [out.index(f"─ {heading} ─") for heading in headings]
+    assert places == sorted(places)
+    under = {heading: out[place:end] for heading, place, end in zip(headings, places, [*places[1:], None], strict=True)}
+    for heading, flag in (
+        *(("options", flag) for flag in ("--size", "--config", "--resume", "--overwrite")),
+        *(("data options", flag) for flag in ("--data", "--valid", "--tokenizer", "--vocab-size")),
+        *(("output options", flag) for flag in ("--out", "--validate-every", "--keep", "--pictures")),
+        *(("optimisation options", flag) for flag in ("--steps", "--learning-rate", "--batch-tokens", "--device")),
+    ):
+        assert f" {flag}" in under[heading], (heading, flag)
+
+
+def test_a_bare_train_trains_a_translator_and_says_what_else_there_is(call) -> None:
+    status, out, _ = call("train", "--help")
+    assert status == 0
+    assert "[{translation,language-model,masked-language-model}]" in out
+    assert "(default: translation)" in out
+    check_one_line(call("train"), "Missing from regard train translation: --data [PATH [PATH ...]], --out PATH")
+
+
 def test_version(call) -> None:
     assert call("--version") == (0, "regard 0.1.0\n", "")
 
@@ -380,6 +412,24 @@ def test_debug_shows_where_it_happened(call, tmp_path: Path) -> None:
         (("evaluate", "x"), "Missing from regard evaluate: --data"),
         (("flarb",), "Unrecognized options: flarb; Available subcommands: train, translate"),
         ((), "Expected one of {train, translate"),
+        (("train", "--bath-tokens=3"), "Unrecognized options: --bath-tokens=3; perhaps you meant --batch-tokens"),
+        (("train", "--transformer.dm", "3"), "perhaps you meant --transformer.dim"),
+        (
+            ("train", "--out", "x", "language-model"),
+            "language-model must stand before all flags",
+        ),
+        (("train", "langage-model"), "perhaps you meant language-model"),
+        (("train", "language-model", "--label-smoothing", "0"), "Unrecognized options: --label-smoothing 0"),
+        (
+            ("train", "--task", "x", "--seed", "1"),
+            "Unrecognized options: --task x; Missing from regard train translation",
+        ),
+        (("train", "--task", "language-model"), "Unrecognized options: --task"),
+        (("train", "--tokenizer", "bytes"), "Error parsing --tokenizer: expected one of bpe, words, characters, got"),
+        (("train", "--data", "x", "--out", "y", "--steps", "0"), "steps must be at least 1, got 0"),
+        (("train", "--out"), "Missing value for argument '--out'"),
+        (("translate",), "Missing from regard translate: RUN"),
+        (("generate", "x", "--seed", "1.5"), "Error parsing --seed: invalid literal for int()"),
     ],
 )
 def test_arguments_that_cannot_be_read(call, arguments: tuple[str, ...], message: str) -> None:

@@ -53,6 +53,8 @@ def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
             return "; ".join([*unrecognized, *_missing(event)])
         case events.MissingSubcommand():
             return f"Expected one of {{{', '.join(event.subcommand_spec.parser_from_name)}}}"
+        case events.SubcommandConflict():
+            return f"{event.attempted} must stand before all flags, and comes after {event.trigger_flag}"
         case events.InvalidChoice():
             choices = ", ".join(event.choices)
             return f"Error parsing {event.argument.display_name()}: expected one of {choices}, got {event.value!r}"
@@ -82,9 +84,6 @@ def _unrecognized(tokens: Sequence[str], known: Known) -> str:
     'Unrecognized options: fly; Available subcommands: train, view'
     """
     said = f"Unrecognized options: {' '.join(tokens)}"
-    late = [token for token in tokens if token in known.commands]
-    if late:
-        return f"{said}; {late[0]} stands before all flags"
     words = [token.partition("=")[0].replace("_", "-") for token in tokens]
     candidates = [*known.flags, *known.commands]
     meant = [found for word in words for found in get_close_matches(word, candidates, n=1, cutoff=0.7)]

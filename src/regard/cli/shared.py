@@ -12,7 +12,7 @@ Run = tyro.conf.Positional[Path]
 """A run folder, the first argument of most commands."""
 
 
-def refuse(*wrongs: tuple[bool, str]) -> None:
+def refuse_first(*wrongs: tuple[bool, str]) -> None:
     """Say the first thing that is wrong.
 
     Raises:

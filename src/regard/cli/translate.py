@@ -9,7 +9,7 @@ from typing import Literal
 
 import tyro
 
-from regard.cli.shared import Run, refuse
+from regard.cli.shared import Run, refuse_first
 from regard.errors import DataError
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.bulk.lines import Gate, Work, answered, count_lines, sentence_and_prefix, whole_line
@@ -76,7 +76,7 @@ def translate(
     """
     align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
     chosen = align != AlignmentOf()
-    refuse(
+    refuse_first(
         (sentence is not None and input is not None, "a sentence and --input were both given: give one of them"),
         (sentence is not None and output is not None, "--output is for many lines: give --input, not a sentence"),
         (output is None and (resume or overwrite), "--resume and --overwrite are for a file: give --output"),

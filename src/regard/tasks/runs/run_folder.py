@@ -28,7 +28,7 @@ from regard.storage.atomic import is_temporary
 from regard.storage.sealed import read_sealed, write_sealed
 
 T = TypeVar("T")
-FORMAT = 1
+FORMAT = 2
 REPLACEMENT = ".new"
 CONTENTS = (
     "config.json",

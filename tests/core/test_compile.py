@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_attention_under_compile_and_export():
+def test_attention_under_compile_and_export() -> None:
     file = Path(__file__).with_name("under_compile.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", str(file)]
     done = subprocess.run(command, env={**os.environ, "REGARD_UNCHECKED_SHAPES": "1"}, capture_output=True, text=True)

@@ -108,7 +108,7 @@ def test_a_planted_double_name_is_seen(tmp_path: Path) -> None:
     assert house.named_twice(house.script_definitions(tmp_path)) == ["shown: a.js, b.js"]
 
 
-def test_the_public_names_are_what_can_be_imported():
+def test_the_public_names_are_what_can_be_imported() -> None:
     assert regard.__all__ == sorted(regard.__all__)
     public = {n for n in vars(regard) if not n.startswith("_")}
     submodules = {part_of(module) for module in FILES}
@@ -119,7 +119,7 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_importing_does_nothing():
+def test_importing_does_nothing() -> None:
     """Contract 8: in a fresh process, no optional package, no threads, no logging, no random numbers."""
     before = "import torch, logging, sys; s = torch.get_rng_state(); t = torch.get_num_threads(); m = set(sys.modules);"
     after = """
@@ -143,12 +143,12 @@ def test_the_packages_are_reached_by_importing_regard_alone() -> None:
         regard.__getattr__("vews")
 
 
-def test_importing_costs_little_more_than_torch():
+def test_importing_costs_little_more_than_torch() -> None:
     """Counted in modules, which do not depend on the machine: regard's own, jaxtyping's and what these need."""
     loaded = "import torch, sys; n = len(sys.modules); import regard; print(len(sys.modules) - n)"
     assert int(run(loaded)) < 120
 
 
-def test_the_changelog_and_the_version_agree():
+def test_the_changelog_and_the_version_agree() -> None:
     changelog = SOURCE.parents[1] / "CHANGELOG.md"
     assert f"## {regard.__version__}" in changelog.read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -35,10 +36,10 @@ EXPRESSIBLE = ["post, shared", "post", "pre", "pre, untied", "pre, learned"]
 class Runs:
     """Runs by their names, each made once under a folder."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, name):
+    def __call__(self, name: str) -> Path:
         folder = self.folder / name
         if not folder.exists():
             folder.mkdir()
@@ -46,7 +47,7 @@ class Runs:
         return folder / "run"
 
 
-def make_run(name, folder):
+def make_run(name: str, folder: Path) -> None:
     """A few steps of training."""
     data = folder / "pairs.tsv"
     data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
@@ -59,7 +60,7 @@ def make_run(name, folder):
     train_translation(config)
 
 
-def ours(run):
+def ours(run: Path) -> tuple[Translator, list[list[int]], list[list[int]]]:
     """Greedy tokens of each line, with the end mark if it came."""
     translator = Translator.load(run, device="cpu")
     ids = translator.source_tokenizer.encode_batch(LINES)

@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return config.out
 
 
-def test_the_winner_becomes_the_best_and_the_former_best_stays(run):
+def test_the_winner_becomes_the_best_and_the_former_best_stays(run: Path) -> None:
     checkpoints = RunFolder(run).checkpoints
     former = checkpoints.load_model("best")
     candidates = choose_checkpoint(run, by="bleu", beam_size=2)
@@ -42,7 +42,7 @@ def test_the_winner_becomes_the_best_and_the_former_best_stays(run):
     assert {len(names) for names in means} == {2, 4}
 
 
-def test_a_mean_that_wins_is_the_mean(run):
+def test_a_mean_that_wins_is_the_mean(run: Path) -> None:
     """The weights of `best` are the mean of those that its name lists."""
     checkpoints = RunFolder(run).checkpoints
     winner = choose_checkpoint(run, by="loss")[0]
@@ -52,14 +52,14 @@ def test_a_mean_that_wins_is_the_mean(run):
         torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-7)
 
 
-def test_what_cannot_be_chosen_is_said(run, tmp_path):
+def test_what_cannot_be_chosen_is_said(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError):
         choose_checkpoint(tmp_path)
     with pytest.raises(ArgumentError, match="validation_beam must be at least 1"):
         choose_checkpoint(run, by="bleu", beam_size=0)
 
 
-def test_best_by_bleu_in_training(tmp_path):
+def test_best_by_bleu_in_training(tmp_path: Path) -> None:
     config = small_config(tmp_path, steps=60, validate_every=30, best_by="bleu", ema_decay=0.5)
     translator = train_translation(config)
     found = [one.text for one in translator.translate((source for source, _ in PAIRS), beam_size=1)]
@@ -67,7 +67,7 @@ def test_best_by_bleu_in_training(tmp_path):
     assert bleu(found, [target for _, target in PAIRS]).value == pytest.approx(best)
 
 
-def test_warm_start_begins_with_another_run(run, tmp_path):
+def test_warm_start_begins_with_another_run(run: Path, tmp_path: Path) -> None:
     """The first validation of the new run is as good as the old run's best, on other data with its tokenizers."""
     data = write_pairs(tmp_path / "pairs.tsv", PAIRS[::-1])
     config = small_config(

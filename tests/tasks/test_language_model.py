@@ -3,12 +3,14 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.generation.filters import RepetitionPenalty, TopK
+from regard.generation.filters import Progress, RepetitionPenalty, TopK
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnlyConfig
 from regard.tasks import (
     LanguageModel,
@@ -32,7 +34,7 @@ LETTERS = ["abcdefghijklmnopqrstuvwxyz"[n % 13 : n % 13 + 13] for n in range(200
 TINY = {"dim": 24, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 32, "dropout": 0.0}
 
 
-def small_config(folder: Path, kind: type = LanguageModelConfig, **changes):
+def small_config(folder: Path, kind: type = LanguageModelConfig, **changes: Any) -> Any:
     (folder / "text.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
     model = DecoderOnlyConfig(**TINY) if kind is LanguageModelConfig else EncoderOnlyConfig(**TINY)
     settings = {
@@ -172,7 +174,7 @@ def test_a_seed_gives_the_same_text_again_and_stop_strings_end_it(writer: Langua
 def test_running_text_never_ends_and_no_text_begins_twice(writer: LanguageModel, run: Path) -> None:
     """Whatever the model makes of them: all but the special tokens' logits are pulled down."""
 
-    def tempt(logits, progress):
+    def tempt(logits: Tensor, progress: Progress) -> Tensor:
         return torch.cat([logits[:, :4] + 99, logits[:, 4:]], 1)
 
     text = "".join(LanguageModel.load(run, device="cpu").generate("x", max_tokens=50, filters=[tempt]))
@@ -205,7 +207,7 @@ def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
     assert all(piece for piece in pieces)
     seen = []
 
-    def look(logits, progress):
+    def look(logits: Tensor, progress: Progress) -> Tensor:
         seen.append(torch.cat([progress.before, progress.tokens], 1)[0].tolist())
         return RepetitionPenalty(1.5)(logits, progress)
 

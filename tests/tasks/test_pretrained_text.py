@@ -1,6 +1,8 @@
 """Language models in Hugging Face's format: folders made here, continued by their library and by ours."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from regard.tasks.translation.translator import Translator
 TEXT = ["a small cat sees the old house", "the house sees a cat", "Zürich sees 木 trees\n\nand a house"] * 3
 
 
-def save(model, folder):
+def save(model: Any, folder: Path) -> None:
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -26,7 +28,7 @@ def save(model, folder):
     model.save_pretrained(folder)
 
 
-def make_gpt2(folder):
+def make_gpt2(folder: Path) -> Path:
     """Byte-level BPE; one token begins and ends texts, and no template adds it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -47,7 +49,7 @@ def make_gpt2(folder):
     return folder
 
 
-def make_llama(folder):
+def make_llama(folder: Path) -> Path:
     """SentencePiece-like BPE with byte fallback; a template begins texts, and two tokens may end them."""
     from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -76,12 +78,12 @@ def make_llama(folder):
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"gpt2": make_gpt2(tmp_path_factory.mktemp("gpt2")), "llama": make_llama(tmp_path_factory.mktemp("llama"))}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_it_writes_what_theirs_writes(name, folders) -> None:
+def test_it_writes_what_theirs_writes(name: str, folders: dict[str, Path]) -> None:
     import transformers
     from tokenizers import Tokenizer
 
@@ -110,7 +112,7 @@ def test_it_writes_what_theirs_writes(name, folders) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_scores_are_theirs(name, folders) -> None:
+def test_scores_are_theirs(name: str, folders: dict[str, Path]) -> None:
     import transformers
 
     writer = LanguageModel.load(folders[name], device="cpu")
@@ -129,7 +131,7 @@ def test_scores_are_theirs(name, folders) -> None:
     assert writer.attend("the old cat").maps["decoder.1"].shape[0] == 2
 
 
-def test_samples_are_drawn_together(folders) -> None:
+def test_samples_are_drawn_together(folders: dict[str, Path]) -> None:
     writer = LanguageModel.load(folders["llama"], device="cpu")
     greedy = list(writer.samples("the old", count=3, max_tokens=9, filters=[TopK(1)]))
     assert greedy == ["".join(writer.generate("the old", max_tokens=9, filters=[TopK(1)]))] * 3
@@ -145,7 +147,7 @@ def test_samples_are_drawn_together(folders) -> None:
         next(writer.samples("x", count=0))
 
 
-def test_the_task_of_a_folder(folders, tmp_path) -> None:
+def test_the_task_of_a_folder(folders: dict[str, Path], tmp_path: Path) -> None:
     assert task_of(folders["gpt2"]).load is not Translator.load
     assert isinstance(task_of(folders["llama"]).load(folders["llama"], device="cpu"), LanguageModel)
     with pytest.raises(RunFolderError, match="holds a gpt2 model, which does not translate"):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from regard.errors import ArgumentError, MissingExtraError
 from regard.models.decoder_only import DecoderOnlyConfig
 from regard.models.encoder_only import EncoderOnlyConfig
+from regard.models.transformer import TransformerConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
 from regard.tasks.pictures.snapshots import Snapshots
@@ -98,7 +100,7 @@ def test_being_looked_at_changes_no_bit(tmp_path: Path) -> None:
     assert torch.equal(ends[0].random["torch"], ends[1].random["torch"])
 
 
-def with_dropout():
+def with_dropout() -> TransformerConfig:
     return replace(TranslationConfig(data=(), out=Path()).transformer, dim=16, num_heads=2, encoder_layers=1,
                    decoder_layers=1, feed_forward_dim=16, dropout=0.3)  # fmt: skip
 
@@ -134,7 +136,7 @@ def test_short_pairs_come_first(tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_drawn_ends_no_training() -> None:
     said: list[str] = []
 
-    def look():
+    def look() -> None:
         raise ValueError("something\nodd")
 
     draw = Snapshots(look, said.append)
@@ -152,7 +154,7 @@ def test_without_matplotlib_one_line_says_so(tmp_path: Path, monkeypatch: pytest
 
 
 def test_without_tensorboard_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*arguments):
+    def absent(*arguments: Any) -> None:
         raise MissingExtraError("tensorboard", extra="text")
 
     monkeypatch.setattr(runs, "TensorBoard", absent)

@@ -1,9 +1,10 @@
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -219,7 +220,7 @@ def test_a_vocabulary_that_does_not_fit(copied: Path) -> None:
         (lambda run: cut(next((run / "best").glob("*.safetensors"))), "was cut short"),
     ],
 )
-def test_a_damaged_run_folder(copied: Path, damage, message: str) -> None:
+def test_a_damaged_run_folder(copied: Path, damage: Callable[..., Any], message: str) -> None:
     damage(copied)
     with pytest.raises(RunFolderError, match=message):
         Translator.load(copied)

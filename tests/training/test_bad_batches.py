@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from regard.training.fit_config import FitConfig
 from regard.training.loop import fit
 from regard.training.losses import LossSum
 from regard.training.optimizers import adamw
+from regard.training.protocols import Batches, Loss
 from regard.training.random_state import seed_everything
 from regard.training.reporting.display import PlainLines
-from regard.training.reporting.events import Event, Finished, Saved, Skipped, Stepped
+from regard.training.reporting.events import Callback, Event, Finished, Saved, Skipped, Stepped
 from regard.training.reporting.logs import MetricsFile
 from regard.training.schedules import constant
 from tests import ROOT
@@ -45,11 +47,11 @@ class Poisoned:
 
 def run(
     folder: Path,
-    loss,
+    loss: Loss,
     config: FitConfig = CONFIG,
     bad: BadBatches = Skip(),  # noqa: B008
-    batches=None,
-    callbacks=(),
+    batches: Batches[ToyBatch] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[ToyModel, list[Event]]:
     """Train without dropout: then a batch that is passed over changes nothing that comes after it."""
     seed_everything(3)
@@ -76,7 +78,7 @@ class Without(ToyBatches):
         super().__init__()
         self.numbers = numbers
 
-    def epoch(self, epoch: int, start: int):
+    def epoch(self, epoch: int, start: int) -> Iterator[ToyBatch]:
         for number, batch in enumerate(super().epoch(epoch, 0)):
             if epoch or number not in self.numbers:
                 yield batch

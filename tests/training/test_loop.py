@@ -19,6 +19,7 @@ from regard.training.interrupts import TrainingInterrupted
 from regard.training.loop import fit
 from regard.training.losses import LossSum
 from regard.training.optimizers import adamw
+from regard.training.protocols import Batches, Loss, Validate
 from regard.training.reporting.events import Event, Finished, Saved, Stepped, Validated
 from regard.training.schedules import constant
 from tests import ROOT
@@ -238,7 +239,13 @@ def test_reports_count_time_left_down(tmp_path: Path) -> None:
 
 
 def run_in_process(
-    folder: Path, config: FitConfig, validate=None, *, loss=toy_loss, model=None, batches=None
+    folder: Path,
+    config: FitConfig,
+    validate: Validate | None = None,
+    *,
+    loss: Loss = toy_loss,
+    model: nn.Module | None = None,
+    batches: Batches[ToyBatch] | None = None,
 ) -> list[Event]:
     events: list[Event] = []
     model = model if model is not None else ToyModel()

@@ -44,7 +44,7 @@ class Settings:
             value = float(value)
         if type(value) is not kind:
             raise RunFolderError(f"{self.source}: {name} must be a {kind.__name__}, got {reprlib.repr(value)}")
-        if type(value) is int and abs(value) > LARGEST:
+        if isinstance(value, int) and abs(value) > LARGEST:
             raise RunFolderError(f"{self.source}: {name} must be at most 2^62, got {reprlib.repr(value)}")
         return value
 

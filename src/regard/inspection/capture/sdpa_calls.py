@@ -104,7 +104,8 @@ class Sdpa(ObservedCall):
 
 def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
     """The call under its mask; rows that the model spreads evenly get a query of 0."""
-    masks = [m for m in (also and also.bind(call.sizes, call.query.device), given.mask) if m is not None]
+    bound = None if also is None else also.bind(call.sizes, call.query.device)
+    masks = [m for m in (bound, given.mask) if m is not None]
     mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
     query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
     return replace(call, query=query, mask=mask, bias=given.bias)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from regard.inspection.observed import Observed, Record
+from regard.maps.indexing import human
 from regard.maps.source import bytes_by_storage
 
 
@@ -128,16 +129,3 @@ def count(n: int, what: str) -> str:
     ('1 map', '2 maps')
     """
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def human(size: float) -> str:
-    """A size in bytes for people.
-
-    >>> human(1536)
-    '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from regard.functional import Attended
+from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.rotary.rotary import Rotary
@@ -24,7 +25,6 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
-from regard.weights import AttentionMap
 
 RecordMap = Callable[[str, AttentionMap], None]
 """A function that is called with the name and the map of every attention call of a pass."""

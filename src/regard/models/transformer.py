@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal, lengths
@@ -19,7 +20,6 @@ from regard.models.protocol import OutputLoss, Step
 from regard.models.stack import RecordMap, SelfAttentionLayer, StackConfig, make_stack, recorded_attention, shared_bias
 from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
 from regard.nn.arguments import require_sizes
-from regard.weights import AttentionMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

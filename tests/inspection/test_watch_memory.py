@@ -99,7 +99,7 @@ def test_a_causal_mask_with_padding_handed_over_dense_is_held_as_predicates(kind
     model, key_heads = gpt2()
     keep = torch.ones(T, T, dtype=torch.bool).tril() & inputs(padding)["attention_mask"].bool()[:, None, None]
     mask = keep if kind == torch.bool else torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(kind).min)
-    given = {"input_ids": inputs("none")["input_ids"], "attention_mask": mask}
+    given: dict[str, Any] = {"input_ids": inputs("none")["input_ids"], "attention_mask": mask}
     with torch.no_grad():
         model(**given, use_cache=False)
         before = storages()

@@ -27,7 +27,6 @@ FLOORS = [
     ["views"],
     ["tasks"],
     ["exports"],
-    ["commands"],
     ["cli"],
     ["__main__"],
 ]

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.backends.base import Call
-from regard.backends.kernel_arguments import causal_offset, excluding_factors, one_width
+from regard.backends.kernel_arguments import causal_offset, excluding_factors, one_width, with_positive_scale
 from regard.mechanisms.masks.base import And
 from regard.mechanisms.normalizations import Softmax
 
@@ -26,7 +26,9 @@ def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
         return None
     additive = None
     if others:
-        additive = call.allowed(And(others), range(1), range(call.sizes.keys))
+        # (A range would fix the number of keys in an exported graph.)
+        keys = torch.arange(call.sizes.keys, device=call.query.device)
+        additive = call.allowed(And(others), range(1), keys)
     if call.bias is not None:
         per_key = call.bias.per_key
         # torch's kernels have no gradient for a bias.
@@ -37,6 +39,7 @@ def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
     dtype, width = value.dtype, value.shape[-1]
     # Without one width torch's function makes the weights in full.
     query, key, value = one_width(call.query, call.key, value.to(call.query.dtype))
+    query, scale = with_positive_scale(query, scale)
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=additive, is_causal=is_causal, scale=scale, enable_gqa=call.group > 1
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.backends.base import Backend, Call
 from regard.backends.fused_kernels import Kernel, kernel_for
 from regard.backends.fused_plan import Block, Plan, plan
-from regard.backends.kernel_arguments import one_width
+from regard.backends.kernel_arguments import one_width, with_positive_scale
 from regard.errors import BackendError
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.transforms import in_forward_mode, in_transform
@@ -54,6 +54,7 @@ class Fused(Backend):
         same = one_width(*tensors, multiple=8 if value.device.type == "cuda" else 1)
         # The CPU operator reads rows as if their stride were 1, and gives wrong numbers without a word where it is not.
         query, key, value_ = (t if t.stride(-1) == 1 else t.contiguous() for t in same)
+        query, scale = with_positive_scale(query, scale)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value_)):
             output, lse = _FusedBlocks.apply(kernel, covering, scale, query, key, value_)
         else:

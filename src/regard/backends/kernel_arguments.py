@@ -38,3 +38,14 @@ def excluding_factors(call: Call) -> tuple[Mask, ...]:
     last = call.sizes.keys - 1
     offsets = [(factor, causal_offset(factor)) for factor in call.mask.factors()]
     return tuple(factor for factor, offset in offsets if offset is None or offset < last)
+
+
+def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The same scores with a factor above 0: the query takes the sign, or the 0.
+
+    torch's kernels exclude a key by the score -inf and multiply by the factor afterwards, so that with a factor of 0
+    or below an excluded key would get NaN or the largest score (torch 2.13, `is_causal=True` on the CPU).
+    """
+    if scale > 0:
+        return query, scale
+    return (-query, -scale) if scale < 0 else (query * 0.0, 1.0)

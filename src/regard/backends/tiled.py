@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.backends.base import Backend, Call
 from regard.backends.counter_rng import kept_at
 from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
-from regard.mechanisms.transforms import in_forward_mode, in_transform
+from regard.mechanisms.transforms import has_values, in_forward_mode, in_transform
 
 TILE_ELEMENTS = 1 << 20
 """Pairs of a query and a key in a tile, so that a few tensors of that size stay in the cache: 4 MiB in float32."""
@@ -48,7 +48,7 @@ class Tiled(Backend):
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
         """Run the tiles and put their rows together."""
         dtype, (batch, heads) = value.dtype, call.query.shape[:2]
-        seed = _seed() if call.dropout else 0
+        seed = _seed(call.query) if call.dropout else 0
         # Upcast and repeat the key heads once, rather than in every tile.
         call, value = call.expanded(), value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
         if call.bias is not None:
@@ -290,10 +290,10 @@ def _twice(
     return tuple(next(found) if t.requires_grad else None for t in (*vectors, *learned))
 
 
-def _seed() -> int | Tensor:
-    """A number for the generators of the tiles; a tensor in a compiled graph, which must not depend on its value."""
+def _seed(query: Tensor) -> int | Tensor:
+    """A number for the generators of the tiles; a tensor where there are no values, as in a compiled graph."""
     seed = torch.randint(2**62, ())
-    return seed if torch.compiler.is_compiling() else int(seed.item())
+    return int(seed.item()) if has_values(seed) and has_values(query) else seed
 
 
 def _slice(where: range) -> slice:

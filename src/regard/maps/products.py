@@ -156,7 +156,8 @@ def _mask_of_swapped(factors: tuple[Mask, ...], sizes: Sizes) -> tuple[Mask | No
     """
     if not factors:
         return None, False
-    if len(factors) == 1 and isinstance(factors[0], Causal) and factors[0].offset == sizes.keys - sizes.queries:
+    offset = factors[0].offset if len(factors) == 1 and isinstance(factors[0], Causal) else None
+    if isinstance(offset, int | torch.SymInt) and offset == sizes.keys - sizes.queries:
         return Causal(0), True
     masks = tuple(swapped(mask) for mask in factors)
     return masks[0] if len(masks) == 1 else And(masks), False

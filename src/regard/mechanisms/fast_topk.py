@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.mechanisms.transforms import can_look
+
 CHUNKS = {1024: 32, 128: 8}
 """From a length of a row to the size of its chunks (a power of 2), for rows that are longer than this length."""
 SORTED = 256
@@ -80,7 +82,7 @@ def _chunk_maxima(rows: Tensor, chunk: int) -> Tensor:
 
 
 def _sorted(rows: Tensor, k: int) -> Tensor:
-    if rows.dtype != torch.float32 or rows.device.type != "cpu" or rows.shape[-1] > SORTED:
+    if rows.dtype != torch.float32 or not can_look(rows) or rows.shape[-1] > SORTED:
         return rows.topk(k, -1).indices
     # Infinity has no free bits for a place.
     packed = rows.double().nan_to_num_(nan=ABOVE, posinf=ABOVE, neginf=-ABOVE)

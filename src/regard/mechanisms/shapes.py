@@ -91,7 +91,7 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """
     # A later check names the argument that is not a tensor.
     kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
-    if not torch.is_autocast_enabled(kind):
+    if not is_autocasting(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(
@@ -103,7 +103,16 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """A context in which nothing is cast on the device of this tensor."""
     kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if is_autocasting(kind) else nullcontext()
+
+
+def is_autocasting(kind: str) -> bool:
+    """Whether autocast is on for a kind of device; never for one that has no autocast, as `meta`.
+
+    >>> is_autocasting("meta")
+    False
+    """
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def restore(output: Tensor, sizes: Sizes) -> Tensor:

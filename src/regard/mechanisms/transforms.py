@@ -46,4 +46,17 @@ def can_look(tensor: Tensor) -> bool:
     >>> can_look(torch.ones(2))
     True
     """
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not in_transform("Vmap")
+    return tensor.device.type == "cpu" and has_values(tensor) and not in_transform("Vmap")
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether there are numbers behind the tensor: not on the `meta` device, in a `FakeTensorMode` or while compiling.
+
+    >>> import torch
+    >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
+    (True, False)
+    """
+    if torch.compiler.is_compiling() or tensor.device.type == "meta":
+        return False
+    fake = torch._C._TorchDispatchModeKey.FAKE
+    return not hasattr(tensor, "fake_mode") and torch._C._get_dispatch_mode(fake) is None

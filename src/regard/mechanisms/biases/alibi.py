@@ -10,6 +10,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.biases.relative import Relative, bound_offset, query_offset, require_heads
 from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.transforms import has_values
 
 SPLIT_REACH = 128.0
 """The largest bias, relative to that of the middle query, at which ALiBi is split into keys and queries in float32."""
@@ -97,7 +98,7 @@ class ALiBi(Relative):
         if not causal or offset < sizes.keys - sizes.queries:
             return None
         # The largest slope is a value of a tensor, and a compiled graph must not depend on values.
-        if torch.compiler.is_compiling():
+        if not has_values(self._m):
             return None
         # Numbers near 0 are rounded least. So c is the position of the middle query (in decoding, of the only query).
         middle = offset + sizes.queries // 2

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import ArgumentError, RegardError
 from regard.mechanisms.shapes import Sizes, index_tensor
 from regard.mechanisms.tile_sizes import ranges
 
@@ -140,6 +140,17 @@ class Mask(ABC):
 
     def __or__(self, other: "Mask") -> "Mask":
         return Or((self, other)) if isinstance(other, Mask) else NotImplemented
+
+    def __bool__(self) -> bool:
+        """A mask is no truth value: `and`, `or` and `not` would drop a mask without a word.
+
+        Raises:
+            ArgumentError: always; the message names the operators that combine masks.
+        """
+        raise ArgumentError(
+            f"a mask ({self}) is neither true nor false: combine masks with &, | and ~, and not with and, or and not; "
+            "compare with `is None` to see whether there is one"
+        )
 
     def __invert__(self) -> "Mask":
         return Not(self)

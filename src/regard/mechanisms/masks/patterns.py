@@ -22,7 +22,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal, lengths
 from regard.mechanisms.shapes import Sizes, canonical_per_sequence
-from regard.mechanisms.transforms import can_look, in_transform
+from regard.mechanisms.transforms import can_look, has_values, in_transform
 
 
 def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset: int | None = None) -> Mask:
@@ -192,7 +192,7 @@ class Documents(Mask):
         ids = _per_sequence(self.ids, sizes, sizes.queries, "document ids of queries", device)
         key_ids = _per_sequence(self.key_ids, sizes, sizes.keys, "document ids of keys", device)
         # The ends of documents are values, and no graph may depend on values; numpy cannot read torch.func's tensors.
-        if torch.compiler.is_compiling() or in_transform("Vmap", "Jvp", "Grad"):
+        if not has_values(ids) or in_transform("Vmap", "Jvp", "Grad"):
             return Documents(ids, key_ids)
         return Documents(ids, key_ids, _Places.of(ids.cpu(), key_ids.cpu()))
 
@@ -280,7 +280,7 @@ class Blocks(Mask):
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
         """The keys from the first to the last block that the rows see."""
-        if torch.compiler.is_compiling() or in_transform("Vmap"):
+        if not has_values(self.pattern) or in_transform("Vmap"):
             return range(sizes.keys)
         part = self.pattern[:, rows.start // self.size : -(-rows.stop // self.size)].flatten(0, 1).any(0)
         where = part.nonzero()

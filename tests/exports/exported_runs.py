@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -11,6 +12,7 @@ from regard.models.transformer import TransformerConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
+from regard.training.fit_config import FitConfig
 
 TINY = TransformerConfig(
     dim=16, num_heads=2, encoder_layers=2, decoder_layers=1, feed_forward_dim=24, max_length=64, dropout=0.0
@@ -18,7 +20,7 @@ TINY = TransformerConfig(
 PAIRS = [(f"{n} times {m}", f"das {m}-fache von {n}, möglich") for n in range(6) for m in range(6)]
 LINES = [source for source, _ in PAIRS[::5]] + ["nothing of the sort: ñ 木", "composed of mo\u0308 and n\u0303"]
 STEPS = 30
-RUNS = {
+RUNS: dict[str, tuple[TransformerConfig, dict[str, Any]]] = {
     "post, shared": (replace(TINY, norm_position="post", shared_embeddings=True), {"shared_vocabulary": True}),
     "post": (replace(TINY, norm_position="post", activation="gelu"), {}),
     "pre": (TINY, {}),
@@ -52,19 +54,19 @@ def make_run(name: str, folder: Path) -> None:
     data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
     transformer, more = RUNS[name]
     config = TranslationConfig(
-        data=(data,), valid=(data,), out=folder / "run", transformer=transformer, steps=25, warmup_steps=5,
-        batch_tokens=400, learning_rate=1e-2, validate_every=25, save_every=25, log_every=25, device="cpu",
-        precision="float32", vocab_size=300, max_length=64, **more,
+        data=(data,), valid=(data,), out=folder / "run", transformer=transformer, warmup_steps=5,
+        fit=FitConfig(steps=25, validate_every=25, save_every=25, log_every=25), batch_tokens=400, learning_rate=1e-2,
+        device="cpu", precision="float32", vocab_size=300, max_length=64, **more,
     )  # fmt: skip
     train_translation(config)
 
 
-def ours(run: Path) -> tuple[Translator, list[list[int]], list[list[int]]]:
+def ours(run: Path) -> tuple[Any, list[list[int]], list[list[int]]]:
     """Greedy tokens of each line, with the end mark if it came."""
     translator = Translator.load(run, device="cpu")
     ids = translator.source_tokenizer.encode_batch(LINES)
     batches = [translator._collate([one], [[]]) for one in ids]
-    marks = {"bos_id": 1, "eos_id": 2, "max_steps": STEPS}
+    marks: dict[str, Any] = {"bos_id": 1, "eos_id": 2, "max_steps": STEPS}
     found = [greedy(translator.model, batch.source, batch.source_lengths, **marks)[0] for batch in batches]
     assert len({tuple(one.tokens) for one in found}) > 1, "every line has one answer: nothing is compared"
     return translator, ids, [one.tokens for one in found]

@@ -21,6 +21,7 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
 from regard.text.tokenizers import Words
+from regard.training.fit_config import FitConfig
 from tests.exports.exported_runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
 
@@ -63,7 +64,7 @@ def test_hugging_face_writes_the_same_tokens(name: str, run_of: Runs, tmp_path: 
 def test_an_export_comes_back(name: str, run_of: Runs, tmp_path: Path) -> None:
     run = run_of(name)
     export_run(run, to="huggingface", out=tmp_path / "out")
-    translator = Translator.load(run, device="cpu")
+    translator: Any = Translator.load(run, device="cpu")
     returned = from_huggingface(tmp_path / "out").model
     source, lengths, target = torch.randint(4, 90, (2, 7)), torch.tensor([7, 4]), torch.randint(4, 90, (2, 5))
     size = len(translator.target_tokenizer)
@@ -130,7 +131,7 @@ def test_what_a_format_cannot_express_is_said(
 ) -> None:
     config = replace(TINY, **changes)
     model = Transformer(config, source_vocab_size=300, target_vocab_size=300)
-    tokenizer = Translator.load(run_of("pre"), device="cpu").source_tokenizer
+    tokenizer: Any = Translator.load(run_of("pre"), device="cpu").source_tokenizer
     with pytest.raises(ArgumentError, match=message):
         to(ExportedRun(model, config, tokenizer, tokenizer), tmp_path)
     assert not list(tmp_path.iterdir())
@@ -152,7 +153,8 @@ def test_a_full_folder_another_model_and_a_missing_library(
     assert (tmp_path / "file").read_text() == "mine"
     with pytest.raises(RunFolderError, match="not a folder"):
         export_run(tmp_path / "nowhere", to="huggingface", out=tmp_path / "out")
-    for package, to in (("ctranslate2", "ctranslate2"), ("onnxscript", "onnx")):
+    formats: list[tuple[str, Any]] = [("ctranslate2", "ctranslate2"), ("onnxscript", "onnx")]
+    for package, to in formats:
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
             with pytest.raises(MissingExtraError, match=r"regard\[export\]"):
@@ -164,8 +166,9 @@ def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "pairs.tsv"
     data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
     config = TranslationConfig(
-        data=(data,), valid=(data,), out=tmp_path / "run", model="rnn", device="cpu", precision="float32", steps=1,
-        rnn=RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), vocab_size=300, batch_tokens=400,
+        data=(data,), valid=(data,), out=tmp_path / "run", model="rnn", device="cpu", precision="float32",
+        fit=FitConfig(steps=1), rnn=RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), vocab_size=300,
+        batch_tokens=400,
     )  # fmt: skip
     train_translation(config)
     with pytest.raises(ArgumentError, match="only the Transformer"):

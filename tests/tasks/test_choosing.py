@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from regard.tasks import Translator, train_translation
 from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import RunFolder
 from regard.training.metrics import bleu
-from tests.tasks.small_runs import PAIRS, SMALL, small_config, write_pairs
+from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +74,12 @@ def test_warm_start_begins_with_another_run(run: Path, tmp_path: Path) -> None:
     config = small_config(
         tmp_path, data=(data,), valid=(data,), steps=1, validate_every=1, learning_rate=1e-6, warm_start=run
     )
-    warm = train_translation(config)
-    before = Translator.load(run)
+    warm: Any = train_translation(config)
+    before: Any = Translator.load(run)
     assert warm.source_tokenizer.fingerprint() == before.source_tokenizer.fingerprint()
     assert warm.loss(PAIRS) == pytest.approx(before.loss(PAIRS), rel=1e-2, abs=1e-3)
     # A run that has a checkpoint goes on from that, though the other one be gone.
-    train_translation(replace(config, steps=2, warm_start=run), resume=True)
+    train_translation(changed(config, steps=2, warm_start=run), resume=True)
     other = replace(SMALL["transformer"], dim=16)
     with pytest.raises(RunFolderError, match="does not fit the model"):
         train_translation(replace(config, out=tmp_path / "other", transformer=other))

@@ -14,7 +14,7 @@ Choose = Callable[[Tensor, Progress], tuple[Tensor, Tensor]]
 """From logits (N, V) and how far the N texts have come to a token for each and its log-probability by the model."""
 
 
-class Step(NamedTuple):
+class TextStep(NamedTuple):
     """One step of N texts."""
 
     rows: Int[Tensor, " N"]
@@ -39,7 +39,7 @@ def steps(
     choose: Choose,
     is_worth_leaving: Callable[[int, int], bool],
     before: Int[Tensor, "B P"] | None = None,
-) -> Iterator[Step]:
+) -> Iterator[TextStep]:
     """The steps until every text has its end mark, at most `max_steps`. Whoever has enough stops asking.
 
     The caller says `torch.no_grad`.
@@ -67,7 +67,7 @@ def steps(
         logits, alignment, state = model.step(state, tokens)
         progress = Progress(rows, written[:, :length], None if before is None else before[rows])
         tokens, gains = choose(logits, progress)
-        yield Step(rows, tokens, gains, ended, alignment)
+        yield TextStep(rows, tokens, gains, ended, alignment)
         written[:, length] = tokens
         ended = ended | (tokens == eos_id)
         left = len(rows) - int(ended.sum())

@@ -40,7 +40,6 @@ ROOMS = {
     "training": ("the loop, its checkpoints, losses, ranks", "train"),
     "tasks": ("translation and language models: data, models, training, decoding and views joined", "meet"),
     "exports": ("a run for Hugging Face transformers, CTranslate2 or ONNX", "meet"),
-    "commands": ("what the command line does", "meet"),
     "cli": ("the command line", "meet"),
 }
 """What each room is for, and the colour of its kind."""

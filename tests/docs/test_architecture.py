@@ -60,7 +60,7 @@ def test_an_arrow_more_is_another_picture(drawing: ModuleType, monkeypatch: pyte
 
 
 def missing(page: Path, text: str) -> list[str]:
-    """The links and paths of a page that lead nowhere; a path begins at the root, in the package, or beside the page."""
+    """The links and paths of a page that lead nowhere; paths begin at the root, in the package, or beside the page."""
     prose = FENCED.sub("", text)
     beside, bases = ROOT / page.parent, (ROOT, ROOT / "src/regard", ROOT / page.parent)
     lost = [link for link in LINK.findall(prose) if ":" not in link and not (beside / link).exists()]

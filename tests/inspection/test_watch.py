@@ -1,6 +1,7 @@
 """Watching plain modules: what is kept, how it is named, what is left as it was, and what is said of the rest."""
 
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def x() -> Tensor:
 
 
 def dense(
-    model: Attend, x: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
+    model: Any, x: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """What the module attends to, written out in float64."""
     q, k, _ = (t.double() for t in model.vectors(x))
@@ -68,7 +69,7 @@ def dense(
     return scores.softmax(-1).nan_to_num(0.0)
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
+def close(found: Any, expected: Tensor, tolerance: float = 2e-6) -> None:
     torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=tolerance)
 
 
@@ -90,7 +91,7 @@ LENGTHS = torch.tensor([7, 4])
 KEEP = torch.arange(T) < LENGTHS[:, None]
 TRIL = torch.ones(T, T, dtype=torch.bool).tril()
 MIN = torch.finfo(torch.float32).min
-MASKS = {
+MASKS: dict[str, dict[str, Any]] = {
     "none": {},
     "causal flag": {"is_causal": True},
     "bool, T x S": {"attn_mask": TRIL},
@@ -129,7 +130,7 @@ def test_every_mask_in_every_context(name: str, context: type[Any], monkeypatch:
     assert bool(seen.record.keeper.dense_masks) == (name not in RECOGNISED)
     assert len(seen.record.keeper.dense_masks) <= 1
     live = (expected.sum(-1) > 0).sum()
-    assert ((seen["first"]._state > -torch.inf).sum() == live).all()
+    assert ((seen["first"].source.state > -torch.inf).sum() == live).all()
     close(seen["first"].received().sum(), live.double(), 1e-4)
 
 
@@ -154,7 +155,7 @@ def test_grouped_heads() -> None:
     model, inputs = Attend(heads=4, kv_heads=2), torch.randn(B, T, 20)
     seen = watched(model, inputs, enable_gqa=True, is_causal=True)
     close(seen[""].dense(), dense(model, inputs, causal=True).detach())
-    assert seen[""]._call.key.shape[1] == 2
+    assert seen[""].source.call.key.shape[1] == 2
 
 
 class Raw(nn.Module):
@@ -226,7 +227,7 @@ def test_gradients_while_watched() -> None:
     model.zero_grad()
     with regard.watch(model) as seen:
         model(inputs).sum().backward()
-    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+    assert all(p.grad.equal(e) for p, e in zip(model.parameters(), expected, strict=True))
     assert not seen["first"].entropy().requires_grad
 
 
@@ -299,12 +300,14 @@ def test_names(names: Any, expected: list[str]) -> None:
 
 
 def test_unknown_names_are_refused_at_the_door() -> None:
+    no_names: list[Any] = [3]
+    no_module: Any = lambda x: x  # noqa: E731
     with pytest.raises(ArgumentError, match="no module of the model is named 'frist'; similar: first"):
         regard.watch(Two(), "frist")
     with pytest.raises(ArgumentError, match="names must be"):
-        regard.watch(Two(), [3])
+        regard.watch(Two(), no_names)
     with pytest.raises(ArgumentError, match=r"takes a torch\.nn\.Module, got function"):
-        regard.watch(lambda x: x)
+        regard.watch(no_module)
 
 
 def test_what_was_not_seen_is_said() -> None:
@@ -357,7 +360,7 @@ class WrittenOut(nn.Module):
         super().__init__()
         self.how, self.soft, self.drop = how, nn.Softmax(dim=-1), nn.Dropout(0.0)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         scores = q @ k.mT
         match self.how:
             case "module":
@@ -393,7 +396,7 @@ def test_a_softmax_that_is_multiplied_with_values(how: str, context: type[Any]) 
     close(weights.at(torch.tensor([1, 2]), torch.tensor([0, 8])), expected[..., [1, 2], [0, 8]])
     close(weights[:, 1].dense(), expected[:, 1])
     close(weights.pooled(3, 2, "sum").sum((-1, -2)), expected.sum((-1, -2)), 1e-5)
-    assert "StoredMap(2, 3, 7, 9)" in repr(weights)
+    assert re.match(r"AttentionMap\(2, 3, 7, 9\) .*: the model's own softmax; holds", repr(weights))
 
 
 class ViTAttention(nn.Module):
@@ -503,7 +506,7 @@ def test_views_of_much_more_are_copied() -> None:
     # Query, key and value are views of one tensor: keeping two of them would keep the third.
     held = B * T * H * D * 4
     assert seen.report().held_bytes == 2 * held + B * T * H * 4
-    assert seen[""]._call.query.untyped_storage().nbytes() == held
+    assert seen[""].source.call.query.untyped_storage().nbytes() == held
 
 
 def test_nothing_of_the_model_is_kept_after_the_watch_is_gone() -> None:
@@ -583,7 +586,8 @@ def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch: pytest.MonkeyP
         calls.append(func)
         return func(*args, **kwargs)
 
-    calls, model = [], Model()
+    calls: list[Any] = []
+    model = Model()
     monkeypatch.setitem(OBSERVERS.functions, F.linear, count)
     q = torch.randn(1, 1, 3, 4)
     model.hooked.register_forward_pre_hook(lambda *_: [F.scaled_dot_product_attention(q, q, q)].clear())
@@ -635,7 +639,7 @@ def test_an_exception_that_the_model_catches() -> None:
             super().__init__()
             self.bad, self.good = nn.Sequential(Attend(), Raises(ValueError)), Attend()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             try:
                 self.bad(x)
             except ValueError:
@@ -710,7 +714,7 @@ def test_a_watch_can_be_entered_again() -> None:
 
 def test_threads() -> None:
     model, inputs = Two(), x()
-    results = {}
+    results: dict[Any, Any] = {}
 
     def work(attach: bool) -> None:
         with torch.no_grad():
@@ -767,7 +771,7 @@ def test_a_compiled_model_stays_compiled_with_the_same_bits() -> None:
         return graph.forward
 
     model, inputs = Two(), x()
-    compiled = torch.compile(model, backend=backend)
+    compiled: Any = torch.compile(model, backend=backend)
     with torch.no_grad():
         before = compiled(inputs)
         with pytest.raises(ArgumentError, match="compiled"), regard.watch(compiled):
@@ -783,7 +787,7 @@ def test_a_compiled_model_stays_compiled_with_the_same_bits() -> None:
 
 def test_compiled_models_are_refused_before_anything_is_entered() -> None:
     model = Two()
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
     with pytest.raises(ArgumentError, match=r"the model is compiled.*model\._orig_mod"):
         regard.watch(compiled)
     inside = nn.Sequential(nn.Linear(2, 2), torch.compile(Attend(), backend="eager"))
@@ -817,7 +821,8 @@ def test_checkpointed_blocks(reentrant: bool) -> None:
     inputs.grad = None
     with regard.watch(model) as seen:
         model(inputs).sum().backward()
-    assert torch.equal(inputs.grad, expected)
+    gradient: Tensor | None = inputs.grad
+    assert gradient.equal(expected)
     assert list(seen) == [("block.first", 0), ("block.second", 0)]
     assert "block.first: 1 call recomputed in the backward pass" in str(seen.report())
     assert "block.second: 1 call recomputed" in str(seen.report())
@@ -831,7 +836,7 @@ def test_keep_cpu_and_autocast() -> None:
         with regard.watch(model, keep="cpu", verify=True) as seen:
             assert torch.equal(model(inputs), expected)
     weights = seen["first"]
-    assert weights._call.query.dtype == torch.bfloat16
+    assert weights.source.call.query.dtype == torch.bfloat16
     assert weights.dtype == torch.float32
     close(weights.dense().sum(-1), torch.ones(B, H, T), 1e-4)
     assert max(call.error for call in seen.calls) < 2e-2

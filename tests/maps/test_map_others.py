@@ -1,5 +1,7 @@
 """Averages, choices, stacks, weights times values: each against what it is of the dense weights."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from regard.mechanisms.normalizations import Normalization
 from tests.core.random_calls import Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, check
 
-OPTIONS = {"tolerance": 1e-12, "k": 2, "rows": 3, "columns": 4, "p": 0.7}
+OPTIONS: dict[str, Any] = {"tolerance": 1e-12, "k": 2, "rows": 3, "columns": 4, "p": 0.7}
 
 
 def weights_of(case: Case, normalization: Normalization = regard.Softmax()) -> regard.AttentionMap:  # noqa: B008
@@ -23,7 +25,7 @@ def weights_of(case: Case, normalization: Normalization = regard.Softmax()) -> r
         ).weights
 
 
-def k_of(dense: Tensor) -> dict:
+def k_of(dense: Tensor) -> dict[str, Any]:
     return {**OPTIONS, "k": min(2, dense.shape[-1])}
 
 
@@ -53,7 +55,7 @@ def test_averages(name: str, case: Case, data: st.DataObject) -> None:
 def test_selections(case: Case, data: st.DataObject) -> None:
     weights = weights_of(case)
     dense = weights.dense()
-    wanted = {}
+    wanted: dict[str, Any] = {}
     for name, length, dim in (("rows", dense.shape[-2], -2), ("columns", dense.shape[-1], -1)):
         kind = data.draw(st.sampled_from(["none", "slice", "tensor", "bool", "integer"]))
         if kind == "none":
@@ -196,8 +198,9 @@ def test_the_gradient_is_that_of_the_loss_in_each_weight() -> None:
 def test_repr_of_a_map_of_maps_says_what_it_is_of() -> None:
     q = torch.zeros(2, 3, 4, 5)
     weights = regard.attention(q, q, q, return_weights=True).weights
-    assert repr(weights.average()).startswith("Average(2, 4, 4) float32 on cpu: the mean over 3 of AttentionMap(2, 3,")
-    assert "2 steps; dense() would take 768 B" in repr(stack([weights, weights]))
+    average = repr(weights.average())
+    assert average.startswith("AttentionMap(2, 4, 4) float32 on cpu: the mean over 3 of a map (2, 3, 4, 4): softmax of")
+    assert "2 steps; holds 2.1 KiB, dense() would take 768 B" in repr(stack([weights, weights]))
     assert repr(weights.mT).startswith("transposed AttentionMap")
     assert weights.mT.shape == (2, 3, 4, 4)
     assert weights.mT.mT is weights

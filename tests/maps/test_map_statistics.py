@@ -18,7 +18,7 @@ from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 SCORES = ("dot", "scaled", "cosine", "gaussian", "additive", "boxcar", "laplacian")
 
 
-def drawn(data: st.DataObject, dense: Tensor) -> dict[str, int | float]:
+def drawn(data: st.DataObject, dense: Tensor) -> dict[str, Any]:
     return {
         "k": data.draw(st.integers(1, dense.shape[-1])),
         "rows": data.draw(st.integers(1, 6)),
@@ -35,7 +35,7 @@ def weights_of(
 ) -> tuple[regard.AttentionMap, Tensor]:
     """The map in a dtype, and the dense weights in float64 from the same numbers."""
     case = case.to(dtype)
-    options = {"normalization": normalization, "return_weights": True}
+    options: dict[str, Any] = {"normalization": normalization, "return_weights": True}
     lazy = regard.attention(*case.tensors(), **case.options(), backend=backend, **options).weights
     same = case.to(torch.float64)
     with torch.no_grad():
@@ -181,11 +181,11 @@ def test_the_share_of_long_rows_is_found_among_the_largest_or_by_sorting_the_res
 
 
 def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.maps.sources import OfCall
+    from regard.maps.call_source import CallSource
 
     asked = []
-    real = OfCall.part
-    monkeypatch.setattr(OfCall, "part", lambda self, cells, **o: asked.append(cells) or real(self, cells, **o))
+    real = CallSource.part
+    monkeypatch.setattr(CallSource, "part", lambda self, cells, *o: asked.append(cells) or real(self, cells, *o))
     q = torch.randn(2, 3, 10, 4)
     weights = regard.attention(q, q, q, return_weights=True).weights
     summary = weights.summary(k=2, rows=4, columns=4)

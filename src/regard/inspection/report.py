@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from regard.inspection.observed import Observed, Record
+from regard.maps.indexing import human
+from regard.maps.source import bytes_by_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def held_bytes(record: Record) -> int:
     storages: dict[int, int] = {}
     for call in record.calls:
         if call.map is not None:
-            storages |= call.map.storages()
+            storages |= bytes_by_storage(call.map.source.tensors())
     return sum(storages.values()) + sum(given.bytes for given in record.keeper.dense_masks)
 
 
@@ -127,16 +129,3 @@ def count(n: int, what: str) -> str:
     ('1 map', '2 maps')
     """
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def human(size: float) -> str:
-    """A size in bytes for people.
-
-    >>> human(1536)
-    '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -49,7 +49,11 @@ def positions(index: Any, length: int, name: str, device: torch.device) -> range
 
 
 def human(size: float) -> str:
-    """A size in bytes for people."""
+    """A size in bytes for people.
+
+    >>> human(1536)
+    '1.5 KiB'
+    """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -25,11 +25,11 @@ import torch
 
 from benchmarks.harness import Row, compare
 from benchmarks.training import KEEP_MEMORY
-from regard.decoding import Decodable
+from regard.generation.protocol import Decodable
 from regard.models.inference import prepare
-from regard.tasks.pretrained import load_pretrained
-from regard.tasks.searching import Job, search
-from regard.tasks.workers import Workers
+from regard.tasks.translation.bulk.worker_pool import Workers
+from regard.tasks.translation.pretrained import load_pretrained
+from regard.tasks.translation.search_job import Job, search
 
 TITLE = "Searches against Hugging Face's generate and CTranslate2"
 LINES, ONE_BY_ONE, STEPS, VOCABULARY, BEAMS = 200, 10, 20, 8000, (1, 5)

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.harness import Row, compare
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from regard.training.recomputing import recompute_layers
+from regard.training.gradient_checkpointing import recompute_layers
 
 TITLE = "Memory of large corpora, of long stacks, and of ranks that share a model"
 PAIRS = (100_000, 2_000_000, 4_000_000)
@@ -78,7 +78,7 @@ def of_corpora() -> Iterator[str]:
 STACK = """
 import json, resource, sys, torch
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from regard.training.recomputing import recompute_layers
+from regard.training.gradient_checkpointing import recompute_layers
 model = DecoderOnly(DecoderOnlyConfig(dim=256, num_layers=12, num_heads=4, dropout=0.1), vocab_size=1000)
 if sys.argv[1] == "recomputed":
     recompute_layers(model)
@@ -100,10 +100,10 @@ def of_a_stack(how: str) -> int:
 SHARED = """
 import os, sys, torch
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from regard.training.devices import start_fabric
+from regard.training.distributed.devices import start_fabric
 from regard.training.optimizers import adamw
-from regard.training.sharding import follow, layers_shared_out
-from regard.training.shares import is_shared_out
+from regard.training.distributed.sharding import follow, layers_shared_out
+from regard.training.distributed.shares import is_shared_out
 fabric = start_fabric("cpu", "float32", sys.argv[1])
 def rss(name):
     with open("/proc/self/status") as status:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 import regard
 from benchmarks.harness import Row, compare, forward_backward
-from regard.shapes import Sizes
+from regard.mechanisms.shapes import Sizes
 
 TITLE = "Windows and packed documents against SDPA with the dense mask"
 LENGTH, HEADS, DIM = 8192, 4, 64

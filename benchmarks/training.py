@@ -28,7 +28,7 @@ from benchmarks.harness import Row, compare
 from regard.models import Transformer, TransformerConfig
 from regard.nn.linear import by_onednn, onednn_is_faster
 from regard.text.batches import collate, plan_batches
-from regard.text.marks import Marks
+from regard.text.codec import Marks
 from regard.training.optimizers import adamw
 from regard.training.output_loss import output_cross_entropy
 

@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard import decoding
-from regard.decoding import Hypothesis, beam_search, greedy
 from regard.errors import ArgumentError
+from regard.generation import beam as decoding
+from regard.generation.beam import beam_search
+from regard.generation.greedy import greedy
+from regard.generation.protocol import Hypothesis
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 
 BOS, EOS = 1, 2

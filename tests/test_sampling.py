@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.decoding import Hypothesis, beam_search, greedy, sample, sample_steps
 from regard.errors import ArgumentError
-from regard.logits import (
+from regard.generation.beam import beam_search
+from regard.generation.filters import (
     Constraint,
     Filter,
     ForcedPrefix,
@@ -23,6 +23,9 @@ from regard.logits import (
     TopP,
     Vocabulary,
 )
+from regard.generation.greedy import greedy
+from regard.generation.protocol import Hypothesis
+from regard.generation.sampling import sample, sample_steps
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
 

@@ -15,36 +15,30 @@ import tyro
 
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.exports import Format, export_run
-from regard.logits import Filter, MinP, RepetitionPenalty, Temperature, TopK, TopP
+from regard.generation.filters import Filter, MinP, RepetitionPenalty, Temperature, TopK, TopP
 from regard.models.sizes import Size
-from regard.tasks import translator as translators
-from regard.tasks.alignments import AlignmentOf
-from regard.tasks.choosing import choose as choose_model
 from regard.tasks.demo import DemoResult, run_demo
-from regard.tasks.filler import Filler
-from regard.tasks.line_progress import counting
-from regard.tasks.pictures import save_pictures
+from regard.tasks.language_modelling.causal import Writer
+from regard.tasks.language_modelling.masked import Filler
+from regard.tasks.pictures.save import save_pictures
 from regard.tasks.registry import TASKS, Task, TaskName, task_of
-from regard.tasks.requests import Options
-from regard.tasks.run_folder import RunFolder
-from regard.tasks.settings import from_plain, to_plain
-from regard.tasks.toml import read_toml
-from regard.tasks.translate_lines import (
-    Gate,
-    Work,
-    answered,
-    count_lines,
-    sentence_and_prefix,
-    whole_line,
-)
-from regard.tasks.translator import WINDOW_LINES, Translation, Translator
-from regard.tasks.unfinished import Unfinished, opened
-from regard.tasks.workers import sharing, workers_for
-from regard.tasks.writer import Writer
+from regard.tasks.runs.choose_checkpoint import choose as choose_model
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.serialisation import from_plain, to_plain
+from regard.tasks.runs.toml import read_toml
+from regard.tasks.translation import translator as translators
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.bulk.lines import Gate, Work, answered, count_lines, sentence_and_prefix, whole_line
+from regard.tasks.translation.bulk.progress import counting
+from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
+from regard.tasks.translation.bulk.worker_pool import sharing, workers_for
+from regard.tasks.translation.options import Options
+from regard.tasks.translation.results import Translation
+from regard.tasks.translation.translator import WINDOW_LINES, Translator
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, StrPath, raw_lines, read_lines
 from regard.text.pairs import is_json_lines, read_pairs
 from regard.text.references import read_judged, read_references
-from regard.training.devices import Precision
+from regard.training.distributed.devices import Precision
 
 Run = tyro.conf.Positional[Path]
 Mean = Literal["mean"]

@@ -10,15 +10,17 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from regard.backends import BACKENDS, choose, reader, run
+from regard.backends.as_sdpa import as_sdpa
 from regard.backends.base import Backend, Call
-from regard.backends.sdpa import as_sdpa
-from regard.biases import Bias, as_bias
-from regard.checks import check_values, is_checking
 from regard.errors import ArgumentError
-from regard.masks import Mask, as_mask
-from regard.normalizations import Normalization, Softmax
-from regard.scores import ScaledDot, Score, as_score
-from regard.shapes import as_autocast, canonical, restore, without_autocast
+from regard.mechanisms.biases.base import Bias, as_bias
+from regard.mechanisms.checks import check_values, is_checking
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import as_mask
+from regard.mechanisms.normalizations import Normalization, Softmax
+from regard.mechanisms.scores.base import ScaledDot, Score
+from regard.mechanisms.scores.custom import as_score
+from regard.mechanisms.shapes import as_autocast, canonical, restore, without_autocast
 from regard.weights import AttentionMap
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]

@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from regard.errors import MissingExtraError
 from regard.functional import attention
-from regard.kernels import Boxcar, Constant, Epanechnikov, Gaussian, Laplacian, Triangular
-from regard.scores import Score
+from regard.mechanisms.scores.base import Score
+from regard.mechanisms.scores.kernels import Boxcar, Constant, Epanechnikov, Gaussian, Laplacian, Triangular
 from regard.weights import AttentionMap
 
 try:

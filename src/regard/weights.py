@@ -18,8 +18,8 @@ from regard.maps.indices import human, positions
 from regard.maps.products import DotSoftmax
 from regard.maps.sources import OfCall
 from regard.maps.tiles import Source, Statistic
-from regard.maps.trees import tensors_mapped
-from regard.masks import Causal
+from regard.mechanisms.masks.basic import Causal
+from regard.mechanisms.tensor_tree import tensors_mapped
 
 
 @final

@@ -49,7 +49,7 @@ PATTERNS = ("window", "right", "middle", "documents", "strided", "blocks", "pref
 
 
 def pattern(kind: str, batch: tuple[int, ...], full: tuple[int, ...], generator) -> tuple[Any, Tensor]:
-    """A mask of regard.patterns, and the dense tensor by hand."""
+    """A mask of regard.mechanisms.masks.patterns, and the dense tensor by hand."""
     queries, keys = full[-2:]
     position, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
     size = int(torch.randint(1, 5, (), generator=generator))

@@ -152,7 +152,7 @@ def test_nothing_quadratic_in_a_graph(name, monkeypatch):
     """Contract 5: no tensor of a graph is as large as the weights, nor is all together that one hands to the other."""
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 1 << 10)
     monkeypatch.setattr(tiled, "WIDE_ELEMENTS", 1 << 10)
-    monkeypatch.setattr("regard.backends.plan.BLOCK_ELEMENTS", 1 << 10)
+    monkeypatch.setattr("regard.backends.fused_plan.BLOCK_ELEMENTS", 1 << 10)
     length = 64
     options: dict[str, Any] = {
         "additive": {"score": regard.Additive(parameter(4))},

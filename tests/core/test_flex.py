@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 import regard
 from regard.backends import BACKENDS, choose, flex
 from regard.functional import make_call
-from regard.shapes import Sizes
+from regard.mechanisms.shapes import Sizes
 
 needs_compiler = pytest.mark.skipif(not flex._has_compiler(), reason="torch.compile needs a C++ compiler")
 # inductor and torch.func.jvp use torch.jit: torch warns of its own doing.

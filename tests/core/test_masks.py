@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import regard
 from regard.errors import ShapeError
-from regard.masks import render
-from regard.shapes import Sizes
+from regard.mechanisms.masks.base import render
+from regard.mechanisms.shapes import Sizes
 
 
 def sizes(queries: int, keys: int, *, batch: tuple[int, ...] = (), heads: int = 1) -> Sizes:

@@ -101,7 +101,7 @@ def test_a_learned_sink_for_each_head_takes_gradients(backend):
         return regard.attention(q, k, v, normalization=normalization, mask=mask, backend=backend)
 
     assert torch.autograd.gradcheck(read, (sink,))
-    scores = (q @ k.mT / 2).masked_fill(~mask.dense(regard.shapes.Sizes((2,), 3, 3, 5, 6, True)), -torch.inf)
+    scores = (q @ k.mT / 2).masked_fill(~mask.dense(regard.mechanisms.shapes.Sizes((2,), 3, 3, 5, 6, True)), -torch.inf)
     torch.testing.assert_close(read(sink), sink_by_hand(scores, sink) @ v)
 
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from regard.decoding import greedy
+from regard.generation.greedy import greedy
 from regard.models.transformer import TransformerConfig
-from regard.tasks.config import TranslationConfig
-from regard.tasks.translation import train
-from regard.tasks.translator import Translator
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.train import train
+from regard.tasks.translation.translator import Translator
 
 TINY = TransformerConfig(
     dim=16, num_heads=2, encoder_layers=2, decoder_layers=1, feed_forward_dim=24, max_length=64, dropout=0.0

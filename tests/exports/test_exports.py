@@ -15,9 +15,9 @@ from regard.exports.trained import Trained
 from regard.models.convert import from_huggingface
 from regard.models.rnn import RNNConfig
 from regard.models.transformer import Transformer
-from regard.tasks.config import TranslationConfig
-from regard.tasks.translation import train
-from regard.tasks.translator import Translator
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.train import train
+from regard.tasks.translation.translator import Translator
 from regard.text.tokenizers import Words
 
 

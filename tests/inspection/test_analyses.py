@@ -68,7 +68,7 @@ def jensen_shannon(p, q):
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("tile", [1 << 20, 40], ids=["one tile", "many"])
 def test_how_alike_heads_are(monkeypatch, name, tile):
-    monkeypatch.setattr("regard.inspection.likeness.TILE_ELEMENTS", tile)
+    monkeypatch.setattr("regard.inspection.analysis.similarity.TILE_ELEMENTS", tile)
     (weights,) = maps_of(MASKS[name], 1)
     dense = weights.dense()
     a, b = dense[:, :, None], dense[:, None]
@@ -84,7 +84,7 @@ def test_how_alike_heads_are(monkeypatch, name, tile):
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("tile", [1 << 20, 40], ids=["one tile", "many"])
 def test_how_far_two_maps_are_apart(monkeypatch, name, tile):
-    monkeypatch.setattr("regard.inspection.likeness.TILE_ELEMENTS", tile)
+    monkeypatch.setattr("regard.inspection.analysis.similarity.TILE_ELEMENTS", tile)
     one, other = maps_of(MASKS[name], 2)
     p, q = one.dense(), other.dense()
     found = difference(one, other)

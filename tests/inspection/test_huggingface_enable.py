@@ -10,8 +10,8 @@ import regard
 from regard.errors import ArgumentError
 from regard.huggingface.forward import forward
 from regard.huggingface.masks import LazyMask, lazy_mask
-from regard.masks import Causal, Padding, Predicate
-from regard.patterns import Window
+from regard.mechanisms.masks.basic import Causal, Padding, Predicate
+from regard.mechanisms.masks.patterns import Window
 
 pytest.importorskip("transformers")
 from families import FAMILIES, IN_BLOCKS, LENGTH, _field, tokens

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard.errors import ArgumentError, NotSeenError, OverwrittenError
-from regard.inspection import factors as factors_module
-from regard.inspection import lse as lse_module
-from regard.inspection.threads import HANDLERS, this_thread
+from regard.inspection.capture import factors as factors_module
+from regard.inspection.capture import kernel_lse as lse_module
+from regard.inspection.capture.module_stack import HANDLERS, this_thread
 
 B, H, T, D = 2, 3, 7, 5
 
@@ -639,7 +639,7 @@ def test_an_exception_that_the_model_catches():
 
 
 def test_an_observer_that_fails_does_not_disturb_the_model(monkeypatch):
-    monkeypatch.setattr(regard.inspection.sdpa.Sdpa, "read", lambda *_: 1 / 0)
+    monkeypatch.setattr(regard.inspection.capture.sdpa_calls.Sdpa, "read", lambda *_: 1 / 0)
     model, inputs = Two(), x()
     with torch.no_grad():
         expected = model(inputs)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.maps.largest import largest
+from regard.mechanisms.fast_topk import largest
 
 LENGTHS = [1, 2, 7, 8, 60, 128, 129, 130, 255, 257, 1000, 1024, 1025, 1056, 2111, 4096]
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 
 import regard
 from regard.errors import ArgumentError, DataError
-from regard.maps.trees import tensors_mapped
-from regard.masks import Predicate
+from regard.mechanisms.masks.basic import Predicate
+from regard.mechanisms.tensor_tree import tensors_mapped
 
 pytest.importorskip("safetensors")
 

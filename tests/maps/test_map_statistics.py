@@ -108,7 +108,7 @@ LONG_MASKS = [
 def test_maps_of_many_tiles(monkeypatch, mask, dtype):
     """Tiles that end within bins, cells apart from one another, and kernels' blocks."""
     monkeypatch.setattr("regard.maps.tiles.TILE_ELEMENTS", 7 * 170)
-    monkeypatch.setattr("regard.backends.plan.BLOCK_ELEMENTS", 170 * 32)
+    monkeypatch.setattr("regard.backends.fused_plan.BLOCK_ELEMENTS", 170 * 32)
     weights, dense = long_case(mask, dtype=dtype)
     check(weights, dense, tolerance=TOLERANCE[dtype], k=5, rows=11, columns=13, p=0.8)
     check(weights, dense, tolerance=TOLERANCE[dtype], k=2, rows=150, columns=99, p=0.3)

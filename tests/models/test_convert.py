@@ -6,8 +6,8 @@ import pytest
 import torch
 from foreign import END, MARIAN, PAD, TRANSLATORS, VOCAB, save
 
-from regard.decoding import greedy
 from regard.errors import RunFolderError
+from regard.generation.greedy import greedy
 from regard.models.convert import from_huggingface
 
 LENGTHS = torch.tensor([11, 6])

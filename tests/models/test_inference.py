@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from regard.decoding import beam_search, greedy
 from regard.errors import ArgumentError
+from regard.generation.beam import beam_search
+from regard.generation.greedy import greedy
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 from regard.models.inference import FIRST_ROOM, FixedTransformer, prepare, why_not
 

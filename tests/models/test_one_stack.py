@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.mechanisms.rotary.rotary import Rotary
 from regard.models import (
     DECODER_ONLY_SIZES,
     ENCODER_ONLY_SIZES,
@@ -22,7 +23,6 @@ from regard.models import (
     Transformer,
 )
 from regard.nn import MultiHeadAttention
-from regard.rotary import Rotary
 
 VOCAB, LENGTH = 17, 7
 SIZES = {"dim": 12, "num_heads": 3, "num_layers": 2, "feed_forward_dim": 19, "dropout": 0.0}

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
+from regard.mechanisms.positions import sinusoidal
 from regard.nn import LearnedPositions, SinusoidalPositions, TokenEmbedding
-from regard.positions import sinusoidal
 
 
 def test_sinusoid_is_the_papers() -> None:

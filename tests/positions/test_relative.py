@@ -12,9 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard.backends import tiled
 from regard.errors import ArgumentError, BackendError, ShapeError
-from regard.positions import sinusoidal
-from regard.relative import Relative, alibi_slopes, t5_bucket
-from regard.shapes import Sizes
+from regard.mechanisms.biases.alibi import alibi_slopes
+from regard.mechanisms.biases.relative import Relative
+from regard.mechanisms.biases.t5 import t5_bucket
+from regard.mechanisms.positions import sinusoidal
+from regard.mechanisms.shapes import Sizes
 
 BATCH, HEADS, GROUPS, DIM, WIDTH = 2, 4, 2, 4, 3
 LENGTHS = [(4, 4), (3, 7), (5, 2), (1, 8)]

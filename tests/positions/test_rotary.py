@@ -8,7 +8,9 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, ShapeError
-from regard.rotary import DynamicNTK, Half, Interleaved, Linear, Llama3, LongRoPE, Rotary, Scaling, YaRN
+from regard.mechanisms.rotary.layouts import Half, Interleaved
+from regard.mechanisms.rotary.rotary import Rotary
+from regard.mechanisms.rotary.scalings import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
 
 SCALINGS: list[Scaling | None] = [
     None,

@@ -41,12 +41,12 @@ from regard.models.decoder_only import DecoderOnlyConfig
 from regard.models.encoder_only import EncoderOnlyConfig
 from regard.models.rnn import RNNConfig
 from regard.models.transformer import TransformerConfig
-from regard.tasks.config import TranslationConfig
+from regard.storage.atomic import is_temporary
+from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.registry import TASKS
-from regard.tasks.run_folder import RunFolder
-from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.config import TranslationConfig
 from regard.training.checkpoints import Checkpoints
-from regard.training.files import is_temporary
 
 Way = Literal["clock", "event", "write"]
 WAYS: tuple[Way, ...] = ("clock", "event", "event", "write")

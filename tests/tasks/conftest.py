@@ -9,7 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from regard.models.rnn import RNNConfig
 from regard.models.transformer import TransformerConfig
-from regard.tasks.config import TranslationConfig
+from regard.tasks.translation.config import TranslationConfig
 
 # Fifty pairs that no rule connects, in scripts of one to three bytes a character.
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from regard.errors import RegardError
 from regard.tasks.registry import task_of
-from regard.tasks.run_folder import RunFolder
+from regard.tasks.runs.run_folder import RunFolder
 from regard.training.checkpoints import Checkpoints
 
 Damage = Callable[[bytes, random.Random], bytes]

@@ -7,8 +7,8 @@ from conftest import PAIRS, SMALL, small_config, write_pairs
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.tasks import Translator, train
-from regard.tasks.choosing import choose
-from regard.tasks.run_folder import RunFolder
+from regard.tasks.runs.choose_checkpoint import choose
+from regard.tasks.runs.run_folder import RunFolder
 from regard.training.metrics import bleu
 
 

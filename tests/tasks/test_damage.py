@@ -14,14 +14,14 @@ from damage import Case, apply, cases, copy_of, outcome, snapshot
 
 from regard.errors import DataError, RunFolderError
 from regard.models.decoder_only import DecoderOnlyConfig
-from regard.tasks.config import TranslationConfig
-from regard.tasks.language_model import train_language_model
-from regard.tasks.run_folder import RunFolder
-from regard.tasks.text_config import LanguageModelConfig
-from regard.tasks.translation import train
+from regard.storage.locks import locked
+from regard.storage.sealed import read_sealed
+from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.tasks.language_modelling.train import train_language_model
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.train import train
 from regard.training.checkpoints import Checkpoints
-from regard.training.locks import locked
-from regard.training.sealed import read_sealed
 
 TRANSLATOR_USES: list[Callable[[Any], Any]] = [
     lambda model: [one.text for one in model.translate(["we"], beam_size=1)],

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.logits import RepetitionPenalty, TopK
+from regard.generation.filters import RepetitionPenalty, TopK
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnlyConfig
 from regard.tasks import (
     Filler,
@@ -18,10 +18,10 @@ from regard.tasks import (
     train_language_model,
     train_masked_language_model,
 )
-from regard.tasks.language_model import next_token_loss
-from regard.tasks.pictures import save_pictures
-from regard.tasks.run_folder import RunFolder
-from regard.tasks.text_corpus import open_text
+from regard.tasks.language_modelling.corpus import open_text
+from regard.tasks.language_modelling.train import next_token_loss
+from regard.tasks.pictures.save import save_pictures
+from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import next_token_windows, window_batches
 from regard.text.tokenizers import BOS, EOS, Characters
 

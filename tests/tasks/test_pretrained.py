@@ -9,8 +9,8 @@ import torch
 
 from regard import cli
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.tasks.requests import Options
-from regard.tasks.translator import Translator
+from regard.tasks.translation.options import Options
+from regard.tasks.translation.translator import Translator
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "the cats were old and small", "we see a house!"]
 TEXT += [f"{a} {b} {c}" for a in ("this", "every", "no") for b in ("old", "small", "new") for c in ("cat", "tree")]

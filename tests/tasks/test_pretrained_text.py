@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.logits import TopK
+from regard.generation.filters import TopK
+from regard.tasks.language_modelling.causal import Writer
 from regard.tasks.registry import task_of
-from regard.tasks.translator import Translator
-from regard.tasks.writer import Writer
+from regard.tasks.translation.translator import Translator
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "Zürich sees 木 trees\n\nand a house"] * 3
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import pytest
 
 from regard.errors import DataError, RunFolderError
-from regard.tasks.run_folder import RunFolder
-from regard.tasks.settings import from_plain, to_plain
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.serialisation import from_plain, to_plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,15 +15,15 @@ from conftest import PAIRS, small_config, write_pairs
 from regard.errors import ArgumentError, MissingExtraError
 from regard.models.decoder_only import DecoderOnlyConfig
 from regard.models.encoder_only import EncoderOnlyConfig
-from regard.tasks import runs
-from regard.tasks.config import TranslationConfig
-from regard.tasks.corpus import open_corpus
-from regard.tasks.language_model import train_language_model, train_masked_language_model
-from regard.tasks.looks import look_at_pairs, short_pairs
-from regard.tasks.run_folder import RunFolder
-from regard.tasks.snapshots import Snapshots
-from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.translation import train
+from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
+from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
+from regard.tasks.pictures.snapshots import Snapshots
+from regard.tasks.pictures.validation_examples import look_at_pairs, short_pairs
+from regard.tasks.runs import run as runs
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.corpus import open_corpus
+from regard.tasks.translation.train import train
 from regard.training.checkpoints import Checkpoints
 
 TEXT = {

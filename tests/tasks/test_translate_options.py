@@ -6,10 +6,10 @@ import torch
 from regard.errors import ArgumentError, DataError
 from regard.models.rnn import RNNConfig, RNNSeq2Seq
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.alignments import AlignmentOf
-from regard.tasks.copying import copies
-from regard.tasks.requests import Request
-from regard.tasks.translator import Translator
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.copy_unknown import copies
+from regard.tasks.translation.options import Request
+from regard.tasks.translation.translator import Translator
 from regard.text.tokenizers import EOS, UNK, ByteLevelBPE, Characters, Words
 from regard.training.metrics import exact_match
 

@@ -11,13 +11,13 @@ from conftest import PAIRS, SMALL, small_config, write_pairs
 
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.models.transformer import TransformerConfig
-from regard.tasks.alignments import AlignmentOf
-from regard.tasks.corpus import TokenBatches, open_corpus
-from regard.tasks.pictures import save_pictures
-from regard.tasks.run_folder import RunFolder
-from regard.tasks.translation import TranslationConfig, Translator, train
+from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
+from regard.tasks.pictures.save import save_pictures
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.corpus import TokenBatches, open_corpus
+from regard.tasks.translation.train import TranslationConfig, Translator, train
 from regard.text.tokenizers import Characters
-from regard.training.sealed import checksum_of_file, read_sealed, write_sealed
 
 SOURCES = [source for source, _ in PAIRS]
 

@@ -15,10 +15,11 @@ import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.requests import Options
-from regard.tasks.translate_lines import Gate, Work, answered, sentence_and_prefix, whole_line
-from regard.tasks.translator import Translation, Translator
-from regard.tasks.unfinished import opened
+from regard.tasks.translation.bulk.lines import Gate, Work, answered, sentence_and_prefix, whole_line
+from regard.tasks.translation.bulk.resumable_output import opened
+from regard.tasks.translation.options import Options
+from regard.tasks.translation.results import Translation
+from regard.tasks.translation.translator import Translator
 from regard.text.lines import Line, raw_lines
 from regard.text.tokenizers import Characters
 

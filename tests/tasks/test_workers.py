@@ -11,10 +11,10 @@ import pytest
 from conftest import PAIRS, small_config
 
 from regard.errors import ArgumentError, WorkerError
-from regard.tasks.searching import Job
-from regard.tasks.translation import train
-from regard.tasks.translator import Translator
-from regard.tasks.workers import Workers, sharing
+from regard.tasks.translation.bulk.worker_pool import Workers, sharing
+from regard.tasks.translation.search_job import Job
+from regard.tasks.translation.train import train
+from regard.tasks.translation.translator import Translator
 
 LINES = [source for source, _ in PAIRS] + ["", "we see nine trees we see ten cats"]
 
@@ -37,7 +37,7 @@ def children(process: int) -> list[int]:
 
 
 def test_two_workers_answer_as_one_process_does_and_in_order(run, alone, monkeypatch):
-    monkeypatch.setattr("regard.tasks.translator.CPU_SEARCH_PLACES", 200)  # many small batches
+    monkeypatch.setattr("regard.tasks.translation.translator.CPU_SEARCH_PLACES", 200)  # many small batches
     expected = [one.candidates for one in alone.translate(LINES, beam_size=3, num_best=2)]
     words = alone.vocabulary(["on y voit dix chats"])
     kept = [one.text for one in alone.translate(LINES, vocabulary=words, beam_size=2)]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from regard.text.batches import collate, padding_share, plan_batches
+from regard.text.pair_store import TokenStore
 from regard.text.pairs import read_pairs
-from regard.text.store import TokenStore
 from regard.text.tokenizers import ByteLevelBPE
 
 DATA = next((p / "shared/data" for p in Path(__file__).resolve().parents if (p / "shared/data").is_dir()), None)

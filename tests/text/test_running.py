@@ -20,7 +20,7 @@ from regard.text.blocks import (
     one_masked_windows,
     window_batches,
 )
-from regard.text.running import CHUNK_PIECES, TextStore, TextStream, encode_text, pieces
+from regard.text.running_text import CHUNK_PIECES, TextStore, TextStream, encode_text, pieces
 from regard.text.tokenizers import BOS, EOS, PAD, UNK, ByteLevelBPE, Characters, Tokenizer, Words
 
 TEXT = ["Ünë dög", "", "  日本 x", "ends here. dög dög"]

@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from regard.tasks.corpus import TokenBatches
+from regard.tasks.translation.corpus import TokenBatches
 from regard.text import sections as sections_module
 from regard.text.blocks import BlockPlan
 from regard.text.sections import sections

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.text import store as store_module
-from regard.text.store import TokenStore
+from regard.text import pair_store as store_module
+from regard.text.pair_store import TokenStore
 from regard.text.tokenizers import ByteLevelBPE, Characters, Tokenizer
 
 SOURCE, TARGET = ByteLevelBPE(vocab_size=300).train(["the cat"]), Characters().train(["die Katze"])

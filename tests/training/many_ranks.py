@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from toy import VOCAB, ToyBatch, ToyBatches, toy_loss
 
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from regard.training import tensor_files
 from regard.training.checkpoints import Checkpoints
-from regard.training.devices import Strategy, start_fabric
-from regard.training.logs import MetricsFile
-from regard.training.loop import FitConfig, fit
+from regard.training.distributed import tensor_files
+from regard.training.distributed.devices import Strategy, start_fabric
+from regard.training.distributed.sharding import gathered, layers_shared_out, total_norm
+from regard.training.distributed.shares import held
+from regard.training.fit_config import FitConfig
+from regard.training.gradient_checkpointing import recompute_layers
+from regard.training.loop import fit
 from regard.training.optimizers import adamw
 from regard.training.random_state import seed_everything
-from regard.training.recomputing import recompute_layers
+from regard.training.reporting.logs import MetricsFile
 from regard.training.schedules import inverse_square_root
-from regard.training.sharding import gathered, layers_shared_out, total_norm
-from regard.training.shares import held
 
 
 class TiedModel(nn.Module):

@@ -11,8 +11,8 @@ from torch import nn
 from regard.errors import ArgumentError, RunFolderError
 from regard.training.averaging import MovingAverage, mean_of
 from regard.training.checkpoints import Checkpoints
+from regard.training.fit_config import FitConfig
 from regard.training.interrupts import TrainingInterrupted
-from regard.training.loop import FitConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import killer, train_toy

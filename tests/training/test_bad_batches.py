@@ -15,14 +15,15 @@ from torch import nn
 from regard.errors import ArgumentError, NonFiniteError
 from regard.training.bad_batches import BadBatches, Skip, bad_batches
 from regard.training.checkpoints import Checkpoints
-from regard.training.devices import start_fabric
-from regard.training.display import PlainLines
-from regard.training.events import Event, Finished, Saved, Skipped, Stepped
-from regard.training.logs import MetricsFile
-from regard.training.loop import FitConfig, fit
+from regard.training.distributed.devices import start_fabric
+from regard.training.fit_config import FitConfig
+from regard.training.loop import fit
 from regard.training.losses import LossSum
 from regard.training.optimizers import adamw
 from regard.training.random_state import seed_everything
+from regard.training.reporting.display import PlainLines
+from regard.training.reporting.events import Event, Finished, Saved, Skipped, Stepped
+from regard.training.reporting.logs import MetricsFile
 from regard.training.schedules import constant
 
 sys.path.insert(0, str(Path(__file__).parent))

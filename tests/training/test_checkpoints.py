@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.training import files
+from regard.storage import atomic as files
+from regard.storage.sealed import read_sealed, write_sealed
 from regard.training.checkpoints import (
     Checkpoints,
     Position,
@@ -21,7 +22,6 @@ from regard.training.checkpoints import (
 )
 from regard.training.optimizers import adamw
 from regard.training.random_state import get_random_state, seed_everything, set_random_state
-from regard.training.sealed import read_sealed, write_sealed
 
 POSITION = Position(step=7, epoch=2, batch=3, best_value=0.1 + 0.2, best_step=5, patience_used=1, loss_total=1 / 3)
 

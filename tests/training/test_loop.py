@@ -13,12 +13,13 @@ from torch import nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError
 from regard.training.checkpoints import Checkpoints
-from regard.training.devices import start_fabric
-from regard.training.events import Event, Finished, Saved, Stepped, Validated
+from regard.training.distributed.devices import start_fabric
+from regard.training.fit_config import FitConfig
 from regard.training.interrupts import TrainingInterrupted
-from regard.training.loop import FitConfig, fit
+from regard.training.loop import fit
 from regard.training.losses import LossSum
 from regard.training.optimizers import adamw
+from regard.training.reporting.events import Event, Finished, Saved, Stepped, Validated
 from regard.training.schedules import constant
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from regard.training import rendezvous
-from regard.training.rendezvous import agree
+from regard.training.distributed import rendezvous
+from regard.training.distributed.rendezvous import agree
 
 
 @pytest.fixture(autouse=True)

@@ -22,14 +22,14 @@ from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from regard.models.rnn import RNNConfig, RNNSeq2Seq
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn import MultiHeadAttention
-from regard.training import files
+from regard.storage import atomic as files
 from regard.training.checkpoints import Checkpoints, Position, TrainingState
+from regard.training.distributed.sharding import follow, total_norm
+from regard.training.distributed.shares import share
+from regard.training.distributed.tensor_files import SavedTensor
+from regard.training.gradient_checkpointing import recompute_layers
 from regard.training.optimizers import adamw
 from regard.training.random_state import seed_everything
-from regard.training.recomputing import recompute_layers
-from regard.training.sharding import follow, total_norm
-from regard.training.shares import share
-from regard.training.tensor_files import SavedTensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 from many_ranks import train

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from regard.training.bad_batches import Skip, Stop
 from regard.training.checkpoints import Checkpoints
-from regard.training.devices import start_fabric
-from regard.training.events import Callback, Event, Stepped
-from regard.training.logs import MetricsFile
-from regard.training.loop import BatchSize, FitConfig, Loss, fit
+from regard.training.distributed.devices import start_fabric
+from regard.training.fit_config import FitConfig
+from regard.training.loop import fit
 from regard.training.losses import LossSum, cross_entropy
 from regard.training.optimizers import adamw
+from regard.training.protocols import BatchSize, Loss
 from regard.training.random_state import seed_everything
+from regard.training.reporting.events import Callback, Event, Stepped
+from regard.training.reporting.logs import MetricsFile
 from regard.training.schedules import inverse_square_root
 
 VOCAB, PAD = 13, 0

@@ -10,8 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import regard
 from regard.errors import ArgumentError, ShapeError
-from regard.views import model_example, model_grid, page
+from regard.views import model_example, model_grid
 from regard.views.model import GAP
+from regard.views.page import html as page
 
 
 def maps_of(length=20, layers=2, heads=3, batch=2):

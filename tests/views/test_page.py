@@ -11,7 +11,7 @@ from written import LOCALES, decoded, embedded, sentence, softmax, words, writte
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, TooLargeError
-from regard.views.page import PRECISIONS, Example, Map, page, save_page, script
+from regard.views.page.html import PRECISIONS, Example, Map, page, save_page, script
 
 EVIL = [
     "</script><script>alert(1)</script>",

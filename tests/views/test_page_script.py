@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from written import decoded, embedded, sentence, softmax
 
-from regard.views.page import Example, Map, page, script
+from regard.views.page.html import Example, Map, page, script
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed: the page's script is not run")

@@ -8,7 +8,7 @@ import re
 import numpy as np
 from babel.dates import format_date
 
-from regard.views.page import Example, Map
+from regard.views.page.html import Example, Map
 
 LOCALES = ["en_US", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "pl", "ru", "uk", "tr", "el", "fi", "cs"]
 LOCALES += ["hu", "vi", "id", "zh", "ja", "ko", "ar", "he", "hi", "th"]

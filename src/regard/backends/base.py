@@ -7,12 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.biases import Bias
 from regard.errors import BackendError, ShapeError
-from regard.masks import Mask, Selected, render
-from regard.normalizations import Normalization
-from regard.scores import Score
-from regard.shapes import Sizes, take
+from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.masks.base import Mask, render
+from regard.mechanisms.masks.selection import Selected
+from regard.mechanisms.normalizations import Normalization
+from regard.mechanisms.scores.base import Score
+from regard.mechanisms.shapes import Sizes, take
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

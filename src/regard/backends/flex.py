@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Call
-from regard.biases import Bias, Dense
 from regard.errors import BackendError
-from regard.normalizations import Softmax
-from regard.scores import Score, SoftCapped
-from regard.transforms import in_forward_mode, in_transform
+from regard.mechanisms.biases.base import Bias, Dense
+from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.scores.base import Score, SoftCapped
+from regard.mechanisms.transforms import in_forward_mode, in_transform
 
 MOST_KERNELS = 256
 """How many kinds of calls one process compiles for, before a call raises."""

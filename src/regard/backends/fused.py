@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Call
-from regard.backends.kernels import Kernel, kernel_for
-from regard.backends.plan import Block, Plan, plan
+from regard.backends.fused_kernels import Kernel, kernel_for
+from regard.backends.fused_plan import Block, Plan, plan
 from regard.errors import BackendError
-from regard.normalizations import Softmax
-from regard.transforms import in_forward_mode, in_transform
+from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.transforms import in_forward_mode, in_transform
 
 
 class Fused(Backend):

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.backends.base import Backend, Call
-from regard.backends.bits import kept_at
-from regard.transforms import in_forward_mode, in_transform
+from regard.backends.counter_rng import kept_at
+from regard.mechanisms.transforms import in_forward_mode, in_transform
 
 TILE_ELEMENTS = 1 << 20
 """Pairs of a query and a key in a tile, so that a few tensors of that size stay in the cache: 4 MiB in float32."""
@@ -71,7 +71,7 @@ def _run(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]
 def _run_compiling(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     if tiling.count <= MOST_UNROLLED:
         return tiling.composite(*tensors)
-    from regard.backends.ungraphed import ungraphed
+    from regard.backends.graph_break import ungraphed
 
     return ungraphed(_run, tiling, tensors)
 

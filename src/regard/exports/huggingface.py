@@ -21,8 +21,8 @@ from regard.errors import ArgumentError, MissingExtraError
 from regard.exports.trained import Trained, refuse, split_attention
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
+from regard.storage.atomic import write_atomically, write_json
 from regard.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, Tokenizer
-from regard.training.files import write_atomically, write_json
 
 NEVER = -1e9  # the logit of a token that no vocabulary has
 

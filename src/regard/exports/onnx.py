@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from regard.errors import MissingExtraError
 from regard.exports.huggingface import write_tokenizers
 from regard.exports.trained import Trained
-from regard.masks import Causal, Lengths, Mask
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import Causal, Lengths
 from regard.models.transformer import Transformer
 from regard.nn import MultiHeadAttention
 

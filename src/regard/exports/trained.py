@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.mechanisms.positions import sinusoidal
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn import LearnedPositions, MultiHeadAttention
-from regard.positions import sinusoidal
-from regard.tasks.config import TranslationConfig
-from regard.tasks.run_folder import RunFolder
-from regard.tasks.translator import TASK, Translator
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.translator import TASK, Translator
 from regard.text.tokenizers import Tokenizer
 
 LONGEST = 1024

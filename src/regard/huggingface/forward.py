@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.functional import attention
 from regard.huggingface.masks import LazyMask
-from regard.inspection.kept import copied, may_be_overwritten
-from regard.masks import Mask, causal
-from regard.normalizations import Softmax, SoftmaxWithSink
-from regard.scores import ScaledDot, Score, SoftCapped
-from regard.shapes import as_autocast
+from regard.inspection.capture.snapshot import copied, may_be_overwritten
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import causal
+from regard.mechanisms.normalizations import Softmax, SoftmaxWithSink
+from regard.mechanisms.scores.base import ScaledDot, Score, SoftCapped
+from regard.mechanisms.shapes import as_autocast
 from regard.weights import AttentionMap
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from regard.masks import And, Mask, causal, padding, predicate
-from regard.patterns import Window
-from regard.shapes import Sizes
+from regard.mechanisms.masks.base import And, Mask
+from regard.mechanisms.masks.basic import causal, padding, predicate
+from regard.mechanisms.masks.patterns import Window
+from regard.mechanisms.shapes import Sizes
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from regard.backends import choose
 from regard.backends.base import Backend, Call
-from regard.biases import Bias
-from regard.biases import Dense as DenseBias
-from regard.inspection.factors import Factors
-from regard.inspection.kept import Kept
-from regard.normalizations import Normalization, Softmax, Unnormalized
-from regard.scores import Dot
-from regard.shapes import Sizes
+from regard.inspection.capture.factors import Factors
+from regard.inspection.capture.snapshot import Kept
+from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.biases.base import Dense as DenseBias
+from regard.mechanisms.normalizations import Normalization, Softmax, Unnormalized
+from regard.mechanisms.scores.base import Dot
+from regard.mechanisms.shapes import Sizes
 from regard.weights import AttentionMap
 
 

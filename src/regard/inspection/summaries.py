@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, NotKeptError
-from regard.inspection.factors import undisturbed
+from regard.inspection.capture.factors import undisturbed
 from regard.maps import statistics as st
 from regard.maps.base import DENSE_LIMIT_BYTES, Summary, check_names
 from regard.maps.indices import human

@@ -11,15 +11,18 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, NotSeenError, ShapeError
-from regard.inspection import multi_head, own, sdpa, written_out  # noqa: F401  (they say what they observe)
-from regard.inspection.keeper import Keeper, Where
+from regard.inspection.capture import multi_head_calls as multi_head  # noqa: F401  (they say what they observe)
+from regard.inspection.capture import regard_calls as own
+from regard.inspection.capture import sdpa_calls as sdpa
+from regard.inspection.capture import softmax_calls as written_out
+from regard.inspection.capture.module_names import Names, chooser, not_seen
+from regard.inspection.capture.module_stack import Frame, Thread, looks_like_attention, this_thread
+from regard.inspection.capture.observed_call import Source
+from regard.inspection.capture.retention import Keeper, Where
+from regard.inspection.capture.shared_keys import share_keys
 from regard.inspection.maps import StoredMap, WatchedMap
-from regard.inspection.names import Names, chooser, not_seen
 from regard.inspection.report import Report, count, missed_by, report
-from regard.inspection.source import Source
-from regard.inspection.steps import share_keys
 from regard.inspection.summaries import Summarize, SummaryMap, joined, summarized
-from regard.inspection.threads import Frame, Thread, looks_like_attention, this_thread
 from regard.maps.base import LazyMap
 from regard.maps.derived import stack
 from regard.weights import AttentionMap

@@ -9,15 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import biases, kernels, masks, normalizations, patterns, relative, scores
 from regard.backends import BACKENDS, choose
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError, MissingExtraError
-from regard.maps import products, swapped
+from regard.maps import products
 from regard.maps.base import Summary
 from regard.maps.statistics import TopK
-from regard.maps.trees import rebuilt
-from regard.shapes import Sizes
+from regard.mechanisms import normalizations
+from regard.mechanisms.biases import base as biases
+from regard.mechanisms.biases import relative
+from regard.mechanisms.masks import base as masks
+from regard.mechanisms.masks import patterns
+from regard.mechanisms.masks import transpose as swapped
+from regard.mechanisms.scores import base as scores
+from regard.mechanisms.scores import kernels
+from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.tensor_tree import rebuilt
 
 FORMAT, SUMMARY_FORMAT = "regard.AttentionMap 1", "regard.summary 1"
 KINDS = {"AttentionMap": "attention map", "summary": "summary of a map"}

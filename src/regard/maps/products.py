@@ -19,13 +19,14 @@ from torch import Tensor
 
 from regard.backends import execute
 from regard.backends.base import Backend, Call
-from regard.backends.plan import plan
-from regard.biases import Bias, Dense
-from regard.maps.swapped import swapped
-from regard.masks import And, Causal, Mask
-from regard.normalizations import Softmax
-from regard.scores import ScaledDot
-from regard.shapes import Sizes
+from regard.backends.fused_plan import plan
+from regard.mechanisms.biases.base import Bias, Dense
+from regard.mechanisms.masks.base import And, Mask
+from regard.mechanisms.masks.basic import Causal
+from regard.mechanisms.masks.transpose import swapped
+from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.scores.base import ScaledDot
+from regard.mechanisms.shapes import Sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

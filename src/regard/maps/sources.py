@@ -10,9 +10,9 @@ from torch import Tensor
 
 from regard.backends.base import Call
 from regard.maps.tiles import Part, Piece, Rows, Source
-from regard.masks import Mask
-from regard.normalizations import Softmax
-from regard.shapes import take
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.shapes import take
 
 NEVER = 1e30
 """Stands for the state of a row with no key: its weights are 0, without the NaN of inf - inf or 0 * inf."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.backends.tiled import Tile
 from regard.maps.bins import Bins
-from regard.maps.largest import Candidates, candidates, largest, places_of
 from regard.maps.tiles import Piece, Source, Statistic, joined
+from regard.mechanisms.fast_topk import Candidates, candidates, largest, places_of
 
 LOWEST_LOG = -1e4
 """Stands for the logarithm of a weight that is 0 in every dtype, since 0 times -inf would be NaN."""

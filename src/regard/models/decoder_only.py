@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.masks import Mask, causal, padding
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import causal, padding
 from regard.models.one_stack import OneStack
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, Step

@@ -7,7 +7,7 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.masks import lengths
+from regard.mechanisms.masks.basic import lengths
 from regard.models.one_stack import OneStack
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss

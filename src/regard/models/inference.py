@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.mechanisms.scores.base import ScaledDot
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
 from regard.nn.fixed_linear import Activation, FixedLinear
-from regard.scores import ScaledDot
 
 FIRST_ROOM = 32
 """Positions that a cache has room for at first; it doubles."""
@@ -84,7 +84,7 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
     Raises:
         ArgumentError: a dtype other than the model's, and there is no faster decoder for the model.
 
-    >>> from regard.decoding import greedy
+    >>> from regard.generation.greedy import greedy
     >>> from regard.models import TransformerConfig
     >>> model = Transformer(TransformerConfig(dim=8, num_heads=2), source_vocab_size=9, target_vocab_size=9).eval()
     >>> limits = {"bos_id": 1, "eos_id": 2, "max_steps": 7}

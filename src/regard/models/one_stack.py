@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.masks import Mask
+from regard.mechanisms.masks.base import Mask
 from regard.models.building import stack_of
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss

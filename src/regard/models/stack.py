@@ -7,9 +7,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from regard.biases import Bias
 from regard.functional import Attended
-from regard.masks import Mask
+from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.rotary.rotary import Rotary
 from regard.models.parts import Maker, StackParts
 from regard.nn import (
     FeedForward,
@@ -23,7 +24,6 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
-from regard.rotary import Rotary
 from regard.weights import AttentionMap
 
 Record = Callable[[str, AttentionMap], None]

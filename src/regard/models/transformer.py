@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.biases import Bias
 from regard.errors import ArgumentError
-from regard.masks import Mask, causal, lengths
+from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import causal, lengths
 from regard.models.building import stack_of
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, Step

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from regard.errors import ShapeError
 from regard.functional import Attended, attention
-from regard.masks import Mask
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.scores.additive import Additive
 from regard.nn.arguments import require_dropout, require_sizes
-from regard.scores import Additive
 
 
 class AdditiveAttention(nn.Module):

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from regard.errors import ShapeError
 from regard.functional import attention
-from regard.masks import Mask, as_mask, causal
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import as_mask, causal
 
 
 class MultiheadAttention(nn.MultiheadAttention):

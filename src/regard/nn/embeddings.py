@@ -5,10 +5,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.mechanisms.biases.t5 import T5Bias
+from regard.mechanisms.positions import require_even, sinusoidal
+from regard.mechanisms.rotary.layouts import Interleaved, Layout
 from regard.nn.arguments import require_sizes
-from regard.positions import require_even, sinusoidal
-from regard.relative import T5Bias
-from regard.rotary import Interleaved, Layout
 
 Offset = int | Int[Tensor, "*batch"]
 """Where the first of a sequence's vectors stands: a number, or one for each sequence of the batch."""
@@ -56,7 +56,7 @@ class TokenEmbedding(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds `regard.positions.sinusoidal`; any length, nothing to learn.
+    """Adds `regard.mechanisms.positions.sinusoidal`; any length, nothing to learn.
 
     Args:
         dim: width of the vectors.

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.transforms import in_forward_mode, in_transform
+from regard.mechanisms.transforms import in_forward_mode, in_transform
 
 WORTH_IT = 1 << 23
 """Multiplications below which a product is left where it is."""

@@ -6,15 +6,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.biases import Bias
 from regard.errors import ArgumentError, ShapeError
 from regard.functional import Attended, attention
-from regard.masks import Mask, causal
+from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import causal
+from regard.mechanisms.rotary.rotary import Rotary
+from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
 from regard.nn.linear import Linear, linear
-from regard.rotary import Rotary
-from regard.scores import ScaledDot, Score
 
 
 class MultiHeadAttention(nn.Module):

@@ -1,17 +1,13 @@
 """What a training run is made from; the command line's flags are these fields."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from regard.errors import ArgumentError
-from regard.models.rnn import RNNConfig, RNNSeq2Seq
-from regard.models.transformer import Transformer, TransformerConfig
-from regard.training.devices import Precision, Strategy
-from regard.training.loop import FitConfig
+from regard.training.distributed.devices import Precision, Strategy
+from regard.training.fit_config import FitConfig
 from regard.training.schedules import Schedule, constant, cosine, inverse_square_root
-
-Model = Transformer | RNNSeq2Seq
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,62 +74,6 @@ class TrainingConfig:
             raise ArgumentError(f"pictures must be 0 or more, got {self.pictures}")
         if self.learning_rate <= 0:
             raise ArgumentError(f"learning_rate must be above 0, got {self.learning_rate}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TranslationConfig(TrainingConfig):
-    """Train a translator on pairs of sentences."""
-
-    data: tuple[Path, ...]
-    """The pairs: files of one form (two columns with a tab between them, or JSON lines), or two aligned files; gzip
-    too."""
-    valid: tuple[Path, ...] = ()
-    """Pairs to validate on, in the same forms; without them a seeded share of the data is split off."""
-    data_format: Literal["tsv", "tsv-extra", "jsonl", "aligned"] | None = None
-    """The form of these files, if their names do not tell; tsv-extra has further columns, to be left out."""
-    bad_lines: Literal["stop", "skip"] = "stop"
-    """Whether a line that cannot be read ends the run or is left out."""
-
-    model: Literal["transformer", "rnn"] = "transformer"
-    """The Transformer, or the recurrent model with attention."""
-    transformer: TransformerConfig = field(default_factory=TransformerConfig)
-    """Used with --model transformer."""
-    rnn: RNNConfig = field(default_factory=RNNConfig)
-    """Used with --model rnn."""
-
-    tokenizer: Literal["bpe", "words", "characters"] = "bpe"
-    """How text is cut: byte-level BPE learnt from the data, words, or characters."""
-    vocab_size: int = 8_000
-    """Most tokens in a vocabulary."""
-    shared_vocabulary: bool = False
-    """One vocabulary for source and target instead of one each."""
-    max_length: int = 256
-    """Longest source or target to train on, in tokens; longer pairs are left out and counted."""
-
-    label_smoothing: float = 0.1
-    """Share of a target's probability that is spread over the vocabulary, 0 to 1."""
-    best_by: Literal["loss", "bleu"] = "loss"
-    """What makes a model the best at a validation; for bleu the validation sources are translated each time."""
-    validation_beam: int = 1
-    """Hypotheses of that search; 1 is greedy."""
-
-    def __post_init__(self) -> None:
-        """Check the ranges that no other part checks."""
-        TrainingConfig.__post_init__(self)  # a class with slots is made anew, which super() does not follow
-        for name in ("vocab_size", "max_length", "validation_beam"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0.0 <= self.label_smoothing <= 1.0:
-            raise ArgumentError(f"label_smoothing must be between 0 and 1, got {self.label_smoothing}")
-        if self.model == "transformer" and self.transformer.shared_embeddings and not self.shared_vocabulary:
-            raise ArgumentError("shared embeddings need one vocabulary: add --shared-vocabulary")
-
-
-def make_model(config: TranslationConfig, *, source_vocab_size: int, target_vocab_size: int) -> Model:
-    """The model that the configuration describes, with fresh weights."""
-    if config.model == "rnn":
-        return RNNSeq2Seq(config.rnn, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
-    return Transformer(config.transformer, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
 
 
 def make_schedule(config: TrainingConfig) -> Schedule:

@@ -7,12 +7,12 @@ from typing import IO, NamedTuple
 
 from regard.errors import RunFolderError
 from regard.models.transformer import TransformerConfig
-from regard.tasks.config import TranslationConfig
-from regard.tasks.pictures import save_pictures
-from regard.tasks.translation import train
+from regard.storage.atomic import write_atomically
+from regard.tasks.pictures.save import save_pictures
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.train import train
 from regard.text import dates
 from regard.text.pairs import Pair
-from regard.training.files import write_atomically
 from regard.training.metrics import exact_match
 
 PAIRS: dict[dates.Split, int] = {"train": 50_000, "valid": 1_000, "test": 2_000}

@@ -7,17 +7,25 @@ from typing import Any, Literal, NamedTuple
 
 from regard.errors import RunFolderError
 from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
-from regard.tasks import filler, translator, writer
-from regard.tasks.config import TrainingConfig, TranslationConfig
-from regard.tasks.filler import Filler
-from regard.tasks.language_model import masked_job, next_token_job, run_language_model, run_masked_language_model
-from regard.tasks.pretrained import is_huggingface, writes_text
-from regard.tasks.run_folder import RunFolder
-from regard.tasks.runs import Job
-from regard.tasks.text_config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.translation import run_translation, translation_job
-from regard.tasks.translator import Translator
-from regard.tasks.writer import Writer
+from regard.tasks.config import TrainingConfig
+from regard.tasks.language_modelling import causal as writer
+from regard.tasks.language_modelling import masked as filler
+from regard.tasks.language_modelling.causal import Writer
+from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
+from regard.tasks.language_modelling.masked import Filler
+from regard.tasks.language_modelling.train import (
+    masked_job,
+    next_token_job,
+    run_language_model,
+    run_masked_language_model,
+)
+from regard.tasks.runs.run import Job
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation import translator
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.pretrained import is_huggingface, writes_text
+from regard.tasks.translation.train import run_translation, translation_job
+from regard.tasks.translation.translator import Translator
 
 TaskName = Literal["translation", "language-model", "masked-language-model"]
 Trained = Translator | Writer | Filler

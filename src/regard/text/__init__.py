@@ -4,14 +4,14 @@ from regard.text.batches import Batch as Batch
 from regard.text.batches import collate as collate
 from regard.text.batches import padding_share as padding_share
 from regard.text.batches import plan_batches as plan_batches
+from regard.text.codec import Codec as Codec
+from regard.text.codec import Marks as Marks
 from regard.text.labels import Label as Label
 from regard.text.lines import Reader as Reader
 from regard.text.lines import read_lines as read_lines
-from regard.text.marks import Codec as Codec
-from regard.text.marks import Marks as Marks
+from regard.text.pair_store import TokenStore as TokenStore
 from regard.text.pairs import Pair as Pair
 from regard.text.pairs import read_pairs as read_pairs
-from regard.text.store import TokenStore as TokenStore
 from regard.text.tokenizers import ByteLevelBPE as ByteLevelBPE
 from regard.text.tokenizers import Characters as Characters
 from regard.text.tokenizers import Tokenizer as Tokenizer

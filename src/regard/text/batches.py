@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.text.marks import Marks
+from regard.text.codec import Marks
 
 Integers = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.int64]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import MissingExtraError, RunFolderError
+from regard.text.codec import Codec, Marks
 from regard.text.labels import Label, byte_level_labels, byte_string, printed
-from regard.text.marks import Codec, Marks
 from regard.text.tokenizers import REPLACEMENT, is_byte_level, tokenizers_library
 from regard.text.unicode import normalise
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.training.shares import held, is_shared_out
+from regard.training.distributed.shares import held, is_shared_out
 
 
 class MovingAverage:

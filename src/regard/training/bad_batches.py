@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regard.errors import ArgumentError, NonFiniteError
-from regard.training.events import Skipped
+from regard.training.reporting.events import Skipped
 
 BadBatches = Callable[[Skipped], None]
 """Told of each update that cannot be made, before anything is changed; raises to end the run."""

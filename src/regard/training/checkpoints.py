@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.training.ranks import ALONE, Ranks
-from regard.training.sealed import read_sealed, sealed_text, write_sealed
-from regard.training.tensor_files import Place, Tensors, describe, file_names, read_part, whole, write_part
+from regard.storage.sealed import read_sealed, sealed_text, write_sealed
+from regard.training.distributed.ranks import ALONE, Ranks
+from regard.training.distributed.tensor_files import Place, Tensors, describe, file_names, read_part, whole, write_part
 
 FORMAT = 1
 KEPT = "kept"

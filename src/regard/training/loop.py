@@ -3,10 +3,10 @@
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,78 +23,17 @@ from regard.training.checkpoints import (
     kept_name,
     unflatten_optimizer,
 )
-from regard.training.events import Callback, Event, Finished, Saved, Skipped, Started, Stepped, Validated
+from regard.training.distributed.ranks import Ranks
+from regard.training.distributed.sharding import follow, placed_as, total_norm
+from regard.training.distributed.shares import is_shared_out
+from regard.training.fit_config import FitConfig
 from regard.training.interrupts import StopWish, TrainingInterrupted, listening
-from regard.training.losses import LossSum
-from regard.training.memory import device_peak_bytes, resident_bytes
-from regard.training.meter import Meter
+from regard.training.protocols import Batches, Loss, Validate
 from regard.training.random_state import get_random_state, set_random_state
-from regard.training.ranks import Ranks
+from regard.training.reporting.events import Callback, Event, Finished, Saved, Skipped, Started, Stepped, Validated
+from regard.training.reporting.memory import device_peak_bytes, resident_bytes
+from regard.training.reporting.meter import Meter
 from regard.training.schedules import Schedule
-from regard.training.sharding import follow, placed_as, total_norm
-from regard.training.shares import is_shared_out
-
-B = TypeVar("B")
-
-
-class BatchSize(NamedTuple):
-    """How large a batch is: its tokens, and its places including padding."""
-
-    tokens: int
-    places: int
-
-
-class Batches(Protocol[B]):
-    """Training data in an order that depends on nothing but the epoch."""
-
-    def epoch(self, epoch: int, start: int) -> Iterator[B]:
-        """This rank's batches of a pass over the data from index `start` on; every rank has as many."""
-        ...
-
-    def size(self, batch: B) -> BatchSize:
-        """How large a batch is."""
-        ...
-
-
-Loss = Callable[[nn.Module, Any], LossSum]
-Validate = Callable[[], Mapping[str, float]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FitConfig:
-    """When to stop, validate and save."""
-
-    steps: int = 10_000
-    """Updates to make in all."""
-    accumulate: int = 1
-    """Batches whose gradients are summed for one update."""
-    clip_norm: float = 1.0
-    """Gradients longer than this are shortened to it; 0 leaves them."""
-    validate_every: int = 500
-    """Steps between two validations."""
-    save_every: int = 500
-    """Steps between two checkpoints."""
-    log_every: int = 20
-    """Steps between two reports."""
-    patience: int = 0
-    """Validations without a better model before training ends; 0 never ends it early."""
-    ema_decay: float = 0.0
-    """Of the moving average of the weights, which is then validated and kept as the best; 0 keeps none."""
-    keep: int = 0
-    """How many models of the latest validations stay on the disk, to be averaged or chosen among."""
-    best_by: str = "loss"
-    """The metric of a validation that says which model is best; but for "loss", more is better."""
-
-    def __post_init__(self) -> None:
-        """Check the ranges once."""
-        for name in ("steps", "accumulate", "validate_every", "save_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("clip_norm", "patience", "keep"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if not 0.0 <= self.ema_decay < 1.0:
-            raise ArgumentError(f"ema_decay must be at least 0 and below 1, got {self.ema_decay}")
 
 
 def fit(

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.transforms import can_look
 from regard.nn.linear import by_onednn
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
-from regard.transforms import can_look
 
 ROWS_OF_A_PRODUCT = 512
 """Rows whose logits exist at a time: fewer make the matrix products slower, more make them no faster."""

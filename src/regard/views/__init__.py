@@ -6,10 +6,10 @@ from regard.views.heatmap import heatmap as heatmap
 from regard.views.heatmap import heatmap_grid as heatmap_grid
 from regard.views.model import model_example as model_example
 from regard.views.model import model_grid as model_grid
-from regard.views.page import Example as Example
-from regard.views.page import Map as Map
-from regard.views.page import page as page
-from regard.views.page import save_page as save_page
+from regard.views.page.html import Example as Example
+from regard.views.page.html import Map as Map
+from regard.views.page.html import page as page
+from regard.views.page.html import save_page as save_page
 
 __all__ = [
     "Example",

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from regard.errors import ArgumentError, ShapeError
-from regard.inspection.tables import Maps, named
+from regard.inspection.analysis.tables import Maps, named
 from regard.views.fonts import letter
 from regard.views.heatmap import (
     colour_bar,
@@ -21,7 +21,7 @@ from regard.views.heatmap import (
 )
 from regard.views.labels import printable, width
 from regard.views.layout import COLOUR_BAR, FONT_POINTS, GLYPH, LINE, MARGIN, Box
-from regard.views.page import Example, Map
+from regard.views.page.html import Example, Map
 from regard.weights import AttentionMap
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from functools import partial
 
 from torch import nn
 
+from regard.mechanisms.rotary.layouts import Half
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights
 from regard.models.parts import Maker, StackParts, TransformerParts
 from regard.models.transformer import Transformer
 from regard.nn import FeedForward, LearnedPositions, MultiHeadAttention, PostNorm, PreNorm, SinusoidalPositions
-from regard.rotary import Half
 
 NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 # BART's table of positions begins with two rows that no token uses: its code looks at row position + 2.

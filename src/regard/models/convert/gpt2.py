@@ -8,13 +8,13 @@ from functools import partial
 from torch import nn
 
 from regard.errors import RunFolderError
+from regard.mechanisms.scores.base import Dot, ScaledDot
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights
 from regard.models.decoder_only import DecoderOnly
 from regard.models.parts import OneStackParts, StackParts
 from regard.nn import FeedForward, LearnedPositions, MultiHeadAttention, PreNorm
-from regard.scores import Dot, ScaledDot
 
 
 def gpt2(settings: Settings, weights: Weights) -> DecoderOnly:

@@ -6,13 +6,14 @@ from functools import partial
 from torch import nn
 
 from regard.errors import RunFolderError
+from regard.mechanisms.rotary.rotary import Rotary
+from regard.mechanisms.rotary.scalings import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights
 from regard.models.decoder_only import DecoderOnly
 from regard.models.parts import OneStackParts, StackParts
 from regard.nn import GatedFeedForward, MultiHeadAttention, NoPositions, PreNorm
-from regard.rotary import DynamicNTK, Linear, Llama3, LongRoPE, Rotary, Scaling, YaRN
 
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
 

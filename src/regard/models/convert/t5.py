@@ -8,13 +8,13 @@ from functools import partial
 
 from torch import nn
 
+from regard.mechanisms.scores.base import Dot
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights
 from regard.models.parts import Maker, StackParts, TransformerParts
 from regard.models.transformer import Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, NoPositions, PreNorm, RelativeBias
-from regard.scores import Dot
 
 NAMES = ("q", "k", "v", "o")
 # "gated-gelu" means the approximation by tanh there, "gelu" alone the exact function.

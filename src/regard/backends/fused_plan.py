@@ -1,0 +1,247 @@
+"""How a fused kernel covers a mask: as a flag, as a bias per key, or block of queries by block of queries.
+
+A kernel takes a flag for start-aligned causality and an additive mask. Handing it a dense mask would
+cost T x S numbers, so a mask is split into its factors: what looks at keys alone becomes a bias of shape
+(B, 1, 1, S); causality from the start becomes the flag; whatever remains is rendered from the predicate
+for one block of queries at a time, over the keys that the block can see, forward and again in backward.
+
+A block drops the factors that cover it: inside a document there is no mask, and a document's causal block
+takes the flag. A mask that looks at key - query alone is the same for all blocks along a diagonal: it is
+rendered once, and equal neighbours go to the kernel together, as rows of a batch. What is cut depends on
+the mask alone.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Call
+from regard.mechanisms.biases.base import Bias, Dense
+from regard.mechanisms.masks.base import And, Mask, render
+from regard.mechanisms.masks.basic import Causal
+from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.transforms import can_look
+
+BLOCK_ELEMENTS = 1 << 22
+"""Numbers that one block's additive mask may hold: 16 MiB in float32."""
+BLOCK_ROWS = (32, 128, 256, 512)
+"""Queries in a block: the fewest, and the steps that are tried for the least work."""
+CUT_ROWS = 128
+"""Queries that a block has at least before it ends at a cut: smaller ones cost more calls than they save."""
+PAIRS_A_CALL = 1 << 16
+"""What a call of the kernel costs by itself, as pairs of a query and a key that it could have computed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Some queries, the keys that they may see, and what is left to say of who sees whom."""
+
+    rows: range
+    columns: range
+    is_causal: bool = False
+    """Whether the kernel's flag is on: row i of the block sees its keys up to i."""
+    factors: tuple[Mask, ...] = ()
+    """The masks that hold in the block besides."""
+    count: int = 1
+    """So many blocks: each next one stands len(rows) further on, its queries and its keys, under the same mask."""
+
+    @property
+    def mask(self) -> Mask | None:
+        """The factors' conjunction."""
+        return None if not self.factors else self.factors[0] if len(self.factors) == 1 else And(self.factors)
+
+    def continues(self, last: "Block") -> bool:
+        """Whether this is the same block as `last` and those before it, one step further on."""
+        step = len(last.rows)
+        return (
+            self.rows == _moved(last.rows, step * last.count)
+            and self.columns == _moved(last.columns, step * last.count)
+            and self.is_causal == last.is_causal
+            and self.factors == last.factors
+            and all(mask.is_relative() for mask in self.factors)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Additive:
+    """What is added to a block's scores."""
+
+    tensor: Tensor | None
+    """(B or 1, H or 1, t or 1, s), -inf where excluded; None if nothing is."""
+    live: Tensor | None
+    """Which rows have a key, bool (B or 1, H or 1, t or 1); None if all do."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The blocks of a call, and what to add to the scores of each."""
+
+    blocks: tuple[Block, ...]
+    bias: Bias | None
+    per_row: Tensor | None
+    """What the true scores have above the kernel's, the same in a whole row: (B or 1, H or 1, T)."""
+    sizes: Sizes
+    dtype: torch.dtype
+    device: torch.device
+    _rendered: dict[object, Additive] = field(default_factory=dict)
+    """What serves more than one block: the renderings of masks that look at key - query alone."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the flag says all there is to say."""
+        return self.bias is None and not any(block.factors for block in self.blocks)
+
+    def additive(self, block: Block) -> Additive:
+        """The kernel's additive mask for a block."""
+        if torch.compiler.is_compiling() or self.bias is not None or not all(m.is_relative() for m in block.factors):
+            return self._render(block)
+        place = (block.factors, len(block.rows), len(block.columns), block.columns.start - block.rows.start)
+        if place not in self._rendered:
+            self._rendered[place] = self._render(block)
+        return self._rendered[place]
+
+    def _render(self, block: Block) -> Additive:
+        tensor = self._tensor(block)
+        return Additive(tensor, live_rows(tensor, block))
+
+    def _tensor(self, block: Block) -> Tensor | None:
+        """Its last stride is 1: the CPU kernel would expand and copy any other to B x H x T x S."""
+        rows, columns, bias, mask = block.rows, block.columns, None, block.mask
+        if self.bias is not None:
+            nothing = torch.empty(0, device=self.device)
+            bias = self.bias.block(rows, columns, query=nothing, key=nothing, sizes=self.sizes).detach()
+            wide = bias.dtype == self.dtype or self.dtype == torch.float64
+            bias = bias.to(self.dtype if wide else torch.float32)
+        if mask is not None:
+            allowed = render(mask, rows, columns, sizes=self.sizes, device=self.device)
+            if bias is None and can_look(allowed) and bool(allowed.all()):
+                return None
+            zero = torch.zeros((), dtype=self.dtype, device=self.device) if bias is None else bias
+            bias = torch.where(allowed, zero, -torch.inf)
+        return None if bias is None else bias.expand(*bias.shape[:-1], len(columns)).contiguous()
+
+
+def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
+    """Which rows of a block have a key: bool (B or 1, H or 1, t or 1); None if all do."""
+    if additive is None:
+        return None
+    allowed = additive > -torch.inf
+    if not block.is_causal:
+        live = allowed.any(-1)
+        return None if can_look(live) and bool(live.all()) else live
+    # With the flag, row i sees the keys up to i: it lives if the first allowed key is among them.
+    first = torch.where(allowed.any(-1), allowed.int().argmax(-1), len(block.columns))
+    return first <= torch.arange(len(block.rows), device=additive.device)
+
+
+def plan(call: Call) -> Plan:
+    """Split the call's mask into the flag, the bias per key, and blocks of queries."""
+    factors = [] if call.mask is None else [m for m in call.mask.factors() if not _always(m, call.sizes)]
+    flag = next((m for m in factors if _offset(m) == 0), None)
+    others = tuple(m for m in factors if m is not flag)
+    bias, per_row = _per_key(call, factors)
+    whole = all("query" not in m.depends_on() for m in others) and (bias is None or _rows_of(bias) == 1)
+    if whole:
+        everything = Block(range(call.sizes.queries), range(call.sizes.keys), flag is not None, others)
+        blocks: tuple[Block, ...] = (everything,)
+    else:
+        blocks = _least_work(tuple(factors), bias, call.sizes)
+        blocks = blocks if bias is not None else tuple(_joined(blocks))
+    return Plan(blocks, bias, per_row, call.sizes, call.query.dtype, call.query.device)
+
+
+def _offset(mask: Mask) -> int | None:
+    return mask.offset if isinstance(mask, Causal) and isinstance(mask.offset, int) else None
+
+
+def _always(mask: Mask, sizes: Sizes) -> bool:
+    """Whether a causal mask excludes nothing, as for the one query of a decoding step."""
+    offset = _offset(mask)
+    return offset is not None and offset >= sizes.keys - 1
+
+
+def _per_key(call: Call, factors: list[Mask]) -> tuple[Bias | None, Tensor | None]:
+    """The bias reduced to one number per key where that is possible, and what each row lost by it."""
+    if call.bias is None:
+        return None, None
+    # Where queries stand at S - T + i, as a mask aligned to the end has it, "causal" means no key after them.
+    end = call.sizes.keys - call.sizes.queries
+    causal = any((offset := _offset(m)) is not None and offset <= end for m in factors)
+    split = call.bias.split(call.sizes, call.query.device, causal=causal)
+    return (call.bias, None) if split is None else (Dense(split[0]), split[1])
+
+
+def _rows_of(bias: Bias) -> int:
+    return bias.tensor.shape[-2] if isinstance(bias, Dense) else -1
+
+
+def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> tuple[Block, ...]:
+    """A cut into blocks that computes few pairs, calls of the kernel counted as some."""
+    mask = None if not factors else And(factors)
+    axes: frozenset[str] = frozenset() if mask is None else mask.depends_on()
+    batch_of_bias, heads_of_bias = bias.tensor.shape[:2] if isinstance(bias, Dense) else (1, sizes.heads)
+    batch = sizes.flat_batch if "batch" in axes else 1 if bias is None else batch_of_bias
+    heads = sizes.heads if "head" in axes else 1 if bias is None else heads_of_bias
+    fewest, *steps = BLOCK_ROWS
+    most = max(fewest, BLOCK_ELEMENTS // max(1, batch * heads * sizes.keys) // fewest * fewest)
+    cuts = [] if mask is None else mask.row_cuts(sizes)
+    # The whole, if blocks between cuts alone need no rendering.
+    natural = tuple(_blocks(factors, bias, _ranges(mask, cuts, sizes, sizes.queries))) if cuts and bias is None else ()
+    if natural and not any(block.factors for block in natural):
+        return natural
+    tried = [_ranges(mask, cuts, sizes, min(step, most)) for step in steps]
+    cells = sizes.flat_batch * sizes.heads
+    # (torch.compile cannot trace min with a key.)
+    work = [sum([PAIRS_A_CALL + cells * len(i) * len(j) for i, j in ranges]) for ranges in tried]
+    return tuple(_blocks(factors, bias, tried[work.index(min(work))]))
+
+
+def _ranges(mask: Mask | None, cuts: list[int], sizes: Sizes, step: int) -> list[tuple[range, range]]:
+    """The rows and the columns of each block."""
+    every = range(sizes.keys)
+    return [(rows, every if mask is None else mask.key_range(rows, sizes)) for rows in _rows(cuts, sizes.queries, step)]
+
+
+def _blocks(factors: tuple[Mask, ...], bias: Bias | None, ranges: list[tuple[range, range]]) -> Iterator[Block]:
+    for rows, columns in ranges:
+        left = tuple(m for m in factors if columns and not m.covers(rows, columns))
+        starts = [m for m in left if _offset(m) == columns.start - rows.start]
+        if len(left) == len(starts) == 1 and bias is None:
+            yield Block(rows, columns, is_causal=True)
+        else:
+            yield Block(rows, columns, factors=left)
+
+
+def _joined(blocks: tuple[Block, ...]) -> Iterator[Block]:
+    """Equal neighbours as one."""
+    last, *others = blocks
+    for block in others:
+        if block.columns and block.continues(last):
+            last = replace(last, count=last.count + 1)
+        else:
+            yield last
+            last = block
+    yield last
+
+
+def _moved(where: range, by: int) -> range:
+    return range(where.start + by, where.stop + by)
+
+
+def _rows(cuts: list[int], length: int, step: int) -> Iterator[range]:
+    """Blocks of at most `step` rows, each up to the first cut that leaves it CUT_ROWS rows."""
+    start = 0
+    while start < length:
+        limit = min(start + step, length)
+        after = cuts[_first_from(cuts, start + CUT_ROWS) :][:1]
+        stop = after[0] if after and after[0] <= limit else limit
+        yield range(start, stop)
+        start = stop
+
+
+def _first_from(cuts: list[int], row: int) -> int:
+    """The first cut at `row` or after; torch.compile cannot trace bisect."""
+    return sum(cut < row for cut in cuts) if torch.compiler.is_compiling() else bisect_left(cuts, row)

@@ -1,0 +1,252 @@
+"""Greedy and beam search, and sampling, over any model that can start, step and reorder."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.generation.filters import Constraint, Progress
+from regard.generation.protocol import (
+    Decodable,
+    Hypothesis,
+    check_source,
+    first_tokens,
+    log_probabilities,
+    mean_over_heads,
+    worth_leaving,
+)
+
+FEW = 1 << 16
+"""So few numbers are looked at one by one; see `_largest`."""
+
+
+CHUNK = 64
+"""Neighbours among a row's numbers whose largest is looked at first; see `_largest`."""
+
+
+@torch.no_grad()
+def beam_search(
+    model: Decodable,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
+    *,
+    bos_id: int | Int[Tensor, " B"],
+    eos_id: int,
+    max_steps: int,
+    beam_size: int = 5,
+    num_best: int = 1,
+    length_penalty: float = 1.0,
+    constraints: Sequence[Constraint] = (),
+    alignments: bool = False,
+) -> list[list[Hypothesis]]:
+    r"""The `num_best` best of the hypotheses that a beam finds, for each source.
+
+    The score is $\log p(y \mid x) / |y|^\alpha$, with $\alpha$ the length penalty and the end mark counted
+    (Wu et al. 2016, arXiv:1609.08144, equation 14, divide by $((5 + |y|) / 6)^\alpha$ instead). At each step
+    the `beam_size` best continuations that do not end go on, and those among the `beam_size` best that end
+    are finished. A source is done when the worst of the `num_best` that it would return is out of reach for
+    every live one; or, once `beam_size` have finished, when no live one beats it at its present length.
+
+    Args:
+        model: in evaluation mode.
+        source: token ids of B sources, padded with anything.
+        source_lengths: how many of them are real.
+        bos_id: the token that every target begins with; or, of a language model, each text's last.
+        eos_id: the token that ends it.
+        max_steps: the most tokens of an answer, the end mark counted.
+        beam_size: live hypotheses of each source; 1 is greedy.
+        num_best: hypotheses to return, at most `beam_size`.
+        length_penalty: alpha, at least 0. At 0 the score is the log-probability, which favours the short.
+        constraints: what may be chosen; see `regard.generation.filters`. Scores stay the model's own.
+        alignments: whether hypotheses come with what their tokens attended to.
+
+    Returns:
+        For each source up to `num_best` different hypotheses, best first. Those that were cut off at
+        `max_steps` come, best first, after those that ended, and only where too few ended.
+
+    Raises:
+        ArgumentError: a source and lengths that do not fit, or a number outside its range.
+
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> source, lengths = torch.tensor([[4, 5, 2]]), torch.tensor([3])
+    >>> found = beam_search(model, source, lengths, bos_id=1, eos_id=2, max_steps=7, num_best=3, length_penalty=0.0)
+    >>> found[0][0].score >= greedy(model, source, lengths, bos_id=1, eos_id=2, max_steps=7)[0].score
+    True
+    """
+    check_source(source, source_lengths, max_steps)
+    if beam_size < 1 or not 1 <= num_best <= beam_size:
+        raise ArgumentError(
+            f"beam_size must be at least 1 and num_best in 1..beam_size, got beam_size={beam_size}, num_best={num_best}"
+        )
+    if not 0 <= length_penalty < float("inf"):
+        raise ArgumentError(f"length_penalty must be at least 0 and finite, got {length_penalty}")
+    beam = _Beam(
+        len(source), source.device,
+        size=beam_size, num_best=num_best, eos_id=eos_id, max_steps=max_steps, penalty=length_penalty,
+    )  # fmt: skip
+    rows = torch.arange(len(source), device=source.device).repeat_interleave(beam_size)
+    state, tokens = model.reorder(model.start(source, source_lengths), rows), first_tokens(rows, bos_id)
+    written = tokens[:, None][:, :0]
+    for length in range(1, max_steps + 1):
+        logits, alignment, state = model.step(state, tokens)
+        attended = mean_over_heads(alignment) if alignments and alignment is not None else None
+        progress = Progress(beam.sources.repeat_interleave(beam_size), written)
+        tokens, parents = beam.advance(log_probabilities(logits, constraints, progress), length, attended)
+        if not len(tokens) or length == max_steps:
+            break
+        state = model.reorder(state, parents)
+        if constraints:
+            written = torch.cat([written[parents], tokens[:, None]], 1)
+    return beam.best()
+
+
+class _Trace(NamedTuple):
+    """One step: what its N rows attended to; of the M rows after it their tokens, and which of the N they continue."""
+
+    alignment: Float[Tensor, "N S"] | None
+    tokens: Int[Tensor, " M"]
+    parents: Int[Tensor, " M"]
+
+
+class _Beam:
+    """K live and K finished hypotheses of each source, as tensors; a row is a live hypothesis, K rows a source.
+
+    Rows are those of the A sources that still run, so their numbers change from step to step; the trace
+    leads back through them.
+    """
+
+    def __init__(
+        self, count: int, device: torch.device, *, size: int, num_best: int, eos_id: int, max_steps: int, penalty: float
+    ) -> None:
+        self.size, self.num_best, self.eos_id = size, num_best, eos_id
+        self.max_steps, self.penalty = max_steps, penalty
+        self.trace: list[_Trace] = []
+        # (A,) the sources that run, and (A, K) the log-probabilities of their live hypotheses. All K start
+        # equal: only the first may be continued at the first step.
+        self.sources = torch.arange(count, device=device)
+        self.live = torch.full((count, size), -torch.inf, device=device)
+        self.live[:, 0] = 0.0
+        self.has_finished = False
+        # (B, K) the finished, best first: score, the step that ended them, and the row that they were in then.
+        self.score = torch.full((count, size), -torch.inf, device=device)
+        self.ended_at = torch.zeros((count, size), dtype=torch.long, device=device)
+        self.ended_in = torch.zeros((count, size), dtype=torch.long, device=device)
+
+    def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Choose among all continuations of each row: the next rows' tokens, and the rows that they continue.
+
+        The answer is empty when all sources are done.
+        """
+        running, vocab_size = len(self.sources), gains.shape[1]
+        # Of 2K candidates at least K do not end, since each row ends in one way only.
+        scores, index = _largest(gains, self.live, 2 * self.size)
+        first = torch.arange(running, device=index.device)[:, None] * self.size
+        parents, chosen = first + index // vocab_size, index % vocab_size
+        ends = chosen == self.eos_id
+        if not (self.has_finished or bool(ends.any())):  # nearly every step but the last few
+            self.live, chosen, parents = (x[:, : self.size] for x in (scores, chosen, parents))
+            self.trace.append(_Trace(alignment, chosen.flatten(), parents.flatten()))
+            return self.trace[-1].tokens, self.trace[-1].parents
+        self.has_finished = True
+        self._finish(scores[:, : self.size], parents[:, : self.size], ends[:, : self.size], length)
+        self.live, pick = torch.where(ends, -torch.inf, scores).topk(self.size, dim=-1)
+        chosen, parents = chosen.gather(1, pick), parents.gather(1, pick)
+        undecided = self._undecided(length)
+        self.live = self.live.masked_fill(~undecided[:, None], -torch.inf)  # whoever is done stays as it is
+        keep = undecided.nonzero()[:, 0]
+        if worth_leaving(running, len(keep)):
+            chosen, parents, self.sources, self.live = (x[keep] for x in (chosen, parents, self.sources, self.live))
+        self.trace.append(_Trace(alignment, chosen.flatten(), parents.flatten()))
+        return chosen.flatten(), parents.flatten()
+
+    def _finish(self, scores: Tensor, parents: Tensor, ends: Tensor, length: int) -> None:
+        """Keep the best K of the finished hypotheses and of the candidates that end now."""
+        new = torch.where(ends, scores / length**self.penalty, -torch.inf)
+        at = torch.full_like(parents, length)
+        best, kept = torch.cat([self.score[self.sources], new], 1).topk(self.size, dim=-1)
+        self.score = self.score.to(best.dtype).index_copy(0, self.sources, best)
+        for past, now in ((self.ended_at, at), (self.ended_in, parents)):
+            past[self.sources] = torch.cat([past[self.sources], now], 1).gather(1, kept)
+
+    def _undecided(self, length: int) -> Tensor:
+        """Which of the running sources have a live hypothesis that may yet be returned. See `beam_search`."""
+        finished, best = self.score[self.sources], self.live[:, 0]
+        is_full, worst = finished[:, -1] > -torch.inf, finished[:, self.num_best - 1]
+        # Log-probabilities only fall, and a longer hypothesis divides them by more: nothing scores above this.
+        hope = best / self.max_steps**self.penalty
+        return torch.where(is_full, best / length**self.penalty, hope) > worst
+
+    def best(self) -> list[list[Hypothesis]]:
+        """The finished hypotheses of each source, best first, filled up with live ones."""
+        answers: list[list[Hypothesis]] = [[] for _ in self.score]
+        links = [(trace.tokens.tolist(), trace.parents.tolist()) for trace in self.trace]
+        columns = (t[:, : self.num_best].tolist() for t in (self.score, self.ended_at, self.ended_in))
+        for answer, *ended in zip(answers, *columns, strict=True):
+            for score, length, row in zip(*ended, strict=True):
+                if score > -torch.inf:
+                    tokens, path = _walk_back(links[: length - 1], row)
+                    answer.append(Hypothesis([*tokens, self.eos_id], score, self._attended([*path, row])))
+        length = len(self.trace)
+        for at, (source, totals) in enumerate(zip(self.sources.tolist(), self.live.tolist(), strict=True)):
+            for row, total in enumerate(totals, start=at * self.size):
+                if total > -torch.inf and len(answers[source]) < self.num_best:
+                    tokens, path = _walk_back(links, row)
+                    answers[source].append(Hypothesis(tokens, total / length**self.penalty, self._attended(path)))
+        return answers
+
+    def _attended(self, path: list[int]) -> Tensor | None:
+        """What the rows of a path attended to, step by step."""
+        steps = zip(self.trace, path, strict=False)
+        attended = [trace.alignment[row] for trace, row in steps if trace.alignment is not None]
+        return torch.stack(attended) if attended else None
+
+
+def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> tuple[list[int], list[int]]:
+    """The tokens that led to a row, and for each of them the row that it was added to."""
+    tokens, path = [], []
+    for chosen, parents in reversed(links):
+        tokens.append(chosen[row])
+        row = parents[row]
+        path.append(row)
+    return tokens[::-1], path[::-1]
+
+
+def _largest(
+    values: Float[Tensor, "N V"], offsets: Float[Tensor, "A K"] | None, count: int
+) -> tuple[Float[Tensor, "A C"], Int[Tensor, "A C"]]:
+    """The largest of the K * V numbers of each source, from the largest down, and their places among these.
+
+    K rows make a source, and each has an offset that is added; without offsets each row is one. The C largest
+    stand in the C chunks whose largest are largest, and only those are looked through: `topk` and `max` of whole
+    rows go number by number, and the maxima of chunks many at a time.
+    """
+    if offsets is None:
+        offsets = values.new_zeros(len(values), 1)
+    sources, rows = offsets.shape
+    vocab_size, chunks = values.shape[1], values.shape[1] // CHUNK
+    if values.numel() < FEW or chunks * rows < 2 * count:
+        return _first(torch.add(values.view(sources, rows, -1), offsets[..., None]).view(sources, -1), count)
+    parts = values[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
+    offset = offsets.reshape(-1, 1)
+    _, best = _first((parts.amax(-1) + offset).view(sources, -1), count)
+    row, chunk = best // chunks, best % chunks
+    at = (torch.arange(0, sources * rows, rows, device=values.device)[:, None] + row, chunk)
+    found = (parts[at] + offsets.gather(1, row)[..., None]).view(sources, -1)
+    places = row * vocab_size + chunk * CHUNK
+    if rest := vocab_size - chunks * CHUNK:
+        # What is left at the end of each row is looked through whatever it is.
+        found = torch.cat([found, (values[:, -rest:] + offset).view(sources, -1)], 1)
+    largest, index = _first(found, count)
+    inside = places.gather(1, (index // CHUNK).clamp(max=best.shape[1] - 1)) + index % CHUNK
+    if rest:
+        after = index - best.shape[1] * CHUNK
+        inside = torch.where(after < 0, inside, (after // rest + 1) * vocab_size - rest + after % rest)
+    return largest, inside
+
+
+def _first(values: Float[Tensor, "A M"], count: int) -> tuple[Tensor, Tensor]:
+    return values.max(-1, keepdim=True) if count == 1 else values.topk(min(count, values.shape[-1]), dim=-1)

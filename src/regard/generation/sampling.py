@@ -1,0 +1,124 @@
+"""Sampling: a token is drawn at each step."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.generation.filters import Constraint, Filter, Progress, constrain
+from regard.generation.protocol import Decodable, Hypothesis, check_source, first_tokens, precise
+
+
+class Sampled(NamedTuple):
+    """One step of sampling: N texts that have not ended before it."""
+
+    rows: Int[Tensor, " N"]
+    """Which of the texts these are."""
+    tokens: Int[Tensor, " N"]
+    gains: Float[Tensor, " N"]
+    """The model's own log-probability of each token."""
+
+
+@torch.no_grad()
+def sample_steps(
+    model: Decodable,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
+    *,
+    bos_id: int | Int[Tensor, " B"],
+    eos_id: int,
+    max_steps: int,
+    filters: Sequence[Filter] = (),
+    constraints: Sequence[Constraint] = (),
+    before: Int[Tensor, "B P"] | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Sampled]:
+    """`sample` step by step: each token as soon as it is drawn. Whoever has enough stops asking.
+
+    >>> from regard.models import DecoderOnly, DecoderOnlyConfig
+    >>> model = DecoderOnly(DecoderOnlyConfig(dim=8, num_heads=2), vocab_size=9).eval()
+    >>> text = torch.tensor([[4, 5]])
+    >>> steps = sample_steps(model, text[:, :-1], torch.tensor([1]), bos_id=text[:, -1], eos_id=2, max_steps=3)
+    >>> 1 <= len([int(step.tokens[0]) for step in steps]) <= 3
+    True
+    """
+    check_source(source, source_lengths, max_steps)
+    state, rows = model.start(source, source_lengths), torch.arange(len(source), device=source.device)
+    tokens = first_tokens(rows, bos_id)
+    written = tokens[:, None][:, :0]
+    for _ in range(max_steps):
+        logits, _, state = model.step(state, tokens)
+        logits, progress = precise(logits), Progress(rows, written, None if before is None else before[rows])
+        changed = constrain(logits, constraints, progress)
+        for change in filters:
+            changed = change(changed, progress)
+        tokens = torch.multinomial(changed.softmax(-1), 1, generator=generator)[:, 0]
+        yield Sampled(rows, tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+        running = (tokens != eos_id).nonzero()[:, 0]
+        if not len(running):
+            return
+        written = torch.cat([written, tokens[:, None]], 1)
+        if len(running) < len(rows):
+            state = model.reorder(state, running)
+            rows, tokens, written = rows[running], tokens[running], written[running]
+
+
+def sample(
+    model: Decodable,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
+    *,
+    bos_id: int | Int[Tensor, " B"],
+    eos_id: int,
+    max_steps: int,
+    filters: Sequence[Filter] = (),
+    constraints: Sequence[Constraint] = (),
+    before: Int[Tensor, "B P"] | None = None,
+    generator: torch.Generator | None = None,
+) -> list[Hypothesis]:
+    """Tokens drawn from the model's distribution, as filters change it, until the end mark or `max_steps`.
+
+    Args:
+        model: in evaluation mode.
+        source: token ids of B sources, padded with anything; repeat one for several samples of it.
+        source_lengths: how many of them are real.
+        bos_id: the token that every target begins with; or, of a language model, each text's last.
+        eos_id: the token that ends it.
+        max_steps: the most tokens of an answer, the end mark counted.
+        filters: applied to the logits in this order; see `regard.generation.filters`.
+        constraints: what may be chosen; before the filters.
+        before: a language model's texts, for filters that look at what was written.
+        generator: of the random numbers; torch's own if None.
+
+    Returns:
+        One hypothesis for each source. Its score is the sum of the model's own log-probabilities, before
+        constraints and filters.
+
+    Raises:
+        ArgumentError: a source and lengths that do not fit, or max_steps below 1.
+
+    >>> from regard.generation.filters import Temperature, TopP
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> source, lengths = torch.tensor([[4, 5, 2]] * 3), torch.tensor([3] * 3)
+    >>> found = sample(model, source, lengths, bos_id=1, eos_id=2, max_steps=7, filters=[Temperature(0.7), TopP(0.9)])
+    >>> [1 <= len(one.tokens) <= 7 for one in found]
+    [True, True, True]
+    """
+    tokens: list[list[int]] = [[] for _ in source]
+    scores = [0.0] * len(source)
+    for step in sample_steps(
+        model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps,
+        filters=filters, constraints=constraints, before=before, generator=generator,
+    ):  # fmt: skip
+        for row, token, gain in zip(step.rows.tolist(), step.tokens.tolist(), step.gains.tolist(), strict=True):
+            tokens[row].append(token)
+            scores[row] += gain
+    return [Hypothesis(written, score) for written, score in zip(tokens, scores, strict=True)]
+
+
+def spread(values: Tensor, rows: Tensor, count: int) -> Tensor:
+    """`values` at the places `rows` of `count`; zeros elsewhere."""
+    return values.new_zeros(count, *values.shape[1:]).index_copy_(0, rows, values)

@@ -1,0 +1,1 @@
+"""What can be said of the maps of a watched model."""

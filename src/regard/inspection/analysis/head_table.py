@@ -1,0 +1,180 @@
+"""What each head does, in a few numbers: how far it looks, how spread, at which places."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.backends.tiled import Tile
+from regard.errors import ShapeError
+from regard.inspection.analysis.similarity import difference
+from regard.inspection.analysis.tables import HeadTable, Maps, named, table
+from regard.maps.statistics import PerQuery
+from regard.maps.tiles import Piece
+from regard.weights import AttentionMap
+
+
+@torch.no_grad()
+def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
+    r"""A few numbers for every head, each a mean over the queries that have a key and over the batch.
+
+    Query i stands at position p = S - T + i, as under a causal mask with a cache.
+
+    - distance: $\sum_j P_{ij} |p - j|$ in positions
+    - entropy: in nats
+    - self: $P_{ip}$, on the query's own position
+    - previous: $P_{i,p-1}$, on the one before it
+    - first: $P_{i0}$, on the first, of queries that stand elsewhere: a sink
+    - induction, where tokens are given: what query i gives to keys j < p whose token before, j - 1, is the query's
+      own token, of queries that have such keys. A head that finds how things went on the last time has 1.
+
+    Args:
+        maps: what `regard.watch` saw, or maps (batch..., H, T, S).
+        tokens: the tokens' numbers (batch..., S) or (S,), for induction.
+
+    Returns:
+        A table of a layer for each map; NaN where no query counts (a sequence without repetition, T = S = 1), or
+        where the number of keys is not that of the tokens. Memory is linear in T and S; induction takes tiles.
+
+    Raises:
+        ShapeError: tokens that fit none of the maps.
+
+    Source: Olsson et al. 2022 (arXiv:2209.11895), for induction ("prefix matching"); Clark et al. 2019
+    (arXiv:1906.04341), for the others.
+
+    >>> import regard
+    >>> q = torch.zeros(1, 2, 3, 1)
+    >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    >>> print(head_table(weights, torch.tensor([7, 8, 7])))
+    layer  head  distance  entropy     self  previous    first  induction
+    0         0      0.50     0.60     0.61      0.42     0.42       0.33
+    0         1      0.50     0.60     0.61      0.42     0.42       0.33
+    """
+    found = named(maps)
+    if tokens is not None and not any(_fits(tokens, one) for _, one in found):
+        shapes = ", ".join(dict.fromkeys(str(tuple(one.shape)) for _, one in found))
+        raise ShapeError(f"tokens {tuple(tokens.shape)} have not one number for each key of the maps {shapes}")
+    return table([name for name, _ in found], [_numbers(one, tokens) for _, one in found])
+
+
+@torch.no_grad()
+def compare(one: Maps, other: Maps) -> HeadTable:
+    """How far the heads of two models, or of one model on two inputs, are apart; maps are taken in their order.
+
+    Args:
+        one: what a watch saw, or maps (batch..., H, T, S).
+        other: the same number of maps, of the same shapes.
+
+    Returns:
+        A table with the columns "jensen-shannon" (nats, in [0, ln 2]), "variation" (in [0, 1]) and "largest" (the
+        largest difference of two weights), under the names of `one`; see `difference`.
+
+    Raises:
+        ShapeError: other numbers of maps, or other shapes.
+
+    >>> import regard
+    >>> q, k = torch.zeros(2, 1, 1, 4, 1).unbind()
+    >>> full = regard.attention(q, k, k, return_weights=True).weights
+    >>> causal = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
+    >>> print(compare([full], [causal]))
+    layer  head  jensen-shannon  variation  largest
+    0         0            0.17       0.38     0.75
+    """
+    ours, theirs = named(one), named(other)
+    if len(ours) != len(theirs):
+        raise ShapeError(f"compare() needs as many maps on both sides, got {len(ours)} and {len(theirs)}")
+    rows = []
+    for (_, a), (_, b) in zip(ours, theirs, strict=True):
+        apart, live = difference(a, b), _live(a) | _live(b)
+        numbers = {
+            "jensen-shannon": _mean(apart.jensen_shannon, live),
+            "variation": _mean(apart.total_variation, live),
+        }
+        rows.append({**numbers, "largest": apart.largest.reshape(-1, *apart.largest.shape[-2:]).amax((0, 2))})
+    return table([name for name, _ in ours], rows)
+
+
+def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
+    queries, keys = weights.shape[-2:]
+    live = _live(weights)
+    places = torch.arange(queries, device=weights.device) + keys - queries
+    numbers = {
+        "distance": _mean(weights.distance(), live),
+        "entropy": _mean(weights.entropy(), live),
+        "self": _at(weights, places, live),
+        "previous": _at(weights, places - 1, live),
+        "first": _at(weights, torch.zeros_like(places), live & (places > 0)),
+    }
+    if tokens is None:
+        return numbers
+    if not _fits(tokens, weights):
+        return {**numbers, "induction": numbers["self"].new_full((weights.shape[-3],), torch.nan)}
+    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
+    found, counts = _induction(weights, tokens)
+    return {**numbers, "induction": _mean(found, live & counts[..., None, :])}
+
+
+def _live(weights: AttentionMap) -> Tensor:
+    """Which queries have a key: (batch..., H, T)."""
+    ones = torch.ones(weights.shape[-1], 1, dtype=weights.dtype, device=weights.device)
+    return (weights @ ones)[..., 0] > 0
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    """The mean of values (batch..., H, T) over those that count, of each head (H,); NaN if none does."""
+    values, counted = (t.expand_as(values).movedim(-2, 0).flatten(1) for t in (values, counted))
+    return values.where(counted, 0.0).sum(-1) / counted.sum(-1)
+
+
+def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
+    """The mean weight of one key for each query, of queries for which there is one."""
+    inside = (keys >= 0) & (keys < weights.shape[-1])
+    return _mean(
+        weights.at(torch.arange(len(keys), device=keys.device), keys.clamp(0, weights.shape[-1] - 1)), live & inside
+    )
+
+
+# -- induction -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _AfterTheSame(PerQuery):
+    """What each query gives to earlier keys that come after its own token: (cells, T)."""
+
+    tokens: Tensor
+    """(cells, S)."""
+    offset: int
+    """S - T."""
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The tile's pairs that count, looked up as they are read."""
+        tokens = self.tokens[tile.cells.start : tile.cells.stop]
+        rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
+        keys = torch.arange(tile.columns.start, tile.columns.stop, device=tokens.device)
+        same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, (keys - 1).clamp_min(0)]
+        same &= (keys > 0) & (keys < rows[:, None]) & (rows[:, None] >= 0)
+        return (piece.weights.where(same, 0.0).sum(-1),)
+
+
+def _induction(weights: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """What queries give to what followed their own token before (batch..., H, T), and which have such keys."""
+    queries, keys = weights.shape[-2:]
+    of_cells = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
+    found = weights._laid_out(weights._ask(_AfterTheSame(of_cells, keys - queries))[0])
+    flat = tokens.reshape(-1, keys)
+    first = torch.stack([_first_place(row) for row in flat]).view(tokens.shape)
+    places = torch.arange(queries, device=tokens.device) + keys - queries
+    counts = (first[..., places.clamp_min(0)] <= places - 2) & (places >= 0)
+    return found, counts
+
+
+def _first_place(tokens: Tensor) -> Tensor:
+    """Where the token at each place (S,) stood first."""
+    kinds, which = tokens.unique(return_inverse=True)
+    places = torch.arange(len(tokens), device=tokens.device)
+    return places.new_full((len(kinds),), len(tokens)).scatter_reduce(0, which, places, "amin")[which]
+
+
+def _fits(tokens: Tensor, weights: AttentionMap) -> bool:
+    batch = weights.leading[:-1]
+    return tuple(tokens.shape) in ((weights.shape[-1],), (*batch, weights.shape[-1]))

@@ -1,0 +1,72 @@
+"""Attention rollout: what the input tokens contribute to chosen tokens, through all layers."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.inspection.analysis.tables import Maps, named
+from regard.maps.indices import positions
+from regard.weights import AttentionMap
+
+
+def rollout(
+    maps: Maps,
+    tokens: int | Sequence[int] | Tensor,
+    *,
+    residual: float = 0.5,
+    heads: Sequence[float] | Tensor | None = None,
+) -> Tensor:
+    r"""Attention rollout towards chosen tokens: rows of $A_L \cdots A_2 A_1$, without a T x T matrix.
+
+    $A_l = D_l^{-1} (r I + (1 - r) \bar P_l)$, with $\bar P_l$ the mean of the layer's heads, and $D_l$ what makes
+    its rows sum to 1: a query that attends to no key passes on what it was.
+
+    Args:
+        maps: the self-attention of the layers, first to last: what `regard.watch` saw, or maps (batch..., H, T, T).
+        tokens: the position of one token of the last layer, or N of them, counted from the end if negative.
+        residual: r, the share of the residual connection, in [0, 1].
+        heads: a weight for each head, divided by their sum; None weighs them alike.
+
+    Returns:
+        (batch..., T) for one token, (batch..., N, T) for N: each row at least 0, with the sum 1. The cost is two
+        products with each map and N columns. Gradients flow to queries and keys.
+
+    Raises:
+        ArgumentError: a residual outside [0, 1], or not as many weights as heads.
+        ShapeError: a map that is not square, or not of the others' shape; a token that is not there.
+
+    Source: Abnar & Zuidema 2020 (arXiv:2005.00928), section 3.
+
+    >>> import regard
+    >>> q = torch.zeros(1, 1, 3, 1)
+    >>> maps = [regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights for _ in range(2)]
+    >>> rollout(maps, -1)
+    tensor([[0.3194, 0.2361, 0.4444]])
+    """
+    if not 0.0 <= residual <= 1.0:
+        raise ArgumentError(f"residual must be in [0, 1], got {residual}")
+    layers = [one for _, one in named(maps)]
+    _check(layers)
+    length, first = layers[0].shape[-1], layers[0]
+    places = torch.as_tensor(tokens, device=first.device)
+    where = positions(places.reshape(-1), length, "token", first.device)
+    assert isinstance(where, Tensor)
+    paths = torch.nn.functional.one_hot(where, length).to(first.dtype).mT.expand(*first.leading[:-1], length, -1)
+    ones = torch.ones(length, 1, dtype=first.dtype, device=first.device)
+    for layer in reversed(layers):
+        mean = layer.average(weights=heads)
+        paths = paths / (residual + (1 - residual) * (mean @ ones)).clamp_min(torch.finfo(first.dtype).tiny)
+        paths = residual * paths + (1 - residual) * (mean.mT @ paths)
+    return paths[..., 0] if places.dim() == 0 else paths.mT
+
+
+def _check(layers: list[AttentionMap]) -> None:
+    shapes = {(*one.shape[:-3], *one.shape[-2:]) for one in layers}
+    if len(shapes) > 1 or layers[0].shape[-1] != layers[0].shape[-2]:
+        raise ShapeError(
+            "a rollout goes through the self-attention of layers of one length, (batch..., H, T, T); got maps "
+            f"{', '.join(sorted(str(tuple(one.shape)) for one in layers))}: hand over those of the encoder, or of the "
+            "decoder, as a list"
+        )

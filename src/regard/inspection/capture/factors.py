@@ -1,0 +1,192 @@
+"""What one observed call of attention is made of, from which its map is read."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.backends import row_state
+from regard.backends.base import Call
+from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
+from regard.inspection.capture.snapshot import Kept
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import Causal
+from regard.mechanisms.shapes import Sizes
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
+"""By how much the one row that is checked may miss a sum of 1 before a kernel's log-sum-exp is not believed."""
+
+
+class Factors:
+    """A call and its row state, each at hand or computed at the first read, and what they are read from.
+
+    `call` is a `Call`, or a function that makes it from tensors that are kept (an input and its weights). A row state
+    `of` an operator is checked when it is first asked for, and not believed if it is wrong.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        call: Call | Callable[[], Call],
+        *,
+        state: Tensor | Callable[[], Tensor] | None = None,
+        held: Iterable[Kept] = (),
+        of: str | None = None,
+        notes: list[str] | None = None,
+    ) -> None:
+        self.sizes = sizes
+        self._call = call
+        self._state = state
+        self.held = tuple(held)
+        """What has to stay as it was; of a call that may be a step, the queries first and then the keys."""
+        self.keys: Keys | None = None
+        self._of = of
+        self._notes = [] if notes is None else notes
+
+    @property
+    def call(self) -> Call:
+        """The call.
+
+        Raises:
+            OverwrittenError: the model has written to what the call is read from.
+        """
+        for kept in self.held:
+            kept.check()
+        if not isinstance(self._call, Call):
+            with undisturbed():
+                self._call = self._call()
+            # What was computed is ours; nothing that the model does now can change it.
+            self.held = ()
+        if self.keys is not None:
+            self.keys.kept.check()
+            return replace(self._call, key=self.keys.tensor[:, :, : self.sizes.keys])
+        return self._call
+
+    @property
+    def state(self) -> Tensor:
+        """The row state; where no kernel gave it, one pass over the scores."""
+        call = self.call
+        if self._of is not None and isinstance(self._state, Tensor):
+            operator, self._of = self._of, None
+            self._state, miss = checked(call, self._state)
+            if self._state is None:
+                said = f"{operator} gave a log-sum-exp with which a row sums to 1 {miss:+.1e}: computed anew"
+                self._notes.append(said)
+        if self._state is None:
+            with undisturbed():
+                self._state = row_state(call)
+        elif not isinstance(self._state, Tensor):
+            with undisturbed():
+                self._state = self._state()
+        return self._state
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the model has written to what the call is read from."""
+        held = self.held if self.keys is None else (*self.held, self.keys.kept)
+        return any(kept.is_stale for kept in held)
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether the row state is known already."""
+        return isinstance(self._state, Tensor)
+
+    def settle(self) -> None:
+        """Check a kernel's row state now, if it can still be read."""
+        if self._of is not None and not self.is_stale:
+            assert self.state is not None
+
+    def follow(self, keys: "Keys") -> None:
+        """Read the keys from those that grow with the steps."""
+        assert isinstance(self._call, Call)
+        self.keys, self.held = keys, (self.held[0], *self.held[2:])
+        self._call = replace(self._call, key=self._call.key.new_empty(0))
+
+    def storages(self) -> dict[int, int]:
+        """The bytes held, by storage, so that shared ones count once."""
+        tensors = [kept.tensor for kept in self.held]
+        if self.keys is not None:
+            tensors.append(self.keys.tensor)
+        if isinstance(self._call, Call):
+            tensors += [self._call.query, self._call.key]
+        if isinstance(self._state, Tensor):
+            tensors.append(self._state)
+        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
+
+
+class Keys:
+    """The keys of the last step of a generation, with which those of all steps before begin."""
+
+    def __init__(self, tensor: Tensor, kept: Kept) -> None:
+        self.tensor = tensor
+        self.kept = kept
+
+
+def undisturbed() -> AbstractContextManager[object]:
+    """Exact arithmetic of our own: no gradients, no autocast, no inference tensors, whatever surrounds the read."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if not (kinds or torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    for kind in kinds:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
+
+
+def checked(call: Call, lse: Tensor) -> tuple[Tensor | None, float]:
+    """A kernel's log-sum-exp if the last row of weights sums to 1 with it, else None; and by how much it misses."""
+    with undisturbed():
+        miss = row_sum_error(call, lse)
+    return (lse if miss <= TOLERANCE.get(call.query.dtype, 1e-3) else None), miss
+
+
+def row_sum_error(call: Call, lse: Tensor) -> float:
+    r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads.
+
+    It is written for few operations, since it runs for every call that is watched.
+    """
+    sizes, columns = call.sizes, range(call.sizes.keys)
+    last = range(sizes.queries - 1, sizes.queries)
+    query = call.query[:, :, -1:].to(call.compute_dtype)
+    key, scale = call.key.to(call.compute_dtype), call.score.dot_scale(query.shape[-1]) or 1.0
+    if call.group > 1:
+        # Heads that share a key are rows of one product, so that the keys are not repeated.
+        scores = (query.unflatten(1, (sizes.kv_heads, -1)).squeeze(-2) @ key.mT).flatten(1, 2).unsqueeze(-2) * scale
+    else:
+        scores = query @ key.mT * scale
+    if call.bias is not None:
+        scores = scores + call.bias.block(last, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
+    if call.mask is not None and not _sees_all(call.mask, sizes):
+        scores = scores.masked_fill(~call.allowed(call.mask, last, columns), -torch.inf)
+    found, given = scores.logsumexp(-1), lse[..., -1:]
+    if call.mask is not None or call.bias is not None:
+        dead = (found == -torch.inf) & (given == -torch.inf)
+        found, given = found.masked_fill(dead, 0.0), given.masked_fill(dead, 0.0)
+    return float((found - given).abs().max())
+
+
+def _sees_all(mask: Mask, sizes: Sizes) -> bool:
+    """Whether the last query sees every key."""
+    return isinstance(mask, Causal) and isinstance(mask.offset, int) and sizes.queries + mask.offset >= sizes.keys
+
+
+def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
+    """P V for value (B, G or H, S, E), P being what the map reads, a few rows at a time."""
+    with undisturbed():
+        sizes, pieces = call.sizes, []
+        value = value.to(call.compute_dtype).repeat_interleave(sizes.heads // value.shape[1], dim=1)
+        step = max(1, CHUNK_ELEMENTS // (sizes.flat_batch * sizes.heads * sizes.keys))
+        for start in range(0, sizes.queries, step):
+            rows = range(start, min(start + step, sizes.queries))
+            scores = call.scores(rows, range(sizes.keys))
+            pieces.append(call.normalization.weights(scores, state[..., rows.start : rows.stop]) @ value)
+        return torch.cat(pieces, dim=2)
+
+
+def output_error(rebuilt: Tensor, output: Tensor, value: Tensor) -> float:
+    """The largest difference of two outputs over the largest |value|."""
+    return float((rebuilt - output.to(rebuilt.dtype)).abs().max()) / max(float(value.abs().max()), 1e-30)

@@ -1,0 +1,176 @@
+"""Masks as torch's functions take them: bool or added numbers, read back into predicates.
+
+A model hands its kernels a dense mask. Most are padding, causality, or a window, or two of these; kept as
+predicates they cost nothing. Numbers that are so low that no score can make up for them (finfo.min,
+-1e9) are masks. A row that has nothing but such numbers is another matter: to a kernel they are all
+equal, and the row is spread evenly over them, which is what the map has to show.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.inspection.capture.snapshot import Kept
+from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.biases.base import Dense as DenseBias
+from regard.mechanisms.masks.base import And, Mask
+from regard.mechanisms.masks.basic import Dense as DenseMask
+from regard.mechanisms.masks.basic import causal
+from regard.mechanisms.masks.patterns import window
+from regard.mechanisms.shapes import Sizes, canonical_pairwise
+
+HIDDEN = -1e8
+"""At and below this, float32 numbers are 8 apart or more: a score added to them is lost."""
+CHUNK_ELEMENTS = 1 << 22
+"""Numbers of a mask that are looked at together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenMask:
+    """What a dense mask says, bound to its call."""
+
+    mask: Mask | None = None
+    bias: Bias | None = None
+    live: Tensor | None = None
+    """Rows that have a key, bool (B or 1, H or 1, T or 1); None: all."""
+    even: Tensor | None = None
+    """Rows that the model spreads evenly over their keys, likewise; None: none."""
+    dense: Tensor | None = None
+    """The tensor of T x S numbers that is held, if any."""
+    kept: tuple[Kept, ...] = ()
+    """The same, with the version that was seen."""
+
+    @property
+    def bytes(self) -> int:
+        """What the dense tensor takes."""
+        return 0 if self.dense is None else self.dense.numel() * self.dense.element_size()
+
+    def holding(self, kept: Kept) -> "GivenMask":
+        """The same, reading its numbers from a tensor that is kept."""
+        if self.bias is not None:
+            return replace(self, bias=DenseBias(kept.tensor), dense=kept.tensor, kept=(kept,))
+        return replace(self, mask=DenseMask(kept.tensor), dense=kept.tensor, kept=(kept,))
+
+
+def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False) -> GivenMask:
+    """Read a mask that broadcasts to (batch..., H, T, S), bool with True = keep (or drop) or added numbers.
+
+    Raises:
+        ShapeError: it does not broadcast.
+
+    >>> sizes = Sizes((1,), 2, 2, 3, 3, True)
+    >>> read_mask(torch.ones(3, 3, dtype=torch.bool).tril(), sizes).mask
+    causal
+    #...........
+    ...
+    >>> read_mask(torch.tensor([0.0, 0.0, torch.finfo().min]), sizes).mask
+    a dense mask
+    >>> read_mask(torch.zeros(3, 3), sizes).mask
+    """
+    rank = len(sizes.map_shape)
+    tensor = canonical_pairwise(tensor[(None,) * (rank - tensor.dim())], sizes, "the model's mask")
+    if tensor.dtype == torch.bool:
+        return _recognised(~tensor if drops else tensor, sizes)
+    even, is_plain = _survey(tensor)
+    if is_plain:
+        given = _recognised(tensor > HIDDEN, sizes, even)
+        if even is None or given.dense is None:
+            return given
+    live = (tensor > -torch.inf).any(-1)
+    if even is not None:
+        top = tensor.amax(-1, keepdim=True)
+        flat = torch.where(tensor == top, 0.0, -torch.inf).to(tensor.dtype)
+        tensor = torch.where(even[..., None], flat, tensor)
+    dense = _if_pairs(tensor)
+    bias = DenseBias(tensor.clone() if dense is None else tensor)
+    return GivenMask(bias=bias, live=None if bool(live.all()) else live, even=even, dense=dense)
+
+
+def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
+    """The two together, if both are pure masks."""
+    if any(given.bias is not None or given.even is not None for given in (one, other)):
+        return None
+    masks = [m for given in (one, other) if given.mask is not None for m in given.mask.factors()]
+    mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
+    dense = one.dense if one.dense is not None else other.dense
+    return GivenMask(mask=mask, dense=dense, kept=(*one.kept, *other.kept))
+
+
+def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
+    """Rows with nothing but hiding numbers of which one is finite, and whether a bool mask says as much.
+
+    That is so where all numbers are 0 or hide, and those rows have one number throughout.
+    """
+    rows, is_plain = [], True
+    for chunk in _chunks(tensor):
+        top = chunk.amax(-1)
+        rows.append((top <= HIDDEN) & (top > -torch.inf))
+        is_plain = is_plain and bool(((chunk == 0) | (chunk <= HIDDEN)).all())
+        if bool(rows[-1].any()):
+            is_plain = is_plain and bool((chunk.amin(-1) == top)[rows[-1]].all())
+    even = torch.cat(rows, dim=-1)
+    return (even if bool(even.any()) else None), is_plain
+
+
+def _recognised(keep: Tensor, sizes: Sizes, even: Tensor | None = None) -> GivenMask:
+    """A bool mask (B or 1, H or 1, T or 1, S or 1) as the simplest predicate that says the same.
+
+    It is False in the rows that are `even`, which see every key.
+    """
+    keys = keep.any(-2, keepdim=True)
+    rows = keep.any(-1) if even is None else keep.any(-1) | even
+    live = None if bool(rows.all()) else rows
+    per_key = None if bool(keys.all()) else DenseMask(keys.expand(*keys.shape[:-1], sizes.keys))
+    for pattern in _patterns(keep, sizes):
+        if _says(keep, pattern, keys, even):
+            masks = [m for m in (pattern, per_key) if m is not None]
+            mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
+            if mask is not None and even is not None:
+                mask = mask | DenseMask(even[..., None])
+            return GivenMask(mask=mask, live=live, even=even)
+    return GivenMask(mask=DenseMask(keep), live=live, dense=_if_pairs(keep))
+
+
+def _patterns(keep: Tensor, sizes: Sizes) -> Iterator[Mask | None]:
+    """What a mask might be, apart from the keys that it never allows."""
+    yield None
+    if keep.shape[-2] == 1 or keep.shape[-1] == 1:
+        return
+    device, end = keep.device, sizes.keys - sizes.queries
+    for offset in {end, 0} if end >= 0 else {0}:
+        yield causal(offset).bind(sizes, device)
+    # A window's width is what the row that sees most sees, if padding leaves one row whole.
+    width = int(keep.sum(-1).max())
+    if 0 < width < sizes.keys:
+        for offset in {end, 0} if end >= 0 else {0}:
+            yield window(width, offset=offset).bind(sizes, device)
+            if width % 2:
+                yield window(width, side="both", offset=offset).bind(sizes, device)
+
+
+def _says(keep: Tensor, pattern: Mask | None, keys: Tensor, even: Tensor | None) -> bool:
+    """Whether a mask is this pattern on the keys that it allows at all, rows apart that are even."""
+    columns = torch.arange(keep.shape[-1], device=keep.device)
+    zero = torch.zeros((), dtype=torch.long, device=keep.device)
+    start = 0
+    for chunk in _chunks(keep):
+        stop = start + chunk.shape[-2]
+        rows = torch.arange(start, stop, device=keep.device)[:, None]
+        expected = keys if pattern is None else keys & pattern.allowed(zero, zero, rows, columns)
+        agrees = (chunk == expected).all(-1)
+        if not bool((agrees if even is None else agrees | even[..., start:stop]).all()):
+            return False
+        start = stop
+    return True
+
+
+def _chunks(tensor: Tensor) -> Iterator[Tensor]:
+    """Some rows at a time, so that looking at a mask takes little memory."""
+    rows = max(1, CHUNK_ELEMENTS // max(1, tensor.numel() // tensor.shape[-2]))
+    return iter(tensor.split(rows, dim=-2))
+
+
+def _if_pairs(tensor: Tensor) -> Tensor | None:
+    return tensor if tensor.shape[-2] > 1 and tensor.shape[-1] > 1 else None

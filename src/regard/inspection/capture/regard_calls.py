@@ -1,0 +1,50 @@
+"""`regard.attention` as an observer sees it: its own map, whatever backend runs it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from regard.functional import Attended, attention
+from regard.inspection.capture.factors import Factors, output_error, weighted
+from regard.inspection.capture.module_stack import HANDLERS, Thread
+from regard.inspection.capture.observed_call import Reading, Source
+from regard.inspection.capture.retention import Keeper
+from regard.mechanisms.shapes import canonical
+
+
+@dataclass(slots=True, eq=False)
+class Own(Source):
+    """One call, after it ran."""
+
+    attended: Attended
+    vectors: tuple[Tensor, Tensor, Tensor]
+    how: str = "regard.attention"
+
+    def read(self, keeper: Keeper, name: str) -> Reading:
+        """The call and the row state of the map that it made."""
+        made = self.attended.weights.detach()
+        query = keeper.keep(made._call.query, f"the queries of {name}")
+        key = keeper.keep(made._call.key, f"the keys of {name}")
+        call = replace(made._call, query=query.tensor, key=key.tensor)
+        state = keeper.keep(made._state, "").tensor
+        factors = Factors(call.sizes, call, state=state, held=(query, key))
+
+        def error() -> float:
+            output = self.attended.output.reshape(*call.query.shape[:-1], -1)
+            value = canonical(*self.vectors)[2]
+            return output_error(weighted(call, state, value), output, value)
+
+        verify = "dropout" if call.dropout else error
+        return Reading(factors, verify=verify, grows=call.sizes.queries < call.sizes.keys)
+
+
+def _observe(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # Asking for the weights changes neither the output's bits nor the kernel that makes it.
+    attended = attention(*args, **{**kwargs, "return_weights": True})
+    thread.give(Own(attended, args[:3]))
+    return attended if kwargs.get("return_weights") else attended.output
+
+
+HANDLERS[attention] = _observe

@@ -1,0 +1,181 @@
+"""F.scaled_dot_product_attention as an observer sees it: the model's own arguments, and the kernel's lse."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.backends.base import Call
+from regard.errors import ShapeError
+from regard.functional import make_call
+from regard.inspection.capture.factors import Factors, output_error, weighted
+from regard.inspection.capture.kernel_lse import KernelLse
+from regard.inspection.capture.mask_reading import GivenMask
+from regard.inspection.capture.module_stack import HANDLERS, Thread
+from regard.inspection.capture.observed_call import Reading, Source
+from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.snapshot import Kept
+from regard.mechanisms.masks.base import And, Mask
+from regard.mechanisms.masks.basic import causal
+from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.scores.base import ScaledDot
+
+
+@dataclass(slots=True, eq=False)
+class Sdpa(Source):
+    """One call, after it ran."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+    output: Tensor
+    kernel: KernelLse
+    how: str = "F.scaled_dot_product_attention"
+
+    def read(self, keeper: Keeper, name: str) -> Reading:
+        """Query and key as the kernel got them, the mask as a predicate where it is one, the lse if it is right."""
+        query, key, dtype = self._as_computed()
+        query, key = _one_rank(query, key, self.enable_gqa)
+        kept = keeper.keep(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
+        call, _ = make_call(
+            kept[0].tensor, kept[1].tensor, kept[1].tensor,
+            score=ScaledDot(self.scale), normalization=Softmax(), mask=None, bias=None, dropout=0.0,
+        )  # fmt: skip
+        given = GivenMask()
+        if self.attn_mask is not None:
+            given = keeper.mask(self.attn_mask, call.sizes, dtype=dtype)
+        call = masked(call, given, causal(0) if self.is_causal else None)
+        # With even rows the queries are our own by now.
+        queries = kept[0] if given.even is None else Kept(call.query, kept[0].what)
+        notes: list[str] = []
+        state, held = self._state(call, given, keeper), [queries, kept[1], *given.kept]
+        factors = Factors(call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes)
+        verify = "dropout" if self.dropout_p else self._verify(factors)
+        return Reading(factors, notes, verify, grows=call.sizes.queries < call.sizes.keys)
+
+    def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
+        """Query and key in the dtype that autocast gave them, and that dtype."""
+        kind = self.query.device.type
+        if not torch.is_autocast_enabled(kind) or self.query.dtype == torch.float64:
+            return self.query, self.key, None
+        dtype = torch.get_autocast_dtype(kind)
+        seen = self.kernel.query, self.kernel.key
+        given = self.query, self.key
+        query, key = (
+            s if s is not None and s.shape == g.shape and s.dtype == dtype else g.to(dtype)
+            for s, g in zip(seen, given, strict=True)
+        )
+        return query, key, dtype
+
+    def _state(self, call: Call, given: GivenMask, keeper: Keeper) -> Tensor | None:
+        """The kernel's log-sum-exp in our convention; None where there is none."""
+        lse, shape = self.kernel.lse, call.query.shape[:-1]
+        # With even rows the kernel's number is finfo.min; with both masks, who is alive is not at hand.
+        if lse is None or given.even is not None or (self.is_causal and given.live is not None):
+            return None
+        if lse.numel() != shape.numel():
+            return None
+        lse = lse.detach().to(call.query.device).reshape(shape)
+        if given.live is not None:
+            lse = lse.masked_fill(~given.live, -torch.inf)
+        return keeper.keep(lse, "").tensor
+
+    def _verify(self, factors: Factors) -> Callable[[], float]:
+        def error() -> float:
+            call = factors.call
+            output = self.output.reshape(*call.query.shape[:-1], -1)
+            value = _one_rank(self.query, self.value, self.enable_gqa)[1].to(call.query)
+            sizes = call.sizes
+            # Of grouped keys the values may have come repeated.
+            heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
+            lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
+            value = value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])
+            return output_error(weighted(call, factors.state, value), output, value)
+
+        return error
+
+
+def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
+    """The call under its mask; rows that the model spreads evenly get a query of 0."""
+    masks = [m for m in (also and also.bind(call.sizes, call.query.device), given.mask) if m is not None]
+    mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
+    query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
+    return replace(call, query=query, mask=mask, bias=given.bias)
+
+
+def _one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
+    """Query and key of one rank, as broadcasting reads them, with heads where there are groups of them.
+
+    Raises:
+        ShapeError: nested tensors, which have no such shape.
+    """
+    if query.is_nested or key.is_nested:
+        raise ShapeError("nested tensors are not read: pass padded tensors with a mask to see this call")
+    rank = max(query.dim(), key.dim(), 4 if has_groups else 2)
+    query, key = (t[(None,) * (rank - t.dim())] for t in (query, key))
+    if rank >= 4 and not has_groups and query.shape[-3] < key.shape[-3]:
+        query = query.expand(*query.shape[:-3], key.shape[-3], *query.shape[-2:])
+    return query, key
+
+
+def _arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> dict[str, Any]:
+    """The arguments of F.scaled_dot_product_attention by name, which has no signature to ask for."""
+    return dict(locals())
+
+
+def _observe(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with KernelLse() as kernel:
+        output = func(*args, **kwargs)
+    thread.try_to(_give, thread, args, kwargs, output, kernel)
+    return output
+
+
+def _give(thread: Thread, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, kernel: KernelLse) -> None:
+    call = Sdpa(**_arguments(*args, **kwargs), output=output, kernel=kernel)
+    thread.give(_with_heads(call, thread.stack[-1].module) if thread.stack else call)
+
+
+def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
+    """The call of one query whose heads transformers has laid out as rows, under the key head that they share.
+
+    Source: `pack_gqa` of transformers 5.23, integrations/sdpa_attention.py.
+    """
+    group = getattr(module, "num_key_value_groups", 1)
+    heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
+    query, mask = call.query, call.attn_mask
+    if group == 1 or call.enable_gqa or query.dim() != 4:
+        return call
+    if query.shape[1] == call.key.shape[1] == heads:
+        return _not_repeated(call, group)
+    if query.shape[1:3] != (call.key.shape[1], group) or heads != query.shape[1] * group:
+        return call
+    if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
+        mask = mask.flatten(1, 2).unsqueeze(2)
+    return replace(call, query=query.flatten(1, 2).unsqueeze(2), attn_mask=mask, enable_gqa=True)
+
+
+def _not_repeated(call: Sdpa, group: int) -> Sdpa:
+    """The call whose key heads transformers has repeated, which it does under a mask, with each head once."""
+    grouped = call.key.unflatten(1, (-1, group))
+    if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
+        return call
+    return replace(call, key=grouped[:, :, 0], enable_gqa=True)
+
+
+HANDLERS[torch.nn.functional.scaled_dot_product_attention] = _observe

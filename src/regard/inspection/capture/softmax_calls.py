@@ -1,0 +1,92 @@
+"""Attention that a model writes out: a softmax whose result is multiplied with values.
+
+Not every softmax is attention (routers, classifiers): one counts once its result, or something of its
+shape, is the left side of a product in the same module.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.inspection.capture.module_stack import HANDLERS, Frame, Thread
+from regard.inspection.capture.observed_call import Reading, Source
+from regard.inspection.capture.retention import Keeper
+from regard.inspection.maps import stored
+from regard.mechanisms.shapes import Sizes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenOut(Source):
+    """Weights that exist, and how many of their columns are keys."""
+
+    weights: Tensor
+    columns: int
+    how: str = "the model's own softmax, T x S weights kept"
+
+    def read(self, keeper: Keeper, name: str) -> Reading:
+        """The weights themselves."""
+        weights = self.weights.detach()[..., : self.columns]
+        *lead, queries, keys = weights.shape
+        has_heads = len(lead) > 1
+        batch, heads = (lead[:-1], lead[-1]) if has_heads else (lead, 1)
+        sizes = Sizes(tuple(batch), heads, heads, queries, keys, has_heads)
+        # Columns beyond the keys are sinks: the rows then sum to less than 1.
+        factors = stored(
+            keeper.keep(weights, f"the weights of {name}"), sizes, sums_to_one=keys == self.weights.shape[-1]
+        )
+        return Reading(factors, verify="the weights are the model's own", is_stored=True)
+
+
+def _softmax(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    weights = func(*args, **kwargs)
+    thread.try_to(_remember, thread, weights, kwargs.get("dim", args[1] if len(args) > 1 else None))
+    return weights
+
+
+def _remember(thread: Thread, weights: Tensor, dim: object) -> None:
+    frame = _frame(thread)
+    if frame is not None and isinstance(dim, int) and weights.dim() > 2 and dim in (-1, weights.dim() - 1):
+        frame.pending.append(weights)
+
+
+def _product(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    frame = _frame(thread)
+    if frame is not None and frame.pending:
+        thread.try_to(_settle, thread, frame, [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)])
+    return func(*args, **kwargs)
+
+
+def _settle(thread: Thread, frame: Frame, operands: list[Tensor]) -> None:
+    """Take the newest softmax that is one operand of a product with another."""
+    pairs = [(left, right) for left in operands for right in operands if right is not left]
+    for weights in reversed(frame.pending):
+        # Values may be as wide as there are keys but one: the most columns are meant.
+        if columns := max((_columns(weights, *pair) for pair in pairs), default=0):
+            frame.pending = [other for other in frame.pending if other is not weights]
+            thread.give(WrittenOut(weights, columns))
+            return
+
+
+def _columns(weights: Tensor, left: Tensor, right: Tensor) -> int:
+    """How many columns of a softmax a product takes, one less with a sink; 0 if it is not its product with values."""
+    if left.dim() < 2 or left.shape[-2] != weights.shape[-2]:
+        return 0
+    columns, keys = left.shape[-1], weights.shape[-1]
+    fits = columns in (keys, keys - 1) and left.numel() == weights.numel() // keys * columns
+    return columns if fits and columns in right.shape else 0
+
+
+def _frame(thread: Thread) -> Frame | None:
+    """The running module whose code this is: not an nn.Softmax, which is a function in a module's clothes."""
+    frames = [frame for frame in thread.stack[-2:] if not isinstance(frame.module, nn.Softmax)]
+    return frames[-1] if frames else None
+
+
+for function in (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax):
+    HANDLERS[function] = _softmax
+for function in (torch.matmul, torch.bmm, torch.baddbmm, torch.einsum, Tensor.matmul, Tensor.bmm, Tensor.__matmul__):
+    HANDLERS[function] = _product

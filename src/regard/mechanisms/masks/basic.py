@@ -1,0 +1,255 @@
+"""The masks that most calls need: lengths, padding, causality, a tensor, any predicate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.masks.base import AXES, Mask
+from regard.mechanisms.shapes import Sizes, canonical_pairwise, canonical_per_sequence
+from regard.mechanisms.transforms import can_look
+
+
+def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
+    """Attend to the first n keys: True where key < n.
+
+    Args:
+        valid: n, of the batch's shape; with `per_query`, or one more dimension of size T, one n for each
+            query. A length of 0 leaves the row no key: its weights and output are 0.
+        per_query: whether the last dimension of `valid` counts queries. Only needed where the shape
+            leaves it open (T queries without a batch).
+
+    Raises:
+        ShapeError: `valid` is not made of integers, or (when the mask meets a call) its shape does not fit.
+
+    >>> lengths(torch.tensor([1, 3])).dense(Sizes((2,), 1, 1, 1, 3, False)).squeeze()
+    tensor([[ True, False, False],
+            [ True,  True,  True]])
+    """
+    tensor = torch.as_tensor(valid)
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ShapeError(f"lengths must be integers, got {tensor.dtype}; for a bool mask use padding()")
+    return Lengths(tensor, per_query)
+
+
+def padding(tokens: Tensor, pad_id: int | None = None) -> Mask:
+    """Attend to real tokens only.
+
+    Args:
+        tokens: (batch..., S); bool with True = a real token, or token ids together with `pad_id`.
+        pad_id: the id of the padding token.
+
+    Raises:
+        ShapeError: ids without a `pad_id`, or a float mask.
+
+    >>> padding(torch.tensor([[5, 7, 0]]), pad_id=0).dense(Sizes((1,), 1, 1, 1, 3, False)).squeeze()
+    tensor([ True,  True, False])
+    """
+    if pad_id is not None:
+        return Padding(tokens != pad_id)
+    if tokens.dtype != torch.bool:
+        raise ShapeError(f"padding() takes a bool tensor (True = keep) or ids with pad_id=, got {tokens.dtype}")
+    return Padding(tokens)
+
+
+def causal(offset: int | Int[Tensor, " B"] | None = None) -> Mask:
+    """Attend to the present and the past: True where key <= query + offset.
+
+    Args:
+        offset: query i stands at position offset + i. None aligns the last query with the last key
+            (offset S - T), which is what a key-value cache needs; 0 aligns the first with the first
+            (what torch's `is_causal` does). A tensor of the batch's shape gives each sequence its own.
+
+    >>> causal().dense(Sizes((), 1, 1, 2, 3, False)).squeeze()
+    tensor([[ True,  True, False],
+            [ True,  True,  True]])
+    """
+    return Causal(offset)
+
+
+def predicate(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Mask:
+    """A mask of one's own: `function(batch, head, query, key)` on index tensors that broadcast.
+
+    >>> even = predicate(lambda batch, head, query, key: (query - key) % 2 == 0)
+    >>> even.dense(Sizes((), 1, 1, 2, 3, False)).squeeze()
+    tensor([[ True, False,  True],
+            [False,  True, False]])
+    """
+    return Predicate(function)
+
+
+def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
+    """A mask from what a caller may hand over: a `Mask`, a bool tensor (True = keep) or None.
+
+    Raises:
+        ShapeError: a float tensor, which is a bias.
+    """
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        return Dense(mask)
+    what = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
+    raise ShapeError(
+        f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; a float tensor goes in as bias="
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Lengths(Mask):
+    """key < n. See `lengths`."""
+
+    valid: Tensor
+    per_query: bool = False
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Flatten the batch to (B,) or (B, T)."""
+        valid, per_query = self.valid.to(device), self.per_query or self.valid.dim() == len(sizes.batch) + 1
+        trailing = (sizes.queries,) if per_query else ()
+        if valid.dim() == 0 and not trailing:
+            valid = valid.expand(sizes.batch)
+        flat = canonical_per_sequence(valid, sizes, *trailing, name="lengths")
+        return Lengths(flat, per_query)
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Key < n."""
+        return key < (self.valid[batch, query] if self.per_query else self.valid[batch])
+
+    def depends_on(self) -> frozenset[str]:
+        """Batch and key, and the query where each has its own length."""
+        return frozenset({"batch", "key", "query"} if self.per_query else {"batch", "key"})
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """Up to the longest."""
+        if not can_look(self.valid) or not self.valid.numel():
+            return range(sizes.keys)
+        return range(max(0, min(sizes.keys, int(self._of(rows).max()))))
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Up to the shortest."""
+        return can_look(self.valid) and bool((self._of(rows) >= columns.stop).all())
+
+    def _of(self, rows: range) -> Tensor:
+        return self.valid[:, rows.start : rows.stop] if self.per_query else self.valid
+
+    def __str__(self) -> str:
+        return "lengths per query" if self.per_query else "lengths"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Padding(Mask):
+    """keep[key]. See `padding`."""
+
+    keep: Tensor
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Flatten the batch to (B, S)."""
+        keep = self.keep.to(device)
+        if keep.dim() == 1 and sizes.batch:
+            keep = keep.expand(*sizes.batch, keep.shape[0])
+        return Padding(canonical_per_sequence(keep, sizes, sizes.keys, name="padding"))
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """keep[batch, key]."""
+        return self.keep[batch, key]
+
+    def depends_on(self) -> frozenset[str]:
+        """Batch and key."""
+        return frozenset({"batch", "key"})
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Where all of the keys are real."""
+        return can_look(self.keep) and bool(self.keep[:, columns.start : columns.stop].all())
+
+    def __str__(self) -> str:
+        return "padding"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Causal(Mask):
+    """Key <= query + offset. See `causal`."""
+
+    offset: int | Tensor | None = None
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Align the last query with the last key where no offset was given."""
+        if self.offset is None:
+            return Causal(sizes.keys - sizes.queries)
+        if isinstance(self.offset, int):
+            return Causal(self.offset)
+        offset = self.offset.to(device)
+        return Causal(canonical_per_sequence(offset, sizes, name="causal's offset"))
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Key <= query + offset."""
+        offset = self.offset[batch] if isinstance(self.offset, Tensor) else self.offset
+        if offset is None:
+            raise ArgumentError("this causal mask has not met a call yet: bind it, or give it an offset")
+        return key <= query + offset
+
+    def depends_on(self) -> frozenset[str]:
+        """Query and key, and the batch where each sequence has its own offset."""
+        return frozenset({"batch", "query", "key"} if isinstance(self.offset, Tensor) else {"query", "key"})
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """Up to the last row's own position."""
+        if not isinstance(self.offset, int):
+            return range(sizes.keys)
+        return range(max(0, min(sizes.keys, rows.stop + self.offset)))
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """What lies before the first row's own position."""
+        return isinstance(self.offset, int) and columns.stop <= rows.start + self.offset + 1
+
+    def is_relative(self) -> bool:
+        """With one offset."""
+        return isinstance(self.offset, int)
+
+    def __str__(self) -> str:
+        return "causal"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Predicate(Mask):
+    """A function of the caller's. See `predicate`."""
+
+    function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """What the function says."""
+        answer = self.function(batch, head, query, key)
+        if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
+            raise ShapeError(f"a mask's predicate must return a bool tensor, got {answer!r}")
+        return answer
+
+    def __str__(self) -> str:
+        return getattr(self.function, "__name__", "predicate").replace("<lambda>", "predicate")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Dense(Mask):
+    """A bool tensor of the caller's, True = keep: the input's rank with each dimension full or 1, or (T, S)."""
+
+    tensor: Tensor
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Give the tensor the canonical rank."""
+        return Dense(canonical_pairwise(self.tensor.to(device), sizes, "mask"))
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Tensor[batch, head, query, key], where dimensions of size 1 serve every index."""
+        index = (batch, head, query, key)
+        zero = torch.zeros_like(batch)
+        return self.tensor[tuple(i if n > 1 else zero for i, n in zip(index, self.tensor.shape, strict=True))]
+
+    def depends_on(self) -> frozenset[str]:
+        """The dimensions that are not 1."""
+        axes = ("batch", "head", "query", "key")
+        if self.tensor.dim() != 4:
+            return AXES
+        return frozenset(axis for axis, n in zip(axes, self.tensor.shape, strict=True) if n > 1)
+
+    def __str__(self) -> str:
+        return "a dense mask"

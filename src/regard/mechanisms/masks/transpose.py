@@ -1,0 +1,88 @@
+"""Masks with the roles of query and key swapped: who may be attended to by whom."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regard.mechanisms.masks.base import And, Mask, Not, Or
+from regard.mechanisms.masks.basic import Causal, Dense
+from regard.mechanisms.masks.patterns import Blocks, Documents, Strided, Window
+from regard.mechanisms.masks.selection import Selected
+from regard.mechanisms.shapes import Sizes
+
+OTHER_ROLE = {"query": "key", "key": "query", "batch": "batch", "head": "head"}
+
+
+def swapped(mask: Mask) -> Mask:
+    """The bound mask whose queries are the keys of `mask` and whose keys are its queries.
+
+    >>> from regard.mechanisms.masks.basic import causal
+    >>> print(swapped(causal(1)).draw(4, 3))
+    ###
+    ###
+    .##
+    ..#
+    """
+    match mask:
+        case And(masks):
+            return And(tuple(swapped(m) for m in masks))
+        case Or(masks):
+            return Or(tuple(swapped(m) for m in masks))
+        case Not(inner):
+            return Not(swapped(inner))
+        case Selected(inner, batches, heads):
+            return Selected(swapped(inner), batches, heads)
+        case Dense(tensor):
+            return Dense(tensor.mT)
+        case Causal(int(offset)):
+            return NotBefore(-offset)
+        case Window(before, after, int(offset)):
+            return Window(after, before, -offset)
+        case Strided(stride, int(offset)):
+            return Strided(stride, -offset)
+        case Blocks(pattern, size):
+            return Blocks(pattern.mT, size)
+        case Documents(ids, key_ids):
+            sizes = Sizes((len(ids),), 1, 1, key_ids.shape[1], ids.shape[1], False)
+            return Documents(key_ids, ids).bind(sizes, ids.device)
+    return Swapped(mask)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class NotBefore(Mask):
+    """Key >= query + offset: what a causal mask is from the side of its keys."""
+
+    offset: int
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Key >= query + offset."""
+        return key >= query + self.offset
+
+    def depends_on(self) -> frozenset[str]:
+        """Query and key."""
+        return frozenset({"query", "key"})
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """From the first row's own position."""
+        return range(max(0, min(sizes.keys, rows.start + self.offset)), sizes.keys)
+
+    def __str__(self) -> str:
+        return "not before"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Swapped(Mask):
+    """A bound mask asked with the roles swapped. Its range is unknown, so that nothing is skipped."""
+
+    mask: Mask
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """What the mask says of the key as the query."""
+        return self.mask.allowed(batch, head, key, query)
+
+    def depends_on(self) -> frozenset[str]:
+        """The mask's, with the roles swapped."""
+        return frozenset(OTHER_ROLE[axis] for axis in self.mask.depends_on())
+
+    def __str__(self) -> str:
+        return f"{self.mask}, roles swapped"

@@ -1,0 +1,159 @@
+"""Where a token stands, as an angle by which query and key are turned.
+
+    rotary = Rotary(dim=64)
+    query, key = rotary.rotate(query, offset=S - T), rotary.rotate(key)
+    attention(query, key, value)
+
+Turned by p angles, a query at p and a key at p' meet with the angle between them changed by p - p': their
+score depends on the distance alone. A longer context than the one trained on is reached by slower
+frequencies, which a `Scaling` computes; it is passed in.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.rotary.layouts import Half, Layout
+from regard.mechanisms.rotary.scalings import Scaling, plain_frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    r"""Turn plane i of a vector at position p by the angle $p \, \theta_i$, $\theta_i = base^{-2i/R}$.
+
+    $(x, y) \mapsto (x \cos p\theta_i - y \sin p\theta_i, \; y \cos p\theta_i + x \sin p\theta_i)$, so that
+    $q_p \cdot k_{p'}$ depends on p - p' alone.
+
+    Source: Su et al. 2021 (arXiv:2104.09864), equations 14, 15 and 34: their d is our R.
+
+    Raises:
+        ArgumentError: the rotated dimensions are none or odd, or a fraction outside (0, 1].
+
+    >>> rotary = Rotary(2)
+    >>> rotary.rotate(torch.tensor([[1.0, 0.0]] * 3))
+    tensor([[ 1.0000,  0.0000],
+            [ 0.5403,  0.8415],
+            [-0.4161,  0.9093]])
+    """
+
+    dim: int
+    """D: the width of a head."""
+    base: float = 10_000.0
+    """The slowest plane turns once in about 2 pi base positions."""
+    layout: Layout = Half()
+    """Which dimensions make a plane: `Half()` or `Interleaved()`. A checkpoint fits one of them only."""
+    scaling: Scaling | None = None
+    """How the frequencies are slowed: `Linear`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`."""
+    fraction: float = 1.0
+    """The part of the dimensions that is turned: the first R = int(fraction D). The others stay."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.fraction <= 1.0:
+            raise ArgumentError(f"the rotated fraction must be in (0, 1], got {self.fraction}")
+        if self.rotated < 2 or self.rotated % 2:
+            raise ArgumentError(
+                f"rotary positions turn pairs of dimensions: the rotated part of dim {self.dim} must be even and "
+                f"at least 2, got {self.rotated}"
+            )
+
+    @property
+    def rotated(self) -> int:
+        """R: how many dimensions are turned."""
+        return int(self.dim * self.fraction)
+
+    def frequencies(self, length: int | Tensor, device: torch.device | str = "cpu") -> Float[Tensor, " P"]:
+        """The angle per position of each plane, for a sequence of this length; float64 where the device has it."""
+        if self.scaling is None:
+            return plain_frequencies(self.base, self.rotated, torch.device(device))
+        return self.scaling.frequencies(self.base, self.rotated, torch.as_tensor(length, device=device))
+
+    def cos_sin(self, positions: Int[Tensor, "*shape"], length: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Cosine and sine (..., R / 2) of the angles at some positions, times the scaling's magnitude.
+
+        Args:
+            positions: of any shape.
+            length: the sequence's, which `DynamicNTK` and `LongRoPE` look at; None is the last position plus 1.
+
+        For the same positions in many layers, compute them once and `turn` each layer's query and key. Angles
+        are made in float64 where the device has it: in float32 they would err by 6e-8 of themselves.
+        """
+        if length is None:
+            length = positions.max() + 1 if self.scaling is not None and positions.numel() else 1
+        angles = positions[..., None] * self.frequencies(length, positions.device)
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude()
+        return angles.cos() * magnitude, angles.sin() * magnitude
+
+    def turn(self, x: Float[Tensor, "*shape D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "*shape D"]:
+        """Turn vectors by angles whose cosine and sine (..., R / 2) broadcast against them.
+
+        Computed in at least float32, returned in the input's dtype.
+
+        Raises:
+            ShapeError: x is not D wide.
+        """
+        if x.shape[-1] != self.dim:
+            raise ShapeError(f"Rotary({self.dim}) turns vectors of width {self.dim}, got {tuple(x.shape)}")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = cos.to(dtype), sin.to(dtype)
+        first, second = self.layout.split(x[..., : self.rotated].to(dtype))
+        turned = self.layout.join(first * cos - second * sin, second * cos + first * sin).to(x.dtype)
+        return turned if self.rotated == self.dim else torch.cat([turned, x[..., self.rotated :]], dim=-1)
+
+    def rotate(
+        self,
+        x: Float[Tensor, "*shape T D"],
+        offset: int | Int[Tensor, "*batch"] = 0,
+        *,
+        positions: Int[Tensor, "*batch T"] | None = None,
+        length: int | Tensor | None = None,
+    ) -> Float[Tensor, "*shape T D"]:
+        """Turn queries or keys, each by its position.
+
+        Args:
+            x: (batch..., H, T, D), (batch, T, D) or (T, D).
+            offset: vector t stands at position offset + t. The query of a key-value cache gives S - T. A tensor
+                of the batch's shape gives each sequence its own.
+            positions: (T,), or (batch..., T), in place of an offset.
+            length: see `cos_sin`. Query and key of one call must be given the same.
+
+        Returns:
+            x turned, in its own shape and dtype.
+
+        Raises:
+            ShapeError: x is not D wide; offset or positions do not fit it.
+            ArgumentError: both an offset and positions.
+
+        >>> rotary, x = Rotary(4), torch.randn(2, 3, 5, 4)
+        >>> torch.equal(rotary.rotate(x, offset=2)[..., 0, :], rotary.rotate(x[..., :1, :], offset=2)[..., 0, :])
+        True
+        """
+        where = self._where(x, offset, positions)
+        if length is None and positions is None and isinstance(offset, int):
+            length = offset + x.shape[-2]  # known without asking the device
+        cos, sin = self.cos_sin(where, length)
+        has_heads = x.dim() >= 4 and where.dim() > 1
+        return self.turn(x, *(t.unsqueeze(-3) if has_heads else t for t in (cos, sin)))
+
+    def _where(self, x: Tensor, offset: int | Tensor, positions: Tensor | None) -> Tensor:
+        """The positions, (T,) or (batch..., T)."""
+        if x.dim() < 2:
+            raise ShapeError(f"rotate() takes (..., T, D) with D = {self.dim}, got {tuple(x.shape)}")
+        batch, steps = x.shape[: -3 if x.dim() >= 4 else -2], x.shape[-2]
+        if positions is not None:
+            if not (isinstance(offset, int) and offset == 0):
+                raise ArgumentError("rotate() takes an offset or positions, not both: add the offset to the positions")
+            if tuple(positions.shape) not in ((steps,), (*batch, steps)):
+                expected = f"({steps},) or {(*batch, steps)}"
+                raise ShapeError(f"positions must have shape {expected}, got {tuple(positions.shape)}")
+            return positions
+        steps_of = torch.arange(steps, device=x.device)
+        if isinstance(offset, int):
+            return steps_of + offset
+        if offset.dim() and offset.shape != batch:
+            raise ShapeError(
+                f"offset must be a number or have the batch's shape {tuple(batch)}, got {tuple(offset.shape)}"
+            )
+        return offset.to(x.device)[..., None] + steps_of

@@ -1,0 +1,1 @@
+"""How a query and a key become a number."""

@@ -1,0 +1,114 @@
+"""Additive scores (Bahdanau)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.mechanisms.scores.base import Pull, Score
+
+SWEEP = 1 << 18
+"""Numbers that an additive score's buffer holds: 1 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Additive(Score):
+    r"""$s_{ij} = v^\top \tanh(W_q q_i + W_k k_j)$.
+
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.1.2: their $v_a$, $W_a$ and $U_a$ are our
+    `vector`, `query_weight` and `key_weight`.
+
+    Leave a weight out where the query or key is already projected (keys that are projected once and
+    attended many times, as in a decoder). The projections run once; only the sum, the tanh and the
+    product with v are made for each pair.
+
+    >>> score = Additive(torch.ones(2), query_weight=torch.eye(2), key_weight=torch.zeros(2, 3))
+    >>> q, k = score.prepare(torch.ones(1, 2), torch.ones(4, 3))
+    >>> score.block(q, k)
+    tensor([[1.5232, 1.5232, 1.5232, 1.5232]])
+    """
+
+    vector: Float[Tensor, " A"]
+    """v: one weight for each hidden unit."""
+    query_weight: Float[Tensor, "A Dq"] | None = None
+    """W_q; None where the query is already A wide."""
+    key_weight: Float[Tensor, "A Dk"] | None = None
+    """W_k; None where the key is already A wide."""
+
+    @classmethod
+    def concat(cls, vector: Float[Tensor, " A"], weight: Float[Tensor, "A width"], query_dim: int) -> "Additive":
+        r"""$v^\top \tanh(W [q; k])$: the same score, with $W = [W_q\; W_k]$ in one matrix.
+
+        Source: Luong et al. 2015 (arXiv:1508.04025), equation 8 ("concat").
+        """
+        return cls(vector, query_weight=weight[:, :query_dim], key_weight=weight[:, query_dim:])
+
+    def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
+        """Project query and key to the A hidden units."""
+        query = self._project(query, self.query_weight, "query")
+        key = self._project(key, self.key_weight, "key")
+        return query, key
+
+    def _project(self, vectors: Tensor, weight: Tensor | None, name: str) -> Tensor:
+        hidden = self.vector.shape[-1]
+        expected = hidden if weight is None else weight.shape[-1]
+        if vectors.shape[-1] != expected or (weight is not None and weight.shape[0] != hidden):
+            shape = None if weight is None else tuple(weight.shape)
+            raise ShapeError(
+                f"additive score with {hidden} hidden units and {name}_weight {shape} "
+                f"needs a {name} of width {expected}, got {vectors.shape[-1]}"
+            )
+        return vectors if weight is None else torch.nn.functional.linear(vectors, weight)
+
+    def block(
+        self, query: Float[Tensor, "*batch t A"], key: Float[Tensor, "*batch s A"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """Scores of a block; holds (t, s, A) numbers while it runs, or fewer where no gradient is asked for."""
+        takes_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, self.vector))
+        if not takes_gradient and query.shape[-2] * key.shape[-2] * key.shape[-1] > SWEEP:
+            return self._swept(query, key)
+        # In place: the sum is needed by nobody else, nor by its own gradient.
+        hidden = (query[..., :, None, :] + key[..., None, :, :]).tanh_()
+        return hidden @ self.vector.to(hidden.dtype)
+
+    def _swept(self, query: Tensor, key: Tensor) -> Tensor:
+        """The same through one small buffer that stays in the cache."""
+        *batch, t, dim = query.shape
+        s = key.shape[-2]
+        scores = query.new_empty(*batch, t, s)
+        rows, vector = max(1, SWEEP // (s * dim)), self.vector.to(query.dtype)
+        hidden = query.new_empty(min(rows, t), s, dim)
+        whole = (x.reshape(-1, *x.shape[-2:]) for x in (query, key.expand(*batch, s, dim), scores))
+        for q, k, answers in zip(*whole, strict=True):
+            for some, answer in zip(q.split(rows), answers.split(rows), strict=True):
+                buffer = hidden[: len(some)]
+                torch.add(some[:, None], k, out=buffer).tanh_()
+                torch.mv(buffer.flatten(0, 1), vector, out=answer.view(-1))
+        return scores
+
+    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+        """With h the hidden units and g the gradient: dv = sum g h, and v g (1 - h^2) summed over keys or queries."""
+        hidden = (query[..., :, None, :] + key[..., None, :, :]).tanh_()
+        vector = self.vector.detach().to(hidden.dtype)
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            for total in totals:
+                total += grad.flatten() @ hidden.flatten(0, -2)
+            slope = hidden.square_().sub_(1).mul_(grad[..., None])
+            return slope.sum(-2) * -vector, slope.sum(-3) * -vector
+
+        return hidden @ vector, pull
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """V; the projections are made before."""
+        return (self.vector,)
+
+    def pair_width(self, dim: int) -> int:
+        """The hidden units."""
+        return self.vector.shape[-1]
+
+    def __str__(self) -> str:
+        return f"additive score with {self.vector.shape[-1]} hidden units"

@@ -1,0 +1,280 @@
+"""A trained language model: it writes on, says how probable a text is, and shows what it attended to."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from regard.errors import ArgumentError, DataError
+from regard.generation.filters import Filter, Vocabulary
+from regard.generation.sampling import sample_steps
+from regard.models.decoder_only import DecoderOnly
+from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.tasks.language_modelling.corpus import load_tokenizer
+from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
+from regard.tasks.language_modelling.text_format import Language, Trained
+from regard.tasks.pictures.token_maps import TextAttention, text_attention
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.pretrained import is_huggingface, load_pretrained_text
+from regard.text.blocks import Window, next_token_windows, window_batches
+from regard.text.running_text import Documents, TextStream
+from regard.text.tokenizers import Tokenizer
+from regard.training.checkpoints import fill_model
+from regard.training.distributed.devices import find_device
+
+TASK = "language-model"
+
+# Lines that are read together, and places of a batch.
+WINDOW_LINES = 1_024
+BATCH_PLACES = 2_048
+# Texts that are drawn together.
+SAMPLES_TOGETHER = 32
+
+
+class TextEvaluation(NamedTuple):
+    """How well a text was predicted."""
+
+    loss: float
+    """Mean cross-entropy of the tokens, in nats."""
+    perplexity: float
+    """Its exponential: of how many equally probable tokens the next one might be."""
+    bits_per_byte: float
+    """All of the loss in bits, divided by the text's bytes in UTF-8: what an arithmetic coder would need."""
+    tokens: int
+    text_bytes: int
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, text_bytes: int) -> "TextEvaluation":
+        """From the likelihood of a text and its size."""
+        loss = -likelihood.log_probability / max(likelihood.tokens, 1)
+        bits = -likelihood.log_probability / math.log(2)
+        return cls(loss, math.exp(min(loss, 700.0)), bits / max(text_bytes, 1), likelihood.tokens, text_bytes)
+
+
+class Writer:
+    """A decoder-only model with its tokenizer, ready to use.
+
+    Args:
+        model: the model.
+        tokenizer: the one that it was trained with; or how its texts become tokens.
+        block_length: tokens that it reads at once.
+        documents: what a document was in training; where one is "file", texts have no end.
+    """
+
+    def __init__(
+        self,
+        model: DecoderOnly,
+        tokenizer: Tokenizer | Language,
+        *,
+        block_length: int,
+        documents: Documents = "file",
+    ) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.language: Language = Trained(tokenizer, documents) if isinstance(tokenizer, Tokenizer) else tokenizer
+        self.tokenizer = self.language.tokenizer
+        self.block_length = block_length
+
+    @classmethod
+    def load(
+        cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
+    ) -> "Writer":
+        """Read a run folder, or a downloaded folder of Hugging Face's with GPT-2 or Llama in it.
+
+        Raises:
+            RunFolderError: it is neither, is cut short, or its parts do not fit together.
+            ArgumentError: the device is not here.
+            MissingExtraError: a library that reads the folder is not installed.
+        """
+        if is_huggingface(Path(folder)):
+            parts = load_pretrained_text(Path(folder))
+            return cls(parts.model.to(find_device(device)), parts.language, block_length=parts.block_length)
+        run = RunFolder(Path(folder))
+        config = run.read_config(TASK, LanguageModelConfig)
+        tokenizer = load_tokenizer(run)
+        model = DecoderOnly(config.model, vocab_size=len(tokenizer))
+        fill_model(model, run.checkpoints.load_model(checkpoint), source=run.path / checkpoint)
+        length, documents = config.block_length, config.documents
+        return cls(model.to(find_device(device)), tokenizer, block_length=length, documents=documents)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_tokens: int = 200,
+        filters: Sequence[Filter] = (),
+        stop: Sequence[str] = (),
+        seed: int = 0,
+    ) -> Iterator[str]:
+        """What the model writes after a prompt, piece by piece as it comes.
+
+        What is not yet a whole character is held back, and so is what may become a stop string. A text that
+        outgrows the block length goes on from its second half.
+
+        Args:
+            prompt: may be empty.
+            max_tokens: the most tokens to write.
+            filters: what changes the distribution; see `regard.generation.filters`.
+            stop: strings at which the text ends, before them.
+            seed: of the random numbers.
+
+        Raises:
+            ArgumentError: `max_tokens` is below 1, or a stop string is empty.
+        """
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for _, piece in self._write(prompt, 1, max_tokens, filters, stop, generator):
+            yield piece
+
+    def samples(
+        self,
+        prompt: str = "",
+        *,
+        count: int,
+        max_tokens: int = 200,
+        filters: Sequence[Filter] = (),
+        stop: Sequence[str] = (),
+        seed: int = 0,
+    ) -> Iterator[str]:
+        """Several texts that the model writes after one prompt, drawn together: much faster than one by one.
+
+        Args:
+            prompt: may be empty.
+            count: how many.
+            max_tokens: the most tokens of each.
+            filters: what changes the distribution.
+            stop: strings at which a text ends, before them.
+            seed: of the random numbers.
+
+        Raises:
+            ArgumentError: `count` or `max_tokens` is below 1, or a stop string is empty.
+        """
+        if count < 1:
+            raise ArgumentError(f"count must be at least 1, got {count}")
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for done in range(0, count, SAMPLES_TOGETHER):
+            texts = [""] * min(SAMPLES_TOGETHER, count - done)
+            for row, piece in self._write(prompt, len(texts), max_tokens, filters, stop, generator):
+                texts[row] += piece
+            yield from texts
+
+    def _write(
+        self,
+        prompt: str,
+        count: int,
+        max_tokens: int,
+        filters: Sequence[Filter],
+        stop: Sequence[str],
+        generator: torch.Generator,
+    ) -> Iterator[tuple[int, str]]:
+        """Pieces of `count` texts as they come, each with the number of its text."""
+        if max_tokens < 1:
+            raise ArgumentError(f"max_tokens must be at least 1, got {max_tokens}")
+        streams = [TextStream(self.tokenizer, stop=stop) for _ in range(count)]
+        begun = self.language.prompt(prompt)
+        texts = {row: list(begun) for row in range(count)}  # those that go on
+        while texts:
+            for row, token in self._block(texts, begun[0] == self.language.begin_id, filters, generator):
+                texts[row].append(token)
+                is_end = token in self.language.end_ids
+                if not is_end and (piece := streams[row].add(token)):
+                    yield row, piece
+                if is_end or streams[row].stopped or len(texts[row]) == len(begun) + max_tokens:
+                    del texts[row]
+                    if rest := streams[row].finish():
+                        yield row, rest
+
+    def _block(
+        self, texts: dict[int, list[int]], has_mark: bool, filters: Sequence[Filter], generator: torch.Generator
+    ) -> Iterator[tuple[int, int]]:
+        """Tokens after texts of one length until a block is full or no text is left; whoever asks takes texts out."""
+        rows, length = list(texts), len(next(iter(texts.values())))
+        # Half a block is kept where a whole one is full: reading it again is worth half a block of new text.
+        kept = length if length <= self.block_length else max(self.block_length // 2, 1)
+        whole = torch.tensor([texts[row] for row in rows], device=self.device, dtype=torch.long)
+        context = whole[:, length - kept :]
+        vocab_size = self.model.output.out_features
+        steps = sample_steps(
+            self.model,
+            context[:, :-1],
+            torch.full((len(rows),), kept - 1, device=self.device),
+            bos_id=context[:, -1],
+            eos_id=self.language.end_ids[0],
+            max_steps=self.block_length - kept + 1,
+            filters=filters,
+            constraints=[Vocabulary.of(self.language.writable, vocab_size)],
+            before=whole[:, 1:] if has_mark else whole,
+            generator=generator,
+        )
+        for step in steps:
+            for index, token in zip(step.rows.tolist(), step.tokens.tolist(), strict=True):
+                if rows[index] in texts:
+                    yield rows[index], token
+            if not texts:
+                return
+
+    def evaluate(self, lines: Iterable[str], *, stride: int | None = None) -> TextEvaluation:
+        """How well the model predicts a text, read as one row of tokens.
+
+        Args:
+            lines: of the text, without their ends.
+            stride: see `next_token_windows`; half a block if None.
+
+        Raises:
+            DataError: there is no text.
+            ArgumentError: a stride that is not in 1..block_length.
+        """
+        ids, text_bytes = self.language.row(lines)
+        if len(ids) < 2:
+            raise DataError("there is no text to evaluate on")
+        windows = next_token_windows(np.asarray(ids), length=self.block_length, stride=stride or self._half)
+        return TextEvaluation.of(together(self._likelihoods(windows)), text_bytes)
+
+    def score(self, lines: Iterable[str]) -> Iterator[Likelihood]:
+        """How probable each line is by itself, token by token, with its end where documents are lines or paragraphs.
+
+        Read, scored and handed out by windows, in order.
+        """
+        iterator = iter(lines)
+        while chunk := list(islice(iterator, WINDOW_LINES)):
+            owners: list[int] = []
+            windows: list[Window] = []
+            for owner, ids in enumerate(self.language.wholes(chunk)):
+                row = np.asarray(ids)
+                for window in next_token_windows(row, length=self.block_length, stride=self._half):
+                    owners.append(owner)
+                    windows.append(window)
+            found = [Likelihood(0.0, 0)] * len(chunk)
+            for owner, likelihood in zip(owners, self._likelihoods(windows), strict=True):
+                found[owner] = together([found[owner], likelihood])
+            yield from found
+
+    @torch.no_grad()
+    def attend(self, sentence: str) -> TextAttention:
+        """What every layer and head attends to in a text, the begin mark included.
+
+        Raises:
+            DataError: the text is empty or longer than a block.
+        """
+        ids = self.language.prompt(sentence)
+        if not 1 < len(ids) <= self.block_length:
+            raise DataError(f"the text has {len(ids) - 1} tokens; expected 1 to {self.block_length - 1}")
+        return text_attention(self.tokenizer, ids, self.model.attend(torch.tensor([ids], device=self.device)))
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    @property
+    def _half(self) -> int:
+        return max(self.block_length // 2, 1)
+
+    @torch.no_grad()
+    def _likelihoods(self, windows: Iterable[Window]) -> Iterator[Likelihood]:
+        for batch in window_batches(windows, places=BATCH_PLACES):
+            yield from likelihoods(self.model(batch.tokens.to(self.device)), batch.targets.to(self.device))

@@ -1,0 +1,163 @@
+"""The text of a language model's run: each file is opened once, cut into tokens, and kept on disk in the run folder.
+
+How much text there is decides where its tail for validation begins, and the tokenizer needs all of the rest before the
+first of it can be cut. So the lines go to a file without a name in the run folder (`regard.text.spool`), and all passes
+but the first read that. It is gone when the tokens are there.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.errors import DataError, RunFolderError
+from regard.tasks.language_modelling.config import TextConfig
+from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
+from regard.tasks.runs.run import Say
+from regard.tasks.runs.run_folder import RunFolder
+from regard.text.lines import Reader, read_lines
+from regard.text.running_text import TextStore, pieces
+from regard.text.spool import Spool
+from regard.text.tokenizers import Tokenizer, recipe
+
+# The most that is split off for validation: enough for three digits of the loss.
+MOST_VALID_BYTES = 10_000_000
+# A tokenizer learns from so many lines at most, evenly spread: its trainer keeps every word that it has met.
+MOST_TOKENIZER_LINES = 4_000_000
+
+
+class TextCorpus(NamedTuple):
+    """The tokenizer of a run, and its text as tokens."""
+
+    tokenizer: Tokenizer
+    train: TextStore
+    valid: TextStore
+
+
+def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
+    """Read the text, train the tokenizer, and store the tokens; done once for a run.
+
+    Each file is opened once, so that it may be a pipe (`/dev/stdin`).
+
+    Raises:
+        DataError: a line or file that cannot be read, or too little text.
+        OSError: the disk is full.
+    """
+    folder.data.mkdir(exist_ok=True)
+    reader = _Lines(config.data, config)
+    with Spool(reader, folder.data) as lines:
+        if reader.skipped:
+            say(f"{reader.skipped:,} bad lines left out; the first: {reader.first_skipped}")
+        if not lines:
+            raise DataError(f"{_names(config)}: expected text, got nothing; name a file that has some")
+        parts = _parts(config, lines, reader.size_bytes)
+        if config.warm_start is not None:
+            tokenizer = load_tokenizer(RunFolder(config.warm_start))
+        else:
+            learnt_from = islice(parts["train"](), None, None, -(-len(lines) // MOST_TOKENIZER_LINES))
+            tokenizer = recipe(config.tokenizer, config.vocab_size).train(line + "\n" for line in learnt_from)
+        tokenizer.save(folder.path / "tokenizer.json")
+        stores = {name: _store(config, folder, name, lines_of(), tokenizer) for name, lines_of in parts.items()}
+    for name, store in stores.items():
+        unknown = f", {store.unknown:,} of them unknown" if store.unknown else ""
+        say(f"{name}: {store.text_bytes:,} bytes, {len(store):,} tokens{unknown}")
+    say(f"vocabulary of {len(tokenizer):,} tokens")
+    counts = {f"{name}_bytes": store.text_bytes for name, store in stores.items()}
+    write_prepared(folder, {**counts, "fingerprint": tokenizer.fingerprint()})
+
+
+def open_text(folder: RunFolder) -> TextCorpus:
+    """What `prepare_text` left.
+
+    Raises:
+        RunFolderError: a part is absent, cut short, or of another run.
+    """
+    tokenizer = load_tokenizer(folder)
+    train, valid = (TextStore.open(folder.data / f"{part}.tokens", tokenizer) for part in ("train", "valid"))
+    return TextCorpus(tokenizer, train, valid)
+
+
+def load_tokenizer(folder: RunFolder) -> Tokenizer:
+    """The tokenizer of a run.
+
+    Raises:
+        RunFolderError: it is absent, cut short, or of another run.
+    """
+    prepared, path = read_prepared(folder), folder.path / "tokenizer.json"
+    check_file(path, folder, prepared)
+    tokenizer = Tokenizer.load(path)
+    if tokenizer.fingerprint() != prepared.get("fingerprint"):
+        raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
+    return tokenizer
+
+
+class _Lines(Iterator[str]):
+    """The lines of several files, how much text they were so far, and how many bad ones were skipped."""
+
+    def __init__(self, paths: tuple[Path, ...], config: TextConfig) -> None:
+        self._readers: list[Reader[str]] = [read_lines(path, bad_lines=config.bad_lines) for path in paths]
+        self._lines = (line for reader in self._readers for line in reader)
+        self.size_bytes = 0
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.size_bytes += _size(line)
+        return line
+
+    @property
+    def skipped(self) -> int:
+        return sum(reader.skipped for reader in self._readers)
+
+    @property
+    def first_skipped(self) -> str | None:
+        return next((reader.first_skipped for reader in self._readers if reader.skipped), None)
+
+
+def _parts(config: TextConfig, lines: Spool, total: int) -> dict[str, Callable[[], Iterator[str]]]:
+    """How to read the lines to train on, and those to validate on: the tail of `total` bytes, or other files."""
+    if config.valid:
+        return {"train": lambda: iter(lines), "valid": lambda: _Lines(config.valid, config)}
+    cut = total - min(round(config.valid_share * total), MOST_VALID_BYTES)
+    return {"train": lambda: _before(cut, lines), "valid": lambda: _after(cut, lines)}
+
+
+def _before(cut: int, lines: Iterable[str]) -> Iterator[str]:
+    """The lines that begin before byte `cut` of the text."""
+    read = 0
+    for line in lines:
+        if read >= cut:
+            return
+        yield line
+        read += _size(line)
+
+
+def _after(cut: int, lines: Iterable[str]) -> Iterator[str]:
+    """The lines that begin at byte `cut` or after it."""
+    read = 0
+    for line in lines:
+        if read >= cut:
+            yield line
+        read += _size(line)
+
+
+def _size(line: str) -> int:
+    """Bytes of a line in UTF-8, its line feed counted."""
+    return len(line.encode()) + 1
+
+
+def _store(config: TextConfig, folder: RunFolder, name: str, lines: Iterator[str], tokenizer: Tokenizer) -> TextStore:
+    path = folder.data / f"{name}.tokens"
+    whole = config.documents != "file"
+    store = TextStore.build(path, pieces(lines, config.documents), tokenizer, is_whole=whole)
+    needed = config.block_length + 1 if name == "train" else 2
+    if len(store) < needed:
+        purpose = {"train": "to train on", "valid": "for validation"}[name]
+        raise DataError(
+            f"{_names(config)}: too little text {purpose}: expected {needed} tokens or more, got {len(store)}; "
+            "give more text (also with --valid) or lower --block-length"
+        )
+    return store
+
+
+def _names(config: TextConfig) -> str:
+    return ", ".join(map(str, config.data))

@@ -1,0 +1,208 @@
+"""Language models: train one on running text, to predict the next token or to fill in masked ones."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import IO, Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.models.decoder_only import DecoderOnly
+from regard.models.encoder_only import EncoderOnly
+from regard.tasks.language_modelling import causal as writer
+from regard.tasks.language_modelling import masked as filler
+from regard.tasks.language_modelling.causal import Writer
+from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
+from regard.tasks.language_modelling.corpus import open_text, prepare_text
+from regard.tasks.language_modelling.masked import Filler
+from regard.tasks.pictures.validation_examples import look_at_text
+from regard.tasks.runs.run import Job, Options, train_run, warm_up
+from regard.tasks.runs.run_folder import RunFolder
+from regard.text.blocks import (
+    BlockPlan,
+    Blocks,
+    TextBatch,
+    Window,
+    masked,
+    masked_windows,
+    next_token_windows,
+    next_tokens,
+    window_batches,
+)
+from regard.text.tokenizers import PAD
+from regard.training.distributed.ranks import Ranks
+from regard.training.losses import LossSum
+from regard.training.optimizers import adamw
+from regard.training.output_loss import output_cross_entropy
+from regard.training.protocols import BatchSize, Loss, Validate
+from regard.training.reporting.events import Callback
+from regard.weights import AttentionMap
+
+
+def train_language_model(
+    config: LanguageModelConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: IO[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Writer:
+    """Train a language model and leave all of it in `config.out`.
+
+    Args, errors and the behaviour under `torchrun` are those of `regard.tasks.translation.train.train`.
+
+    Returns:
+        The best model of the run by validation loss.
+    """
+    device = run_language_model(config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks)
+    return Writer.load(config.out, device=device)
+
+
+def train_masked_language_model(
+    config: MaskedLanguageModelConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: IO[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Filler:
+    """Train a model to fill in masked tokens and leave all of it in `config.out`.
+
+    Args, errors and the behaviour under `torchrun` are those of `regard.tasks.translation.train.train`.
+
+    Returns:
+        The best model of the run by validation loss.
+    """
+    device = run_masked_language_model(
+        config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks
+    )
+    return Filler.load(config.out, device=device)
+
+
+def run_language_model(config: LanguageModelConfig, **options: Unpack[Options]) -> str:
+    """Train as `train_language_model` does, without loading the model in the end; the device that it ran on."""
+    return train_run(writer.TASK, config, prepare_text, next_token_job, **options)
+
+
+def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[Options]) -> str:
+    """Train as `train_masked_language_model` does, without loading the model in the end; the device that it ran on."""
+    return train_run(filler.TASK, config, prepare_text, masked_job, **options)
+
+
+class TextBatches:
+    """The batches of a text for the training loop: blocks, and what is made of them."""
+
+    def __init__(self, plan: BlockPlan, make: Callable[[Blocks], TextBatch]) -> None:
+        self._plan, self._make = plan, make
+
+    def epoch(self, epoch: int, start: int) -> Iterator[TextBatch]:
+        """This rank's batches of a pass from index `start` on."""
+        return map(self._make, self._plan.epoch(epoch, start))
+
+    def size(self, batch: TextBatch) -> BatchSize:
+        """Nothing is padded."""
+        return BatchSize(batch.tokens.numel(), batch.tokens.numel())
+
+
+def next_token_loss(model: nn.Module, batch: TextBatch) -> LossSum:
+    """Summed loss of each next token in nats, and their number."""
+    loss = partial(output_cross_entropy, targets=batch.targets, ignore_index=PAD)
+    return LossSum(*model(batch.tokens, loss=loss))
+
+
+def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
+    """Summed loss of the masked tokens in nats, and their number."""
+    loss = partial(output_cross_entropy, targets=batch.targets, ignore_index=PAD)
+    return LossSum(*model(batch.tokens, batch.lengths, loss=loss))
+
+
+def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
+    """What the training loop trains and validates, from a folder that `prepare_text` filled."""
+    corpus = open_text(folder)
+    model = DecoderOnly(config.model, vocab_size=len(corpus.tokenizer))
+    _check_positions(config, model.max_length)
+    warm_up(model, config, folder)
+    batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=1), next_tokens)
+
+    def windows() -> Iterator[Window]:
+        return next_token_windows(corpus.valid.tokens, length=config.block_length, stride=config.block_length)
+
+    validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
+    look = look_at_text(model, corpus, config.pictures, config.block_length, model.attend)
+    return Job(model, batches, next_token_loss, _optimizer(config, model), validate, look)
+
+
+def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
+    """What the training loop trains and validates, from a folder that `prepare_text` filled."""
+    corpus = open_text(folder)
+    vocab_size = len(corpus.tokenizer)
+    model = EncoderOnly(config.model, vocab_size=vocab_size + 1)  # the mask is one more
+    _check_positions(config, model.max_length)
+    warm_up(model, config, folder)
+    make = partial(masked, vocab_size=vocab_size, mask_id=vocab_size)
+    batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=0), make)
+
+    def windows() -> Iterator[Window]:
+        tokens = corpus.valid.tokens
+        return masked_windows(tokens, length=config.block_length, vocab_size=vocab_size, mask_id=vocab_size)
+
+    validate = _validation(config, masked_loss, model, windows, fabric)
+
+    def attend(tokens: Tensor) -> Mapping[str, AttentionMap]:
+        return model.attend(tokens, torch.tensor([tokens.shape[1]], device=tokens.device))
+
+    look = look_at_text(model, corpus, config.pictures, config.block_length, attend)
+    return Job(model, batches, masked_loss, _optimizer(config, model), validate, look)
+
+
+def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> BlockPlan:
+    return BlockPlan(
+        tokens,
+        length=config.block_length,
+        overlap=overlap,
+        batch_tokens=config.batch_tokens,
+        seed=config.seed,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+    )
+
+
+def _optimizer(config: TextConfig, model: nn.Module) -> torch.optim.Optimizer:
+    return adamw(model, weight_decay=config.weight_decay, betas=(0.9, config.beta2), eps=1e-8)
+
+
+def _validation(
+    config: TextConfig,
+    loss: Loss,
+    model: nn.Module,
+    windows: Callable[[], Iterable[Window]],
+    fabric: Any,
+    *,
+    text_bytes: int | None = None,
+) -> Validate:
+    """The mean loss on the validation text, shared out among the ranks; and bits per byte, if its size is given."""
+    places = max(config.batch_tokens, config.block_length)
+
+    def validate() -> dict[str, float]:
+        sums = torch.zeros(2, dtype=torch.float64)
+        batches = window_batches(windows(), places=places)
+        for batch, counts in Ranks.of(fabric).share_out(batches):
+            part = loss(model, fabric.to_device(batch))
+            sums += counts * torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
+        total, count = fabric.all_reduce(sums, reduce_op="sum").tolist()
+        metrics = {"loss": total / max(count, 1.0)}
+        if text_bytes is None:
+            return metrics
+        return metrics | {"bits_per_byte": total / math.log(2) / max(text_bytes, 1)}
+
+    return validate
+
+
+def _check_positions(config: TextConfig, positions: int | None) -> None:
+    if positions is not None and config.block_length > positions:
+        raise ArgumentError(
+            f"the model has {positions} positions and trains on blocks of {config.block_length} tokens: "
+            "lower --block-length or raise --model.max-length"
+        )

@@ -1,0 +1,1 @@
+"""What a trained model attended to, as pictures."""

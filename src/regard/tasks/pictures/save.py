@@ -1,0 +1,64 @@
+"""What a trained model attended to, as a picture and as a page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from regard.tasks.pictures.token_maps import Seen
+from regard.views.heatmap import Panel, heatmap_grid
+from regard.views.page.html import Example, Map, save_page
+from regard.weights import AttentionMap
+
+
+class Attends(Protocol):
+    """A trained model that shows what it attends to: a `Translator`, a `Writer` or a `Filler`."""
+
+    def attend(self, sentence: str) -> Seen:
+        """Use the model on a sentence, and look."""
+        ...
+
+
+def save_pictures(model: Attends, sentences: Sequence[str], folder: Path, *, title: str) -> list[Path]:
+    """Use a model on sentences and write attention.png (one map each) and attention.html (every layer and head).
+
+    Args:
+        model: its attention is shown.
+        sentences: one panel and one choice of the page each.
+        folder: made if it is not there.
+        title: of both.
+
+    Returns:
+        The two files.
+
+    Raises:
+        DataError: a sentence is empty or too long.
+        MissingExtraError: matplotlib is not installed.
+        OSError: a file cannot be written.
+    """
+    seen = [(sentence, model.attend(sentence)) for sentence in sentences]
+    folder.mkdir(parents=True, exist_ok=True)
+    picture, page = folder / "attention.png", folder / "attention.html"
+    panels = [panel(sentence, attention) for sentence, attention in seen]
+    heatmap_grid(panels, title=title).savefig(picture)
+    save_page(page, [page_example(sentence, attention) for sentence, attention in seen], title=title)
+    return [picture, page]
+
+
+def panel(sentence: str, attention: Seen) -> Panel:
+    """The map to show first, averaged over its heads: a translation's alignment, or a text's last layer."""
+    weights = _dense(attention.maps[attention.shown]).mean(0)
+    return Panel(weights, *attention.labels(attention.shown), sentence)
+
+
+def page_example(sentence: str, attention: Seen) -> Example:
+    """Every map of a text."""
+    maps = {name: Map(weights, *attention.labels(name)) for name, weights in attention.maps.items()}
+    return Example(sentence, maps, show=attention.shown)
+
+
+def _dense(weights: AttentionMap | Tensor) -> Tensor:
+    with torch.no_grad():
+        return weights.dense() if isinstance(weights, AttentionMap) else weights

@@ -1,0 +1,39 @@
+"""What a model in training attends to in a few fixed sentences, drawn at every validation."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from regard.tasks.pictures.save import panel
+from regard.tasks.pictures.token_maps import Seen
+from regard.views.heatmap import heatmap_grid
+from regard.views.pixels import pixels
+
+Look = Callable[[], Sequence[tuple[str, Seen]]]
+"""Sentences, and what the model attends to in them now."""
+
+
+class Snapshots:
+    """Draws what a look sees: the mean over the heads of the map that is shown first.
+
+    Args:
+        look: the sentences and their maps.
+        say: is told, once, if nothing can be drawn: a picture is no reason to end a training.
+    """
+
+    def __init__(self, look: Look, say: Callable[[str], None]) -> None:
+        self._look: Look | None = look
+        self._say = say
+
+    def __call__(self) -> Mapping[str, npt.NDArray[np.uint8]]:
+        """The picture (height, width, 3) of now, by its name; nothing if it cannot be drawn."""
+        if self._look is None:
+            return {}
+        try:
+            panels = [panel(sentence, seen) for sentence, seen in self._look()]
+            return {"attention": pixels(heatmap_grid(panels, across=1))}
+        except Exception as error:  # whatever is wrong with it
+            self._look = None
+            self._say(f"no heatmaps for TensorBoard: {' '.join(str(error).split()) or type(error).__name__}")
+            return {}

@@ -1,0 +1,92 @@
+"""Sentences of the validation data that are looked at again and again while a model trains."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.tasks.language_modelling.corpus import TextCorpus
+from regard.tasks.pictures.snapshots import Look
+from regard.tasks.pictures.token_maps import Seen, text_attention
+from regard.tasks.translation.attend import forced_attention
+from regard.tasks.translation.config import Model
+from regard.tasks.translation.corpus import Corpus
+from regard.text.pair_store import TokenStore
+from regard.weights import AttentionMap
+
+# Labels of longer sentences cannot be read in a small picture.
+LONGEST_TOKENS = 40
+
+
+def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
+    """How a translator aligns the first validation pairs that are not too long, told to write their targets."""
+    chosen = short_pairs(corpus.valid, count)
+    if not chosen:
+        return None
+    tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
+
+    def look() -> list[tuple[str, Seen]]:
+        seen: list[tuple[str, Seen]] = []
+        with evaluating(model):
+            for index in chosen:
+                source, target = corpus.valid.source(index).tolist(), corpus.valid.target(index).tolist()
+                told = [*target, tokenizers[1].marks.end_id]
+                seen.append((tokenizers[0].decode(source), forced_attention(model, *tokenizers, source, told)))
+        return seen
+
+    return look
+
+
+def look_at_text(
+    model: nn.Module,
+    corpus: TextCorpus,
+    count: int,
+    block_length: int,
+    attend: Callable[[Tensor], Mapping[str, AttentionMap]],
+) -> Look | None:
+    """What a model attends to in stretches of the validation text, evenly apart.
+
+    Args:
+        model: put into evaluation mode meanwhile.
+        corpus: its validation text is looked at.
+        count: stretches; 0 looks at none.
+        block_length: the most tokens of one.
+        attend: the maps of a row of tokens (1, T).
+    """
+    tokens, length = corpus.valid.tokens, min(block_length, LONGEST_TOKENS, len(corpus.valid))
+    starts = [number * (len(tokens) - length) // max(count, 1) for number in range(count)]
+    if not starts or not length:
+        return None
+
+    def look() -> list[tuple[str, Seen]]:
+        seen: list[tuple[str, Seen]] = []
+        with evaluating(model), torch.no_grad():
+            device = next(model.parameters()).device
+            for start in dict.fromkeys(starts):
+                ids = tokens[start : start + length].tolist()
+                maps = attend(torch.tensor([ids], device=device))
+                seen.append((f"from token {start:,}", text_attention(corpus.tokenizer, ids, maps)))
+        return seen
+
+    return look
+
+
+def short_pairs(store: TokenStore, count: int) -> list[int]:
+    """The first pairs whose sides are both short enough to be read; if there are none, the shortest."""
+    longest = np.maximum(store.source_lengths, store.target_lengths)
+    short = np.flatnonzero(longest <= LONGEST_TOKENS)
+    chosen: list[int] = (short if len(short) else np.argsort(longest, kind="stable"))[:count].tolist()
+    return chosen
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode while the block runs, and back."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,105 @@
+"""Choose a run's best model again when training is over: among the models that it kept, and their means."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.tasks.config import TrainingConfig
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.registry import task_of
+from regard.tasks.runs.run_folder import RunFolder
+from regard.training.averaging import mean_of
+from regard.training.checkpoints import Checkpoints, fill_model
+from regard.training.distributed.devices import start_fabric
+
+TRAINED = "trained"
+"""Where the best model by training goes when another takes its place."""
+
+
+class Candidate(NamedTuple):
+    """A model that a run could end with, and how good it is on the run's validation data."""
+
+    checkpoints: tuple[str, ...]
+    """Of one checkpoint, or of several whose weights are averaged."""
+    metrics: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        """What one calls it."""
+        first, last = self.checkpoints[0], self.checkpoints[-1]
+        return first if first == last else f"mean of {len(self.checkpoints)}: {first} to {last}"
+
+
+def choose(
+    folder: Path | str,
+    *,
+    by: Literal["loss", "bleu"] = "loss",
+    beam_size: int = 5,
+    device: str = "auto",
+) -> list[Candidate]:
+    """Score the best and the last model of a run, those it kept and means of these; make the winner its best.
+
+    The means are those of the last 2, 4, 8, ... and of all models that were kept (`TrainingConfig.keep`).
+    The best model by training is kept beside the new one, as checkpoint `trained`, and is a candidate too.
+
+    Args:
+        folder: a run folder.
+        by: the lowest validation loss, or for translators the highest BLEU of the validation sources' translations.
+        beam_size: hypotheses of the search for that.
+        device: "auto", "cpu", "cuda", ...
+
+    Returns:
+        Every candidate, the winner first.
+
+    Raises:
+        RunFolderError: the folder holds no run, or one that is cut short.
+        ArgumentError: BLEU of a language model, or a beam below 1.
+
+    Source: checkpoint averaging, Vaswani et al. 2017, section 6.1.
+    """
+    run = RunFolder(Path(folder))
+    task = task_of(run.path)
+    config: TrainingConfig = run.read_config(run.task(), task.config)
+    if by == "bleu":
+        if not isinstance(config, TranslationConfig):
+            raise ArgumentError(f"{run.path} is a run of the task {run.task()!r}, which has no BLEU: choose by loss")
+        config = replace(config, best_by="bleu", validation_beam=beam_size)
+    job = task.job(config, run, start_fabric(device, "float32"))
+    job.model.eval()
+    candidates = []
+    for names in _candidates(run.checkpoints):
+        fill_model(job.model, _weights(run.checkpoints, names), source=run.path / names[0])
+        with torch.no_grad():
+            candidates.append(Candidate(names, job.validate()))
+    candidates.sort(key=lambda candidate: candidate.metrics[by], reverse=by != "loss")
+    _make_best(run.checkpoints, candidates[0])
+    return candidates
+
+
+def _candidates(checkpoints: Checkpoints) -> Iterator[tuple[str, ...]]:
+    kept = checkpoints.kept()
+    for name in ("best", TRAINED, "last", *kept):
+        if checkpoints.has(name):
+            yield (name,)
+    counts = {min(2**power, len(kept)) for power in range(1, len(kept).bit_length() + 1)}
+    for count in sorted(counts - {0, 1}):
+        yield tuple(kept[-count:])
+
+
+def _weights(checkpoints: Checkpoints, names: tuple[str, ...]) -> dict[str, Tensor]:
+    return mean_of([checkpoints.load_model(name) for name in names])
+
+
+def _make_best(checkpoints: Checkpoints, chosen: Candidate) -> None:
+    """Put the chosen model where the best one is; the one by training stays beside it."""
+    if chosen.checkpoints == ("best",):
+        return
+    if not checkpoints.has(TRAINED):
+        checkpoints.save_model(TRAINED, checkpoints.load_model("best"), checkpoints.position("best"))
+    position = checkpoints.position(chosen.checkpoints[-1])
+    checkpoints.save_model("best", _weights(checkpoints, chosen.checkpoints), position)

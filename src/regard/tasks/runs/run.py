@@ -1,0 +1,233 @@
+"""A training run from its first command to its last checkpoint, whatever the task."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
+from typing import IO, Any, NamedTuple, TypedDict, TypeVar
+
+import torch
+from torch import nn
+
+from regard.errors import MissingExtraError, RegardError, RunFolderError
+from regard.tasks.config import TrainingConfig, make_fit_config, make_schedule
+from regard.tasks.runs.prepared import check_prepared
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.pictures.snapshots import Look, Snapshots
+from regard.training.bad_batches import bad_batches
+from regard.training.checkpoints import fill_model
+from regard.training.distributed.devices import choose_precision, find_device, has_whole_model, start_fabric
+from regard.training.reporting.display import PlainLines, watching
+from regard.training.reporting.events import Callback
+from regard.training.interrupts import ending_at_once
+from regard.storage.locks import locked
+from regard.training.reporting.logs import MetricsFile, TensorBoard
+from regard.training.protocols import Batches, Loss, Validate
+from regard.training.loop import fit
+from regard.training.random_state import seed_everything
+from regard.training.distributed.ranks import Ranks
+from regard.training.gradient_checkpointing import recompute_layers
+from regard.training.distributed.sharding import layers_shared_out, placed_as
+
+C = TypeVar("C", bound=TrainingConfig)
+Say = Callable[[str], None]
+Prepare = Callable[[C, RunFolder, Say], None]
+"""Reads the data of a run and leaves what training needs in the folder; its last file is prepared.json."""
+
+# What may change when a run is resumed; all else decides what the checkpoint means.
+WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep"})
+RESUMABLE = WATCHING | {"out", "steps", "patience", "bad_batches", "device", "strategy", "gradient_checkpointing"}
+
+
+class Job(NamedTuple):
+    """What a task hands to the training loop."""
+
+    model: nn.Module
+    batches: Batches[Any]
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    validate: Validate
+    look: Look | None = None
+    """What the model attends to now in a few fixed sentences."""
+
+
+class Options(TypedDict, total=False):
+    """How a run is begun and watched."""
+
+    resume: bool
+    overwrite: bool
+    progress: IO[str] | None
+    callbacks: Sequence[Callback]
+
+
+def train_run(
+    task: str,
+    config: C,
+    prepare: Prepare[C],
+    make_job: Callable[[C, RunFolder, Any], Job],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: IO[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> str:
+    """Begin a run or go on with one, and train to its end; the name of the device that it ran on.
+
+    Under `torchrun` every rank calls this; the folder is rank 0's.
+
+    Raises:
+        DataError: the text cannot be read, or is too little.
+        RunFolderError: the folder holds something else, or cannot be resumed with these settings.
+        ArgumentError: settings that do not go together.
+        NonFiniteError: the loss became NaN or infinite.
+        TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
+        Interrupted: SIGTERM came while the data was prepared.
+        OSError: the disk is full or the folder read-only.
+    """
+    make_fit_config(config), make_schedule(config)  # what is out of range is said before anything is touched
+    config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
+    fabric = start_fabric(config.device, config.precision, config.strategy)
+    folder = RunFolder(config.out)
+    with ending_at_once(), _alone(folder, fabric):
+        if fabric.is_global_zero:
+            _open_folder(task, config, folder, prepare, resume=resume, overwrite=overwrite, progress=progress)
+        Ranks.of(fabric).wait_for_the_first()
+        seed_everything(config.seed)  # the same weights on every rank ...
+        with layers_shared_out(fabric):
+            job = make_job(config, folder, fabric)
+        if config.gradient_checkpointing:
+            recompute_layers(job.model)
+        seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
+        with _watchers(folder, fabric, progress, job.look) as watchers:
+            fit(
+                job.model,
+                job.batches,
+                job.loss,
+                job.optimizer,
+                make_schedule(config),
+                config=make_fit_config(config),
+                fabric=fabric,
+                validate=job.validate,
+                checkpoints=folder.checkpoints,
+                callbacks=[*watchers, *callbacks],
+                bad_batches=bad_batches(config.bad_batches),
+            )
+        fabric.barrier()
+    return str(fabric.device)
+
+
+def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None:
+    """Begin with the weights of the run that `config.warm_start` names, unless training has a checkpoint already.
+
+    Raises:
+        RunFolderError: it is no run, or its model is another.
+    """
+    if config.warm_start is None or folder.checkpoints.has("last"):
+        return
+    before = RunFolder(config.warm_start)
+    fill_model(model, before.checkpoints.load_model("best", placed_as(model)), source=before.path / "best")
+
+
+@contextmanager
+def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
+    """Keep other processes out of the folder; rank 0 does so for all."""
+    if not fabric.is_global_zero:
+        yield
+        return
+    if not folder.path.exists():
+        folder.path.mkdir(parents=True)
+    with locked(folder.path) if folder.path.is_dir() else nullcontext():
+        yield
+
+
+def check_resumed(config: C, saved: C) -> None:
+    """Whether a run with the settings `saved` may go on with others.
+
+    Raises:
+        RunFolderError: a setting differs that a checkpoint depends on; names the first.
+    """
+    for name in (field.name for field in fields(config)):
+        ours, theirs = getattr(config, name), getattr(saved, name)
+        if ours != theirs and name not in RESUMABLE:
+            raise RunFolderError(f"the run in {config.out} has {name} {theirs}, not {ours}; it can only go on as it is")
+
+
+def _open_folder(
+    task: str,
+    config: C,
+    folder: RunFolder,
+    prepare: Prepare[C],
+    *,
+    resume: bool,
+    overwrite: bool,
+    progress: IO[str] | None,
+) -> None:
+    """Begin a run or go on with one, and get its data ready."""
+    goes_on = resume and folder.holds_a_run()  # so that the command of the first start is that of every restart
+    if goes_on:
+        check_resumed(config, folder.read_config(task, type(config)))
+        folder.write_config(task, config)
+    elif overwrite and folder.holds_a_run():
+        _replace(task, config, folder, prepare, progress)
+    else:
+        folder.begin(task, config)
+    folder.sweep()
+    if folder.prepared_file.exists():
+        check_prepared(folder)
+        return
+    if folder.checkpoints.has("last"):
+        raise RunFolderError(
+            f"{folder.prepared_file} is missing, and the checkpoints go with it: copy it again, or replace the run "
+            "(--overwrite)"
+        )
+    try:
+        with folder.log_file.open("a", encoding="utf-8") as log:
+            prepare(config, folder, _sayer(log, progress))
+    except RegardError:
+        # Bad data is mended and the command typed again: that must not meet the remains of a run.
+        if not goes_on:
+            folder.discard()
+        raise
+
+
+def _replace(task: str, config: C, folder: RunFolder, prepare: Prepare[C], progress: IO[str] | None) -> None:
+    """Prepare a run beside the one that is there, which stays until the new one's data have been read."""
+    with folder.replacement() as beside:
+        beside.begin(task, config)
+        with beside.log_file.open("a", encoding="utf-8") as log:
+            prepare(config, beside, _sayer(log, progress))
+
+
+def _sayer(*files: IO[str] | None) -> Say:
+    def say(line: str) -> None:
+        for file in files:
+            if file is not None:
+                print(line, file=file, flush=True)
+
+    return say
+
+
+@contextmanager
+def _watchers(folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None) -> Iterator[list[Callback]]:
+    """The files that keep a run's history, and its display; on rank 0 only."""
+    if not fabric.is_global_zero:
+        yield []
+        return
+    with folder.log_file.open("a", encoding="utf-8") as log:
+        say = _sayer(log, progress)
+        look = look if has_whole_model(fabric) else None
+        kept: list[Callback] = [MetricsFile(folder.metrics_file), *_tensorboard(folder, look, say), PlainLines(log)]
+        if progress is None:
+            yield kept
+        else:
+            with watching(progress) as show:
+                yield [*kept, show]
+
+
+def _tensorboard(folder: RunFolder, look: Look | None, say: Say) -> list[Callback]:
+    """TensorBoard's files, if it is installed: training goes on without them."""
+    snapshots = Snapshots(look, say) if look is not None else None
+    try:
+        return [TensorBoard(folder.tensorboard, snapshots)]
+    except MissingExtraError as error:
+        say(f"no curves and heatmaps for TensorBoard: {error}")
+        return []

@@ -1,0 +1,53 @@
+"""The settings of a run as a TOML file that people edit: `regard train --config run.toml`."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.errors import ArgumentError, MissingExtraError
+from regard.tasks.runs.serialisation import to_plain
+from regard.storage.atomic import write_atomically
+
+HEADER = """\
+# The settings of a run. Edit a copy and pass it on; flags on the command line go before what stands here:
+#     regard train --config run.toml --out runs/another
+# What is left out has its default.
+"""
+
+
+def write_toml(path: Path, task: str, config: Any) -> None:
+    """Write a task and its settings; a setting that is None is left out, as TOML has no such value.
+
+    Raises:
+        MissingExtraError: tomli-w is not installed.
+        OSError: it cannot be written.
+    """
+    try:
+        import tomli_w
+    except ImportError:
+        raise MissingExtraError("tomli-w", extra="text") from None
+    write_atomically(path, HEADER + tomli_w.dumps({"task": task, **_without_none(to_plain(config))}))
+
+
+def read_toml(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """The task that a file names, if it does, and the settings that it has, not yet checked.
+
+    Raises:
+        ArgumentError: there is no such file, or it is not TOML.
+    """
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArgumentError(f"cannot read the settings in {path} ({error.strerror}); check the path") from None
+    except ValueError as error:
+        raise ArgumentError(f"{path} is not TOML: {error}") from None
+    return settings.pop("task", None), settings
+
+
+def _without_none(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_none(value) if isinstance(value, Mapping) else value
+        for name, value in plain.items()
+        if value is not None
+    }

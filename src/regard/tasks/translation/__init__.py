@@ -1,0 +1,1 @@
+"""Translators: trained, used, evaluated."""

@@ -1,0 +1,45 @@
+"""What a translator attends to while it is told its target."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import torch
+
+from regard.tasks.pictures.token_maps import axis, merge
+from regard.tasks.translation.config import Model
+from regard.tasks.translation.results import Attention
+from regard.text.batches import collate
+from regard.text.codec import Codec
+from regard.weights import AttentionMap
+
+
+@torch.no_grad()
+def forced_attention(
+    model: Model, source_tokenizer: Codec, target_tokenizer: Codec, source: Sequence[int], tokens: Sequence[int]
+) -> Attention:
+    """What every layer and head of a model in evaluation mode attends to while it is told to write `tokens`.
+
+    Args:
+        model: is not changed.
+        source_tokenizer: of the source's ids.
+        target_tokenizer: of the target's.
+        source: ids of the source, without its end mark.
+        tokens: ids to be written, at least one; usually with the end mark.
+    """
+    marks = source_tokenizer.marks, target_tokenizer.marks
+    arrays = [np.asarray(source, dtype=np.int64)], [np.asarray(tokens[:-1], dtype=np.int64)]
+    batch, device = collate(*arrays, source_marks=marks[0], target_marks=marks[1]), next(model.parameters()).device
+    maps = model.attend(*(part.to(device) for part in (batch.source, batch.source_lengths, batch.target_input)))
+    looked_at, written, read = (
+        axis(source_tokenizer, [*source, marks[0].end_id]),
+        axis(target_tokenizer, tokens),
+        axis(target_tokenizer, [marks[1].begin_id, *tokens[:-1]]),
+    )
+    alignments = list(model.alignment_names)
+    merged = {}
+    for name, weights in maps.items():
+        encoder = name.startswith("encoder")
+        rows, columns = looked_at if encoder else written, looked_at if encoder or name in alignments else read
+        merged[name] = merge(cast(AttentionMap, weights[0]), rows, columns)
+    return Attention(looked_at.texts, written.texts, read.texts, merged, alignments)

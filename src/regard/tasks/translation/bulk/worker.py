@@ -1,0 +1,50 @@
+"""A process that translates for another: `python -m regard.tasks.translation.bulk.worker`, started by `regard.tasks.translation.bulk.worker_pool`.
+
+It is told once which run to load, and then answers each line of standard input, a job, by a line of standard
+output, its hypotheses or what went wrong, all in JSON. It ends when its input does, as it does when whoever
+started it is gone.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from regard.errors import RegardError
+from regard.tasks.translation.search_job import Job, search
+from regard.tasks.translation.translator import Translator
+
+
+def serve(requests: Iterable[str], answers: TextIO) -> None:
+    """Answer each request, in its order."""
+    decoder: Any = None
+    answer: dict[str, Any]
+    for line in requests:
+        request = json.loads(line)
+        try:
+            if "load" in request:
+                folder, checkpoint, precision = request["load"]
+                translator = Translator.load(Path(folder), device="cpu", checkpoint=checkpoint, precision=precision)
+                decoder, answer = translator.decoder, {"ready": os.getpid()}
+            else:
+                found = search(decoder, Job(**request["job"]))
+                answer = {"found": [[[one.tokens, one.score] for one in best] for best in found]}
+        except (RegardError, RuntimeError, MemoryError, OSError) as error:
+            answer = {"error": [type(error).__name__, str(error)]}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def main() -> None:
+    """One thread; answers go to what was standard output, and whatever else is printed to standard error."""
+    torch.set_num_threads(1)
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

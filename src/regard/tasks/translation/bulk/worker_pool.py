@@ -1,0 +1,196 @@
+"""Processes that share the sentences of a file among them, each with one thread and a model of its own.
+
+The matrices of a translator are small: two threads on one of its products wait for each other longer than they
+compute, and two processes on two batches do not. See "Decoding fast" in the documentation for what it is worth.
+"""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from regard import errors
+from regard.errors import ArgumentError, RegardError, WorkerError
+from regard.generation.protocol import Hypothesis
+from regard.tasks.translation.search_job import Job
+from regard.text.lines import raw_lines
+from regard.training.distributed.devices import Precision
+
+# Fewer lines are translated sooner than processes have started, torch and all.
+LINES_FOR_WORKERS = 4_096
+# One thread each, waited for by sleeping; and the allocator keeps what it has, as `regard` itself asks of it.
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_TOP_PAD_": str(2**28),
+    "MALLOC_MMAP_MAX_": "0",
+}
+
+
+class Workers(AbstractContextManager["Workers"]):
+    """So many processes that have loaded a run and search on demand.
+
+    Args:
+        folder: the run, as `Translator.load` reads it.
+        count: how many.
+        checkpoint: "best" or "last".
+        precision: in which they decode.
+
+    Raises:
+        ArgumentError: fewer than one.
+        RegardError: what loading the run raised in them.
+        WorkerError: one did not start.
+    """
+
+    def __init__(
+        self, folder: Path | str, count: int, *, checkpoint: str = "best", precision: Precision = "float32"
+    ) -> None:
+        if count < 1:
+            raise ArgumentError(f"workers must be at least 1, got {count}")
+        self._all: list[_Worker] = []
+        self._threads = ThreadPoolExecutor(count)
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        try:
+            self._all += [_Worker(number, count) for number in range(1, count + 1)]
+            load = {"load": [str(Path(folder).resolve()), checkpoint, precision]}
+            list(self._threads.map(lambda worker: worker.ask(load), self._all))
+        except BaseException:
+            self.close()
+            raise
+        for worker in self._all:
+            self._idle.put(worker)
+
+    def search(self, jobs: Iterable[Job]) -> list[list[list[Hypothesis]]]:
+        """The hypotheses of each job's sentences, in the order of the jobs.
+
+        Raises:
+            RegardError: what a job raised.
+            WorkerError: a process ended, or failed in a way that has no error of its own.
+        """
+        try:
+            return list(self._threads.map(self._ask_one, list(jobs)))
+        except BaseException:  # Ctrl-C too: what is under way is no longer wanted
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End them all, whatever they are doing."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._all:
+            worker.stop()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _ask_one(self, job: Job) -> list[list[Hypothesis]]:
+        worker = self._idle.get()
+        try:
+            found = worker.ask({"job": job.plain()})["found"]
+        finally:
+            self._idle.put(worker)
+        return [[Hypothesis(tokens, score) for tokens, score in best] for best in found]
+
+
+def workers_for(input: Path | None, wanted: int | None, device: torch.device) -> int:
+    """How many processes are to share a file's lines; 0 for the one that asks, alone.
+
+    Raises:
+        ArgumentError: fewer than one are wanted, or several and the model is not on the CPU.
+    """
+    if wanted is not None and wanted < 1:
+        raise ArgumentError(f"workers must be at least 1, got {wanted}")
+    if device.type != "cpu":
+        if (wanted or 1) > 1:
+            raise ArgumentError(f"workers share the work on the CPU, and the model is on {device}: give --device cpu")
+        return 0
+    if wanted is not None:
+        return wanted if wanted > 1 else 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores < 2 or input is None or not input.is_file():
+        return 0
+    is_long = sum(1 for _ in islice(raw_lines(input), LINES_FOR_WORKERS)) == LINES_FOR_WORKERS
+    return cores if is_long else 0
+
+
+@contextmanager
+def sharing(translator: Any, folder: Path | str, count: int) -> Iterator[None]:
+    """Let so many processes search for a `Translator` that was loaded from a folder; 0 for its own alone.
+
+    Raises:
+        WorkerError: one did not start.
+    """
+    if count == 0:
+        yield
+        return
+    with Workers(folder, count, precision=translator.precision) as translator.workers:
+        try:
+            yield
+        finally:
+            translator.workers = None
+
+
+class _Worker:
+    """One process, and the pipes to it."""
+
+    def __init__(self, number: int, count: int) -> None:
+        self._name = f"worker {number} of {count}"
+        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by stop)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "regard.tasks.translation.bulk.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            encoding="utf-8",
+            env={**os.environ, **SETTINGS, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,  # Ctrl-C is for the one that started it
+        )
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and wait for the answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = ""
+        with suppress(OSError, ValueError):  # a pipe that is closed at the other end, or by stop
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line.endswith("\n"):
+            raise WorkerError(f"{self._name} ended {self._end()}: with fewer workers there is more memory for each")
+        answer = json.loads(line)
+        if "error" in answer:
+            kind, message = answer["error"]
+            own = getattr(errors, kind, None)
+            if isinstance(own, type) and issubclass(own, RegardError):
+                raise own(message)
+            raise WorkerError(f"{self._name}: {kind}: {message}")
+        return answer
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._complaints):
+            with suppress(OSError, ValueError):
+                if stream is not None:
+                    stream.close()
+
+    def _end(self) -> str:
+        try:
+            status = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "its answers"
+        if status < 0:
+            return f"by signal {-status}"
+        self._complaints.seek(0)
+        last = self._complaints.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return f"with status {status}" + (f" ({last})" if last else "")

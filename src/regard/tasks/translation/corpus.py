@@ -1,0 +1,217 @@
+"""The text of a translation run: each file is opened once, cut into tokens, and kept on disk in the run folder.
+
+How many pairs there are decides which of them are held out, and the tokenizers need all of the text before the first of
+it can be cut. So the pairs go to a file without a name in the run folder (`regard.text.spool`), and all passes but the
+first read that. It is gone when the tokens are there.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.errors import DataError, RunFolderError
+from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
+from regard.tasks.runs.run import Say
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.config import TranslationConfig
+from regard.text.batches import Batch, collate, plan_batches
+from regard.text.lines import Reader
+from regard.text.pair_store import Lengths, TokenStore
+from regard.text.pairs import Pair, read_pairs
+from regard.text.sections import Indices, sections
+from regard.text.spool import Spool
+from regard.text.tokenizers import Tokenizer, recipe
+from regard.training.protocols import BatchSize
+
+# Of data without a validation file, this share is split off, and no more pairs than this.
+VALID_SHARE, MOST_VALID_PAIRS = 0.01, 2_000
+FEWEST_VALID_PAIRS = 20
+# Tokenizers learn from so many pairs at most, evenly spread: their trainers keep every word that they have met.
+MOST_TOKENIZER_PAIRS = 2_000_000
+
+
+class Corpus(NamedTuple):
+    """The tokenizers of a run, and its text as tokens."""
+
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    train: TokenStore
+    valid: TokenStore
+
+
+class TokenBatches:
+    """The batches of a store for the training loop, without the pairs that exceed a limit (end marks counted)."""
+
+    def __init__(
+        self, store: TokenStore, *, max_length: int, max_tokens: int, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self._store, self._max_length, self._seed = store, max_length, seed
+        self._plan: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, "rank": rank, "world_size": world_size}
+
+    def __len__(self) -> int:
+        return sum(len(self._fitting(rows)[0]) for rows in sections(len(self._store), seed=0, epoch=0))
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
+        """This rank's batches of a pass from index `start` on."""
+        store = self._store
+        for number, rows in enumerate(sections(len(store), seed=self._seed, epoch=epoch)):
+            fitting, *lengths = self._fitting(rows)
+            if number and not len(fitting):
+                continue
+            plan = plan_batches(*lengths, epoch=epoch, section=number, **self._plan)
+            for chosen in plan[start:]:
+                pairs = fitting[chosen].tolist()
+                yield collate([store.source(i) for i in pairs], [store.target(i) for i in pairs])
+            start = max(start - len(plan), 0)
+
+    def _fitting(self, rows: Indices) -> tuple[Indices, Lengths, Lengths]:
+        """The pairs that exceed no limit, and their lengths."""
+        source, target = self._store.lengths(rows)
+        longest = np.maximum(source, target) + 1 <= self._max_length
+        fits = longest & (source + target + 2 <= self._plan["max_tokens"])
+        return rows[fits], source[fits], target[fits]
+
+    def size(self, batch: Batch) -> BatchSize:
+        """Tokens and places of a batch, source and target."""
+        return BatchSize(batch.tokens, batch.padded_tokens)
+
+
+def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> None:
+    """Read the pairs, train the tokenizers, and store the tokens; done once for a run.
+
+    Each file is opened once, so that it may be a pipe (`/dev/stdin`).
+
+    Raises:
+        DataError: a line or file that cannot be read, or too little data.
+        OSError: the disk is full.
+    """
+    folder.data.mkdir(exist_ok=True)
+    reader = _read(config.data, config)
+    with Spool(reader, folder.data) as pairs:
+        if reader.skipped:
+            say(f"{reader.skipped:,} bad lines left out; the first: {reader.first_skipped}")
+        tokenizers = _train_tokenizers(config, folder, pairs)
+        say(f"{len(pairs):,} pairs; vocabularies of {len(tokenizers[0]):,} and {len(tokenizers[1]):,} tokens")
+        train, valid = (_store(config, folder, part, tokenizers, pairs) for part in ("train", "valid"))
+    limits = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
+    left_out = len(train) - len(TokenBatches(train, seed=0, **limits))
+    if left_out:
+        say(f"{left_out:,} of {len(train):,} pairs are longer than max_length or batch_tokens allow: left out")
+    write_prepared(
+        folder,
+        {
+            "train_pairs": len(train),
+            "valid_pairs": len(valid),
+            "pairs_left_out": left_out,
+            "source_fingerprint": tokenizers[0].fingerprint(),
+            "target_fingerprint": tokenizers[1].fingerprint(),
+        },
+    )
+
+
+def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
+    """What `prepare_corpus` left.
+
+    Raises:
+        RunFolderError: a part is absent, cut short, or of another run.
+    """
+    tokenizers = load_tokenizers(config, folder)
+    keys = {"source_tokenizer": tokenizers[0], "target_tokenizer": tokenizers[1]}
+    train, valid = (TokenStore.open(folder.data / f"{part}.tokens", **keys) for part in ("train", "valid"))
+    return Corpus(*tokenizers, train, valid)
+
+
+def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:
+    """The source and target tokenizers of a run.
+
+    Raises:
+        RunFolderError: one is absent, cut short, or of another run.
+    """
+    prepared = read_prepared(folder)
+    loaded = []
+    for side, path in zip(("source", "target"), _tokenizer_files(config, folder), strict=True):
+        check_file(path, folder, prepared)
+        tokenizer = Tokenizer.load(path)
+        if tokenizer.fingerprint() != prepared.get(f"{side}_fingerprint"):
+            raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
+        loaded.append(tokenizer)
+    return loaded[0], loaded[1]
+
+
+def _store(
+    config: TranslationConfig, folder: RunFolder, part: str, tokenizers: tuple[Tokenizer, Tokenizer], read: Spool
+) -> TokenStore:
+    pairs = _part(config, part, read)
+    first = next(pairs, None)
+    if first is None:
+        raise DataError(f"{_names(config.data)}: too few pairs to keep some for validation; give others with --valid")
+    return TokenStore.build(
+        folder.data / f"{part}.tokens",
+        chain([first], pairs),
+        source_tokenizer=tokenizers[0],
+        target_tokenizer=tokenizers[1],
+    )
+
+
+def _part(config: TranslationConfig, part: str, read: Spool) -> Iterator[Pair]:
+    """The pairs to train on or to validate on, out of those that were read, or of the files for validation."""
+    wanted = part == "valid"
+    if config.valid and wanted:
+        return _read(config.valid, config)
+    pairs = map(Pair._make, read)
+    if config.valid:
+        return pairs
+    held_out = _held_out(config.seed, len(read))
+    return (pair for pair in pairs if held_out(pair) == wanted)
+
+
+def _held_out(seed: int, count: int) -> Callable[[Pair], bool]:
+    """Whether a pair is for validation: decided by its source, so that no source is on both sides."""
+    wanted = min(max(VALID_SHARE * count, min(FEWEST_VALID_PAIRS, count / 5)), MOST_VALID_PAIRS)
+    threshold = int(wanted / count * 2**64)
+
+    def is_held_out(pair: Pair) -> bool:
+        digest = hashlib.blake2b(pair.source.encode(), digest_size=8, salt=seed.to_bytes(16, "little"))
+        return int.from_bytes(digest.digest(), "little") < threshold
+
+    return is_held_out
+
+
+def _train_tokenizers(config: TranslationConfig, folder: RunFolder, read: Spool) -> tuple[Tokenizer, Tokenizer]:
+    source_file, target_file = _tokenizer_files(config, folder)
+    if config.warm_start is not None:
+        source, target = load_tokenizers(config, RunFolder(config.warm_start))
+        source.save(source_file)
+        target.save(target_file)
+        return source, target
+    recipe_, every = recipe(config.tokenizer, config.vocab_size), -(-len(read) // MOST_TOKENIZER_PAIRS)
+
+    def pairs() -> Iterator[Pair]:
+        return islice(_part(config, "train", read), None, None, every)
+
+    if config.shared_vocabulary:
+        both = recipe_.train(text for pair in pairs() for text in pair)
+        both.save(source_file)
+        return both, both
+    source = recipe_.train(pair.source for pair in pairs())
+    target = recipe_.train(pair.target for pair in pairs())
+    source.save(source_file)
+    target.save(target_file)
+    return source, target
+
+
+def _tokenizer_files(config: TranslationConfig, folder: RunFolder) -> tuple[Path, Path]:
+    names = ("tokenizer.json",) * 2 if config.shared_vocabulary else ("source_tokenizer.json", "target_tokenizer.json")
+    return folder.path / names[0], folder.path / names[1]
+
+
+def _read(paths: Iterable[Path], config: TranslationConfig) -> Reader[Pair]:
+    return read_pairs(list(paths), format=config.data_format, bad_lines=config.bad_lines)
+
+
+def _names(paths: Iterable[Path]) -> str:
+    return ", ".join(map(str, paths))

@@ -1,0 +1,112 @@
+"""A folder that was downloaded, as the parts of a translator or of a writer."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RunFolderError
+from regard.models.convert import Pretrained, from_huggingface
+from regard.models.decoder_only import DecoderOnly
+from regard.models.transformer import Transformer
+from regard.storage.atomic import read_json
+from regard.tasks.language_modelling.text_format import Downloaded
+from regard.text.codec import Codec, Marks
+from regard.text.pretrained import TokenizerFile, pretrained_tokenizers
+
+# What a language model reads at once, however long a text its positions allow.
+LONGEST_BLOCK = 2_048
+
+
+class Parts(NamedTuple):
+    """What a translator is made of."""
+
+    model: Transformer
+    source_tokenizer: Codec
+    target_tokenizer: Codec
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Whether a folder's config.json is that of a Hugging Face model rather than of a run."""
+    path = folder / "config.json"
+    return path.is_file() and "model_type" in read_json(path)
+
+
+def writes_text(folder: Path) -> bool:
+    """Whether the model of a Hugging Face folder writes on after a text, rather than translates."""
+    return read_json(folder / "config.json").get("model_type") in ("gpt2", "llama")
+
+
+class TextParts(NamedTuple):
+    """What a writer is made of."""
+
+    model: DecoderOnly
+    language: Downloaded
+    block_length: int
+
+
+def load_pretrained_text(folder: Path) -> TextParts:
+    """The language model and the tokenizer of a Hugging Face folder.
+
+    Raises:
+        RunFolderError: it is no language model, cannot be read, or its parts do not fit together.
+        MissingExtraError: a library that reads it is not installed.
+    """
+    pretrained = from_huggingface(folder)
+    model = pretrained.model
+    if not isinstance(model, DecoderOnly):
+        raise RunFolderError(f"{folder} holds a {pretrained.family} model, which does not write on after a text")
+    marks, path = _marks(pretrained, folder), folder / "tokenizer.json"
+    if not path.is_file():
+        raise RunFolderError(f"{folder} has no tokenizer that regard reads: expected tokenizer.json")
+    tokenizer = TokenizerFile(path, marks)
+    _check_fit(folder, "", tokenizer, model.output.weight)
+    language = Downloaded(tokenizer, marks.begin_id, pretrained.end_ids, pretrained.banned_ids)
+    values = read_json(folder / "config.json")
+    positions = model.max_length or values.get("max_position_embeddings") or LONGEST_BLOCK
+    return TextParts(model, language, min(int(positions), LONGEST_BLOCK))
+
+
+def load_pretrained(folder: Path) -> Parts:
+    """The model and the tokenizers of a Hugging Face folder.
+
+    Raises:
+        RunFolderError: it does not translate, cannot be read, or its parts do not fit together.
+        MissingExtraError: a library that reads it is not installed.
+    """
+    pretrained = from_huggingface(folder)
+    model = pretrained.model
+    if not isinstance(model, Transformer):
+        raise RunFolderError(f"{folder} holds a {pretrained.family} model, which does not translate")
+    marks = _marks(pretrained, folder)
+    tokenizers = pretrained_tokenizers(folder, marks, marks)
+    embeddings = model.source_embedding, model.target_embedding
+    for side, tokenizer, embedding in zip(("source", "target"), tokenizers, embeddings, strict=True):
+        _check_fit(folder, f"{side} ", tokenizer, embedding.weight)
+    _ban(model, pretrained.banned_ids)
+    return Parts(model, *tokenizers)
+
+
+def _check_fit(folder: Path, side: str, tokenizer: Codec, rows: Tensor) -> None:
+    if len(tokenizer) > len(rows):
+        raise RunFolderError(
+            f"{folder}: the {side}tokenizer has {len(tokenizer)} tokens and the model {len(rows)}: "
+            "they are not of one folder"
+        )
+
+
+def _marks(pretrained: Pretrained, folder: Path) -> Marks:
+    if pretrained.begin_id is None or not pretrained.end_ids:
+        raise RunFolderError(f"{folder / 'config.json'} does not say which tokens begin and end a text")
+    pad_id = pretrained.end_ids[0] if pretrained.pad_id is None else pretrained.pad_id
+    return Marks(pad_id, pretrained.begin_id, pretrained.end_ids[0])
+
+
+def _ban(model: Transformer, ids: tuple[int, ...]) -> None:
+    """Tokens that are never to be written get the logit -inf: Marian's padding would win otherwise, at times."""
+    if not ids:
+        return
+    bias = torch.zeros(len(model.output.weight)) if model.output.bias is None else model.output.bias.detach().clone()
+    bias[list(ids)] = -torch.inf
+    model.output.bias = nn.Parameter(bias)

@@ -1,0 +1,70 @@
+"""A batch of sentences to be searched for, as plain numbers: any process that has the model can do it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.generation.beam import beam_search
+from regard.generation.filters import Constraint, ForcedPrefix, Vocabulary
+from regard.generation.greedy import greedy
+from regard.generation.protocol import Decodable, Hypothesis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Sentences to be translated together, and how."""
+
+    sources: Sequence[Sequence[int]]
+    """Token ids, end marks included."""
+    begin_id: int
+    end_id: int
+    max_steps: int
+    beam_size: int = 5
+    num_best: int = 1
+    length_penalty: float = 1.0
+    prefixes: Sequence[Sequence[int]] = ()
+    """What each answer begins with; none at all, or one for each source."""
+    vocabulary: Sequence[int] | None = None
+    """The tokens that answers may be made of; None for any."""
+    vocab_size: int = 0
+    """How many tokens there are, where `vocabulary` is given."""
+
+    def plain(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return asdict(self)
+
+
+def search(model: Decodable, job: Job) -> list[list[Hypothesis]]:
+    """The hypotheses of each sentence, best first.
+
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> job = Job(sources=[[4, 5, 2], [6, 2]], begin_id=1, end_id=2, max_steps=7, beam_size=3, num_best=2)
+    >>> [len(best) for best in search(model, job)]
+    [2, 2]
+    """
+    source, lengths = _padded(job.sources)
+    common: dict[str, Any] = {
+        "bos_id": job.begin_id, "eos_id": job.end_id, "max_steps": job.max_steps, "constraints": _constraints(job),
+    }  # fmt: skip
+    device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else torch.device("cpu")
+    given = source.to(device), lengths.to(device)
+    with torch.inference_mode():
+        if job.beam_size == 1:
+            return [[one] for one in greedy(model, *given, **common)]
+        common["length_penalty"] = job.length_penalty
+        return beam_search(model, *given, beam_size=job.beam_size, num_best=job.num_best, **common)
+
+
+def _constraints(job: Job) -> list[Constraint]:
+    forced: list[Constraint] = [ForcedPrefix(job.prefixes)] if any(job.prefixes) else []
+    return forced if job.vocabulary is None else [*forced, Vocabulary.of(job.vocabulary, job.vocab_size)]
+
+
+def _padded(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    lengths = [len(ids) for ids in sources]
+    rows = [[*ids, *[0] * (max(lengths) - len(ids))] for ids in sources]
+    return torch.tensor(rows), torch.tensor(lengths)

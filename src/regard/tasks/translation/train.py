@@ -1,0 +1,120 @@
+"""Translation: train a model on pairs of sentences; what comes out is a `Translator` and its run folder."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import IO, Any, Unpack
+
+from torch import nn
+
+from regard.errors import ArgumentError
+from regard.tasks.pictures.validation_examples import look_at_pairs
+from regard.tasks.runs.run import Job, Options, train_run, warm_up
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.config import TranslationConfig as TranslationConfig
+from regard.tasks.translation.config import make_model
+from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
+from regard.tasks.translation.results import Translation as Translation
+from regard.tasks.translation.translator import TASK
+from regard.tasks.translation.translator import Translator as Translator
+from regard.tasks.translation.validation import Validation
+from regard.text.batches import Batch
+from regard.text.tokenizers import PAD
+from regard.training.losses import LossSum
+from regard.training.optimizers import adamw
+from regard.training.output_loss import output_cross_entropy
+from regard.training.reporting.events import Callback
+
+
+def train(
+    config: TranslationConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: IO[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Translator:
+    """Train a translator and leave all of it in `config.out`.
+
+    Under `torchrun` every rank calls this; the folder is rank 0's.
+
+    Args:
+        config: what to train, on what, how long.
+        resume: go on with the run in `config.out` from its last checkpoint (from the start if it has none).
+        overwrite: replace the run in `config.out`.
+        progress: where progress is shown, live if it is a terminal; None shows nothing.
+        callbacks: called with every event of the training loop, on rank 0.
+
+    Returns:
+        The best model of the run by validation loss.
+
+    Raises:
+        DataError: the text cannot be read, or is too little.
+        RunFolderError: the folder holds something else, or cannot be resumed with these settings.
+        ArgumentError: settings that do not go together.
+        NonFiniteError: the loss became NaN or infinite.
+        TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
+        OSError: the disk is full or the folder read-only.
+    """
+    device = run_translation(config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks)
+    return Translator.load(config.out, device=device)
+
+
+def run_translation(config: TranslationConfig, **options: Unpack[Options]) -> str:
+    """Train as `train` does, without loading the model in the end; the name of the device that it ran on."""
+    return train_run(TASK, config, prepare_corpus, translation_job, **options)
+
+
+def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> Job:
+    """What the training loop trains and validates, from a folder that `prepare_corpus` filled."""
+    corpus = open_corpus(config, folder)
+    model = make_model(
+        config, source_vocab_size=len(corpus.source_tokenizer), target_vocab_size=len(corpus.target_tokenizer)
+    )
+    _check_positions(config, model.max_length)
+    warm_up(model, config, folder)
+    batches = TokenBatches(corpus.train, **_limits(config), rank=fabric.global_rank, world_size=fabric.world_size)
+    return Job(
+        model,
+        batches,
+        TeacherForcing(config.label_smoothing),
+        adamw(model, weight_decay=config.weight_decay),
+        Validation(
+            model,
+            TeacherForcing(),
+            TokenBatches(corpus.valid, **_limits(config)),
+            corpus.target_tokenizer,
+            config,
+            fabric,
+        ),
+        look_at_pairs(model, corpus, config.pictures),
+    )
+
+
+class TeacherForcing:
+    """The loss of a batch when the model reads the target up to each token and predicts the next."""
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self._label_smoothing = label_smoothing
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
+        """Summed loss in nats, and the number of target tokens."""
+        loss = partial(
+            output_cross_entropy,
+            targets=batch.target_output,
+            ignore_index=PAD,
+            label_smoothing=self._label_smoothing,
+        )
+        # Within the model's forward pass, where distributed training has the output layer's weights in place.
+        return LossSum(*model(batch.source, batch.source_lengths, batch.target_input, loss=loss))
+
+
+def _limits(config: TranslationConfig) -> dict[str, int]:
+    return {"max_length": config.max_length, "max_tokens": config.batch_tokens, "seed": config.seed}
+
+
+def _check_positions(config: TranslationConfig, positions: int | None) -> None:
+    if positions is not None and config.max_length > positions:
+        raise ArgumentError(
+            f"the model has {positions} positions and trains on sentences of up to {config.max_length} tokens: "
+            f"lower --max-length or raise --transformer.max-length"
+        )

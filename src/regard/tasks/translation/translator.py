@@ -1,0 +1,442 @@
+"""A trained translator: it translates, says how well, and shows what it attended to."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, DataError
+from regard.generation.filters import Vocabulary
+from regard.generation.protocol import Decodable, Hypothesis
+from regard.models.inference import prepare, why_not
+from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
+from regard.tasks.pictures.token_maps import Axis, axis, merge
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.attend import forced_attention
+from regard.tasks.translation.bulk.worker_pool import Workers
+from regard.tasks.translation.config import Model, TranslationConfig, make_model
+from regard.tasks.translation.copy_unknown import copies
+from regard.tasks.translation.corpus import load_tokenizers
+from regard.tasks.translation.options import Options, Request
+from regard.tasks.translation.pretrained import is_huggingface, load_pretrained
+from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
+from regard.tasks.translation.search_job import Job, search
+from regard.text.batches import Batch, collate
+from regard.text.codec import Codec
+from regard.text.lines import BadLines
+from regard.text.unicode import normalise
+from regard.training.checkpoints import fill_model
+from regard.training.distributed.devices import Precision, choose_precision, find_device
+from regard.training.losses import cross_entropy
+from regard.training.metrics import bleu, chrf, exact_match
+
+TASK = "translation"
+
+
+# Lines that are read, sorted by length and translated together; and the places of one batch of a beam.
+WINDOW_LINES = 1_024
+
+
+BATCH_PLACES = 4_096
+
+
+# Of a batch that is searched on the CPU, where more make a product no faster and leave its caches.
+CPU_SEARCH_PLACES = 2_048
+
+
+class Translator:
+    """A model with its tokenizers, ready to use."""
+
+    workers: Workers | None = None
+    """Processes that search in place of this one, while there are any; whoever sets them ends them."""
+
+    def __init__(
+        self, model: Model, source_tokenizer: Codec, target_tokenizer: Codec, *, precision: Precision = "float32"
+    ) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.precision: Precision = precision
+        self.source_tokenizer = source_tokenizer
+        self.target_tokenizer = target_tokenizer
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        device: str = "auto",
+        checkpoint: Literal["best", "last"] = "best",
+        precision: Precision = "float32",
+    ) -> "Translator":
+        """Read a run folder, or a downloaded folder of Hugging Face's with a translator in it.
+
+        Args:
+            folder: the folder.
+            device: auto, cpu, cuda, cuda:N or mps.
+            checkpoint: of a run, the best or the last.
+            precision: of the products of a search: float32, bf16, or auto, which is bf16 where the processor
+                multiplies it faster. Maps and losses stay in float32.
+
+        Raises:
+            RunFolderError: it is neither, is cut short, or its parts do not fit together.
+            ArgumentError: the device is not here.
+            MissingExtraError: a library that reads the folder's tokenizer is not installed.
+        """
+        if is_huggingface(Path(folder)):
+            parts = load_pretrained(Path(folder))
+            on_device = parts.model.to(find_device(device))
+            return cls(on_device, parts.source_tokenizer, parts.target_tokenizer, precision=precision)
+        run = RunFolder(Path(folder))
+        config = run.read_config(TASK, TranslationConfig)
+        source_tokenizer, target_tokenizer = load_tokenizers(config, run)
+        sizes = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
+        model = make_model(config, **sizes)
+        fill_model(model, run.checkpoints.load_model(checkpoint), source=run.path / checkpoint)
+        return cls(model.to(find_device(device)), source_tokenizer, target_tokenizer, precision=precision)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def decoder(self) -> Decodable:
+        """The model made ready to decode: see `regard.models.inference`. It has the weights of its first use.
+
+        Raises:
+            ArgumentError: bf16 was asked for, and the model does not decode in it.
+        """
+        chosen = choose_precision(self.precision, self.device)
+        if chosen == "float32" or (self.precision == "auto" and why_not(self.model) is not None):
+            return prepare(self.model)
+        return prepare(self.model, torch.bfloat16)
+
+    def translate(
+        self,
+        lines: Iterable[str | Request],
+        *,
+        beam_size: int = 5,
+        num_best: int = 1,
+        length_penalty: float = 1.0,
+        alignments: AlignmentOf | None = None,
+        copy_unknown: bool = False,
+        vocabulary: Vocabulary | None = None,
+        window_lines: int = WINDOW_LINES,
+        bad_lines: BadLines = "stop",
+    ) -> Iterator[Translation]:
+        """Translate sentences in order, in memory that does not grow with their number.
+
+        A window of lines is read, translated in batches of about one length, and handed out before the
+        next is read. A blank line stays a blank line.
+
+        Args:
+            lines: sentences, one each; a `Request` where a translation must begin with given words.
+            beam_size: hypotheses kept; 1 takes the most probable token at every step.
+            num_best: translations of each sentence, at most `beam_size`.
+            length_penalty: alpha of `regard.generation.beam.beam_search`: above 1 favours longer translations, 0 short ones.
+            alignments: what the candidates tell as what each token looked at, as `AlignmentOf(layer=-1)`.
+            copy_unknown: whether each token that stands for a word outside the vocabulary is printed as the
+                word of the source that it attends to most, by `alignments` or the last layer's mean.
+            vocabulary: what translations may be made of; see the method of that name.
+            window_lines: lines that are read before the first is answered; 1 answers each at once.
+            bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
+                and says why.
+
+        Raises:
+            ArgumentError: a number makes no sense, the model has no such layer or head, or there is nothing to
+                copy, as its tokenizer writes any word.
+            DataError: a sentence is longer than the model's positions; those before it are handed out first.
+        """
+        options = Options(
+            beam_size=beam_size,
+            num_best=num_best,
+            length_penalty=length_penalty,
+            alignments=alignments,
+            copy_unknown=copy_unknown,
+            vocabulary=vocabulary,
+        )
+        if window_lines < 1:
+            raise ArgumentError(f"window_lines must be at least 1, got {window_lines}")
+        numbered = enumerate(lines, start=1)
+        while window := list(islice(numbered, window_lines)):
+            answers = self.translate_window([line for _, line in window], options)
+            for (number, _), answer in zip(window, answers, strict=True):
+                if answer.problem and bad_lines == "stop":
+                    raise DataError(f"line {number}: {answer.problem}")
+                yield answer
+
+    def translate_window(self, lines: Sequence[str | Request], options: Options) -> list[Translation]:
+        """Translate some sentences together; what cannot be translated says so in its `problem`.
+
+        Raises:
+            ArgumentError: the model has no such layer or head, or nothing to copy.
+        """
+        self._check_options(options)
+        requests = [Request(line) if isinstance(line, str) else line for line in lines]
+        sources = self.source_tokenizer.encode_batch([request.source for request in requests])
+        prefixes = self._encode_prefixes(requests)
+        problems = [self._problem(*pair, options.vocabulary) for pair in zip(sources, prefixes, strict=True)]
+        possible = [[] if problem else source for source, problem in zip(sources, problems, strict=True)]
+        found = self._search(possible, options, prefixes)
+        answers = map(self._present, requests, possible, found, [options] * len(requests))
+        return [answer._replace(problem=problem) for answer, problem in zip(answers, problems, strict=True)]
+
+    def vocabulary(self, texts: Iterable[str]) -> Vocabulary:
+        """The tokens of texts, words or sentences, and the end mark: what `translate` may be kept to.
+
+        Each text is cut as it is at the beginning of a sentence and as it is after a space. Unknown words are
+        left out.
+
+        Raises:
+            DataError: the texts have no token.
+        """
+        both = [form for text in texts for form in (text, f" {text}")]
+        marks, unknown = self.target_tokenizer.marks, self.target_tokenizer.unknown_id
+        tokens = {token for ids in self.target_tokenizer.encode_batch(both) for token in ids} - {unknown, *marks}
+        if not tokens:
+            raise DataError("expected words that translations may be made of, got none that the model can write")
+        return Vocabulary.of(sorted({*tokens, marks.end_id}), self.model.output.out_features)
+
+    def fingerprint(self) -> str:
+        """Thirty-two hexadecimal digits that differ for models whose weights differ."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def evaluate(
+        self, pairs: Iterable[tuple[str, str | Sequence[str]]], *, beam_size: int = 5, length_penalty: float = 1.0
+    ) -> Evaluation:
+        """Translate the sources and compare with the references.
+
+        Args:
+            pairs: each a source and its reference, or several: a translation is compared with all of them, in
+                BLEU and chrF as sacrebleu does; exact is what equals one; the loss is that of every reference.
+            beam_size: hypotheses kept.
+            length_penalty: as for `translate`.
+
+        Raises:
+            DataError: there are no pairs, or one is longer than the model's positions.
+        """
+        sets = [(source, [target] if isinstance(target, str) else list(target)) for source, target in pairs]
+        if not sets:
+            raise DataError("there are no pairs to evaluate on")
+        references = [[normalise(target) for target in targets] for _, targets in sets]
+        answers = self.translate((source for source, _ in sets), beam_size=beam_size, length_penalty=length_penalty)
+        found = [one.text for one in answers]
+        streams = list(zip_longest(*references))  # the first reference of each, the second of each, ...
+        return Evaluation(
+            bleu(found, *streams),
+            chrf(found, *streams),
+            exact_match(found, *streams),
+            self.loss([(source, target) for source, targets in sets for target in targets]),
+            len(sets),
+        )
+
+    @torch.no_grad()
+    def loss(self, pairs: Sequence[tuple[str, str]]) -> float:
+        """Mean cross-entropy of the targets' tokens and end marks given their sources, in nats.
+
+        Raises:
+            DataError: a sentence is longer than the model's positions.
+        """
+        sources = self.source_tokenizer.encode_batch([source for source, _ in pairs])
+        targets = self.target_tokenizer.encode_batch([target for _, target in pairs])
+        self._check_lengths(sources, targets)
+        total, count = 0.0, 0
+        for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
+            batch = self._collate([sources[i] for i in rows], [targets[i] for i in rows])
+            logits = self.model(batch.source, batch.source_lengths, batch.target_input)
+            loss = cross_entropy(logits, batch.target_output, ignore_index=self.target_tokenizer.marks.pad_id)
+            total, count = total + float(loss.total), count + int(loss.count)
+        return total / count
+
+    @torch.no_grad()
+    def score(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
+        """How probable each target is, given its source: token by token, end mark included.
+
+        Read, scored and handed out by windows, in order.
+
+        Raises:
+            DataError: a sentence is longer than the model's positions.
+        """
+        iterator = iter(pairs)
+        while window := list(islice(iterator, WINDOW_LINES)):
+            sources = self.source_tokenizer.encode_batch([source for source, _ in window])
+            targets = self.target_tokenizer.encode_batch([target for _, target in window])
+            self._check_lengths(sources, targets)
+            found = [Likelihood(0.0, 0)] * len(window)
+            for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
+                batch = self._collate([sources[i] for i in rows], [targets[i] for i in rows])
+                logits = self.model(batch.source, batch.source_lengths, batch.target_input)
+                scored = likelihoods(logits, batch.target_output, pad_id=self.target_tokenizer.marks.pad_id)
+                for row, likelihood in zip(rows, scored, strict=True):
+                    found[row] = likelihood
+            yield from found
+
+    @torch.no_grad()
+    def attend(self, sentence: str, *, beam_size: int = 5) -> Attention:
+        """Translate a sentence and look at what every layer and head attended to.
+
+        Raises:
+            DataError: the sentence is empty or longer than the model's positions.
+        """
+        ids = self.source_tokenizer.encode_batch([sentence])
+        if problem := self._problem(ids[0]):
+            raise DataError(f"the sentence has {problem}")
+        if not ids[0]:
+            raise DataError("there is nothing to look at in an empty sentence")
+        (found,) = self._search(ids, Options(beam_size=beam_size))
+        tokens = found[0].tokens  # with the end mark, unless the translation was cut off before it
+        return forced_attention(self.model, self.source_tokenizer, self.target_tokenizer, ids[0], tokens)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _encode_prefixes(self, requests: Sequence[Request]) -> list[list[int]]:
+        if not any(request.prefix for request in requests):
+            return [[] for _ in requests]
+        return self.target_tokenizer.encode_batch([request.prefix for request in requests])
+
+    def _problem(
+        self, source: Sequence[int], prefix: Sequence[int] = (), vocabulary: Vocabulary | None = None
+    ) -> str | None:
+        """Why a sentence cannot be translated."""
+        limit = self.model.max_length
+        # With the end mark.
+        if limit is not None and len(source) + 1 > limit:
+            return f"{len(source) + 1} tokens, and the model takes {limit} at most"
+        if limit is not None and len(prefix) + 1 > limit:
+            return f"a prefix of {len(prefix) + 1} tokens, and the model writes {limit} at most"
+        if vocabulary is not None and not bool(vocabulary.tokens[list(prefix)].all()):
+            return "a prefix with words that the vocabulary leaves out"
+        return None
+
+    def _check_options(self, options: Options) -> None:
+        if options.alignments is not None:
+            options.alignments.chosen(self.model.alignment_names)
+        if options.copy_unknown and self.target_tokenizer.unknown_id is None:
+            raise ArgumentError(
+                "there are no unknown words to copy: the model's target tokenizer writes any word, piece by piece; "
+                "leave out copy_unknown"
+            )
+
+    def _check_lengths(self, sources: list[list[int]], targets: list[list[int]]) -> None:
+        limit = self.model.max_length
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+            longest = max(len(source), len(target)) + 1
+            if limit is not None and longest > limit:
+                raise DataError(f"pair {number}: {longest} tokens, and the model takes {limit} at most")
+
+    def _search(
+        self, ids: list[list[int]], options: Options, prefixes: Sequence[Sequence[int]] | None = None
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of each sentence, in the order given; none for an empty one."""
+        found: list[list[Hypothesis]] = [[] for _ in ids]
+        full = [i for i, tokens in enumerate(ids) if tokens]
+        places = CPU_SEARCH_PLACES if self.device.type == "cpu" else BATCH_PLACES
+        batches = [
+            [full[row] for row in rows]
+            for rows in _by_length([len(ids[i]) for i in full], max(places // options.beam_size, 1))
+        ]
+        jobs = [
+            self._job([ids[i] for i in rows], options, [prefixes[i] if prefixes else [] for i in rows])
+            for rows in batches
+        ]
+        answers = (search(self.decoder, job) for job in jobs) if self.workers is None else self.workers.search(jobs)
+        for rows, hypotheses in zip(batches, answers, strict=True):
+            sources = [ids[i] for i in rows]
+            for i, best in zip(rows, self._align(sources, hypotheses, options), strict=True):
+                found[i] = best
+        return found
+
+    def _job(self, sources: Sequence[Sequence[int]], options: Options, prefixes: Sequence[Sequence[int]]) -> Job:
+        longest = 2 * (max(map(len, sources)) + 1) + 50 + max(map(len, prefixes))  # a longer one has lost its way
+        marks, allowed = self.target_tokenizer.marks, options.vocabulary
+        return Job(
+            sources=[[*ids, self.source_tokenizer.marks.end_id] for ids in sources],
+            begin_id=marks.begin_id,
+            end_id=marks.end_id,
+            max_steps=min(longest, self.model.max_length or longest),
+            beam_size=options.beam_size,
+            num_best=options.num_best,
+            length_penalty=options.length_penalty,
+            prefixes=prefixes if any(prefixes) else (),
+            vocabulary=None if allowed is None else allowed.tokens.nonzero()[:, 0].tolist(),
+            vocab_size=0 if allowed is None else allowed.tokens.shape[-1],
+        )
+
+    def _align(
+        self, sources: Sequence[Sequence[int]], found: list[list[Hypothesis]], options: Options
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses with what each of their tokens attended to, where that is asked for.
+
+        Read from one teacher-forced pass: any layer and head of it, and the search has nothing to keep.
+        """
+        unknown = self.target_tokenizer.unknown_id if options.copy_unknown else None
+        asked = [
+            [options.alignments is not None or unknown in hypothesis.tokens for hypothesis in best] for best in found
+        ]
+        rows = [(n, k) for n, best in enumerate(asked) for k, is_asked in enumerate(best) if is_asked]
+        if not rows:
+            return found
+        tokens = [found[n][k].tokens for n, k in rows]
+        batch = self._collate([sources[n] for n, _ in rows], [written[:-1] for written in tokens])
+        with torch.inference_mode():
+            maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
+            weights = (options.alignments or AlignmentOf()).of(maps, self.model.alignment_names).cpu()
+        for (n, k), row, written in zip(rows, weights, tokens, strict=True):
+            # Without the padding of the batch.
+            found[n][k] = replace(found[n][k], alignment=row[: len(written), : len(sources[n]) + 1].clone())
+        return found
+
+    def _present(self, request: Request, ids: list[int], hypotheses: list[Hypothesis], options: Options) -> Translation:
+        source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
+        candidates = [self._candidate(request, source, hypothesis, options) for hypothesis in hypotheses]
+        return Translation(request.source, source.texts, candidates or [Candidate("", 0.0, [], None)])
+
+    def _candidate(self, request: Request, source: Axis, hypothesis: Hypothesis, options: Options) -> Candidate:
+        written = axis(self.target_tokenizer, hypothesis.tokens)
+        alignment = None
+        if options.alignments is not None and hypothesis.alignment is not None:
+            alignment = cast(Tensor, merge(hypothesis.alignment, written, source))
+        text = self.target_tokenizer.decode(hypothesis.tokens, unknown=self._unknown(request, hypothesis, options))
+        return Candidate(text, hypothesis.score, written.texts, alignment)
+
+    def _unknown(self, request: Request, hypothesis: Hypothesis, options: Options) -> list[str]:
+        """What to print for the unknown tokens of a hypothesis; those of the prefix are known to whoever gave it."""
+        unknown = self.target_tokenizer.unknown_id
+        if unknown is None or unknown not in hypothesis.tokens:
+            return []
+        (prefix,) = self._encode_prefixes([request])
+        given = zip(prefix, self.target_tokenizer.surfaces(request.prefix), strict=False)
+        words = [surface for token, surface in given if token == unknown]
+        if not options.copy_unknown or hypothesis.alignment is None:
+            return words
+        surfaces = self.source_tokenizer.surfaces(request.source)
+        return [*words, *copies(hypothesis.tokens, unknown, hypothesis.alignment, surfaces)[len(words) :]]
+
+    def _collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
+        arrays = ([np.asarray(ids, dtype=np.int64) for ids in side] for side in (sources, targets))
+        marks = self.source_tokenizer.marks, self.target_tokenizer.marks
+        batch = collate(*arrays, source_marks=marks[0], target_marks=marks[1])
+        return Batch(*(part.to(self.device) for part in batch))
+
+
+def _by_length(lengths: Sequence[int], places: int) -> Iterator[list[int]]:
+    """Indices in batches of like length, each at most `places` with padding (or one sentence), longest first."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and (len(batch) + 1) * (lengths[batch[0]] + 1) > places:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

@@ -1,0 +1,93 @@
+"""How good a translator is on its run's validation pairs: the loss, and BLEU where models are chosen by it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from regard.generation.beam import beam_search
+from regard.generation.greedy import greedy
+from regard.generation.protocol import Decodable
+from regard.models.inference import prepare
+from regard.tasks.translation.config import Model, TranslationConfig
+from regard.tasks.translation.corpus import TokenBatches
+from regard.text.batches import Batch
+from regard.text.tokenizers import PAD, Tokenizer
+from regard.training.distributed.ranks import Ranks
+from regard.training.distributed.sharding import gathered
+from regard.training.losses import LossSum
+from regard.training.metrics import BleuCounts
+
+
+class Validation:
+    """Scores a model on pairs, shared out among the ranks.
+
+    Args:
+        model: what is trained; scored as it is when called.
+        loss: of a model and a batch, without label smoothing.
+        batches: the validation pairs.
+        tokenizer: the target's, which turns tokens into text again.
+        config: `best_by` says whether BLEU is wanted, `validation_beam` how sources are translated for it.
+        fabric: a launched `lightning_fabric.Fabric`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        loss: Any,
+        batches: TokenBatches,
+        tokenizer: Tokenizer,
+        config: TranslationConfig,
+        fabric: Any,
+    ) -> None:
+        self._model, self._loss, self._batches = model, loss, batches
+        self._tokenizer, self._config, self._fabric = tokenizer, config, fabric
+
+    def __call__(self) -> dict[str, float]:
+        """The mean loss in nats, and BLEU (0..100) of the translations of the sources if it is wanted."""
+        metrics = {"loss": self._mean_loss()}
+        return metrics | {"bleu": self._bleu()} if self._config.best_by == "bleu" else metrics
+
+    def _share(self) -> Iterator[tuple[Batch, bool]]:
+        """This rank's batches, as many as any rank has; and whether they count."""
+        found = Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0))
+        return ((self._fabric.to_device(batch), counts) for batch, counts in found)
+
+    def _mean_loss(self) -> float:
+        sums = torch.zeros(2, dtype=torch.float64)
+        for batch, counts in self._share():
+            part: LossSum = self._loss(self._model, batch)
+            sums += counts * torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
+        total, count = self._fabric.all_reduce(sums, reduce_op="sum").tolist()
+        return total / max(count, 1.0)
+
+    def _bleu(self) -> float:
+        ours = BleuCounts()
+        with gathered(self._model):  # a search has as many steps as it needs, on every rank another number
+            decoder = prepare(self._model)
+            for batch, counts in self._share():
+                if counts:
+                    ours.add(
+                        self._translations(decoder, batch), [self._text(row) for row in batch.target_output.tolist()]
+                    )
+        whole = self._fabric.all_reduce(torch.tensor(ours.values, dtype=torch.float64), reduce_op="sum")
+        return BleuCounts(whole.tolist()).score()
+
+    def _translations(self, decoder: Decodable, batch: Batch) -> list[str]:
+        marks = self._tokenizer.marks
+        longest = 2 * batch.source.shape[1] + 50
+        settings: dict[str, Any] = {
+            "bos_id": marks.begin_id,
+            "eos_id": marks.end_id,
+            "max_steps": min(longest, self._model.max_length or longest),
+        }
+        if self._config.validation_beam == 1:
+            found = greedy(decoder, batch.source, batch.source_lengths, **settings)
+        else:
+            beam = self._config.validation_beam
+            nbest = beam_search(decoder, batch.source, batch.source_lengths, beam_size=beam, **settings)
+            found = [best[0] for best in nbest]
+        return [self._text(hypothesis.tokens) for hypothesis in found]
+
+    def _text(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode([token for token in tokens if token != PAD])

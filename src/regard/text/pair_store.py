@@ -1,0 +1,183 @@
+"""Tokenised pairs on disk, memory-mapped, so that a corpus may be larger than memory.
+
+One file: the tokens of source 0, target 0, source 1, target 1, ... in a row; the positions where each of
+them begins; a footer in JSON that says how to read these; the footer's length and a signature.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from regard.errors import ArgumentError, RunFolderError
+from regard.storage.mapped import damaged, open_mapped, write_footer
+from regard.text.files import replacing
+from regard.text.lines import StrPath
+from regard.text.tokenizers import Tokenizer
+
+T = TypeVar("T")
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+Lengths = npt.NDArray[np.int32]
+
+# Pairs tokenised and written at a time: what bounds the memory, and feeds the tokenizer's threads.
+CHUNK_PAIRS = 4096
+
+
+class _Footer(NamedTuple):
+    dtype: str
+    tokens_bytes: int
+    pairs: int
+    fingerprints: list[str]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file before the footer."""
+        return _aligned(self.tokens_bytes) + 8 * (2 * self.pairs + 1)
+
+
+class TokenStore:
+    """Tokenised pairs in a file; reading pair i touches the pages that hold it and no more.
+
+    >>> from regard.text.tokenizers import Characters
+    >>> tokenizer = Characters().train(["abc"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "pairs.tokens")
+    ...     store = TokenStore.build(path, [("ab", "c"), ("a", "bcb")], tokenizer, tokenizer)
+    ...     print(len(store), store.target(1), store.source_lengths)
+    2 [5 6 5] [2 1]
+    """
+
+    def __init__(self, path: StrPath) -> None:
+        self._path = Path(path)
+        raw, self._footer = _mapped(self._path)
+        tokens_bytes, starts_bytes = self._footer.tokens_bytes, 8 * (2 * self._footer.pairs + 1)
+        starts_at = _aligned(tokens_bytes)
+        self._tokens = raw[:tokens_bytes].view(self._footer.dtype)
+        self._starts = raw[starts_at : starts_at + starts_bytes].view(np.int64)
+
+    def __len__(self) -> int:
+        return self._footer.pairs
+
+    def __repr__(self) -> str:
+        return f"TokenStore({str(self._path)!r}, {len(self):,} pairs, {len(self._tokens):,} tokens)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenStore, (self._path,)
+
+    @property
+    def source_lengths(self) -> Lengths:
+        """Tokens of each source, no special ones counted; shape (pairs,), made when it is asked for."""
+        return self.lengths(slice(None))[0]
+
+    @property
+    def target_lengths(self) -> Lengths:
+        """Tokens of each target, no special ones counted; shape (pairs,), made when it is asked for."""
+        return self.lengths(slice(None))[1]
+
+    def lengths(self, rows: slice | npt.NDArray[np.integer]) -> tuple[Lengths, Lengths]:
+        """Tokens of the source and the target of some pairs, no special ones counted; shape (rows,) each."""
+        begins, middles, ends = self._starts[:-1:2], self._starts[1::2], self._starts[2::2]
+        source = middles[rows] - begins[rows]
+        target = ends[rows] - middles[rows]
+        return source.astype(np.int32), target.astype(np.int32)
+
+    def source(self, index: int) -> Tokens:
+        """Tokens of a source, shape (source_lengths[index],), read-only."""
+        return self._piece(2 * self._checked(index))
+
+    def target(self, index: int) -> Tokens:
+        """Tokens of a target, shape (target_lengths[index],), read-only."""
+        return self._piece(2 * self._checked(index) + 1)
+
+    @classmethod
+    def build(
+        cls,
+        path: StrPath,
+        pairs: Iterable[tuple[str, str]],
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+    ) -> "TokenStore":
+        """Tokenise pairs into a file, a chunk at a time, and open it; an older file there is replaced.
+
+        Raises:
+            DataError: a pair cannot be read.
+            OSError: the file cannot be written; an older one is left as it was.
+        """
+        dtype = np.dtype(np.uint16 if max(map(len, (source_tokenizer, target_tokenizer))) <= 2**16 else np.int32)
+        with replacing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as starts:
+            ends = np.zeros(1, np.int64)
+            starts.write(ends.tobytes())
+            for chunk in _chunks(pairs, CHUNK_PAIRS):
+                sides = [
+                    source_tokenizer.encode_batch(source for source, _ in chunk),
+                    target_tokenizer.encode_batch(target for _, target in chunk),
+                ]
+                pieces = [ids for pair in zip(*sides, strict=True) for ids in pair]
+                file.write(np.fromiter(chain.from_iterable(pieces), dtype).tobytes())
+                ends = ends[-1] + np.cumsum([len(ids) for ids in pieces], dtype=np.int64)
+                starts.write(ends.tobytes())
+            _finish(file, starts, dtype.str, _fingerprints(source_tokenizer, target_tokenizer))
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: StrPath, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> "TokenStore":
+        """Open a file that `build` made with these tokenizers.
+
+        Raises:
+            RunFolderError: the file is absent, cut short, another program's, or made with other tokenizers.
+        """
+        store = cls(path)
+        if store._footer.fingerprints != _fingerprints(source_tokenizer, target_tokenizer):
+            raise RunFolderError(f"{path} was made with other tokenizers than these; delete it to have it made again")
+        return store
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise ArgumentError(f"expected the number of a pair from 0 to {len(self) - 1}, got {index}")
+        return index
+
+    def _piece(self, number: int) -> Tokens:
+        piece: Tokens = self._tokens[self._starts[number] : self._starts[number + 1]]
+        return piece
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def _fingerprints(source: Tokenizer, target: Tokenizer) -> list[str]:
+    return [source.fingerprint(), target.fingerprint()]
+
+
+def _aligned(size_bytes: int) -> int:
+    """Rounded up to where 8-byte numbers may stand."""
+    return -(-size_bytes // 8) * 8
+
+
+def _finish(file: IO[bytes], starts: IO[bytes], dtype: str, fingerprints: list[str]) -> None:
+    """After the tokens: padding, where each sentence begins, the footer."""
+    tokens_bytes = file.tell()
+    pairs = (starts.tell() // 8 - 1) // 2
+    file.write(bytes(_aligned(tokens_bytes) - tokens_bytes))
+    starts.seek(0)
+    shutil.copyfileobj(starts, file)
+    write_footer(file, _Footer(dtype, tokens_bytes, pairs, fingerprints)._asdict())
+
+
+def _mapped(path: Path) -> tuple[npt.NDArray[np.uint8], _Footer]:
+    """The bytes of the file, not yet read, and its footer."""
+    raw, record = open_mapped(path)
+    try:
+        footer = _Footer(**record)
+        if footer.size_bytes == len(raw):
+            return raw, footer
+    except TypeError:
+        pass
+    raise damaged(path)

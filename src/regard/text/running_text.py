@@ -1,0 +1,223 @@
+"""Running text: files as one row of tokens on disk, documents apart, memory-mapped; and text that comes in pieces."""
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from regard.errors import ArgumentError, RunFolderError
+from regard.storage.mapped import damaged, open_mapped, write_footer
+from regard.text.files import replacing
+from regard.text.labels import Label
+from regard.text.lines import StrPath
+from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
+
+Documents = Literal["file", "paragraphs", "lines"]
+"""What a document is: all there is, what stands between blank lines, or a line."""
+
+# Pieces tokenised and written at a time: what bounds the memory, and feeds the tokenizer's threads.
+CHUNK_PIECES = 4096
+
+
+class Piece(NamedTuple):
+    """A line of a document."""
+
+    text: str
+    """With its line feed, except where a line is a document."""
+    begins: bool
+    """Whether a document begins with it."""
+
+
+def pieces(lines: Iterable[str], documents: Documents) -> Iterator[Piece]:
+    r"""The pieces of documents, from lines without their ends.
+
+    Raises:
+        ArgumentError: there is no such kind of document.
+
+    >>> [tuple(piece) for piece in pieces(["a", "", "", "b", "c"], "paragraphs")]
+    [('a\n', True), ('b\n', True), ('c\n', False)]
+    """
+    if documents not in get_args(Documents):
+        raise ArgumentError(f"documents must be one of {', '.join(get_args(Documents))}, got {documents!r}")
+    begins = True
+    for line in lines:
+        if documents == "file" or line.strip():
+            yield Piece(line if documents == "lines" else line + "\n", begins)
+            begins = documents == "lines"
+        else:
+            begins = True
+
+
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text as a store has them: cut line by line, where the line feed ends a line."""
+    *lines, last = text.split("\n")
+    return list(chain.from_iterable(tokenizer.encode_batch([*(line + "\n" for line in lines), last])))
+
+
+class _Footer(NamedTuple):
+    dtype: str
+    tokens: int
+    text_bytes: int
+    documents: int
+    unknown: int
+    is_whole: bool
+    fingerprint: str
+
+
+class TextStore:
+    """The tokens of documents in a row: BOS, document, EOS, BOS, document, EOS, ...; read where they are looked at.
+
+    Text that is one document, "file", has no EOS: where it is cut it does not end.
+
+    >>> import tempfile
+    >>> from regard.text.tokenizers import Characters
+    >>> tokenizer = Characters().train(["abc"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = TextStore.build(Path(folder, "x.tokens"), pieces(["ab", "c"], "lines"), tokenizer, is_whole=True)
+    ...     print(store.tokens, store.text_bytes)
+    [1 4 5 2 1 6 2] 5
+    """
+
+    def __init__(self, path: StrPath) -> None:
+        self._path = Path(path)
+        raw, record = open_mapped(self._path)
+        try:
+            self._footer = _Footer(**record)
+            self.tokens: npt.NDArray[np.integer[Any]] = raw.view(self._footer.dtype)
+        except (TypeError, ValueError):
+            raise damaged(self._path) from None
+        if len(self.tokens) != self._footer.tokens:
+            raise damaged(self._path)
+
+    def __len__(self) -> int:
+        return self._footer.tokens
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TextStore, (self._path,)
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the text in UTF-8; what separates documents counts as one, for which EOS stands."""
+        return self._footer.text_bytes
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return self._footer.documents
+
+    @property
+    def unknown(self) -> int:
+        """How many tokens are unknown ones."""
+        return self._footer.unknown
+
+    @classmethod
+    def build(cls, path: StrPath, pieces: Iterable[Piece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
+        """Tokenise pieces into a file, a chunk at a time, and open it; an older file there is replaced.
+
+        Args:
+            path: of the file.
+            pieces: in the order of the text.
+            tokenizer: cuts them.
+            is_whole: whether documents end, so that EOS stands behind each.
+
+        Raises:
+            DataError: a piece cannot be read.
+            OSError: the file cannot be written; an older one is left as it was.
+        """
+        dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.int32)
+        tokens = text_bytes = documents = unknown = 0
+        iterator = iter(pieces)
+        with replacing(path) as file:
+            while chunk := list(islice(iterator, CHUNK_PIECES)):
+                row: list[int] = []
+                for piece, ids in zip(chunk, tokenizer.encode_batch(piece.text for piece in chunk), strict=True):
+                    if piece.begins:
+                        row += [EOS, BOS] if is_whole and documents else [BOS]
+                        documents += 1
+                    row += ids
+                file.write(np.asarray(row, dtype).tobytes())
+                tokens += len(row)
+                unknown += row.count(UNK)
+                text_bytes += sum(len(piece.text.encode()) + (is_whole and piece.begins) for piece in chunk)
+            if is_whole and documents:
+                file.write(np.asarray([EOS], dtype).tobytes())
+                tokens += 1
+            footer = _Footer(dtype.str, tokens, text_bytes, documents, unknown, is_whole, tokenizer.fingerprint())
+            write_footer(file, footer._asdict())
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: StrPath, tokenizer: Tokenizer) -> "TextStore":
+        """Open a file that `build` made with this tokenizer.
+
+        Raises:
+            RunFolderError: the file is absent, cut short, another program's, or made with another tokenizer.
+        """
+        store = cls(path)
+        if store._footer.fingerprint != tokenizer.fingerprint():
+            raise RunFolderError(f"{path} was made with another tokenizer than this; delete it to have it made again")
+        return store
+
+
+class PieceBytes(Protocol):
+    """Tells what each token adds to a text."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """In UTF-8; perhaps part of a character only."""
+        ...
+
+    def labels(self, ids: Sequence[int]) -> list[Label]:
+        """What to print for the tokens on an axis, in order."""
+        ...
+
+
+class TextStream:
+    """Text from tokens, as they come: what is not yet a whole character, or may become a stop string, is held back.
+
+    >>> from regard.text.tokenizers import ByteLevelBPE
+    >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
+    >>> stream = TextStream(tokenizer, stop=["END"])
+    >>> [stream.add(token) for token in tokenizer.encode("aéE.")]
+    ['a', '', 'é', '', 'E.']
+    """
+
+    def __init__(self, tokenizer: PieceBytes, *, stop: Sequence[str] = ()) -> None:
+        if not all(stop):
+            raise ArgumentError("a stop string must have at least one character")
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped = False
+        """Whether a stop string came; nothing comes after it, and it is not handed out."""
+
+    def add(self, token: int) -> str:
+        """The text that is certain after one more token."""
+        return self._hand_out(self._decoder.decode(self._tokenizer.bytes_of(token)), is_last=False)
+
+    def finish(self) -> str:
+        """What is held back; half of a character prints as U+FFFD."""
+        return self._hand_out(self._decoder.decode(b"", final=True), is_last=True)
+
+    def _hand_out(self, text: str, *, is_last: bool) -> str:
+        if self.stopped:
+            return ""
+        self._held += text
+        ends = [at for one in self._stop if (at := self._held.find(one)) >= 0]
+        if ends:
+            self.stopped = True
+            text, self._held = self._held[: min(ends)], ""
+            return text
+        keep = 0 if is_last else max((_overlap(self._held, one) for one in self._stop), default=0)
+        cut = len(self._held) - keep
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The most characters at the end of a text that a stop string begins with."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,1 @@
+"""Training on several processes: devices, ranks, sharing parameters, files of shares."""

@@ -1,0 +1,42 @@
+"""The settings of the training loop."""
+
+from dataclasses import dataclass
+
+from regard.errors import ArgumentError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitConfig:
+    """When to stop, validate and save."""
+
+    steps: int = 10_000
+    """Updates to make in all."""
+    accumulate: int = 1
+    """Batches whose gradients are summed for one update."""
+    clip_norm: float = 1.0
+    """Gradients longer than this are shortened to it; 0 leaves them."""
+    validate_every: int = 500
+    """Steps between two validations."""
+    save_every: int = 500
+    """Steps between two checkpoints."""
+    log_every: int = 20
+    """Steps between two reports."""
+    patience: int = 0
+    """Validations without a better model before training ends; 0 never ends it early."""
+    ema_decay: float = 0.0
+    """Of the moving average of the weights, which is then validated and kept as the best; 0 keeps none."""
+    keep: int = 0
+    """How many models of the latest validations stay on the disk, to be averaged or chosen among."""
+    best_by: str = "loss"
+    """The metric of a validation that says which model is best; but for "loss", more is better."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges once."""
+        for name in ("steps", "accumulate", "validate_every", "save_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("clip_norm", "patience", "keep"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if not 0.0 <= self.ema_decay < 1.0:
+            raise ArgumentError(f"ema_decay must be at least 0 and below 1, got {self.ema_decay}")

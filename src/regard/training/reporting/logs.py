@@ -1,0 +1,109 @@
+"""What a run leaves behind to be looked at later: a line of JSON an event, and TensorBoard's files."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from regard.errors import MissingExtraError
+from regard.storage.atomic import write_atomically
+from regard.training.reporting.events import Event, Saved, Skipped, Started, Stepped, Validated
+
+
+class MetricsFile:
+    """A callback that appends one JSON object a line: what was trained, and what was validated.
+
+    A run that resumes from step n forgets the lines after n, which will be written again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, event: Event) -> None:
+        """Write one event, at once: a killed run keeps its history."""
+        match event:
+            case Started():
+                self._forget_after(event.step)
+            case Stepped():
+                self._append({"event": "train", **asdict(event)})
+            case Skipped():
+                self._append({"event": "skipped", **asdict(event)})
+            case Validated():
+                scores = {"step": event.step, "is_best": event.is_best, "patience_used": event.patience_used}
+                self._append({"event": "valid", **scores, **event.metrics})
+            case _:
+                pass
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def _forget_after(self, step: int) -> None:
+        if not self.path.exists():
+            return
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if _step_of(line) <= step]
+        if kept != lines:
+            write_atomically(self.path, b"".join(kept))
+
+
+def _step_of(line: bytes) -> float:
+    """The step of a line; infinity for one that was cut short by a kill, or damaged."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+Pictures = Callable[[], Mapping[str, npt.NDArray[np.uint8]]]
+"""Draws pictures (height, width, 3) of a model as it is now, by name."""
+
+
+class TensorBoard:
+    """A callback that writes every figure as a TensorBoard scalar, and pictures at every validation.
+
+    Args:
+        folder: where event files go; a resumed run adds one.
+        pictures: what is drawn, if anything.
+
+    Raises:
+        MissingExtraError: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path, pictures: Pictures | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtraError("tensorboard", extra="text") from None
+        self._make_writer = SummaryWriter
+        self._folder = folder
+        self._pictures = pictures
+        self._writer: Any = None
+
+    def __call__(self, event: Event) -> None:
+        """Write one event."""
+        match event:
+            case Started():
+                # Scalars after the step that a run resumes from are hidden by purge_step.
+                self._writer = self._make_writer(str(self._folder), purge_step=event.step + 1)
+            case Stepped():
+                self._add("train", asdict(event), event.step)
+            case Validated():
+                self._add("valid", event.metrics, event.step)
+                for name, picture in (self._pictures() if self._pictures else {}).items():
+                    self._writer.add_image(name, picture, event.step, dataformats="HWC")
+            case Saved():
+                self._writer.flush()
+            case Skipped():
+                pass
+            case _:
+                self._writer.close()
+
+    def _add(self, group: str, figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            if name not in ("step", "seconds_left"):
+                self._writer.add_scalar(f"{group}/{name}", value, step)

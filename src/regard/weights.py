@@ -14,10 +14,11 @@ from regard.maps import statistics as st
 from regard.maps.base import DENSE_LIMIT_BYTES as DENSE_LIMIT_BYTES
 from regard.maps.base import LazyMap
 from regard.maps.derived import Weighted
-from regard.maps.indices import human, positions
+from regard.maps.indices import positions
 from regard.maps.products import DotSoftmax
 from regard.maps.sources import OfCall
 from regard.maps.tiles import Source, Statistic
+from regard.mechanisms.byte_size import human
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.tensor_tree import tensors_mapped
 

@@ -132,7 +132,7 @@ def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path
     before = snapshot(run)
     config = replace(settings_of(run), steps=9)
     for how in ({"resume": True}, {"overwrite": True}):
-        with locked(run), pytest.raises(RunFolderError, match="another process is training in"):
+        with locked(run, refusal="not this one"), pytest.raises(RunFolderError, match="another process is training in"):
             train(config, **how)
     assert snapshot(run) == before
     assert train(replace(config, steps=4), resume=True)

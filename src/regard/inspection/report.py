@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.inspection.maps import WatchedMap
+from regard.mechanisms.byte_size import human
 
 if TYPE_CHECKING:
     from regard.inspection.watch import Observed, Seen
@@ -129,16 +130,3 @@ def count(n: int, what: str) -> str:
     ('1 map', '2 maps')
     """
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def human(size: float) -> str:
-    """A size in bytes for people.
-
-    >>> human(1536)
-    '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -10,8 +10,8 @@ from regard.errors import ArgumentError, NotKeptError
 from regard.inspection.capture.factors import undisturbed
 from regard.maps import statistics as st
 from regard.maps.base import DENSE_LIMIT_BYTES, Summary, check_names
-from regard.maps.indices import human
 from regard.maps.tiles import Statistic
+from regard.mechanisms.byte_size import human
 from regard.weights import AttentionMap
 
 Answers = dict[Statistic, tuple[Tensor, ...]]

@@ -12,9 +12,10 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError, TooLargeError
 from regard.maps import statistics as st
 from regard.maps.bins import Bins
-from regard.maps.indices import expand_ellipsis, human, positions
+from regard.maps.indices import expand_ellipsis, positions
 from regard.maps.statistics import TopK
 from regard.maps.tiles import Source, Statistic, one_pass
+from regard.mechanisms.byte_size import human
 
 if TYPE_CHECKING:
     from regard.maps.spectrum import Spectrum

@@ -12,9 +12,9 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.maps import statistics as st
 from regard.maps.base import LazyMap
-from regard.maps.indices import human
 from regard.maps.sources import OfAverage, OfFactor, OfSelection, OfSteps
 from regard.maps.tiles import Rows, Source, Statistic
+from regard.mechanisms.byte_size import human
 
 
 class _Derived(LazyMap):

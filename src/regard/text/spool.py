@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from regard.storage.atomic import naming
+
 # A block is written once it has so many characters: this bounds the memory, and makes calls of JSON few.
 BLOCK_CHARACTERS = 2**20
 _SIZE_BYTES = 8
@@ -56,12 +58,9 @@ class Spool(AbstractContextManager["Spool"]):
 
     def _write(self, block: list[Any], folder: Path) -> None:
         content = json.dumps(block, ensure_ascii=False, separators=(",", ":")).encode()
-        try:
+        with naming(folder):  # the file has no name
             self._file.write(len(content).to_bytes(_SIZE_BYTES, "little") + content)
             self._file.flush()
-        except OSError as error:  # a full disk is reported without the name of the file, and this one has none
-            error.filename = str(folder)
-            raise
         self._count += len(block)
         self._end += _SIZE_BYTES + len(content)
 

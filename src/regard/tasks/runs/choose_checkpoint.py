@@ -10,9 +10,9 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.tasks.config import TrainingConfig
-from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.registry import task_of
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.config import TranslationConfig
 from regard.training.averaging import mean_of
 from regard.training.checkpoints import Checkpoints, fill_model
 from regard.training.distributed.devices import start_fabric

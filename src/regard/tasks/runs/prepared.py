@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RunFolderError
-from regard.tasks.runs.run_folder import RunFolder
 from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
+from regard.tasks.runs.run_folder import RunFolder
 
 
 def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:

@@ -9,24 +9,24 @@ import torch
 from torch import nn
 
 from regard.errors import MissingExtraError, RegardError, RunFolderError
+from regard.storage.locks import locked
 from regard.tasks.config import TrainingConfig, make_fit_config, make_schedule
+from regard.tasks.pictures.snapshots import Look, Snapshots
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.pictures.snapshots import Look, Snapshots
 from regard.training.bad_batches import bad_batches
 from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import choose_precision, find_device, has_whole_model, start_fabric
+from regard.training.distributed.ranks import Ranks
+from regard.training.distributed.sharding import layers_shared_out, placed_as
+from regard.training.gradient_checkpointing import recompute_layers
+from regard.training.interrupts import ending_at_once
+from regard.training.loop import fit
+from regard.training.protocols import Batches, Loss, Validate
+from regard.training.random_state import seed_everything
 from regard.training.reporting.display import PlainLines, watching
 from regard.training.reporting.events import Callback
-from regard.training.interrupts import ending_at_once
-from regard.storage.locks import locked
 from regard.training.reporting.logs import MetricsFile, TensorBoard
-from regard.training.protocols import Batches, Loss, Validate
-from regard.training.loop import fit
-from regard.training.random_state import seed_everything
-from regard.training.distributed.ranks import Ranks
-from regard.training.gradient_checkpointing import recompute_layers
-from regard.training.distributed.sharding import layers_shared_out, placed_as
 
 C = TypeVar("C", bound=TrainingConfig)
 Say = Callable[[str], None]
@@ -135,7 +135,8 @@ def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
         return
     if not folder.path.exists():
         folder.path.mkdir(parents=True)
-    with locked(folder.path) if folder.path.is_dir() else nullcontext():
+    refusal = f"another process is training in {folder.path}: wait for it, stop it, or name another folder (--out)"
+    with locked(folder.path, refusal=refusal) if folder.path.is_dir() else nullcontext():
         yield
 
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from regard.errors import RunFolderError
+from regard.storage.atomic import is_temporary
+from regard.storage.sealed import read_sealed, write_sealed
 from regard.tasks.runs.serialisation import from_plain, to_plain
 from regard.tasks.runs.toml import write_toml
 from regard.training.checkpoints import KEPT, Checkpoints
-from regard.storage.atomic import is_temporary
-from regard.storage.sealed import read_sealed, write_sealed
 
 T = TypeVar("T")
 FORMAT = 1

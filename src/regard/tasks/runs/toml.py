@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.tasks.runs.serialisation import to_plain
 from regard.storage.atomic import write_atomically
+from regard.tasks.runs.serialisation import to_plain
 
 HEADER = """\
 # The settings of a run. Edit a copy and pass it on; flags on the command line go before what stands here:

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak lint format bench clean
+.PHONY: help install demo test light soak lint format bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -25,6 +25,17 @@ demo: $(STAMP)  ## Train the date translator, check it, draw what it attends to 
 
 test: $(STAMP)  ## Run the tests and the documented examples
 	$(BIN)/python -m pytest -n 2
+
+# Into build/light, which is made anew: the core as `pip install .` leaves it, then pytest and what the tests draw from.
+LIGHT := build/light/bin/python
+
+light:  ## Install the core without any extra, use it, and run the tests that need no more
+	$(PYTHON) -m venv --clear build/light
+	$(LIGHT) -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
+	$(LIGHT) -m pip install -q --disable-pip-version-check -c constraints.txt .
+	$(LIGHT) tests/light.py
+	$(LIGHT) -m pip install -q --disable-pip-version-check -c constraints.txt pytest hypothesis beartype
+	$(LIGHT) -m pytest tests/core tests/maps tests/nn tests/positions
 
 KILLS ?= 100
 

@@ -8,11 +8,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook
 
-# Not the doors (functional, masks, shapes), whose own checks and messages are under test.
-CHECKED = ("scores", "normalizations", "positions", "nn", "models", "decoding")
+# Not the doors (functional, masks, shapes), whose own checks and messages are under test, nor methods
+# that return `Self`, of which beartype wants to decorate the whole class.
+CHECKED = {
+    "mechanisms": ("scores.base", "scores.additive", "scores.custom", "normalizations", "positions"),
+    "generation": ("protocol", "greedy", "beam", "sampling"),
+}
 # Nor where tests/core/test_compile.py starts a process of its own: torch.compile cannot trace these checks.
 if "REGARD_UNCHECKED_SHAPES" not in os.environ:
-    install_import_hook([f"regard.{name}" for name in CHECKED], "beartype.beartype")
+    modules = [f"regard.{package}.{name}" for package, names in CHECKED.items() for name in names]
+    install_import_hook(["regard.nn", "regard.models", *modules], "beartype.beartype")
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402

@@ -1,8 +1,10 @@
 """Additive attention against the broadcast form, which holds T x S x A numbers."""
 
 import time
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import regard
 from benchmarks.harness import Row, compare, forward_backward, peak_memory_mib, without_gradients
@@ -11,15 +13,15 @@ TITLE = "Additive attention against the broadcast form (as d2l writes it)"
 BATCH, HIDDEN = 8, 128
 
 
-def broadcast(q, k, v, w):
+def broadcast(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return torch.bmm((torch.tanh(q[:, :, None] + k[:, None]) @ w).softmax(-1), v)
 
 
-def tiled(q, k, v, w):
+def tiled(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return regard.attention(q, k, v, score=regard.Additive(w))
 
 
-def keops(q, k, v, w):
+def keops(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Any:
     """With tanh x = 1 - 2 / (exp 2x + 1), since its symbolic tensors have no tanh."""
     from pykeops.torch import LazyTensor
 

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import regard
 from benchmarks.harness import Row, compare, without_gradients
@@ -10,7 +11,7 @@ TITLE = "bf16 forward on the CPU, against F.scaled_dot_product_attention"
 HEADS, LENGTH, DIM = 8, 4096, 64
 
 
-def eager_tiles(q, k, v):
+def eager_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The products in bf16, the softmax in float32, by tiles of 256 queries; bmm rounds the scores to bf16."""
     out = torch.empty_like(q)
     for head in range(HEADS):

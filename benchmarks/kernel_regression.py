@@ -1,5 +1,7 @@
 """Nadaraya-Watson regression with a Gaussian kernel, against statsmodels and, where it is installed, KeOps."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -35,7 +37,7 @@ def run() -> tuple[list[Row], list[str]]:
     else:
         a, b, t = (torch.from_numpy(z).float() for z in (new, x, y[:, None]))
 
-        def keops():
+        def keops() -> Any:
             weights = (-((LazyTensor(a[:, None]) - LazyTensor(b[None])) ** 2).sum(-1) / (2 * 0.25)).exp()
             return (weights @ t) / weights.sum(1)
 

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import regard
 from benchmarks.harness import Row, compare, forward_backward
@@ -17,10 +18,10 @@ def run() -> tuple[list[Row], list[str]]:
     distance = torch.arange(LENGTH)[None] - torch.arange(LENGTH)[:, None]
     bucket = regard.mechanisms.biases.t5.t5_bucket(distance, num_buckets=32, bidirectional=True, max_distance=128)
 
-    def peer(q, k, v, table):
+    def peer(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=table[bucket].permute(2, 0, 1)[None])
 
-    def ours(q, k, v, table):
+    def ours(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
         return regard.attention(q, k, v, bias=regard.T5Bias(table))
 
     del bias

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import regard
 from benchmarks.harness import Row, compare, forward_backward, peak_memory_mib, without_gradients
@@ -18,13 +19,13 @@ def run() -> tuple[list[Row], list[str]]:
                 q, k, v = (torch.randn(1, HEADS, length, DIM, dtype=dtype, requires_grad=True) for _ in range(3))
                 mask = regard.causal() if causal else None
 
-                def peer(q, k, v, causal=causal):
+                def peer(q: Tensor, k: Tensor, v: Tensor, causal: bool = causal) -> Tensor:
                     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-                def ours(q, k, v, mask=mask):
+                def ours(q: Tensor, k: Tensor, v: Tensor, mask: regard.Mask | None = mask) -> Tensor:
                     return regard.attention(q, k, v, mask=mask)
 
-                def asked(q, k, v, mask=mask):
+                def asked(q: Tensor, k: Tensor, v: Tensor, mask: regard.Mask | None = mask) -> Tensor:
                     return regard.attention(q, k, v, mask=mask, return_weights=True).output
 
                 what = f"{str(dtype).removeprefix('torch.')}, T = {length}{', causal' if causal else ''}"

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import regard
 from benchmarks.harness import Row, compare, forward_backward
@@ -18,10 +19,10 @@ def run() -> tuple[list[Row], list[str]]:
     for what, mask, target in (("window of 256", regard.window(256), 8.0), ("32 documents of 256", documents, 10.0)):
         dense = mask.dense(Sizes((1,), HEADS, HEADS, LENGTH, LENGTH, True))
 
-        def peer(q, k, v, dense=dense):
+        def peer(q: Tensor, k: Tensor, v: Tensor, dense: Tensor = dense) -> Tensor:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=dense)
 
-        def ours(q, k, v, mask=mask):
+        def ours(q: Tensor, k: Tensor, v: Tensor, mask: regard.Mask | None = mask) -> Tensor:
             return regard.attention(q, k, v, mask=mask)
 
         pair = forward_backward(peer, q, k, v), forward_backward(ours, q, k, v)

@@ -1,7 +1,10 @@
 """Five statistics of every head together against one fused pass of the attention itself, and what a block errs."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import regard
 from benchmarks.harness import Row, compare, without_gradients
@@ -19,10 +22,10 @@ def run() -> tuple[list[Row], list[str]]:
         with torch.no_grad():
             weights = regard.attention(q, k, v, mask=regard.causal(), return_weights=True).weights
 
-        def fused(q, k, v):
+        def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        def five(weights=weights):
+        def five(weights: regard.AttentionMap = weights) -> Any:
             return weights.summary(*NAMES)
 
         pair = without_gradients(fused, q, k, v), without_gradients(five)

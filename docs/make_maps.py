@@ -5,6 +5,7 @@ python docs/make_maps.py
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -63,15 +64,15 @@ def cost(weights: LazyMap, ask: Callable[[LazyMap], object]) -> str:
     run, part = Fused.run, OfCall.part
     tiled = regard.backends.BACKENDS["tiled"].__class__
 
-    def counted(self, call, value):
+    def counted(self: Any, call: Any, value: Any) -> Any:
         calls.append("fused")
         return run(self, call, value)
 
-    def counted_tiles(self, call, value, before=tiled.run):
+    def counted_tiles(self: Any, call: Any, value: Any, before: Any = tiled.run) -> Any:
         calls.append("tiled")
         return before(self, call, value)
 
-    def counted_part(self, cells, **options):
+    def counted_part(self: Any, cells: Any, **options: Any) -> Any:
         blocks.append(options)
         return part(self, cells, **options)
 

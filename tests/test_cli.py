@@ -10,7 +10,9 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,9 @@ TINY = [
     *("--batch-tokens", "400", "--warmup-steps", "5", "--device", "cpu"),
     *("--log-every", "1", "--validate-every", "10", "--save-every", "10", "--pictures", "0"),
 ]
+
+# What the fixture `call` gives: arguments in; status, standard output and standard error out.
+Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,7 @@ def run(data: Path) -> Path:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Run a command in this process: (status, standard output, standard error)."""
     monkeypatch.setattr(cli, "_keep_freed_memory", lambda: None)
 
@@ -65,14 +70,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", **more}
 
 
-def regard(*arguments: str, launcher: tuple[str, ...] = (), **options) -> subprocess.CompletedProcess[str]:
+def regard(*arguments: str, launcher: tuple[str, ...] = (), **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *launcher, "-m", "regard", *arguments]
     return subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=180, check=False, **options
     )
 
 
-def start(*arguments: str, **options) -> subprocess.Popen:
+def start(*arguments: str, **options: Any) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "regard", *arguments], env=environment(), **options)
 
 
@@ -141,7 +146,7 @@ def test_torchrun_as_it_is(data: Path, tmp_path: Path) -> None:
     assert "deprecated" not in two.stderr
 
 
-def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call, data: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call: Call, data: Path, tmp_path: Path) -> None:
     """Two ranks that share the model; torchrun starts both again, which go on from the last checkpoint."""
     out, exact = tmp_path / "run", ("--transformer.dropout", "0", "--precision", "float32")
     command = ("train", "--data", str(data), "--steps", "40", *exact, *TINY)
@@ -173,7 +178,7 @@ def rank_of(launcher: subprocess.Popen, rank: int) -> int:
     raise AssertionError(f"no process of rank {rank}")
 
 
-def test_the_command_of_a_start_is_that_of_a_restart(call, data: Path, tmp_path: Path) -> None:
+def test_the_command_of_a_start_is_that_of_a_restart(call: Call, data: Path, tmp_path: Path) -> None:
     """Also with a file of settings and a size; what they would change is refused."""
     (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\naccumulate = 2\n')
     arguments = ("--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--resume", *TINY)
@@ -213,7 +218,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(data: Path, run: Path, tmp_
 # -- using a run ----------------------------------------------------------------------------------------
 
 
-def test_a_file_a_pipe_and_a_sentence_take_the_same_path(call, run: Path, tmp_path: Path) -> None:
+def test_a_file_a_pipe_and_a_sentence_take_the_same_path(call: Call, run: Path, tmp_path: Path) -> None:
     lines = [source for source, _ in PAIRS[:7]] + [""]
     path = tmp_path / "in.txt"
     path.write_text("".join(f"{line}\n" for line in lines))
@@ -227,7 +232,7 @@ def test_a_file_a_pipe_and_a_sentence_take_the_same_path(call, run: Path, tmp_pa
     assert from_file.endswith("\n\n")
 
 
-def test_nbest_and_alignments(call, run: Path) -> None:
+def test_nbest_and_alignments(call: Call, run: Path) -> None:
     _, table, _ = call("translate", str(run), "2 times 3", "--beam", "3", "--nbest", "2")
     rows = [line.split("\t") for line in table.splitlines()]
     assert [row[0] for row in rows] == ["1", "1"]
@@ -240,7 +245,7 @@ def test_nbest_and_alignments(call, run: Path) -> None:
     assert all(abs(sum(row) - 1) < 1e-3 for row in best["alignment"])
 
 
-def test_evaluate(call, run: Path, data: Path) -> None:
+def test_evaluate(call: Call, run: Path, data: Path) -> None:
     status, out, _ = call("evaluate", str(run), "--data", str(data), "--beam", "1")
     rows = dict(line.split("\t")[:2] for line in out.splitlines())
     assert status == 0
@@ -249,7 +254,7 @@ def test_evaluate(call, run: Path, data: Path) -> None:
     assert "nrefs:1|case:mixed" in out
 
 
-def test_view_writes_a_picture_and_a_page(call, run: Path, tmp_path: Path) -> None:
+def test_view_writes_a_picture_and_a_page(call: Call, run: Path, tmp_path: Path) -> None:
     status, out, _ = call("view", str(run), "2 times 3", "--out", str(tmp_path))
     assert status == 0
     assert out.splitlines() == [str(tmp_path / "attention.png"), str(tmp_path / "attention.html")]
@@ -270,7 +275,7 @@ def test_whoever_stops_reading_is_not_an_error(run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["train", "translate", "generate", "evaluate", "score", "view", "demo"])
-def test_help_explains_every_option(call, command: str) -> None:
+def test_help_explains_every_option(call: Call, command: str) -> None:
     status, out, err = call(command, "--help")
     assert (status, err) == (0, "")
     assert "usage: regard " + command in out
@@ -278,11 +283,11 @@ def test_help_explains_every_option(call, command: str) -> None:
     assert "helptext" not in options
 
 
-def test_version(call) -> None:
+def test_version(call: Call) -> None:
     assert call("--version") == (0, "regard 0.1.0\n", "")
 
 
-def test_no_command_says_which_there_are(call) -> None:
+def test_no_command_says_which_there_are(call: Call) -> None:
     status, out, err = call()
     assert (status, out) == (2, "")
     assert "translate" in err
@@ -309,20 +314,20 @@ BAD_DATA = [
 
 
 @pytest.mark.parametrize(("content", "message"), BAD_DATA)
-def test_bad_data(call, tmp_path: Path, content: bytes, message: str) -> None:
+def test_bad_data(call: Call, tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_bytes(content)
     check_one_line(call("train", "--data", str(path), "--out", str(tmp_path / "run"), *TINY), message)
 
 
-def test_aligned_files_of_unequal_length(call, tmp_path: Path) -> None:
+def test_aligned_files_of_unequal_length(call: Call, tmp_path: Path) -> None:
     (tmp_path / "a.en").write_text("one\ntwo\n")
     (tmp_path / "a.de").write_text("eins\n")
     files = [str(tmp_path / "a.en"), str(tmp_path / "a.de")]
     check_one_line(call("train", "--data", *files, "--out", str(tmp_path / "run"), *TINY), "as many lines")
 
 
-def test_files_and_folders_that_are_not_there(call, run: Path, tmp_path: Path) -> None:
+def test_files_and_folders_that_are_not_there(call: Call, run: Path, tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
     check_one_line(call("train", "--data", absent, "--out", str(tmp_path / "run"), *TINY), "cannot read")
     check_one_line(call("translate", absent, "x"), "is not a folder")
@@ -332,7 +337,7 @@ def test_files_and_folders_that_are_not_there(call, run: Path, tmp_path: Path) -
     check_one_line(call("train", "--out", absent, "--resume"), "is not a folder")
 
 
-def test_arguments_that_contradict_each_other(call, run: Path, data: Path) -> None:
+def test_arguments_that_contradict_each_other(call: Call, run: Path, data: Path) -> None:
     check_one_line(call("translate", str(run), "x", "--input", str(data)), "give one of them")
     check_one_line(call("translate", str(run), "x", "--nbest", "9"), "num_best")
     check_one_line(call("train", "--out", str(run), "--resume", "--overwrite"), "give one of them")
@@ -341,19 +346,19 @@ def test_arguments_that_contradict_each_other(call, run: Path, data: Path) -> No
     check_one_line(call("translate", str(run), "x", "--device", "abacus"), "device")
 
 
-def test_a_run_is_not_replaced_unasked(call, run: Path, data: Path) -> None:
+def test_a_run_is_not_replaced_unasked(call: Call, run: Path, data: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     check_one_line(call("train", "--data", str(data), "--out", str(run), *TINY), "already holds a run")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_a_demo_does_not_write_into_a_folder_of_something_else(call, tmp_path: Path) -> None:
+def test_a_demo_does_not_write_into_a_folder_of_something_else(call: Call, tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("mine\n")
     check_one_line(call("demo", "--out", str(tmp_path)), "`regard demo` did not make it")
     assert (tmp_path / "train.tsv").read_text() == "mine\n"
 
 
-def test_a_folder_that_cannot_be_written_to(call, data: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to(call: Call, data: Path, tmp_path: Path) -> None:
     if os.geteuid() == 0:
         # Root may write anywhere but where there is no file system to write to.
         check_one_line(call("train", "--data", str(data), "--out", "/proc/regard", *TINY), "/proc/regard")
@@ -362,7 +367,7 @@ def test_a_folder_that_cannot_be_written_to(call, data: Path, tmp_path: Path) ->
     check_one_line(call("train", "--data", str(data), "--out", str(tmp_path / "run"), *TINY), "Permission denied")
 
 
-def test_debug_shows_where_it_happened(call, tmp_path: Path) -> None:
+def test_debug_shows_where_it_happened(call: Call, tmp_path: Path) -> None:
     from regard.errors import RunFolderError
 
     with pytest.raises(RunFolderError, match="is not a run folder"):
@@ -381,11 +386,13 @@ def test_debug_shows_where_it_happened(call, tmp_path: Path) -> None:
         ((), "Expected one of {train, translate"),
     ],
 )
-def test_arguments_that_cannot_be_read(call, arguments: tuple[str, ...], message: str) -> None:
+def test_arguments_that_cannot_be_read(call: Call, arguments: tuple[str, ...], message: str) -> None:
     check_one_line(call(*arguments), message)
 
 
-def test_overwrite_keeps_the_old_run_until_the_new_data_are_read(call, run: Path, data: Path, tmp_path: Path) -> None:
+def test_overwrite_keeps_the_old_run_until_the_new_data_are_read(
+    call: Call, run: Path, data: Path, tmp_path: Path
+) -> None:
     out = shutil.copytree(run, tmp_path / "run")
     (out / "notes.txt").write_text("mine")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -405,7 +412,7 @@ def test_overwrite_keeps_the_old_run_until_the_new_data_are_read(call, run: Path
 # -- files of translations --------------------------------------------------------------------------------------
 
 
-def test_a_file_is_translated_into_a_file(call, run: Path, tmp_path: Path) -> None:
+def test_a_file_is_translated_into_a_file(call: Call, run: Path, tmp_path: Path) -> None:
     source, target = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("".join(f"{line}\n" for line, _ in PAIRS[:30]))
     command = ("translate", str(run), "--input", str(source), "--beam", "2", "--nbest", "2")
@@ -440,7 +447,7 @@ def test_ctrl_c_says_how_to_go_on(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out.txt.partial").read_text().count("\n") >= kept
 
 
-def test_bad_lines_are_left_empty_on_request(call, run: Path) -> None:
+def test_bad_lines_are_left_empty_on_request(call: Call, run: Path) -> None:
     stdin = b"2 times 3\n\xff\n4 times 5\n"
     status, out, err = call("translate", str(run), "--beam", "1", stdin=stdin)
     assert (status, out.count("\n")) == (2, 1)
@@ -450,7 +457,7 @@ def test_bad_lines_are_left_empty_on_request(call, run: Path) -> None:
     assert err.startswith("bad lines left empty: 1; the first: standard input:2: expected UTF-8")
 
 
-def test_options_of_translations(call, run: Path, tmp_path: Path) -> None:
+def test_options_of_translations(call: Call, run: Path, tmp_path: Path) -> None:
     _, out, _ = call("translate", str(run), "2 times 3", "--prefix", "7 m", "--beam", "2")
     assert out.startswith("7 m")
     _, out, _ = call("translate", str(run), "--prefix-column", stdin=b"2 times 3\t9 mal\n2 times 3\n")
@@ -473,7 +480,7 @@ def test_options_of_translations(call, run: Path, tmp_path: Path) -> None:
     check_one_line(call("translate", str(run), "x", "--prefix", "y", "--prefix-column"), "give one of them")
 
 
-def test_evaluate_with_several_references(call, run: Path, tmp_path: Path) -> None:
+def test_evaluate_with_several_references(call: Call, run: Path, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("in", "one", "two")]
     for path, lines in zip(files, (["2 times 3", "4 times 5"], ["3 mal 2", "x"], ["y", ""]), strict=True):
         path.write_text("".join(f"{line}\n" for line in lines))
@@ -550,7 +557,7 @@ def test_two_ranks_mask_and_train_as_one_does(text: Path, tmp_path: Path) -> Non
     assert max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True)) < 1e-5
 
 
-def test_generate(call, text_runs: dict[str, Path]) -> None:
+def test_generate(call: Call, text_runs: dict[str, Path]) -> None:
     run = str(text_runs["language-model"])
     status, out, err = call("generate", run, "3 times", "--max-tokens", "30", "--seed", "1")
     assert (status, err) == (0, "")
@@ -580,7 +587,7 @@ def test_generated_text_is_printed_as_it_comes(text_runs: dict[str, Path]) -> No
     assert [len(one) for one in flushed[:9]] == list(range(2, 11))
 
 
-def test_evaluate_and_score_a_language_model(call, text: Path, text_runs: dict[str, Path]) -> None:
+def test_evaluate_and_score_a_language_model(call: Call, text: Path, text_runs: dict[str, Path]) -> None:
     status, out, _ = call("evaluate", str(text_runs["language-model"]), "--data", str(text))
     rows = {line.split("\t")[0]: line.split("\t")[1] for line in out.splitlines()}
     assert status == 0
@@ -596,7 +603,7 @@ def test_evaluate_and_score_a_language_model(call, text: Path, text_runs: dict[s
         assert call("score", str(run), stdin=text.read_bytes())[1] == from_file
 
 
-def test_score_pairs(call, run: Path, data: Path) -> None:
+def test_score_pairs(call: Call, run: Path, data: Path) -> None:
     status, out, _ = call("score", str(run), "--data", str(data))
     rows = [line.split("\t") for line in out.splitlines()]
     assert status == 0
@@ -606,14 +613,14 @@ def test_score_pairs(call, run: Path, data: Path) -> None:
     assert -sum(float(s) for s, _ in rows) / sum(int(n) for _, n in rows) == pytest.approx(loss, abs=1e-4)
 
 
-def test_view_a_text(call, text_runs: dict[str, Path], tmp_path: Path) -> None:
+def test_view_a_text(call: Call, text_runs: dict[str, Path], tmp_path: Path) -> None:
     for task, run in text_runs.items():
         status, out, _ = call("view", str(run), "3 times 4", "--out", str(tmp_path / task))
         assert status == 0
         assert all(Path(line).stat().st_size > 1000 for line in out.splitlines())
 
 
-def test_wrong_uses_of_runs(call, run: Path, text: Path, text_runs: dict[str, Path], tmp_path: Path) -> None:
+def test_wrong_uses_of_runs(call: Call, run: Path, text: Path, text_runs: dict[str, Path], tmp_path: Path) -> None:
     check_one_line(call("generate", str(run), "x"), "got task 'translation'")
     language_model = str(text_runs["language-model"])
     check_one_line(call("translate", language_model, "x"), "got task 'language-model'")
@@ -631,7 +638,7 @@ def test_wrong_uses_of_runs(call, run: Path, text: Path, text_runs: dict[str, Pa
     check_one_line(call("train", "--out", language_model, "--resume", "--size", "tiny"), "it can only go on as it is")
 
 
-def test_settings_as_a_file(call, text: Path, text_runs: dict[str, Path], tmp_path: Path) -> None:
+def test_settings_as_a_file(call: Call, text: Path, text_runs: dict[str, Path], tmp_path: Path) -> None:
     """What a run folder holds can be passed again, whole or in part, and flags go before it."""
     first = text_runs["language-model"]
     again = tmp_path / "again"
@@ -661,13 +668,13 @@ def test_settings_as_a_file(call, text: Path, text_runs: dict[str, Path], tmp_pa
         ("block_length = 0", "block_length must be at least 1, got 0"),
     ],
 )
-def test_settings_that_are_wrong_in_a_file(call, tmp_path: Path, line: str, message: str) -> None:
+def test_settings_that_are_wrong_in_a_file(call: Call, tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f'task = "language-model"\nout = "x"\n{line}\n')
     check_one_line(call("train", "--config", str(path)), message)
 
 
-def test_files_of_settings_that_do_not_fit(call, tmp_path: Path) -> None:
+def test_files_of_settings_that_do_not_fit(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     check_one_line(call("train", "--config", str(path)), "cannot read the settings in")
     path.write_text('task = "poetry"\n')
@@ -676,7 +683,7 @@ def test_files_of_settings_that_do_not_fit(call, tmp_path: Path) -> None:
     check_one_line(call("train", "--config", str(path), "--task", "translation"), "is for the task 'language-model'")
 
 
-def test_named_sizes_are_the_defaults_of_flags(call) -> None:
+def test_named_sizes_are_the_defaults_of_flags(call: Call) -> None:
     for task, words in (("translation", "default: 0.3"), ("language-model", "default: 16")):
         status, out, _ = call("train", "--task", task, "--size", "tiny", "--help")
         assert status == 0

@@ -27,7 +27,7 @@ from regard.generation.greedy import greedy
 from regard.generation.protocol import Hypothesis
 from regard.generation.sampling import sample, sample_steps
 from regard.models import DecoderOnly, DecoderOnlyConfig
-from test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
+from tests.test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
 
 # -- filters, against transformers -------------------------------------------------------------------
 

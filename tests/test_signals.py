@@ -13,9 +13,7 @@ import pytest
 
 from regard.training import loop
 from regard.training.checkpoints import Checkpoints
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_cli import TINY, call, losses  # noqa: F401
+from tests.test_cli import TINY, Call, call, losses  # noqa: F401
 
 # What is done to which file: moments that no clock could hit. Files are opened to count the pairs, then inside the
 # library's trainer, then to be tokenised.
@@ -66,7 +64,7 @@ def command(data: Path, out: Path) -> list[str]:
     return ["train", "--data", str(data), "--out", str(out), "--steps", "30", *TINY]
 
 
-def check_it_can_be_gone_on_with(call, data: Path, out: Path, err: str) -> None:
+def check_it_can_be_gone_on_with(call: Call, data: Path, out: Path, err: str) -> None:
     last = err.splitlines()[-1]
     assert last.startswith("regard: ")
     assert "Traceback" not in err
@@ -84,7 +82,7 @@ def check_it_can_be_gone_on_with(call, data: Path, out: Path, err: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", MOMENTS)
 def test_it_ends_and_says_how_to_go_on(
-    call,
+    call: Call,
     data: Path,
     tmp_path: Path,
     moment: dict[str, Any],
@@ -101,7 +99,7 @@ def test_it_ends_and_says_how_to_go_on(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_in_the_middle_of_a_validation(
-    call,
+    call: Call,
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -122,7 +120,7 @@ def test_in_the_middle_of_a_validation(
 
 
 def test_a_second_ctrl_c_says_how_to_go_on_too(
-    call,
+    call: Call,
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -143,7 +141,7 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(
 
 
 def test_before_anything_is_written_there_is_nothing_to_go_on_with(
-    call,
+    call: Call,
     data: Path,
     tmp_path: Path,
     moment: dict[str, Any],

@@ -1,7 +1,14 @@
 """Attention you can read, at full speed.
 
-Three doors: `attention(...)`, models in `regard.nn` and `regard.models`, and the command line `regard`.
+Three doors: `attention(...)` computes any attention and gives its exact weights, `watch(model)` shows what any
+PyTorch model attends to, and the command line `regard` trains, translates and shows.
+
+The packages (`regard.nn`, `regard.models`, `regard.views`, `regard.inspection` and the others) are loaded when they
+are first asked for.
 """
+
+from importlib import import_module
+from types import ModuleType
 
 from regard import huggingface as huggingface
 from regard.errors import RegardError as RegardError
@@ -47,9 +54,13 @@ from regard.mechanisms.scores.kernels import Epanechnikov as Epanechnikov
 from regard.mechanisms.scores.kernels import Gaussian as Gaussian
 from regard.mechanisms.scores.kernels import Laplacian as Laplacian
 from regard.mechanisms.scores.kernels import Triangular as Triangular
+from regard.version import __version__ as __version__
 from regard.weights import AttentionMap as AttentionMap
 
-__version__ = "0.1.0"
+PACKAGES = frozenset(
+    {"generation", "inspection", "maps", "mechanisms", "models", "nn", "tasks", "text", "training", "views"}
+)
+"""What `import regard` reaches without loading it (PEP 562)."""
 
 __all__ = [
     "ALiBi",
@@ -97,3 +108,13 @@ __all__ = [
     "watch",
     "window",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in PACKAGES:
+        return import_module(f"regard.{name}")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PACKAGES})

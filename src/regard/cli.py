@@ -14,9 +14,9 @@ from contextlib import redirect_stderr
 from functools import partial, wraps
 from typing import Any, NoReturn
 
-from regard import __version__
 from regard.errors import ArgumentError, MissingExtraError, RegardError
 from regard.training.interrupts import Interrupted
+from regard.version import __version__
 
 DESCRIPTION = (
     "Train models with attention on your own text, use them, and see what they attend to. "

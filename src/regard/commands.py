@@ -14,15 +14,15 @@ import torch
 import tyro
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.exports import Format, export_run
+from regard.exports import ExportFormat, export_run
 from regard.generation.filters import Filter, MinP, RepetitionPenalty, Temperature, TopK, TopP
 from regard.models.sizes import Size
 from regard.tasks.demo import DemoResult, run_demo
-from regard.tasks.language_modelling.causal import Writer
-from regard.tasks.language_modelling.masked import Filler
+from regard.tasks.language_modelling.causal import LanguageModel
+from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.pictures.save import save_pictures
 from regard.tasks.registry import TASKS, Task, TaskName, task_of
-from regard.tasks.runs.choose_checkpoint import choose as choose_model
+from regard.tasks.runs.choose_checkpoint import choose_checkpoint as choose_model
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import from_plain, to_plain
 from regard.tasks.runs.toml import read_toml
@@ -236,7 +236,7 @@ def generate(
     if samples < 1:
         raise ArgumentError(f"samples must be at least 1, got {samples}")
     filters = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    writer = Writer.load(run, device=device)
+    writer = LanguageModel.load(run, device=device)
     limits: dict[str, Any] = {"max_tokens": max_tokens, "filters": filters, "stop": stop, "seed": seed}
     if samples > 1:
         for number, text in enumerate(writer.samples(prompt, count=samples, **limits)):
@@ -278,7 +278,7 @@ def evaluate(
     given = (
         ("--beam", beam, Translator),
         ("--length-penalty", length_penalty, Translator),
-        ("--stride", stride, Writer),
+        ("--stride", stride, LanguageModel),
         ("--references", references or None, Translator),
     )
     for flag, value, kind in given:
@@ -289,7 +289,7 @@ def evaluate(
             how = {"beam_size": beam, "length_penalty": length_penalty}
             how = {name: value for name, value in how.items() if value is not None}
             _print_table(_translation_scores(model, data, references, how))
-        case Writer():
+        case LanguageModel():
             found = model.evaluate(_lines(data), stride=stride)
             _print_table(
                 [
@@ -299,7 +299,7 @@ def evaluate(
                     ("bits per byte", f"{found.bits_per_byte:.4f}", f"{found.text_bytes} bytes"),
                 ]
             )
-        case Filler():
+        case MaskedLanguageModel():
             filled = model.evaluate(_lines(data))
             _print_table(
                 [
@@ -377,7 +377,7 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, device: str = "auto") -> No
     _print_demo(result)
 
 
-def export(run: Run, /, *, to: Format, out: Path) -> None:
+def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
     """Write a run's translator for another runtime: Hugging Face transformers, CTranslate2 or ONNX.
 
     Args:

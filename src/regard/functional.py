@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from regard.backends import BACKENDS, choose, reader, run
+from regard.backends import BACKENDS, choose_backend, reader, run
 from regard.backends.as_sdpa import as_sdpa
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError
@@ -130,7 +130,7 @@ def attention(
 def _attend(
     call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool
 ) -> Tensor | Attended:
-    chosen = choose(call, backend)
+    chosen = choose_backend(call, backend)
     if torch.compiler.is_compiling() and chosen.name == "fused" and not return_weights:
         # A graph that others can read, optimise and export: the same kernel under torch's own name.
         plain = as_sdpa(call, values)
@@ -224,7 +224,7 @@ def explain(
     call, value = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
     )
-    chosen = choose(call, backend)
+    chosen = choose_backend(call, backend)
     refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call))}
     pairs = call.sizes.flat_batch * call.sizes.heads * call.sizes.queries * call.sizes.keys
     reason = "named by the caller" if backend else "chosen: the first that runs this call"

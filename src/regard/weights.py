@@ -7,7 +7,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from regard.backends import choose, execute, row_state
+from regard.backends import choose_backend, execute, row_state
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, ShapeError
 from regard.maps import statistics as st
@@ -227,7 +227,7 @@ class AttentionMap(LazyMap):
             return self
         moved = self._with_tensors(lambda t: t.to(device))
         # Another device may have no kernel for this dtype.
-        backend = choose(moved._call, None) if moved._backend.why_not(moved._call) else moved._backend
+        backend = choose_backend(moved._call, None) if moved._backend.why_not(moved._call) else moved._backend
         return AttentionMap(moved._call, moved._given, backend, moved._leading, moved._value)
 
     def detach(self) -> "AttentionMap":

@@ -27,7 +27,7 @@ def scores() -> dict[str, regard.mechanisms.scores.base.Score]:
 
 @pytest.mark.parametrize("name", ["scaled", "cosine", "bilinear", "additive"])
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
-def test_output_map_and_gradients_are_those_of_bfloat16(name, backend):
+def test_output_map_and_gradients_are_those_of_bfloat16(name: str, backend: str) -> None:
     query, key, value = tensors()
     with torch.autocast("cpu", torch.bfloat16):
         output, weights = regard.attention(
@@ -47,7 +47,7 @@ def test_output_map_and_gradients_are_those_of_bfloat16(name, backend):
         assert (ours - theirs).norm() < 2e-2 * theirs.norm()
 
 
-def test_one_dtype_is_not_asked_for_where_autocast_makes_it_one():
+def test_one_dtype_is_not_asked_for_where_autocast_makes_it_one() -> None:
     query, key, value = tensors()
     with torch.autocast("cpu", torch.bfloat16):
         mixed = regard.attention(query.bfloat16(), key, value.half())
@@ -58,7 +58,7 @@ def test_one_dtype_is_not_asked_for_where_autocast_makes_it_one():
 
 @pytest.mark.parametrize("decoder", ["bahdanau", "luong"])
 @pytest.mark.parametrize("score", ["additive", "dot"])
-def test_the_recurrent_model_under_autocast(decoder, score):
+def test_the_recurrent_model_under_autocast(decoder: str, score: str) -> None:
     torch.manual_seed(0)
     config = RNNConfig(embedding_dim=16, hidden_dim=16, attention_dim=16, decoder=decoder, score=score, dropout=0.0)
     model = RNNSeq2Seq(config, source_vocab_size=20, target_vocab_size=20)

@@ -1,14 +1,15 @@
 """Calls cut into many small blocks and tiles give what the dense formula gives, forward and backward."""
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from unittest.mock import patch
 
 import pytest
 import torch
-from cases import SCORES, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.testing import assert_close
 
 import regard
@@ -16,12 +17,13 @@ from regard.backends.fused_plan import plan
 from regard.errors import BackendError
 from regard.functional import make_call
 from regard.mechanisms.biases.relative import diagonal_sums
-from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.normalizations import Normalization, Softmax
 from regard.mechanisms.scores.base import ScaledDot
+from tests.core.random_calls import SCORES, cases
 
 
 @contextmanager
-def small_blocks():
+def small_blocks() -> Iterator[None]:
     """Blocks of a few queries, so that tiny calls are cut as long ones are."""
     with (
         patch.multiple("regard.backends.fused_plan", BLOCK_ROWS=(1, 2, 4, 8), CUT_ROWS=2, PAIRS_A_CALL=1),
@@ -31,7 +33,7 @@ def small_blocks():
         yield
 
 
-def gradients(output, weights, tensors):
+def gradients(output: Tensor, weights: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     loss = (output * output.detach().cos()).sum() + weights.dense().square().sum()
     return torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
 
@@ -40,7 +42,7 @@ def gradients(output, weights, tensors):
 @pytest.mark.parametrize("backend", ["fused", "tiled"])
 @settings(max_examples=12)
 @given(data=st.data())
-def test_small_blocks_give_the_reference(backend, kind, data):
+def test_small_blocks_give_the_reference(backend: str, kind: str, data: st.DataObject) -> None:
     case = data.draw(cases(scores=(kind,)))
     case = case.to(torch.float64)
     bias = None if case.bias is None else case.bias.requires_grad_(backend == "tiled")
@@ -76,7 +78,7 @@ RELATIVE = {
 @pytest.mark.parametrize("normalization", [regard.Softmax(), regard.Sigmoid(), regard.Entmax15()], ids=str)
 @pytest.mark.parametrize("kind", RELATIVE)
 @pytest.mark.parametrize("mask", [None, regard.causal(), regard.window(5)], ids=str)
-def test_learned_positions_in_small_blocks(kind, mask, normalization):
+def test_learned_positions_in_small_blocks(kind: str, mask: regard.Mask | None, normalization: Normalization) -> None:
     q, k, v = (torch.randn(2, 4, n, 4, dtype=torch.float64, requires_grad=True) for n in (11, 17, 17))
     bias, name = RELATIVE[kind](4)
     tensors = (q, k, v, getattr(bias, name))
@@ -112,7 +114,9 @@ CUTS = [
 
 
 @pytest.mark.parametrize(("mask", "length", "expected"), CUTS, ids=lambda x: str(x))
-def test_a_mask_is_cut_into_blocks_that_need_no_more_than_they_must(mask, length, expected):
+def test_a_mask_is_cut_into_blocks_that_need_no_more_than_they_must(
+    mask: regard.Mask, length: int, expected: tuple[int, int, int]
+) -> None:
     q = torch.randn(1, 2, length, 4)
     options = {"score": ScaledDot(), "normalization": Softmax(), "bias": None, "dropout": 0.0}
     with small_blocks(), patch("regard.backends.fused_plan.PAIRS_A_CALL", 32):
@@ -123,7 +127,7 @@ def test_a_mask_is_cut_into_blocks_that_need_no_more_than_they_must(mask, length
 
 @pytest.mark.parametrize("mask", [cut[0] for cut in CUTS], ids=str)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_joined_blocks_are_the_dense_mask(mask, batch):
+def test_joined_blocks_are_the_dense_mask(mask: regard.Mask, batch: int) -> None:
     if batch > 1 and not {"lengths", "padding"}.isdisjoint(str(mask).split(" & ")):
         mask = regard.causal() & regard.lengths(torch.tensor([32, 0, 7]))
     q, k, v = (torch.randn(batch, h, 32, 4, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
@@ -138,7 +142,7 @@ def test_joined_blocks_are_the_dense_mask(mask, batch):
 
 
 @given(st.data())
-def test_covers_and_is_relative_say_what_the_predicate_says(data):
+def test_covers_and_is_relative_say_what_the_predicate_says(data: st.DataObject) -> None:
     masks = (
         regard.causal(), regard.causal(-2), regard.window(3), regard.window(5, side="both"), regard.strided(2),
         regard.lengths(torch.tensor([9])), regard.padding(torch.arange(12)[None] != 5), documents_of(5, 3, 4),
@@ -157,7 +161,7 @@ def test_covers_and_is_relative_say_what_the_predicate_says(data):
         assert all(len(set(dense.diagonal(d).tolist())) == 1 for d in range(-11, 12))
 
 
-def test_diagonal_sums_are_those_of_torch():
+def test_diagonal_sums_are_those_of_torch() -> None:
     block = torch.randn(2, 3, 5)
     expected = torch.stack([block.diagonal(d, -2, -1).sum(-1) for d in range(-2, 5)], -1)
     assert_close(diagonal_sums(block), expected)

@@ -2,9 +2,11 @@
 
 import re
 import threading
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
@@ -53,26 +55,26 @@ WRONG = {
 }
 
 
-def attend(options):
+def attend(options: dict[str, Any]) -> Tensor:
     tensors = {"query": GOOD, "key": GOOD, "value": GOOD} | options
     return regard.attention(**tensors)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_value_is_named(name):
+def test_a_wrong_value_is_named(name: str) -> None:
     options, error, message = WRONG[name]
     with regard.checking(), pytest.raises(error, match=re.escape(message)):
         attend(options)
 
 
 @pytest.mark.parametrize("name", [n for n in WRONG if n not in ("documents", "offset", "width")])
-def test_values_are_not_looked_at_unless_asked(name):
+def test_values_are_not_looked_at_unless_asked(name: str) -> None:
     attend(WRONG[name][0])
     with regard.checking(), regard.checking(enabled=False):
         attend(WRONG[name][0])
 
 
-def test_what_is_right_passes():
+def test_what_is_right_passes() -> None:
     mask = (regard.lengths(torch.tensor([0, 5])) | regard.window(2)) & regard.causal(torch.tensor([0, 1]))
     bias = torch.zeros(5, 5).index_fill(1, torch.tensor([2]), -INF)
     with regard.checking():
@@ -80,13 +82,13 @@ def test_what_is_right_passes():
         attend({"mask": torch.ones(5, 5, dtype=torch.bool), "score": lambda q, k: q @ k.mT})
 
 
-def test_it_ends_with_its_block_also_after_an_error():
+def test_it_ends_with_its_block_also_after_an_error() -> None:
     with pytest.raises(NonFiniteError), regard.checking():
         attend(WRONG["value"][0])
     assert not attend(WRONG["value"][0]).isfinite().all()
 
 
-def test_it_holds_for_the_thread_that_entered_it():
+def test_it_holds_for_the_thread_that_entered_it() -> None:
     found = []
     with regard.checking():
         thread = threading.Thread(target=lambda: found.append(attend(WRONG["query"][0])))

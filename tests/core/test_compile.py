@@ -1,4 +1,4 @@
-"""The tests of compiled.py, in a process without run-time checks of shapes: torch.compile cannot trace those."""
+"""The tests of under_compile.py, in a process without run-time checks of shapes: torch.compile cannot trace those."""
 
 import os
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 
 
 @pytest.mark.slow
-def test_attention_under_compile_and_export():
-    file = Path(__file__).with_name("compiled.py")
+def test_attention_under_compile_and_export() -> None:
+    file = Path(__file__).with_name("under_compile.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", str(file)]
     done = subprocess.run(command, env={**os.environ, "REGARD_UNCHECKED_SHAPES": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]

@@ -1,17 +1,19 @@
 """The contracts, as properties over random calls, for every backend that runs them."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import DTYPES, EVERYDAY, MAP_TOLERANCE, TOLERANCE, Case, cases, scores_by_hand
 from hypothesis import given
 from torch import Tensor
 
 import regard
 from regard.errors import BackendError
+from tests.core.random_calls import DTYPES, EVERYDAY, MAP_TOLERANCE, TOLERANCE, Case, cases, scores_by_hand
 
 
-def attend(case: Case, backend: str, **options):
+def attend(case: Case, backend: str, **options: Any) -> Any:
     """Run a case, or nothing where the backend says that it cannot."""
     try:
         return regard.attention(*case.tensors(), **case.options(), backend=backend, return_weights=True, **options)
@@ -37,7 +39,7 @@ def by_hand(case: Case) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_output_and_weights_are_the_formula(backend, dtype, case):
+def test_output_and_weights_are_the_formula(backend: str, dtype: torch.dtype, case: Case) -> None:
     case = case.to(dtype)
     if (attended := attend(case, backend)) is None:
         return
@@ -56,7 +58,7 @@ def test_output_and_weights_are_the_formula(backend, dtype, case):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_weights_times_value_is_the_output(backend, dtype, case):
+def test_weights_times_value_is_the_output(backend: str, dtype: torch.dtype, case: Case) -> None:
     """Contract 1."""
     case = case.to(dtype)
     if (attended := attend(case, backend)) is None:
@@ -71,7 +73,7 @@ def test_weights_times_value_is_the_output(backend, dtype, case):
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_asking_for_the_weights_changes_nothing(backend, case):
+def test_asking_for_the_weights_changes_nothing(backend: str, case: Case) -> None:
     """Contract 2: the same bits, the same gradients, the same random state."""
     case = case.to(torch.float32)
     try:
@@ -90,7 +92,7 @@ def test_asking_for_the_weights_changes_nothing(backend, case):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_dropout_consumes_the_same_random_numbers_with_and_without_weights(dropout):
+def test_dropout_consumes_the_same_random_numbers_with_and_without_weights(dropout: float) -> None:
     q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
     torch.manual_seed(1)
     plain = regard.attention(q, k, v, dropout=dropout)
@@ -102,7 +104,7 @@ def test_dropout_consumes_the_same_random_numbers_with_and_without_weights(dropo
     torch.testing.assert_close(weights.dense().sum(-1), torch.ones(2, 3, 5))  # before dropout
 
 
-def test_the_fused_kernel_is_the_one_that_torch_runs():
+def test_the_fused_kernel_is_the_one_that_torch_runs() -> None:
     """Contract 2: the bits of F.scaled_dot_product_attention, forward and, but for half precision, backward."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         q, k, v = (torch.randn(2, 3, 129, 16, dtype=dtype, requires_grad=True) for _ in range(3))
@@ -127,7 +129,7 @@ def test_the_fused_kernel_is_the_one_that_torch_runs():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_rows_sum_to_one_or_are_exactly_zero(backend, dtype, case):
+def test_rows_sum_to_one_or_are_exactly_zero(backend: str, dtype: torch.dtype, case: Case) -> None:
     """Contract 3, with finite gradients."""
     case = case.to(dtype)
     if (attended := attend(case, backend)) is None:
@@ -145,7 +147,7 @@ def test_rows_sum_to_one_or_are_exactly_zero(backend, dtype, case):
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_gradients_are_those_of_the_formula(backend, case):
+def test_gradients_are_those_of_the_formula(backend: str, case: Case) -> None:
     """Of the output and, through the map, of the weights; in float64."""
     case = case.to(torch.float64)
     if (attended := attend(case, backend)) is None:
@@ -161,7 +163,7 @@ def test_gradients_are_those_of_the_formula(backend, case):
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_the_order_of_keys_does_not_matter(backend, case):
+def test_the_order_of_keys_does_not_matter(backend: str, case: Case) -> None:
     case = case.to(torch.float64)
     order = torch.randperm(case.key.shape[-2])
     mask = case.allowed
@@ -176,7 +178,7 @@ def test_the_order_of_keys_does_not_matter(backend, case):
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
-def test_gradcheck(backend):
+def test_gradcheck(backend: str) -> None:
     q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (3, 5, 5))
     k, v = k[:, :1].detach().requires_grad_(), v[:, :1].detach().requires_grad_()
     mask = regard.causal(1) & regard.lengths(torch.tensor([0, 4]))
@@ -189,13 +191,13 @@ def test_gradcheck(backend):
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
-def test_gradgradcheck(backend):
+def test_gradgradcheck(backend: str) -> None:
     q, k, v = (torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4))
     mask = regard.causal(-1)
     assert torch.autograd.gradgradcheck(lambda *t: regard.attention(*t, mask=mask, backend=backend), (q, k, v))
 
 
-def test_fused_refuses_a_second_derivative_by_name():
+def test_fused_refuses_a_second_derivative_by_name() -> None:
     q = torch.randn(1, 1, 3, 4, requires_grad=True)
     output = regard.attention(q, q, q, backend="fused")
     with pytest.raises(BackendError, match="no second derivative"):
@@ -203,7 +205,7 @@ def test_fused_refuses_a_second_derivative_by_name():
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
-def test_the_state_of_a_row_with_no_key_is_minus_infinity(backend):
+def test_the_state_of_a_row_with_no_key_is_minus_infinity(backend: str) -> None:
     """Contract 3: the kernels have conventions of their own (0.0 on CPU); the map must not see them."""
     q = torch.randn(2, 3, 5, 4)
     mask = regard.causal(0) & regard.padding(torch.tensor([[False, True, True, True, True], [False] * 5]))
@@ -212,7 +214,7 @@ def test_the_state_of_a_row_with_no_key_is_minus_infinity(backend):
     assert torch.equal(dead, torch.tensor([[True] + [False] * 4, [True] * 5])[:, None].expand(2, 3, 5))
 
 
-def test_short_blocks_in_half_precision_go_back_no_less_exactly_than_torch():
+def test_short_blocks_in_half_precision_go_back_no_less_exactly_than_torch() -> None:
     q, k, v = (torch.randn(2, 3, 31, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     grad = torch.randn(2, 3, 31, 16, dtype=torch.bfloat16)
     exact = [t.detach().double().requires_grad_() for t in (q, k, v)]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, BackendError, ShapeError
@@ -26,19 +27,19 @@ ONES = torch.ones
         ([[1.0]], ONES(3, 4), ONES(3, 4), "query must be a torch.Tensor, got list"),
     ],
 )
-def test_wrong_tensors_are_named(query, key, value, message):
+def test_wrong_tensors_are_named(query: Tensor | list[list[float]], key: Tensor, value: Tensor, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         regard.attention(query, key, value)
 
 
-def test_an_empty_batch_is_fine():
+def test_an_empty_batch_is_fine() -> None:
     x = torch.ones(0, 2, 3, 4)
     output, weights = regard.attention(x, x, x, return_weights=True)
     assert output.shape == (0, 2, 3, 4)
     assert weights.dense().shape == (0, 2, 3, 3)
 
 
-def test_batches_broadcast():
+def test_batches_broadcast() -> None:
     q, k = torch.randn(5, 1, 2, 3, 4), torch.randn(1, 6, 2, 7, 4)
     output = regard.attention(q, k, k)
     assert output.shape == (5, 6, 2, 3, 4)
@@ -46,19 +47,19 @@ def test_batches_broadcast():
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, float("nan")])
-def test_dropout_out_of_range(dropout):
+def test_dropout_out_of_range(dropout: float) -> None:
     with pytest.raises(ArgumentError, match=r"\[0, 1\), got"):
         regard.attention(ONES(2, 4), ONES(2, 4), ONES(2, 4), dropout=dropout)
 
 
-def test_a_bias_of_bools_or_of_a_wrong_shape():
+def test_a_bias_of_bools_or_of_a_wrong_shape() -> None:
     with pytest.raises(ShapeError, match=r"got torch.bool; a bool tensor goes in as mask="):
         regard.attention(ONES(2, 4), ONES(2, 4), ONES(2, 4), bias=torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(ShapeError, match=r"bias must have .* got \(3, 2\)"):
         regard.attention(ONES(2, 4), ONES(2, 4), ONES(2, 4), bias=ONES(3, 2))
 
 
-def test_a_named_backend_never_falls_back():
+def test_a_named_backend_never_falls_back() -> None:
     """Contract 6."""
     x = torch.randn(2, 3, 4)
     score = regard.Additive(ONES(4))
@@ -75,7 +76,7 @@ def test_a_named_backend_never_falls_back():
         regard.attention(x, x, x, backend="flash")
 
 
-def test_explain_says_what_is_chosen_and_what_it_costs():
+def test_explain_says_what_is_chosen_and_what_it_costs() -> None:
     x = torch.randn(2, 3, 5, 4)
     explanation = regard.explain(x, x, x, mask=regard.causal())
     assert explanation.backend == "fused"
@@ -84,7 +85,7 @@ def test_explain_says_what_is_chosen_and_what_it_costs():
     assert regard.explain(x, x, x, backend="reference").extra_bytes == 2 * 3 * 5 * 5 * 4
 
 
-def test_nan_propagates():
+def test_nan_propagates() -> None:
     q = torch.randn(3, 4)
     v = q.clone()
     v[1, 2] = torch.nan

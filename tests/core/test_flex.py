@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
-from regard.backends import BACKENDS, choose, flex
+from regard.backends import BACKENDS, choose_backend, flex
 from regard.functional import make_call
 from regard.mechanisms.shapes import Sizes
 
@@ -54,7 +54,7 @@ CASES = {
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_it_answers_as_the_reference(name):
+def test_it_answers_as_the_reference(name: str) -> None:
     lengths, options = CASES[name]
     inputs = tensors(*lengths)
     output, weights = regard.attention(*inputs, backend="flex", return_weights=True, **options)
@@ -72,7 +72,7 @@ def test_it_answers_as_the_reference(name):
 
 @needs_compiler
 @pytest.mark.slow
-def test_half_precision():
+def test_half_precision() -> None:
     inputs = tensors(*SHORT, dtype=torch.bfloat16)
     output = regard.attention(*inputs, backend="flex")
     assert output.dtype == torch.bfloat16
@@ -82,7 +82,7 @@ def test_half_precision():
 
 @needs_compiler
 @pytest.mark.slow
-def test_the_map_computes_its_state_when_it_is_first_read(monkeypatch):
+def test_the_map_computes_its_state_when_it_is_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract 2, and one kernel for one kind of call: other lengths, and parameters, compile nothing anew."""
     inputs = tensors(*SHORT)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_the_map_computes_its_state_when_it_is_first_read(monkeypatch):
 
 @needs_compiler
 @pytest.mark.slow
-def test_what_torch_cannot_compile_raises():
+def test_what_torch_cannot_compile_raises() -> None:
     def positive(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return key >= int(LENGTHS.sum() * 0 + query.float().mean().item() * 0)
 
@@ -119,7 +119,7 @@ def test_what_torch_cannot_compile_raises():
 
 
 @needs_compiler
-def test_explain_says_where_the_state_comes_from_and_that_it_is_taken_by_name():
+def test_explain_says_where_the_state_comes_from_and_that_it_is_taken_by_name() -> None:
     inputs = tensors(*SHORT)
     named = regard.explain(*inputs, backend="flex")
     assert (named.backend, named.extra_bytes) == ("flex", 0)
@@ -131,12 +131,12 @@ def test_explain_says_where_the_state_comes_from_and_that_it_is_taken_by_name():
     assert regard.explain(*inputs, score=regard.SoftCapped(regard.Dot(), 2.0)).backend == "tiled"
 
 
-def test_it_is_never_chosen_even_where_it_is_asked_first(monkeypatch):
+def test_it_is_never_chosen_even_where_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     call, _ = make_call(
         *tensors(*SHORT), score=regard.Dot(), normalization=regard.Softmax(), mask=None, bias=None, dropout=0.0
     )
     monkeypatch.setattr("regard.backends.BACKENDS", {"flex": BACKENDS["flex"], **BACKENDS})
-    assert choose(call, None).name == "fused"
+    assert choose_backend(call, None).name == "fused"
 
 
 REFUSED = {
@@ -150,14 +150,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_says_why_not(name):
+def test_it_says_why_not(name: str) -> None:
     options, why = REFUSED[name]
     with pytest.raises(regard.errors.BackendError, match=why):
         regard.attention(*tensors(*SHORT), backend="flex", **options)
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_it_refuses_gradients_on_the_cpu(which, monkeypatch):
+def test_it_refuses_gradients_on_the_cpu(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.backends.flex._has_compiler", lambda: True)  # or it refuses for want of one
     inputs = tensors(*SHORT)
     inputs[which].requires_grad_()
@@ -165,7 +165,9 @@ def test_it_refuses_gradients_on_the_cpu(which, monkeypatch):
         regard.attention(*inputs, backend="flex")
 
 
-def test_it_refuses_transforms_double_precision_and_a_machine_without_a_compiler(monkeypatch):
+def test_it_refuses_transforms_double_precision_and_a_machine_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     q, k, v = tensors(*SHORT)
 
     def attend(query: Tensor) -> Tensor:
@@ -198,7 +200,7 @@ def test_it_refuses_transforms_double_precision_and_a_machine_without_a_compiler
     ],
     ids=str,
 )
-def test_the_block_mask_is_torchs_own(mask):
+def test_the_block_mask_is_torchs_own(mask: regard.Mask) -> None:
     sizes = Sizes((2,), 3, 3, 200, 300, True)
     bound = mask.bind(sizes, torch.device("cpu"))
     found = mask.block_mask(sizes)
@@ -213,6 +215,6 @@ def test_the_block_mask_is_torchs_own(mask):
         assert torch.equal(getattr(found, indices), getattr(theirs, indices))
 
 
-def test_importing_compiles_nothing():
+def test_importing_compiles_nothing() -> None:
     code = "import regard, sys; print('torch._inductor.compile_fx' in sys.modules, 'torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False False\n"

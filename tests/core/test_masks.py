@@ -1,56 +1,59 @@
 """Masks by hand, their renderings against one another, and their errors."""
 
+from typing import Any
+
 import pytest
 import torch
-from cases import combined
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import regard
 from regard.errors import ShapeError
 from regard.mechanisms.masks.base import render
 from regard.mechanisms.shapes import Sizes
+from tests.core.random_calls import combined
 
 
 def sizes(queries: int, keys: int, *, batch: tuple[int, ...] = (), heads: int = 1) -> Sizes:
     return Sizes(batch, heads, heads, queries, keys, len(batch) > 0)
 
 
-def dense(mask: regard.Mask, *args: int, **options) -> list:
+def dense(mask: regard.Mask, *args: int, **options: Any) -> list:
     return mask.dense(sizes(*args, **options)).int().squeeze().tolist()
 
 
-def test_causal_aligns_the_last_query_with_the_last_key():
+def test_causal_aligns_the_last_query_with_the_last_key() -> None:
     assert dense(regard.causal(), 2, 4) == [[1, 1, 1, 0], [1, 1, 1, 1]]
     assert dense(regard.causal(), 3, 2) == [[0, 0], [1, 0], [1, 1]]
 
 
-def test_causal_with_an_offset():
+def test_causal_with_an_offset() -> None:
     assert dense(regard.causal(0), 2, 4) == [[1, 0, 0, 0], [1, 1, 0, 0]]
     per_sequence = regard.causal(torch.tensor([0, 2])).dense(sizes(1, 3, batch=(2,)))
     assert per_sequence.int().squeeze().tolist() == [[1, 0, 0], [1, 1, 1]]
 
 
-def test_lengths_of_zero_leave_no_key():
+def test_lengths_of_zero_leave_no_key() -> None:
     assert regard.lengths(torch.tensor([0, 2])).dense(sizes(1, 2, batch=(2,))).int().squeeze().tolist() == [
         [0, 0],
         [1, 1],
     ]
 
 
-def test_lengths_per_query_are_told_by_their_shape():
+def test_lengths_per_query_are_told_by_their_shape() -> None:
     n = torch.tensor([[1, 3]])
     assert dense(regard.lengths(n), 2, 3, batch=(1,)) == [[1, 0, 0], [1, 1, 1]]
     assert dense(regard.lengths(n[0], per_query=True), 2, 3) == [[1, 0, 0], [1, 1, 1]]
 
 
-def test_padding_from_tokens_and_from_bools_agree():
+def test_padding_from_tokens_and_from_bools_agree() -> None:
     tokens = torch.tensor([[5, 0, 7]])
     one, other = regard.padding(tokens, pad_id=0), regard.padding(tokens != 0)
     assert dense(one, 2, 3, batch=(1,)) == dense(other, 2, 3, batch=(1,)) == [1, 0, 1]
 
 
-def test_true_means_keep_for_a_tensor():
+def test_true_means_keep_for_a_tensor() -> None:
     x = torch.eye(2)
     keep = torch.tensor([[True, False], [True, True]])
     weights = regard.attention(x, x, x, mask=keep, return_weights=True).weights.dense()
@@ -58,7 +61,7 @@ def test_true_means_keep_for_a_tensor():
 
 
 @given(data=st.data())
-def test_the_range_of_keys_holds_all_that_is_allowed(data):
+def test_the_range_of_keys_holds_all_that_is_allowed(data: st.DataObject) -> None:
     """No tile can be skipped that the predicate wants."""
     batch, full = (2,), (2, 3, 11, 13)
     mask, allowed = combined(data.draw, batch, full, torch.Generator().manual_seed(data.draw(st.integers(0, 999))))
@@ -75,7 +78,7 @@ def test_the_range_of_keys_holds_all_that_is_allowed(data):
 
 
 @given(data=st.data())
-def test_every_rendering_is_the_same_predicate(data):
+def test_every_rendering_is_the_same_predicate(data: st.DataObject) -> None:
     """Dense, by blocks, and along the axes that the mask says it depends on."""
     batch, full = (2,), (2, 3, 11, 13)
     mask, allowed = combined(data.draw, batch, full, torch.Generator().manual_seed(data.draw(st.integers(0, 999))))
@@ -92,7 +95,7 @@ def test_every_rendering_is_the_same_predicate(data):
         assert size == 1 or axis in claimed
 
 
-def test_drawings_name_the_combination():
+def test_drawings_name_the_combination() -> None:
     mask = (regard.causal() | regard.lengths(torch.tensor([1]))) & ~regard.causal(0)
     assert str(mask) == "(causal | lengths) & ~(causal)"
 
@@ -106,12 +109,12 @@ def test_drawings_name_the_combination():
         (torch.ones(2, 2, 3, dtype=torch.bool), r"got \(2, 2, 3\)"),
     ],
 )
-def test_a_wrong_mask_is_named(mask, message):
+def test_a_wrong_mask_is_named(mask: Tensor | str, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         regard.attention(torch.ones(2, 4), torch.ones(3, 4), torch.ones(3, 4), mask=mask)
 
 
-def test_wrong_lengths_are_named():
+def test_wrong_lengths_are_named() -> None:
     x = torch.ones(2, 3, 4)
     with pytest.raises(ShapeError, match=r"lengths must have shape \(2,\), got \(3,\)"):
         regard.attention(x, x, x, mask=regard.lengths(torch.tensor([1, 2, 3])))
@@ -123,7 +126,7 @@ def test_wrong_lengths_are_named():
         regard.padding(torch.ones(2, 4))
 
 
-def test_a_predicate_that_does_not_answer_with_bools_is_named():
+def test_a_predicate_that_does_not_answer_with_bools_is_named() -> None:
     x = torch.ones(2, 4)
     with pytest.raises(ShapeError, match="must return a bool tensor"):
         regard.attention(x, x, x, mask=regard.predicate(lambda b, h, q, k: q - k))

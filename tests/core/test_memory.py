@@ -1,5 +1,7 @@
 """Contract 5: nothing T x S is allocated outside `reference` and `dense()`, forward and backward."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +18,9 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.numbers = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, torch.Tensor):
@@ -43,7 +47,7 @@ WITH_BATCH = [
     [(rank, mask) for rank in (2, 3, 4) for mask in WITHOUT_BATCH + (WITH_BATCH if rank > 2 else [])],
     ids=str,
 )
-def test_the_largest_tensor_is_far_below_t_times_s(rank, mask):
+def test_the_largest_tensor_is_far_below_t_times_s(rank: int, mask: regard.Mask | None) -> None:
     q, k, v = (torch.randn([1] * (rank - 2) + [LENGTH, 4], requires_grad=True) for _ in range(3))
     with Largest() as largest:
         output, weights = regard.attention(q, k, v, mask=mask, return_weights=True)
@@ -53,14 +57,14 @@ def test_the_largest_tensor_is_far_below_t_times_s(rank, mask):
     assert largest.numbers <= 512 * LENGTH
 
 
-def test_the_reference_is_seen_to_allocate_t_times_s():
+def test_the_reference_is_seen_to_allocate_t_times_s() -> None:
     q = torch.randn(LENGTH, 4)
     with Largest() as largest:
         regard.attention(q, q, q, backend="reference")
     assert largest.numbers >= LENGTH * LENGTH
 
 
-def test_a_bias_per_key_or_per_query_is_not_expanded():
+def test_a_bias_per_key_or_per_query_is_not_expanded() -> None:
     q = torch.randn(1, 2, LENGTH, 4)
     for shape in ((1, 2, 1, LENGTH), (1, 1, LENGTH, 1)):
         with Largest() as largest:

@@ -1,25 +1,29 @@
 """Normalizations against their formulas and the entmax package, on every backend that runs them."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from cases import EVERYDAY, cases
 from hypothesis import given, settings
+from torch import Tensor
 
 import regard
 from regard.errors import BackendError
+from tests.core.random_calls import EVERYDAY, Case, cases
 
 entmax = pytest.importorskip("entmax")
 
 
-def sink_by_hand(scores, sink=0.0):
+def sink_by_hand(scores: Tensor, sink: float = 0.0) -> Tensor:
     sink = torch.as_tensor(sink, dtype=torch.float64)
     sink = sink[:, None, None] if sink.dim() else sink
     exponentials = scores.exp()
     return exponentials / (exponentials.sum(-1, keepdim=True) + sink.exp())
 
 
-def sparse_by_package(function):
-    def normalize(scores):
+def sparse_by_package(function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    def normalize(scores: Tensor) -> Tensor:
         dead = (scores == -torch.inf).all(-1, keepdim=True)
         # The package takes no -inf: a score far below every other has the weight 0 too.
         weights = function(scores.masked_fill(scores == -torch.inf, -1e6), dim=-1)
@@ -39,12 +43,12 @@ NORMALIZATIONS = {
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @pytest.mark.parametrize("name", NORMALIZATIONS)
-def test_weights_output_and_gradients(name, backend):
+def test_weights_output_and_gradients(name: str, backend: str) -> None:
     normalization, by_hand = NORMALIZATIONS[name]
 
     @settings(max_examples=15)
     @given(case=cases(scores=("scaled", "additive")))
-    def check(case):
+    def check(case: Case) -> None:
         case = case.to(torch.float64)
         options = {**case.options(), "normalization": normalization, "backend": backend}
         try:
@@ -55,7 +59,7 @@ def test_weights_output_and_gradients(name, backend):
         q, k, v = case.tensors()
         if q.dim() >= 4:
             k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-        from cases import scores_by_hand
+        from tests.core.random_calls import scores_by_hand
 
         scores = scores_by_hand(case.score, q, k)
         scores = scores if case.bias is None else scores + case.bias
@@ -74,11 +78,11 @@ def test_weights_output_and_gradients(name, backend):
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @pytest.mark.parametrize("name", NORMALIZATIONS)
-def test_gradcheck_through_output_and_weights(name, backend):
+def test_gradcheck_through_output_and_weights(name: str, backend: str) -> None:
     normalization, _ = NORMALIZATIONS[name]
     q, k, v = (torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4))
 
-    def read(q, k, v):
+    def read(q: Tensor, k: Tensor, v: Tensor) -> Any:
         options = {"normalization": normalization, "mask": regard.causal(), "return_weights": True}
         output, weights = regard.attention(q, k, v, **options, backend=backend)
         return output, weights[..., 1:, :]
@@ -91,12 +95,12 @@ def test_gradcheck_through_output_and_weights(name, backend):
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
-def test_a_learned_sink_for_each_head_takes_gradients(backend):
+def test_a_learned_sink_for_each_head_takes_gradients(backend: str) -> None:
     q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64) for n in (5, 6, 6))
     sink = torch.randn(3, dtype=torch.float64, requires_grad=True)
     mask = regard.lengths(torch.tensor([0, 6]))
 
-    def read(sink):
+    def read(sink: Tensor) -> Any:
         normalization = regard.SoftmaxWithSink(sink)
         return regard.attention(q, k, v, normalization=normalization, mask=mask, backend=backend)
 
@@ -105,7 +109,7 @@ def test_a_learned_sink_for_each_head_takes_gradients(backend):
     torch.testing.assert_close(read(sink), sink_by_hand(scores, sink) @ v)
 
 
-def test_rows_with_a_sink_sum_to_at_most_one_and_products_agree():
+def test_rows_with_a_sink_sum_to_at_most_one_and_products_agree() -> None:
     q = torch.randn(1, 2, 5, 4)
     weights = regard.attention(q, q, q, normalization=regard.SoftmaxWithSink(1.0), return_weights=True).weights
     sums = weights @ torch.ones(5, 1)

@@ -17,7 +17,7 @@ import regard
 import regard.nn
 
 
-def test_the_textbooks_context_vector_of_the_second_word():
+def test_the_textbooks_context_vector_of_the_second_word() -> None:
     """A sentence of eight words, an embedding of 10 x 16 and three projections of 16 x 16."""
     sentence = torch.tensor([0, 7, 1, 2, 5, 6, 4, 3])
     torch.manual_seed(123)
@@ -37,7 +37,7 @@ def test_the_textbooks_context_vector_of_the_second_word():
 
 
 @pytest.mark.parametrize("backend", ["fused", "tiled", "reference"])
-def test_a_padded_batch_of_lengths_2_and_4(backend):
+def test_a_padded_batch_of_lengths_2_and_4(backend: str) -> None:
     """No weight at all beyond each length; what stands in the rows of padding is exactly zero."""
     lengths = torch.tensor([2, 4])
     x = torch.randn(2, 4, 8)
@@ -70,7 +70,7 @@ def d2l_masked_softmax(scores: Tensor, valid_lens: Tensor | None) -> Tensor:
 @pytest.mark.parametrize(
     "valid_lens", [None, torch.tensor([2, 3]), torch.tensor([[1, 3], [2, 4]])], ids=["none", "1-D", "2-D"]
 )
-def test_valid_lens_are_d2ls(valid_lens):
+def test_valid_lens_are_d2ls(valid_lens: Tensor | None) -> None:
     query, key, value = torch.randn(2, 2, 4), torch.randn(2, 4, 4), torch.randn(2, 4, 5)
     expected = d2l_masked_softmax(query @ key.mT / 2, valid_lens)
     mask = None if valid_lens is None else regard.lengths(valid_lens)
@@ -79,7 +79,7 @@ def test_valid_lens_are_d2ls(valid_lens):
     torch.testing.assert_close(output, expected @ value, rtol=0, atol=5e-6)
 
 
-def test_additive_attention_is_d2ls():
+def test_additive_attention_is_d2ls() -> None:
     """d2l 1.0.3, `AdditiveAttention`: w_v^T tanh(W_q q + W_k k), its two weights without biases."""
     query, key, value = torch.randn(2, 3, 5), torch.randn(2, 6, 4), torch.randn(2, 6, 7)
     valid_lens = torch.tensor([2, 6])
@@ -96,7 +96,7 @@ def test_additive_attention_is_d2ls():
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_time_first_attention_is_labmls(is_masked):
+def test_time_first_attention_is_labmls(is_masked: bool) -> None:
     """labml-nn 0.5.1, `MultiHeadAttention` on (T, B, d): scores 'ibhd,jbhd->ijbh', softmax over j, mask 1 = keep."""
     heads, dim = 2, 8
     attend = regard.nn.MultiHeadAttention(dim, heads)
@@ -131,7 +131,7 @@ CAUSAL = torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)[None, None]
 
 
 @pytest.mark.parametrize("cap", [2.0, 50.0])
-def test_the_soft_cap_is_gemma_2s(cap):
+def test_the_soft_cap_is_gemma_2s(cap: float) -> None:
     modeling = pytest.importorskip("transformers.models.gemma2.modeling_gemma2")
     query, key, value = vectors()
     module = SimpleNamespace(num_key_value_groups=2, training=False, head_dim=8)
@@ -142,7 +142,7 @@ def test_the_soft_cap_is_gemma_2s(cap):
     torch.testing.assert_close(ours.output, output.transpose(1, 2), rtol=0, atol=5e-6)
 
 
-def test_the_sinks_are_gpt_osss():
+def test_the_sinks_are_gpt_osss() -> None:
     modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
     query, key, value = vectors()
     sinks = torch.randn(4, requires_grad=True)

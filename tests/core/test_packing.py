@@ -9,7 +9,7 @@ from regard.errors import ShapeError
 
 @pytest.mark.parametrize("backend", ["fused", "tiled", "reference"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_packed_documents_do_not_see_one_another(backend, causal):
+def test_packed_documents_do_not_see_one_another(backend: str, causal: bool) -> None:
     sequences = [torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in (3, 1, 150, 200, 7)]
     packed = regard.pack(sequences)
     mask = packed.mask & regard.causal(0) if causal else packed.mask
@@ -25,14 +25,14 @@ def test_packed_documents_do_not_see_one_another(backend, causal):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_positions_begin_anew():
+def test_positions_begin_anew() -> None:
     packed = regard.pack([torch.zeros(2, 1), torch.zeros(3, 1)])
     assert packed.positions.tolist() == [0, 1, 0, 1, 2]
     assert packed.offsets.tolist() == [0, 2, 5]
     assert [len(part) for part in packed.unpack(torch.zeros(4, 5), dim=1)] == [4, 4]
 
 
-def test_what_cannot_be_packed_is_named():
+def test_what_cannot_be_packed_is_named() -> None:
     with pytest.raises(ShapeError, match="at least one sequence"):
         regard.pack([])
     with pytest.raises(ShapeError, match=r"\(2, 1\), \(2, 3\)"):
@@ -41,7 +41,7 @@ def test_what_cannot_be_packed_is_named():
         regard.pack([torch.zeros(2, 1)]).unpack(torch.zeros(3, 1))
 
 
-def test_wrong_patterns_are_named():
+def test_wrong_patterns_are_named() -> None:
     for make, message in (
         (lambda: regard.window(0), "at least 1"),
         (lambda: regard.window(4, side="both"), "odd for 'both'; got 4"),
@@ -58,7 +58,7 @@ def test_wrong_patterns_are_named():
         regard.attention(x, x, x, mask=regard.blocks(torch.ones(2, 2, dtype=torch.bool), 4))
 
 
-def test_drawings():
+def test_drawings() -> None:
     assert repr(regard.window(2)).splitlines()[:3] == ["window of 2", "#...........", "##.........."]
     assert repr(regard.lengths(torch.tensor([1, 2]))) == "lengths"
 
@@ -67,7 +67,7 @@ def test_drawings():
 @pytest.mark.parametrize(
     "mask", [regard.causal(), regard.window(70), regard.documents(offsets=torch.tensor([0, 100, 256]))]
 )
-def test_flex_attention_reads_the_same_mask(mask):
+def test_flex_attention_reads_the_same_mask(mask: regard.Mask) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
     q = torch.randn(1, 2, 256, 16)

@@ -1,23 +1,26 @@
 """Every score and kernel against its formula, forward and gradients, on every backend that runs it."""
 
+from typing import Any
+
 import pytest
 import torch
-from cases import EVERYDAY, SCORES, cases
 from hypothesis import given, settings
-from test_contracts import attend, by_hand
+from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, BackendError, ShapeError
+from tests.core.random_calls import EVERYDAY, SCORES, Case, cases
+from tests.core.test_contracts import attend, by_hand
 
 OTHERS = [name for name in SCORES if name not in ("dot", "scaled", "additive")]
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @pytest.mark.parametrize("name", OTHERS)
-def test_each_score_is_its_formula(name, backend):
+def test_each_score_is_its_formula(name: str, backend: str) -> None:
     @settings(max_examples=12)
     @given(case=cases(scores=(name,)))
-    def check(case):
+    def check(case: Case) -> None:
         case = case.to(torch.float64)
         if (attended := attend(case, backend)) is None:
             return
@@ -43,7 +46,7 @@ def test_each_score_is_its_formula(name, backend):
 
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
 @pytest.mark.parametrize("name", ["additive", "cosine", "bilinear", "gaussian", "laplacian", "epanechnikov"])
-def test_learned_parameters_take_gradients(name, backend):
+def test_learned_parameters_take_gradients(name: str, backend: str) -> None:
     """gradcheck through the score's own tensors, twice."""
     q, k, v = (torch.randn(1, 2, n, 3, dtype=torch.float64) for n in (3, 4, 4))
     make = {
@@ -56,7 +59,7 @@ def test_learned_parameters_take_gradients(name, backend):
     }[name]
     w = torch.randn(14, dtype=torch.float64, requires_grad=True)
 
-    def read(w):
+    def read(w: Tensor) -> Any:
         output, weights = regard.attention(q, k, v, score=make(w), backend=backend, return_weights=True)
         return output, weights[..., 1, :]
 
@@ -65,21 +68,23 @@ def test_learned_parameters_take_gradients(name, backend):
 
 
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
-def test_a_score_of_ones_own_takes_gradients_through_what_it_closes_over(backend):
+def test_a_score_of_ones_own_takes_gradients_through_what_it_closes_over(backend: str) -> None:
     q, k, v = (torch.randn(2, n, 3, dtype=torch.float64, requires_grad=True) for n in (5, 4, 4))
     w = torch.randn(3, dtype=torch.float64, requires_grad=True)
 
-    def weighted_distance(query, key):
+    def weighted_distance(query: Tensor, key: Tensor) -> Tensor:
         return -((query[..., :, None, :] - key[..., None, :, :]) ** 2 @ w.exp())
 
-    def read(q, k, v, w):
+    def read(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Any:
         return regard.attention(q, k, v, score=weighted_distance, mask=regard.causal(), backend=backend)
 
     assert torch.autograd.gradcheck(read, (q, k, v, w))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 3, 5, 7), (2, 1, 1, 7), (5, 7), (2, 3, 5, 1)])
-def test_a_learned_dense_bias_takes_its_gradient_in_tiles(shape, monkeypatch):
+def test_a_learned_dense_bias_takes_its_gradient_in_tiles(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("regard.backends.tiled.TILE_ELEMENTS", 16)  # many tiles, of one cell and of several
     q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 7, 7))
     bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -93,11 +98,11 @@ def test_a_learned_dense_bias_takes_its_gradient_in_tiles(shape, monkeypatch):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_dropout_on_tiles_is_the_same_in_backward(monkeypatch):
+def test_dropout_on_tiles_is_the_same_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.backends.tiled.TILE_ELEMENTS", 16)
     q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 7, 7))
 
-    def read(q, k, v):
+    def read(q: Tensor, k: Tensor, v: Tensor) -> Any:
         torch.manual_seed(3)
         return regard.attention(q, k, v, dropout=0.4, backend="tiled")
 
@@ -109,7 +114,7 @@ def test_dropout_on_tiles_is_the_same_in_backward(monkeypatch):
     assert not torch.equal(dropped, regard.attention(x, x, ones, dropout=0.25, backend="tiled"))
 
 
-def test_luongs_concat_is_additive_with_one_matrix():
+def test_luongs_concat_is_additive_with_one_matrix() -> None:
     q, k, v = torch.randn(5, 3), torch.randn(6, 4), torch.randn(6, 2)
     vector, weight = torch.randn(7), torch.randn(7, 7)
     pairs = torch.cat([q[:, None].expand(5, 6, 3), k[None].expand(5, 6, 4)], -1)
@@ -118,7 +123,7 @@ def test_luongs_concat_is_additive_with_one_matrix():
     torch.testing.assert_close(regard.attention(q, k, v, score=score), weights @ v)
 
 
-def test_the_gaussian_kernel_runs_fused_also_far_from_the_origin():
+def test_the_gaussian_kernel_runs_fused_also_far_from_the_origin() -> None:
     q, k, v = 1000 + torch.randn(50, 3), 1000 + torch.randn(60, 3), torch.randn(60, 2)
     output = regard.attention(q, k, v, score=regard.Gaussian(0.5), backend="fused")
     exact = regard.attention(*(t.double() for t in (q, k, v)), score=regard.Gaussian(0.5), backend="reference")
@@ -139,17 +144,17 @@ def test_the_gaussian_kernel_runs_fused_also_far_from_the_origin():
         (regard.Additive(torch.ones(3)), ShapeError, "needs a query of width 3, got 4"),
     ],
 )
-def test_a_wrong_score_is_named(score, error, message):
+def test_a_wrong_score_is_named(score: Any, error: type[regard.RegardError], message: str) -> None:
     with pytest.raises(error, match=message):
         regard.attention(torch.ones(2, 4), torch.ones(5, 4), torch.ones(5, 4), score=score, backend="reference")
 
 
-def test_a_cap_must_be_positive():
+def test_a_cap_must_be_positive() -> None:
     with pytest.raises(ArgumentError, match="above 0, got -1"):
         regard.SoftCapped(regard.Dot(), cap=-1.0)
 
 
-def test_fused_says_why_it_does_not_run_a_score():
+def test_fused_says_why_it_does_not_run_a_score() -> None:
     x = torch.randn(2, 3, 4)
     with pytest.raises(BackendError, match="soft-capped at 30"):
         regard.attention(x, x, x, score=regard.SoftCapped(regard.ScaledDot(), cap=30.0), backend="fused")

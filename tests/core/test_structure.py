@@ -1,6 +1,5 @@
-"""The house: layers, public names, and an import that does nothing."""
+"""The house: floors, circles, private names, names with one meaning, public names, an import that does nothing."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -8,24 +7,22 @@ from pathlib import Path
 import pytest
 
 import regard
+from tests.core import house
 
 SOURCE = Path(regard.__file__).parent
+PAGE = SOURCE / "views" / "page"
 
 # From the ground up; a file imports only from floors below its own, or its own package.
 FLOORS = [
-    ["errors"],
-    ["shapes", "transforms"],
-    ["scores", "masks", "normalizations", "positions", "biases"],
-    ["kernels", "patterns", "relative", "rotary"],
-    ["checks"],
-    ["backends", "packing"],
+    ["errors", "version"],
+    ["mechanisms", "storage"],
+    ["backends"],
     ["maps"],
     ["weights"],
     ["functional"],
-    ["kernel_regression"],
-    ["nn"],
-    ["models", "logits"],
-    ["inspection", "text", "decoding", "training"],
+    ["kernel_regression", "nn", "generation"],
+    ["models"],
+    ["inspection", "text", "training"],
     ["huggingface"],
     ["views"],
     ["tasks"],
@@ -35,58 +32,95 @@ FLOORS = [
     ["__main__"],
 ]
 FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
-FILES = sorted(SOURCE.rglob("*.py"))
+FILES = house.python_files(SOURCE)
+IMPORTS = house.imports(FILES)
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def part_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else module
 
 
-def imports_of(path: Path) -> set[str]:
-    """The parts of regard that a file imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "regard":
-            modules = [f"regard.{alias.name}" for alias in node.names if alias.name in FLOOR_OF]
-            names = [node.module] if "." in node.module else modules or ["regard"]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names if alias.name.split(".")[0] == "regard"]
-        else:
-            continue
-        found |= {name.split(".")[1] if "." in name else "regard" for name in names}
-    return found
+@pytest.mark.parametrize("module", sorted(set(FILES) - {"regard"}))
+def test_a_file_imports_only_from_below(module: str) -> None:
+    part = part_of(module)
+    for other in sorted(IMPORTS[module]):
+        assert other != "regard", f"{module} imports the package's own __init__"
+        below = part_of(other)
+        assert below == part or FLOOR_OF[below] < FLOOR_OF[part], f"{module} imports {other}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_a_file_imports_only_from_below(path):
-    part = part_of(path)
-    if part == "__init__":
-        return
-    for other in imports_of(path):
-        if other == "regard":
-            # The command line and the tasks are users of the library; nobody else imports the package itself.
-            assert part in ("cli", "commands", "__main__", "tasks"), f"{path} imports the package's own __init__"
-            continue
-        assert other in FLOOR_OF, f"regard.{other} has no floor"
-        assert other == part or FLOOR_OF[other] < FLOOR_OF[part], f"{part} imports {other}"
+def test_every_part_has_a_floor() -> None:
+    assert {part_of(module) for module in FILES} - {"regard"} == set(FLOOR_OF)
 
 
-def test_every_part_has_a_floor():
-    assert {part_of(path) for path in FILES} - {"__init__"} == set(FLOOR_OF)
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    assert house.circles(IMPORTS) == []
+    assert house.circles(house.script_imports(PAGE)) == []
 
 
-def test_the_public_names_are_what_can_be_imported():
+def test_no_file_reads_the_private_names_of_another() -> None:
+    assert house.private_reads(FILES) == []
+
+
+def test_a_name_has_one_meaning() -> None:
+    # Every file that Python starts may call what it starts `main`.
+    assert house.named_twice(found for found in house.definitions(FILES) if found.name != "main") == []
+    assert house.named_twice(house.script_definitions(PAGE)) == []
+
+
+def written(folder: Path, **files: str) -> Path:
+    package = folder / "planted"
+    package.mkdir()
+    for name, text in files.items():
+        (package / f"{name}.py").write_text(text, encoding="utf-8")
+    return package
+
+
+def test_a_planted_circle_is_seen(tmp_path: Path) -> None:
+    hidden = "def f():\n    from planted.one import x\n    return x\n"
+    package = written(tmp_path, one="from planted import two\nx = two", two="import planted.three", three=hidden)
+    graph = house.imports(house.python_files(package))
+    assert house.circles(graph) == [["planted.one", "planted.three", "planted.two"]]
+    for name, other in (("a.js", "b.js"), ("b.js", "a.js")):
+        (tmp_path / name).write_text(f'import {{\n  x,\n}} from "./{other}";\n', encoding="utf-8")
+    assert house.circles(house.script_imports(tmp_path)) == [["a.js", "b.js"]]
+
+
+def test_planted_private_reads_are_seen(tmp_path: Path) -> None:
+    own = "class A:\n    def __init__(self):\n        self._kept = 1\n\ndef _inner(): ...\n"
+    reads = "from planted.one import A, _inner\nprint(A()._kept, A()._replace, A().__dict__)\n"
+    package = written(tmp_path, one=own, two=reads)
+    assert house.private_reads(house.python_files(package)) == [
+        "planted.two:1 reads _inner",
+        "planted.two:2 reads _kept",
+    ]
+
+
+def test_a_planted_double_name_is_seen(tmp_path: Path) -> None:
+    package = written(tmp_path, one="class _Footer: ...\nPull = tuple[int, int]\n", two="def _Footer(): ...\n")
+    assert house.named_twice(house.definitions(house.python_files(package))) == []
+    (package / "two.py").write_text("class _Footer: ...\nPull = int | str\n", encoding="utf-8")
+    assert house.named_twice(house.definitions(house.python_files(package))) == [
+        "Pull: planted.one, planted.two",
+        "_Footer: planted.one, planted.two",
+    ]
+    for name in ("a.js", "b.js"):
+        (tmp_path / name).write_text("export function shown() {}\n", encoding="utf-8")
+    assert house.named_twice(house.script_definitions(tmp_path)) == ["shown: a.js, b.js"]
+
+
+def test_the_public_names_are_what_can_be_imported() -> None:
     assert regard.__all__ == sorted(regard.__all__)
     public = {n for n in vars(regard) if not n.startswith("_")}
-    submodules = {part_of(path) for path in FILES}
-    assert public - submodules == set(regard.__all__)
+    submodules = {part_of(module) for module in FILES}
+    assert public - submodules - {"PACKAGES", "ModuleType", "import_module"} == set(regard.__all__)
 
 
 def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_importing_does_nothing():
+def test_importing_does_nothing() -> None:
     """Contract 8: in a fresh process, no optional package, no threads, no logging, no random numbers."""
     before = "import torch, logging, sys; s = torch.get_rng_state(); t = torch.get_num_threads(); m = set(sys.modules);"
     after = """
@@ -98,17 +132,24 @@ assert torch.equal(s, torch.get_rng_state()) and t == torch.get_num_threads()
 assert not logging.getLogger().handlers and not logging.getLogger("regard").handlers
 print("quiet")
 """
-    names = ("nn", "models", "models.convert", "decoding", "text", "training", "views")
+    names = ("nn", "models", "models.convert", "generation", "text", "training", "views")
     imports = "import regard, " + ", ".join(f"regard.{name}" for name in names)
     assert run(f"{before}\n{imports}{after}") == "quiet\n"
 
 
-def test_importing_costs_little_more_than_torch():
+def test_the_packages_are_reached_by_importing_regard_alone() -> None:
+    reached = "import regard; " + "; ".join(f"assert regard.{name}.__all__" for name in ("nn", "models", "views"))
+    assert run(f"{reached}; print(regard.inspection.rollout.__name__, 'views' in dir(regard))") == "rollout True\n"
+    with pytest.raises(AttributeError, match="'regard' has no attribute 'vews'"):
+        regard.__getattr__("vews")
+
+
+def test_importing_costs_little_more_than_torch() -> None:
     """Counted in modules, which do not depend on the machine: regard's own, jaxtyping's and what these need."""
     loaded = "import torch, sys; n = len(sys.modules); import regard; print(len(sys.modules) - n)"
     assert int(run(loaded)) < 120
 
 
-def test_the_changelog_and_the_version_agree():
+def test_the_changelog_and_the_version_agree() -> None:
     changelog = SOURCE.parents[1] / "CHANGELOG.md"
     assert f"## {regard.__version__}" in changelog.read_text(encoding="utf-8")

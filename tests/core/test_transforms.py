@@ -1,8 +1,9 @@
 """Forward-mode derivatives, vmap and torch.func, against the reference and against finite differences."""
 
+from typing import Any
+
 import pytest
 import torch
-from cases import Case, cases, scores_by_hand
 from hypothesis import given, settings
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -10,6 +11,8 @@ from torch.autograd import forward_ad
 import regard
 from regard.backends import tiled
 from regard.errors import BackendError
+from regard.mechanisms.normalizations import Normalization
+from tests.core.random_calls import Case, cases, scores_by_hand
 
 # torch's forward mode loads torch.jit.script, which torch warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -35,7 +38,7 @@ def by_hand(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
 @pytest.mark.parametrize("backend", ["tiled", "reference", None])
 @settings(max_examples=25)
 @given(case=cases(scores=("dot", "additive", "gaussian", "custom")))
-def test_tangents_of_output_and_weights_are_the_formulas(backend, case):
+def test_tangents_of_output_and_weights_are_the_formulas(backend: str | None, case: Case) -> None:
     tensors = tuple(t.detach() for t in case.tensors())
     tangents = tuple(torch.randn_like(t) for t in tensors)
 
@@ -52,7 +55,7 @@ def test_tangents_of_output_and_weights_are_the_formulas(backend, case):
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS, ids=str)
-def test_gradcheck_in_forward_mode(normalization, monkeypatch):
+def test_gradcheck_in_forward_mode(normalization: Normalization, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over several tiles, with a learned score, output and row state; backward while tangents are about, too."""
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 32)
     monkeypatch.setattr(tiled, "WIDE_ELEMENTS", 32)
@@ -67,14 +70,16 @@ def test_gradcheck_in_forward_mode(normalization, monkeypatch):
     assert torch.autograd.gradcheck(read, (*inputs, vector), check_forward_ad=True)
 
 
-def test_forward_mode_holds_one_tile_at_a_time(monkeypatch):
+def test_forward_mode_holds_one_tile_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract 5: the numbers in the largest tensor made are those of a tile."""
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 1 << 10)
     monkeypatch.setattr(tiled, "WIDE_ELEMENTS", 1 << 10)
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
             nonlocal largest
             answer = func(*args, **(kwargs or {}))
             if isinstance(answer, Tensor):
@@ -89,7 +94,7 @@ def test_forward_mode_holds_one_tile_at_a_time(monkeypatch):
     assert largest < 256 * 256 // 16
 
 
-def test_fused_has_no_forward_mode_and_says_so():
+def test_fused_has_no_forward_mode_and_says_so() -> None:
     x = torch.randn(3, 4)
     with pytest.raises(BackendError, match=r"no forward-mode derivative; backend=None would take 'tiled'"):
         torch.func.jvp(lambda v: regard.attention(x, x, v, backend="fused"), (x,), (x,))
@@ -101,7 +106,7 @@ def samples() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("is_recording", [True, False])
-def test_vmap_is_the_loop(is_recording):
+def test_vmap_is_the_loop(is_recording: bool) -> None:
     inputs, lengths = samples(), torch.tensor([[1, 6], [0, 3], [6, 2]])
 
     def one(q: Tensor, k: Tensor, v: Tensor, n: Tensor) -> Tensor:
@@ -113,7 +118,7 @@ def test_vmap_is_the_loop(is_recording):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_a_gradient_for_each_sample_is_the_loops():
+def test_a_gradient_for_each_sample_is_the_loops() -> None:
     inputs = samples()
 
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -126,7 +131,7 @@ def test_a_gradient_for_each_sample_is_the_loops():
             torch.testing.assert_close(one[i], other, rtol=0, atol=1e-10)
 
 
-def test_jacobians_forwards_and_backwards_agree():
+def test_jacobians_forwards_and_backwards_agree() -> None:
     x = torch.randn(4, 3, dtype=torch.float64)
 
     def attend(q: Tensor) -> Tensor:
@@ -136,7 +141,7 @@ def test_jacobians_forwards_and_backwards_agree():
 
 
 @pytest.mark.parametrize("backend", ["fused", "tiled"])
-def test_a_named_backend_says_what_stands_against_torch_func(backend):
+def test_a_named_backend_says_what_stands_against_torch_func(backend: str) -> None:
     x = torch.randn(2, 3, 4)
     with pytest.raises(BackendError, match="backend=None would take 'reference'"):
         torch.func.grad(lambda q: regard.attention(q, q, q, backend=backend).sum())(x)

@@ -1,13 +1,17 @@
 """AttentionMap: what indexing means, what it refuses, what it says of itself."""
 
+from types import EllipsisType
+from typing import Any
+
 import pytest
 import torch
-from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import regard
 from regard.errors import ShapeError, TooLargeError
+from tests.core.random_calls import Case, cases
 
 
 @pytest.fixture
@@ -35,7 +39,7 @@ INDICES = [
 
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
-def test_indexing_is_that_of_the_dense_tensor(weights, index):
+def test_indexing_is_that_of_the_dense_tensor(weights: regard.AttentionMap, index: tuple[Any, ...]) -> None:
     ours = weights[index]
     theirs = weights.dense()[index]
     assert ours.shape == theirs.shape
@@ -43,13 +47,13 @@ def test_indexing_is_that_of_the_dense_tensor(weights, index):
     torch.testing.assert_close(dense, theirs, rtol=0, atol=1e-14)
 
 
-def test_two_index_tensors_mean_the_outer_block(weights):
+def test_two_index_tensors_mean_the_outer_block(weights: regard.AttentionMap) -> None:
     rows, columns = torch.tensor([4, 0, -2]), torch.tensor([6, -7])
     outer = weights.dense()[:, :, rows][..., columns]
     torch.testing.assert_close(weights[..., rows, columns], outer, rtol=0, atol=1e-14)
 
 
-def test_at_is_pointwise(weights):
+def test_at_is_pointwise(weights: regard.AttentionMap) -> None:
     rows, columns = torch.tensor([4, 0, -2, 4]), torch.tensor([6, -7, 1, 1])
     expected = weights.dense()[..., rows, columns]
     torch.testing.assert_close(weights.at(rows, columns), expected, rtol=0, atol=1e-14)
@@ -57,7 +61,7 @@ def test_at_is_pointwise(weights):
 
 
 @given(case=cases(), data=st.data())
-def test_every_block_of_every_call(case, data):
+def test_every_block_of_every_call(case: Case, data: st.DataObject) -> None:
     weights = regard.attention(*case.to(torch.float64).tensors(), **case.options(), return_weights=True).weights
     dense = weights.dense()
     index = []
@@ -71,7 +75,7 @@ def test_every_block_of_every_call(case, data):
     torch.testing.assert_close(weights @ x, dense @ x, rtol=0, atol=1e-11)
 
 
-def test_products_take_values_for_groups_and_for_heads(weights):
+def test_products_take_values_for_groups_and_for_heads(weights: regard.AttentionMap) -> None:
     dense = weights.dense()
     for x in (
         torch.randn(7, 9, dtype=torch.float64),
@@ -83,13 +87,13 @@ def test_products_take_values_for_groups_and_for_heads(weights):
     torch.testing.assert_close(weights @ groups, dense @ groups.repeat_interleave(2, 1), rtol=0, atol=1e-12)
 
 
-def test_a_map_of_half_precision_is_float32():
+def test_a_map_of_half_precision_is_float32() -> None:
     q = torch.randn(1, 2, 5, 4, dtype=torch.bfloat16)
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert weights.dtype == weights.dense().dtype == (weights @ torch.ones(5, 1)).dtype == torch.float32
 
 
-def test_the_map_does_not_keep_the_values_alive():
+def test_the_map_does_not_keep_the_values_alive() -> None:
     import gc
     import weakref
 
@@ -102,18 +106,18 @@ def test_the_map_does_not_keep_the_values_alive():
     assert weights.shape == (5, 5)
 
 
-def test_gradients_flow_through_blocks_and_products():
+def test_gradients_flow_through_blocks_and_products() -> None:
     q, k = (torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 6))
     x = torch.randn(6, 2, dtype=torch.float64)
 
-    def read(q, k):
+    def read(q: Tensor, k: Tensor) -> Any:
         weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
         return weights[0, :, 1:3], weights @ x, weights.at(torch.tensor([0, 3]), torch.tensor([1, 2]))
 
     assert torch.autograd.gradcheck(read, (q, k))
 
 
-def test_dense_refuses_above_the_limit_and_says_the_cost():
+def test_dense_refuses_above_the_limit_and_says_the_cost() -> None:
     q = torch.randn(1, 1, 20_000, 2)
     weights = regard.attention(q, q, q, return_weights=True).weights
     with pytest.raises(TooLargeError, match=r"take 1.5 GiB, above the limit of 1.0 GiB"):
@@ -123,7 +127,7 @@ def test_dense_refuses_above_the_limit_and_says_the_cost():
     assert weights[0, 0, 19_999].shape == (20_000,)
 
 
-def test_repr_says_what_it_is_and_what_dense_would_cost(weights):
+def test_repr_says_what_it_is_and_what_dense_would_cost(weights: regard.AttentionMap) -> None:
     assert repr(weights) == (
         "AttentionMap(2, 4, 5, 7) float64 on cpu: softmax of scaled dot product, causal & lengths, with a bias; "
         "holds 1.9 KiB, dense() would take 2.2 KiB"
@@ -142,19 +146,21 @@ def test_repr_says_what_it_is_and_what_dense_would_cost(weights):
         ((..., torch.tensor([[1]])), "1-D tensor of integers"),
     ],
 )
-def test_a_wrong_index_is_named(weights, index, message):
+def test_a_wrong_index_is_named(
+    weights: regard.AttentionMap, index: tuple[Tensor | EllipsisType | int | None, ...], message: str
+) -> None:
     with pytest.raises(ShapeError, match=message):
         weights[index]
 
 
-def test_a_product_that_does_not_fit_is_named(weights):
+def test_a_product_that_does_not_fit_is_named(weights: regard.AttentionMap) -> None:
     with pytest.raises(ShapeError, match=r"x of shape \(..., 7, N\) for a map \(2, 4, 5, 7\), got \(5, 1\)"):
         weights @ torch.ones(5, 1)
     with pytest.raises(ShapeError, match="do not broadcast"):
         weights @ torch.ones(3, 4, 7, 1)
 
 
-def test_a_choice_of_a_choice_of_heads_keeps_what_each_head_has_for_its_own():
+def test_a_choice_of_a_choice_of_heads_keeps_what_each_head_has_for_its_own() -> None:
     q, k = torch.randn(2, 3, 4, 5, dtype=torch.float64), torch.randn(2, 3, 6, 5, dtype=torch.float64)
     own, x = torch.rand(3, dtype=torch.float64) + 0.5, torch.randn(6, 2, dtype=torch.float64)
     mask = regard.causal() & regard.lengths(torch.tensor([6, 2]))

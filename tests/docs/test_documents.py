@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 PAGES = [
     "README.md",
     "docs/coming-from.md",
@@ -22,7 +23,7 @@ PAGES = [
 # transformers calls what torch has deprecated; nothing of it is ours.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_run(page, tmp_path, monkeypatch):
+def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.mkdtemp", lambda: str(tmp_path))
     text = (ROOT / page).read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
@@ -32,7 +33,7 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
         exec(compile(block, page, "exec"), names)
 
 
-def test_the_page_for_newcomers_runs_by_itself():
+def test_the_page_for_newcomers_runs_by_itself() -> None:
     """In a process of its own: there no other test has imported what the page forgets to."""
     code = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs/coming-from.md").read_text(encoding="utf-8"), flags=re.DOTALL
@@ -40,7 +41,7 @@ def test_the_page_for_newcomers_runs_by_itself():
     subprocess.run([sys.executable, "-c", "\n".join(code)], check=True)
 
 
-def test_links_lead_somewhere():
+def test_links_lead_somewhere() -> None:
     for page in [*PAGES, "docs/architecture.md", "docs/scale.md"]:
         path = ROOT / page
         for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
@@ -50,7 +51,7 @@ def test_links_lead_somewhere():
 @pytest.mark.parametrize(
     ("page", "script", "make"), [("backends", "make_backends", "table"), ("maps", "make_maps", "page")]
 )
-def test_the_tables_are_current(page, script, make):
+def test_the_tables_are_current(page: str, script: str, make: str) -> None:
     code = compile((ROOT / f"docs/{script}.py").read_text(encoding="utf-8"), f"{script}.py", "exec")
     names: dict[str, object] = {"__name__": script, "__file__": str(ROOT / f"docs/{script}.py")}
     exec(code, names)

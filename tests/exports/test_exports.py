@@ -1,28 +1,31 @@
 """Runs in the formats of other runtimes, each run there, token for token against ours."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.exports import export_run
 from regard.exports.ctranslate2 import to_ctranslate2
 from regard.exports.huggingface import to_huggingface
-from regard.exports.trained import Trained
+from regard.exports.trained import ExportedRun
 from regard.models.convert import from_huggingface
 from regard.models.rnn import RNNConfig
 from regard.models.transformer import Transformer
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.train import train
+from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
 from regard.text.tokenizers import Words
+from tests.exports.exported_runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
 
 @pytest.fixture(scope="module")
-def run_of(tmp_path_factory):
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """A run by its name."""
     return Runs(tmp_path_factory.mktemp("runs"))
 
@@ -30,7 +33,7 @@ def run_of(tmp_path_factory):
 # -- Hugging Face -------------------------------------------------------------------------------------------
 
 
-def theirs(folder):
+def theirs(folder: Path) -> Any:
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -39,7 +42,7 @@ def theirs(folder):
 
 
 @pytest.mark.parametrize("name", EXPRESSIBLE)
-def test_hugging_face_writes_the_same_tokens(name, run_of, tmp_path):
+def test_hugging_face_writes_the_same_tokens(name: str, run_of: Runs, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     run = run_of(name)
@@ -57,7 +60,7 @@ def test_hugging_face_writes_the_same_tokens(name, run_of, tmp_path):
 
 
 @pytest.mark.parametrize("name", EXPRESSIBLE)
-def test_an_export_comes_back(name, run_of, tmp_path):
+def test_an_export_comes_back(name: str, run_of: Runs, tmp_path: Path) -> None:
     run = run_of(name)
     export_run(run, to="huggingface", out=tmp_path / "out")
     translator = Translator.load(run, device="cpu")
@@ -72,12 +75,12 @@ def test_an_export_comes_back(name, run_of, tmp_path):
     assert again == [one.text for one in translator.translate(LINES, beam_size=3)]
 
 
-def test_tokens_that_only_the_source_has_are_never_written(tmp_path):
+def test_tokens_that_only_the_source_has_are_never_written(tmp_path: Path) -> None:
     source, target = Words().train(["one two three four five six"]), Words().train(["a b"])
     model = Transformer(TINY, source_vocab_size=len(source), target_vocab_size=len(target)).eval()
     with torch.no_grad():
         model.output.weight.mul_(3)
-    to_huggingface(Trained(model.requires_grad_(False), TINY, source, target), tmp_path)
+    to_huggingface(ExportedRun(model.requires_grad_(False), TINY, source, target), tmp_path)
     logits = from_huggingface(tmp_path).model(*(torch.full(shape, 4) for shape in ((1, 3), (1,), (1, 2))))
     assert logits.shape[-1] == len(source) > len(target)
     assert (logits[..., len(target) :] < -1e8).all()
@@ -89,7 +92,7 @@ def test_tokens_that_only_the_source_has_are_never_written(tmp_path):
 
 
 @pytest.mark.parametrize("name", [*EXPRESSIBLE, "post, learned", "pre, modern"])
-def test_ctranslate2_writes_the_same_tokens(name, run_of, tmp_path):
+def test_ctranslate2_writes_the_same_tokens(name: str, run_of: Runs, tmp_path: Path) -> None:
     engine = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
     run = run_of(name)
     export_run(run, to="ctranslate2", out=tmp_path / "out")
@@ -122,22 +125,26 @@ def test_ctranslate2_writes_the_same_tokens(name, run_of, tmp_path):
         (to_ctranslate2, {"num_kv_heads": 1}, "num_kv_heads=1"),
     ],
 )
-def test_what_a_format_cannot_express_is_said(to, changes, message, run_of, tmp_path):
+def test_what_a_format_cannot_express_is_said(
+    to: Callable[..., Any], changes: dict[str, Any], message: str, run_of: Runs, tmp_path: Path
+) -> None:
     config = replace(TINY, **changes)
     model = Transformer(config, source_vocab_size=300, target_vocab_size=300)
     tokenizer = Translator.load(run_of("pre"), device="cpu").source_tokenizer
     with pytest.raises(ArgumentError, match=message):
-        to(Trained(model, config, tokenizer, tokenizer), tmp_path)
+        to(ExportedRun(model, config, tokenizer, tokenizer), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_refusal_leaves_no_folder(run_of, tmp_path):
+def test_a_refusal_leaves_no_folder(run_of: Runs, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="norm=rms"):
         export_run(run_of("pre, modern"), to="huggingface", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_folder_another_model_and_a_missing_library(run_of, tmp_path, monkeypatch):
+def test_a_full_folder_another_model_and_a_missing_library(
+    run_of: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = run_of("pre")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RunFolderError, match="not an empty folder"):
@@ -153,13 +160,13 @@ def test_a_full_folder_another_model_and_a_missing_library(run_of, tmp_path, mon
             assert not (tmp_path / "out").exists()
 
 
-def test_a_recurrent_model_is_refused(tmp_path):
+def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "pairs.tsv"
     data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
     config = TranslationConfig(
         data=(data,), valid=(data,), out=tmp_path / "run", model="rnn", device="cpu", precision="float32", steps=1,
         rnn=RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), vocab_size=300, batch_tokens=400,
     )  # fmt: skip
-    train(config)
+    train_translation(config)
     with pytest.raises(ArgumentError, match="only the Transformer"):
         export_run(config.out, to="huggingface", out=tmp_path / "out")

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from runs import STEPS, Runs, ours
+
+from tests.exports.exported_runs import STEPS, Runs, ours
 
 # In a process of its own: under pytest all shapes are checked, and the exporter's are symbols.
 EXPORT = """
@@ -17,13 +19,13 @@ export_run(Path(sys.argv[1]), to="onnx", out=Path(sys.argv[2]))
 
 
 @pytest.fixture(scope="module")
-def run_of(tmp_path_factory):
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """A run by its name."""
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("name", ["pre, rotary", pytest.param("pre, learned", marks=pytest.mark.slow)])
-def test_onnx_runtime_writes_the_same_tokens(name, run_of, tmp_path):
+def test_onnx_runtime_writes_the_same_tokens(name: str, run_of: Runs, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     pytest.importorskip("onnxscript", reason="the exporter's onnxscript is not installed")
     run, out = run_of(name), tmp_path

@@ -1,14 +1,18 @@
 """Rollout, head tables, agreement and comparison against the dense weights in float64, and on watched models."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.errors import ArgumentError, ShapeError
 from regard.inspection import agreement, compare, difference, head_table, rollout
+from regard.inspection.watch import Seen
 
 MASKS = {
     "everything": None,
@@ -18,7 +22,9 @@ MASKS = {
 }
 
 
-def maps_of(mask, count=3, dtype=torch.float64, sharp=2.0, queries=13):
+def maps_of(
+    mask: regard.Mask | None, count: int = 3, dtype: torch.dtype = torch.float64, sharp: float = 2.0, queries: int = 13
+) -> list[regard.AttentionMap]:
     made = []
     for _ in range(count):
         q, k = sharp * torch.randn(2, 4, queries, 8, dtype=dtype), torch.randn(2, 2, 13, 8, dtype=dtype)
@@ -26,7 +32,7 @@ def maps_of(mask, count=3, dtype=torch.float64, sharp=2.0, queries=13):
     return made
 
 
-def rolled_out(dense, residual, shares):
+def rolled_out(dense: Sequence[Tensor], residual: float, shares: Any) -> Tensor:
     """Abnar & Zuidema's, written out."""
     total = torch.eye(dense[0].shape[-1], dtype=dense[0].dtype)
     for weights in dense:
@@ -38,7 +44,7 @@ def rolled_out(dense, residual, shares):
 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize(("residual", "heads"), [(0.5, None), (0.2, [1.0, 2.0, 0.0, 4.0])])
-def test_rollout_is_the_dense_product(name, residual, heads):
+def test_rollout_is_the_dense_product(name: str, residual: float, heads: list[float] | None) -> None:
     maps = maps_of(MASKS[name])
     shares = torch.ones(4).double() if heads is None else torch.tensor(heads).double()
     expected = rolled_out([one.dense() for one in maps], residual, shares)
@@ -48,18 +54,18 @@ def test_rollout_is_the_dense_product(name, residual, heads):
     torch.testing.assert_close(rollout(maps, [2]).sum(-1), torch.ones(2, 1).double(), rtol=0, atol=1e-12)
 
 
-def test_rollout_has_gradients():
+def test_rollout_has_gradients() -> None:
     q = torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True)
 
-    def last(q):
+    def last(q: Tensor) -> Tensor:
         maps = [regard.attention(q * n, q, q, mask=regard.causal(), return_weights=True).weights for n in (1, 2)]
         return rollout(maps, [-1, 2])
 
     assert torch.autograd.gradcheck(last, (q,), fast_mode=True)
 
 
-def jensen_shannon(p, q):
-    def kl(a, b):
+def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    def kl(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(a > 0, a * (torch.where(a > 0, a, 1.0) / torch.where(b > 0, b, 1.0)).log(), 0.0).sum(-1)
 
     return (kl(p, (p + q) / 2) + kl(q, (p + q) / 2)) / 2
@@ -67,7 +73,7 @@ def jensen_shannon(p, q):
 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("tile", [1 << 20, 40], ids=["one tile", "many"])
-def test_how_alike_heads_are(monkeypatch, name, tile):
+def test_how_alike_heads_are(monkeypatch: pytest.MonkeyPatch, name: str, tile: int) -> None:
     monkeypatch.setattr("regard.inspection.analysis.similarity.TILE_ELEMENTS", tile)
     (weights,) = maps_of(MASKS[name], 1)
     dense = weights.dense()
@@ -83,7 +89,7 @@ def test_how_alike_heads_are(monkeypatch, name, tile):
 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("tile", [1 << 20, 40], ids=["one tile", "many"])
-def test_how_far_two_maps_are_apart(monkeypatch, name, tile):
+def test_how_far_two_maps_are_apart(monkeypatch: pytest.MonkeyPatch, name: str, tile: int) -> None:
     monkeypatch.setattr("regard.inspection.analysis.similarity.TILE_ELEMENTS", tile)
     one, other = maps_of(MASKS[name], 2)
     p, q = one.dense(), other.dense()
@@ -95,13 +101,13 @@ def test_how_far_two_maps_are_apart(monkeypatch, name, tile):
     assert all(part.shape == (4, 13) for part in difference(one[0], other[1]))
 
 
-def mean_over(values, counted):
+def mean_over(values: Tensor, counted: Tensor) -> Tensor:
     return torch.stack([values[:, h][counted[:, h]].mean() for h in range(values.shape[1])])
 
 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("queries", [13, 6])
-def test_the_numbers_of_every_head(name, queries):
+def test_the_numbers_of_every_head(name: str, queries: int) -> None:
     maps = maps_of(MASKS[name], 2, queries=queries)
     tokens = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 1, 4, 5, 4, 2, 2], [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3]])
     table = head_table(maps, tokens)
@@ -112,7 +118,7 @@ def test_the_numbers_of_every_head(name, queries):
         dense = weights.dense()
         live = dense.sum(-1) > 0
 
-        def expect(column, values, counted, layer=layer):
+        def expect(column: str, values: Tensor, counted: Tensor, layer: int = layer) -> None:
             torch.testing.assert_close(
                 table[column][layer], mean_over(values, counted), rtol=0, atol=1e-12, equal_nan=True
             )
@@ -130,7 +136,7 @@ def test_the_numbers_of_every_head(name, queries):
         expect("induction", (dense * follows).sum(-1), live & follows.any(-1))
 
 
-def test_a_head_that_looks_up_what_came_last_time_has_an_induction_of_1():
+def test_a_head_that_looks_up_what_came_last_time_has_an_induction_of_1() -> None:
     tokens = torch.randperm(20).repeat(2)
     target = torch.where(torch.arange(40) >= 20, torch.arange(40) - 19, 0)
     q, k = 30.0 * torch.eye(40)[target], 30.0 * torch.eye(40)
@@ -144,9 +150,9 @@ def test_a_head_that_looks_up_what_came_last_time_has_an_induction_of_1():
 # -- watched models --------------------------------------------------------------------------------------
 
 
-def watched(name):
+def watched(name: str) -> tuple[Seen, dict[str, Tensor]]:
     pytest.importorskip("transformers")
-    from families import FAMILIES, tokens
+    from tests.inspection.huggingface_families import FAMILIES, tokens
 
     model = FAMILIES[name].build()
     inputs = tokens()
@@ -157,7 +163,7 @@ def watched(name):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["gpt2", "gpt2, left", "bert"])
-def test_models_of_hugging_face(name):
+def test_models_of_hugging_face(name: str) -> None:
     seen, inputs = watched(name)
     dense = [one.dense().double() for one in seen.maps]
     expected = rolled_out(dense, 0.5, torch.ones(4).double())
@@ -176,7 +182,7 @@ def test_models_of_hugging_face(name):
     assert (compare(seen.maps[:1], seen.maps[1:])["variation"] > 0).all()
 
 
-def test_a_model_of_our_own_by_its_parts():
+def test_a_model_of_our_own_by_its_parts() -> None:
     from regard.models import Transformer, TransformerConfig
 
     config = TransformerConfig(dim=16, num_heads=2, encoder_layers=2, decoder_layers=1, feed_forward_dim=32)
@@ -195,11 +201,13 @@ def test_a_model_of_our_own_by_its_parts():
 
 
 class Largest(TorchDispatchMode):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.numbers = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, torch.Tensor):
@@ -207,7 +215,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_nothing_of_t_times_t():
+def test_nothing_of_t_times_t() -> None:
     length = 1536
     q = torch.randn(1, 2, length, 4)
     maps = [regard.attention(q * n, q, q, mask=regard.causal(), return_weights=True).weights for n in (1, 2)]
@@ -222,7 +230,7 @@ def test_nothing_of_t_times_t():
 # -- tables and arguments --------------------------------------------------------------------------------
 
 
-def test_a_table_of_many_heads_prints_the_first_and_the_last():
+def test_a_table_of_many_heads_prints_the_first_and_the_last() -> None:
     table = head_table(maps_of(None, 9))
     lines = str(table).splitlines()
     assert len(lines) == 26
@@ -232,7 +240,7 @@ def test_a_table_of_many_heads_prints_the_first_and_the_last():
     assert value == table["entropy"].max() == table["entropy"][int(layer), head]
 
 
-def test_layers_of_other_widths_share_a_table():
+def test_layers_of_other_widths_share_a_table() -> None:
     two, four = maps_of(None, 1)[0][:, :2], maps_of(None, 1)[0]
     table = head_table([two, four])
     assert table["entropy"].shape == (2, 4)
@@ -257,12 +265,12 @@ def test_layers_of_other_widths_share_a_table():
         (lambda m: compare(m, m[:1]), ShapeError, "got 2 and 1"),
     ],
 )
-def test_a_wrong_argument_is_named(ask, error, message):
+def test_a_wrong_argument_is_named(ask: Callable[..., Any], error: type[regard.RegardError], message: str) -> None:
     with pytest.raises(error, match=message):
         ask(maps_of(None, 2))
 
 
-def test_kept_means_answer_sums_and_sums_means():
+def test_kept_means_answer_sums_and_sums_means() -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     for kept in ("pooled_mean", "pooled_sum"):
         with torch.no_grad(), regard.watch(layer.eval(), keep=regard.Summarize(kept, rows=3, columns=2)) as seen:

@@ -1,12 +1,17 @@
 """Families of Hugging Face models, each against the weights that its own eager attention reports."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 import regard
+from regard.inspection.watch import Seen
+from tests.inspection.huggingface_families import Family
 
 pytest.importorskip("transformers")
-from families import FAMILIES, IN_BLOCKS, LENGTH, WRITTEN, tokens
+from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, WRITTEN, tokens
 
 # transformers calls what torch has deprecated; nothing of it is ours.
 pytestmark = [
@@ -15,13 +20,13 @@ pytestmark = [
 ]
 
 
-def outputs_of(model, inputs):
+def outputs_of(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     found = model(**inputs)
     return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_maps_are_the_models_own_weights(name):
+def test_maps_are_the_models_own_weights(name: str) -> None:
     family = FAMILIES[name]
     model, inputs = family.build(), family.inputs()
     with torch.no_grad():
@@ -45,7 +50,7 @@ def test_maps_are_the_models_own_weights(name):
         assert max(call.error for call in seen.calls) < 1e-5
 
 
-def _padded(family, shape, dead):
+def _padded(family: Family, shape: torch.Size, dead: Tensor) -> bool:
     """Whether dead rows are queries of padding only."""
     keep = family.inputs().get("attention_mask")
     if not dead.any():
@@ -54,7 +59,7 @@ def _padded(family, shape, dead):
 
 
 @pytest.mark.parametrize("name", IN_BLOCKS)
-def test_attention_in_blocks_is_reported_by_name_and_not_shown_as_a_map(name):
+def test_attention_in_blocks_is_reported_by_name_and_not_shown_as_a_map(name: str) -> None:
     model = IN_BLOCKS[name].build()
     inputs = tokens(None, 24)
     with torch.no_grad():
@@ -70,7 +75,7 @@ def test_attention_in_blocks_is_reported_by_name_and_not_shown_as_a_map(name):
         seen["encoder.layer.1.attention.self"]
 
 
-def test_bigbird_in_full():
+def test_bigbird_in_full() -> None:
     model = IN_BLOCKS["bigbird"].build()
     model.set_attention_type("original_full")
     with torch.no_grad(), regard.watch(model) as seen:
@@ -79,7 +84,7 @@ def test_bigbird_in_full():
         torch.testing.assert_close(weights.dense(), expected, rtol=0, atol=1e-6)
 
 
-def generated(name, inputs, **settings):
+def generated(name: str, inputs: dict[str, Tensor], **settings: Any) -> tuple[Any, Any, Seen]:
     model = FAMILIES[name].build()
     options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0, **settings}
     with torch.no_grad():
@@ -92,7 +97,7 @@ def generated(name, inputs, **settings):
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("padding", [None, "left"])
-def test_steps_of_a_generation_are_the_rows_of_the_whole(padding, cache):
+def test_steps_of_a_generation_are_the_rows_of_the_whole(padding: str | None, cache: str) -> None:
     settings = {} if cache == "dynamic" else {"cache_implementation": "static", "disable_compile": True}
     inputs = tokens(padding)
     model, ids, seen = generated("llama", inputs, **settings)
@@ -110,7 +115,7 @@ def test_steps_of_a_generation_are_the_rows_of_the_whole(padding, cache):
 
 @pytest.mark.parametrize("keep", ["factors", "cpu", "summary", regard.Summarize("received", "entropy")])
 @pytest.mark.parametrize("name", ["gpt2", "t5", "gpt-j"])
-def test_every_mode_of_keeping_under_generate(name, keep):
+def test_every_mode_of_keeping_under_generate(name: str, keep: regard.Summarize | str) -> None:
     family = FAMILIES[name]
     model = family.build()
     inputs = {key: value for key, value in family.inputs().items() if key != "decoder_input_ids"}
@@ -131,19 +136,19 @@ def test_every_mode_of_keeping_under_generate(name, keep):
         torch.testing.assert_close(steps.entropy(), expected.entropy(), rtol=0, atol=1e-5)
 
 
-def test_steps_share_the_last_keys():
+def test_steps_share_the_last_keys() -> None:
     _, _, seen = generated("llama", tokens(None))
     keys = {m._call.key.untyped_storage().data_ptr() for m in seen["model.layers.0.self_attn"]}
     assert len(keys) == 1
 
 
-def test_beams_that_change_places_keep_their_own_keys():
+def test_beams_that_change_places_keep_their_own_keys() -> None:
     _, _, seen = generated("gpt2", tokens(None), num_beams=2)
     for weights in seen["transformer.h.1.attn"]:
         assert torch.allclose(weights.dense().sum(-1), torch.ones(()), atol=1e-5)
 
 
-def test_generation_with_an_encoder():
+def test_generation_with_an_encoder() -> None:
     _, _, seen = generated("bart", tokens())
     assert len(seen["model.decoder.layers.0.encoder_attn"]) == 5
     assert seen["model.encoder.layers.0.self_attn"].shape == (2, 4, LENGTH, LENGTH)
@@ -151,7 +156,7 @@ def test_generation_with_an_encoder():
 
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["gpt2", "t5", "bert"])
-def test_other_contexts(name, context):
+def test_other_contexts(name: str, context: type[Any]) -> None:
     family = FAMILIES[name]
     model, inputs = family.build(), family.inputs()
     with context():
@@ -170,7 +175,7 @@ def test_other_contexts(name, context):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
-def test_bfloat16_autocast(name):
+def test_bfloat16_autocast(name: str) -> None:
     family = FAMILIES[name]
     model, inputs = family.build(), family.inputs()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -183,7 +188,7 @@ def test_bfloat16_autocast(name):
     assert all(weights.dtype == torch.float32 for weights in seen.maps)
 
 
-def test_dropout_in_training_is_not_in_the_map():
+def test_dropout_in_training_is_not_in_the_map() -> None:
     family = FAMILIES["bert"]
     model, inputs = family.build(), family.inputs()
     for path, module in model.named_modules():
@@ -201,7 +206,7 @@ def test_dropout_in_training_is_not_in_the_map():
     torch.testing.assert_close(first, family.eager()[0] * (first != 0).any(-1, keepdim=True), rtol=0, atol=1e-5)
 
 
-def test_gradient_checkpointing_is_told_from_calls():
+def test_gradient_checkpointing_is_told_from_calls() -> None:
     model, inputs = FAMILIES["llama"].build(), tokens()
     model.train()
     model.gradient_checkpointing_enable()
@@ -215,7 +220,7 @@ def test_gradient_checkpointing_is_told_from_calls():
     assert "recomputed in the backward pass" in str(seen.report())
 
 
-def test_window_and_padding_masks_are_not_held_dense():
+def test_window_and_padding_masks_are_not_held_dense() -> None:
     for name in ("mistral", "modernbert", "gpt2, left"):
         family = FAMILIES[name]
         model = family.build()
@@ -224,7 +229,7 @@ def test_window_and_padding_masks_are_not_held_dense():
         assert not seen._keeper.dense_masks, name
 
 
-def test_a_dense_bias_is_held_once_and_reported():
+def test_a_dense_bias_is_held_once_and_reported() -> None:
     family = FAMILIES["t5"]
     model = family.build()
     with torch.no_grad(), regard.watch(model) as seen:

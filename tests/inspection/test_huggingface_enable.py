@@ -1,6 +1,7 @@
 """`regard.huggingface.enable`: the same logits, and maps where eager has its weights."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from regard.mechanisms.masks.basic import Causal, Padding, Predicate
 from regard.mechanisms.masks.patterns import Window
 
 pytest.importorskip("transformers")
-from families import FAMILIES, IN_BLOCKS, LENGTH, _field, tokens
 from transformers import masking_utils as masking
+
+from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, _field, tokens
 
 # transformers calls what torch has deprecated; nothing of it is ours.
 pytestmark = [
@@ -38,13 +40,13 @@ def real(tensor: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     return tensor
 
 
-def same(one, other, inputs, tolerance=1e-4) -> None:
+def same(one: Any, other: Any, inputs: dict[str, Tensor], tolerance: float = 1e-4) -> None:
     for key, value in other.items():
         if isinstance(value, Tensor):
             torch.testing.assert_close(real(one[key], inputs), real(value, inputs), rtol=0, atol=tolerance)
 
 
-def same_maps(maps, expected, inputs, tolerance=1e-5) -> None:
+def same_maps(maps: Any, expected: Any, inputs: dict[str, Tensor], tolerance: float = 1e-5) -> None:
     assert len(maps) == len(expected) > 0
     for weights, dense in zip(maps, expected, strict=True):
         assert isinstance(weights, regard.AttentionMap)
@@ -52,7 +54,7 @@ def same_maps(maps, expected, inputs, tolerance=1e-5) -> None:
 
 
 @pytest.mark.parametrize("name", ABLE)
-def test_logits_and_maps_are_those_of_eager(name):
+def test_logits_and_maps_are_those_of_eager(name: str) -> None:
     family = FAMILIES[name]
     inputs = family.inputs()
     model, eager = family.build(), family.build("eager")
@@ -67,7 +69,7 @@ def test_logits_and_maps_are_those_of_eager(name):
 
 
 @pytest.mark.parametrize("name", ABLE)
-def test_masks_travel_as_predicates(name):
+def test_masks_travel_as_predicates(name: str) -> None:
     """No T x S mask is made, or taken for one's own function: it would still be right, and slow."""
     family = FAMILIES[name]
     model = family.build()
@@ -79,7 +81,7 @@ def test_masks_travel_as_predicates(name):
         assert all(isinstance(m, Causal | Padding | Window) for m in (() if mask is None else mask.factors()))
 
 
-def test_a_query_of_padding_is_zero():
+def test_a_query_of_padding_is_zero() -> None:
     model = FAMILIES["gpt2, left"].build()
     regard.huggingface.enable(model)
     with torch.no_grad():
@@ -88,7 +90,7 @@ def test_a_query_of_padding_is_zero():
     torch.testing.assert_close(first[1, :, 4:].sum(-1), torch.ones(4, LENGTH - 4))
 
 
-def test_maps_are_made_of_grouped_heads_sinks_and_caps():
+def test_maps_are_made_of_grouped_heads_sinks_and_caps() -> None:
     kinds = {}
     for name in ("llama", "gemma2", "gpt-oss", "deepseek-v3"):
         family = FAMILIES[name]
@@ -104,7 +106,7 @@ def test_maps_are_made_of_grouped_heads_sinks_and_caps():
 
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["gpt2", "t5", "bert", "gemma2", "gpt-oss"])
-def test_other_contexts(name, context):
+def test_other_contexts(name: str, context: type[Any]) -> None:
     family = FAMILIES[name]
     inputs = family.inputs()
     model, eager = family.build(), family.build("eager")
@@ -117,7 +119,7 @@ def test_other_contexts(name, context):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "bert"])
-def test_bfloat16_autocast(name):
+def test_bfloat16_autocast(name: str) -> None:
     family = FAMILIES[name]
     inputs = family.inputs()
     model = family.build()
@@ -131,7 +133,7 @@ def test_bfloat16_autocast(name):
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "gemma2", "gpt-oss"])
-def test_gradients_are_those_of_eager(name):
+def test_gradients_are_those_of_eager(name: str) -> None:
     family = FAMILIES[name]
     inputs = family.inputs()
     model, eager = family.build(), family.build("eager")
@@ -144,7 +146,7 @@ def test_gradients_are_those_of_eager(name):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_the_maps_are_losses():
+def test_the_maps_are_losses() -> None:
     model = FAMILIES["bert"].build()
     regard.huggingface.enable(model)
     maps = model(**tokens(), output_attentions=True).attentions
@@ -152,7 +154,7 @@ def test_the_maps_are_losses():
     assert model.encoder.layer[1].attention.self.query.weight.grad.abs().sum() > 0
 
 
-def test_dropout_in_training_is_not_in_the_map():
+def test_dropout_in_training_is_not_in_the_map() -> None:
     model = FAMILIES["bert"].build()
     regard.huggingface.enable(model)
     with torch.no_grad():
@@ -167,7 +169,7 @@ def test_dropout_in_training_is_not_in_the_map():
 # -- generation --------------------------------------------------------------------------------------
 
 
-def generated(model, inputs, **settings):
+def generated(model: Any, inputs: dict[str, Tensor], **settings: Any) -> Any:
     options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0, **settings}
     with torch.no_grad():
         return model.generate(**inputs, **options, output_attentions=True, return_dict_in_generate=True)
@@ -176,7 +178,7 @@ def generated(model, inputs, **settings):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("padding", [None, "left"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma2", "gpt-oss"])
-def test_generation(name, padding, cache):
+def test_generation(name: str, padding: str | None, cache: str) -> None:
     settings = {} if cache == "dynamic" else {"cache_implementation": "static", "disable_compile": True}
     model, eager = FAMILIES[name].build(), FAMILIES[name].build("eager")
     inputs = tokens(padding)
@@ -194,7 +196,7 @@ def test_generation(name, padding, cache):
             torch.testing.assert_close(weights.masked_fill(dead, 0), dense.masked_fill(dead, 0), rtol=0, atol=1e-5)
 
 
-def test_generation_with_an_encoder_and_beams():
+def test_generation_with_an_encoder_and_beams() -> None:
     model, eager = FAMILIES["bart"].build(), FAMILIES["bart"].build("eager")
     regard.huggingface.enable(model)
     ours, theirs = (generated(m, tokens(), num_beams=2) for m in (model, eager))
@@ -206,7 +208,7 @@ def test_generation_with_an_encoder_and_beams():
         same_maps(found, expected, {})
 
 
-def test_the_steps_of_a_generation_are_one_map():
+def test_the_steps_of_a_generation_are_one_map() -> None:
     model = FAMILIES["llama"].build()
     regard.huggingface.enable(model)
     steps = generated(model, tokens(None))
@@ -219,7 +221,7 @@ def test_the_steps_of_a_generation_are_one_map():
 # -- masks -------------------------------------------------------------------------------------------
 
 
-def test_every_mask_that_transformers_makes_is_the_predicates_own():
+def test_every_mask_that_transformers_makes_is_the_predicates_own() -> None:
     keep = torch.ones(2, 9, dtype=torch.bool)
     keep[1, :2] = False
     ids = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 1, 1, 1, 1, 1]])
@@ -247,14 +249,14 @@ def test_every_mask_that_transformers_makes_is_the_predicates_own():
                 assert {type(m) for m in factors} == kinds | ({Padding} if padding is not None else set()), name
 
 
-def test_functions_that_are_not_written_for_tensors_are_rendered_by_transformers():
+def test_functions_that_are_not_written_for_tensors_are_rendered_by_transformers() -> None:
     settings = {"batch_size": 1, "q_length": 4, "kv_length": 4, "mask_function": masking.causal_mask_function}
     found = lazy_mask(**settings, use_vmap=True)
     assert not isinstance(found, LazyMask)
     assert torch.equal(found[0, 0], torch.ones(4, 4, dtype=torch.bool).tril())
 
 
-def test_a_lazy_mask_is_the_tensor_that_it_stands_for():
+def test_a_lazy_mask_is_the_tensor_that_it_stands_for() -> None:
     mask = lazy_mask(2, 3, 4, 1, 0, masking.causal_mask_function)
     dense = torch.ones(3, 4, dtype=torch.bool).tril(1).expand(2, 1, 3, 4)
     assert torch.equal(mask[..., :2], dense[..., :2])
@@ -265,7 +267,7 @@ def test_a_lazy_mask_is_the_tensor_that_it_stands_for():
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32])
-def test_masks_of_ones_own(kind):
+def test_masks_of_ones_own(kind: torch.dtype) -> None:
     model, eager = FAMILIES["llama"].build(), FAMILIES["llama"].build("eager")
     keep = torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.4
     keep |= torch.eye(LENGTH, dtype=torch.bool)
@@ -283,7 +285,7 @@ def test_masks_of_ones_own(kind):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "clip"])
-def test_disable_gives_back_what_was(name):
+def test_disable_gives_back_what_was(name: str) -> None:
     family = FAMILIES[name]
     inputs = family.inputs()
     model = family.build()
@@ -298,7 +300,9 @@ def test_disable_gives_back_what_was(name):
 
 
 @pytest.mark.parametrize("name", [*UNABLE, *IN_BLOCKS])
-def test_models_that_do_not_dispatch_are_refused_and_left_as_they_were(name, caplog):
+def test_models_that_do_not_dispatch_are_refused_and_left_as_they_were(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     family = {**FAMILIES, **IN_BLOCKS}[name]
     model = family.build()
     before = model.config._attn_implementation
@@ -307,7 +311,7 @@ def test_models_that_do_not_dispatch_are_refused_and_left_as_they_were(name, cap
     assert model.config._attn_implementation == before
 
 
-def test_configs_without_a_model_are_given_back_too(monkeypatch):
+def test_configs_without_a_model_are_given_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FAMILIES["clip"].build()
     del model.vision_model
     model.config.vision_config._attn_implementation = "eager"
@@ -322,7 +326,7 @@ def test_configs_without_a_model_are_given_back_too(monkeypatch):
     assert bloom.config.inner._attn_implementation == "eager"
 
 
-def test_parts_that_do_not_dispatch_are_named():
+def test_parts_that_do_not_dispatch_are_named() -> None:
     bert, gpt = FAMILIES["bert"], FAMILIES["bloom"]
     model = bert.build()
     model.inner = gpt.build()
@@ -331,7 +335,7 @@ def test_parts_that_do_not_dispatch_are_named():
     assert repr(enabled) == "Enabled(BertModel; left as they were: BloomForCausalLM)"
 
 
-def test_what_is_not_a_model_of_transformers_is_refused():
+def test_what_is_not_a_model_of_transformers_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"transformers\.PreTrainedModel, got Linear"):
         regard.huggingface.enable(torch.nn.Linear(2, 2))
     q = torch.ones(1, 1, 2, 4)
@@ -339,7 +343,7 @@ def test_what_is_not_a_model_of_transformers_is_refused():
         forward(torch.nn.Identity(), q, q, q, None, cache=object())
 
 
-def test_an_enabled_model_is_watched_like_any_other():
+def test_an_enabled_model_is_watched_like_any_other() -> None:
     model = FAMILIES["llama"].build()
     regard.huggingface.enable(model)
     with torch.no_grad(), regard.watch(model, verify=True) as seen:
@@ -349,7 +353,7 @@ def test_an_enabled_model_is_watched_like_any_other():
         assert torch.equal(weights.dense(), own.dense())
 
 
-def test_a_static_cache_that_is_written_to_later_does_not_change_a_map():
+def test_a_static_cache_that_is_written_to_later_does_not_change_a_map() -> None:
     class Layer(torch.nn.Module):
         is_causal = False
 

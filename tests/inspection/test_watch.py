@@ -3,6 +3,8 @@
 import gc
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from regard.errors import ArgumentError, NotSeenError, OverwrittenError
 from regard.inspection.capture import factors as factors_module
 from regard.inspection.capture import kernel_lse as lse_module
 from regard.inspection.capture.module_stack import HANDLERS, this_thread
+from regard.inspection.watch import Seen
 
 B, H, T, D = 2, 3, 7, 5
 
@@ -33,17 +36,17 @@ class Attend(nn.Module):
         q, k, v = (p.unflatten(-1, (n, -1)).transpose(-2, -3) for p, n in zip(parts, heads, strict=True))
         return q, k, v
 
-    def forward(self, x: Tensor, **settings) -> Tensor:
+    def forward(self, x: Tensor, **settings: Any) -> Tensor:
         q, k, v = self.vectors(x)
         return F.scaled_dot_product_attention(q, k, v, **settings).transpose(-2, -3).flatten(-2)
 
 
 class Two(nn.Module):
-    def __init__(self, **settings) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__()
         self.first, self.second = Attend(**settings), Attend(**settings)
 
-    def forward(self, x: Tensor, **settings) -> Tensor:
+    def forward(self, x: Tensor, **settings: Any) -> Tensor:
         return self.second(self.first(x, **settings), **settings)
 
 
@@ -51,7 +54,9 @@ def x() -> Tensor:
     return 2 * torch.randn(B, T, H * D)
 
 
-def dense(model: Attend, x: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale=None) -> Tensor:
+def dense(
+    model: Attend, x: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
+) -> Tensor:
     """What the module attends to, written out in float64."""
     q, k, _ = (t.double() for t in model.vectors(x))
     scores = q @ k.repeat_interleave(q.shape[-3] // k.shape[-3], -3).mT * (scale or q.shape[-1] ** -0.5)
@@ -66,7 +71,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
     torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=tolerance)
 
 
-def watched(model: nn.Module, *inputs, context=torch.no_grad, **settings):
+def watched(model: nn.Module, *inputs: Tensor, context: Callable[..., Any] = torch.no_grad, **settings: Any) -> Seen:
     """What was seen, after checking that the bits are the same before, during and after."""
     with context():
         before = model(*inputs, **settings)
@@ -109,7 +114,7 @@ RECOGNISED = {"none", "causal flag", "bool, T x S", "padding", "causal and paddi
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", MASKS)
-def test_every_mask_in_every_context(name, context):
+def test_every_mask_in_every_context(name: str, context: type[Any]) -> None:
     model, inputs, settings = Two(), x(), MASKS[name]
     seen = watched(model, inputs, context=context, **settings)
     assert list(seen) == [("first", 0), ("second", 0)]
@@ -125,7 +130,7 @@ def test_every_mask_in_every_context(name, context):
     close(seen["first"].received().sum(), live.double(), 1e-4)
 
 
-def test_a_row_of_finfo_min_is_even_as_the_model_computed_it():
+def test_a_row_of_finfo_min_is_even_as_the_model_computed_it() -> None:
     mask = torch.zeros(B, 1, T, T)
     mask[1, :, 2:4] = MIN
     model, inputs = Attend(), x()
@@ -135,14 +140,14 @@ def test_a_row_of_finfo_min_is_even_as_the_model_computed_it():
     close(seen[""].entropy()[1, :, 3], torch.full((H,), T).log())
 
 
-def test_a_row_of_several_low_numbers_is_even_over_the_largest():
+def test_a_row_of_several_low_numbers_is_even_over_the_largest() -> None:
     mask = torch.zeros(T, T)
     mask[2] = torch.tensor([-1e9, MIN, -1e9, MIN, MIN, MIN, MIN])
     seen = watched(Attend(), x(), attn_mask=mask)
     close(seen[""][0, 0, 2], torch.tensor([0.5, 0, 0.5, 0, 0, 0, 0]))
 
 
-def test_grouped_heads():
+def test_grouped_heads() -> None:
     model, inputs = Attend(heads=4, kv_heads=2), torch.randn(B, T, 20)
     seen = watched(model, inputs, enable_gqa=True, is_causal=True)
     close(seen[""].dense(), dense(model, inputs, causal=True).detach())
@@ -150,7 +155,7 @@ def test_grouped_heads():
 
 
 class Raw(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **settings) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, **settings)
 
 
@@ -169,7 +174,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("value_dim", [D, 3])
-def test_shapes(name, value_dim):
+def test_shapes(name: str, value_dim: int) -> None:
     first, second = SHAPES[name]
     q, k, v = torch.randn(first), torch.randn(second), torch.randn(*second[:-1], value_dim)
     seen = watched(Raw(), q, k, v)
@@ -182,7 +187,7 @@ def test_shapes(name, value_dim):
 
 
 @pytest.mark.parametrize("queries", [5, 9])
-def test_the_causal_flag_aligns_the_first_query_with_the_first_key(queries):
+def test_the_causal_flag_aligns_the_first_query_with_the_first_key(queries: int) -> None:
     q, k = torch.randn(B, H, queries, D), torch.randn(B, H, T, D)
     seen = watched(Raw(), q, k, k, is_causal=True)
     allowed = torch.ones(queries, T, dtype=torch.bool).tril()
@@ -190,7 +195,7 @@ def test_the_causal_flag_aligns_the_first_query_with_the_first_key(queries):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_dtypes(dtype):
+def test_dtypes(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(B, H, T, D, dtype=dtype) for _ in range(3))
     seen = watched(Raw(), q, k, v, is_causal=True)
     scores = (q.double() @ k.double().mT * D**-0.5).masked_fill(~TRIL, -torch.inf)
@@ -198,7 +203,7 @@ def test_dtypes(dtype):
     assert seen.calls[0].error < (1e-12 if dtype == torch.float64 else 1e-2)
 
 
-def test_dropout_and_random_state_are_left_alone():
+def test_dropout_and_random_state_are_left_alone() -> None:
     model, inputs = Two(), x()
     torch.manual_seed(4)
     before, state = model(inputs, dropout_p=0.5), torch.get_rng_state()
@@ -211,7 +216,7 @@ def test_dropout_and_random_state_are_left_alone():
     assert seen.calls[0].error == "dropout"
 
 
-def test_gradients_while_watched():
+def test_gradients_while_watched() -> None:
     model, inputs = Two(), x()
     model(inputs).sum().backward()
     expected = [p.grad.clone() for p in model.parameters()]
@@ -225,7 +230,7 @@ def test_gradients_while_watched():
 # -- names and order ---------------------------------------------------------------------------------
 
 
-def test_order_and_number_of_calls():
+def test_order_and_number_of_calls() -> None:
     model = nn.Sequential(Attend(), Attend())
     with torch.no_grad(), regard.watch(model) as seen:
         model(x())
@@ -241,7 +246,7 @@ def test_order_and_number_of_calls():
     assert seen.items()[2] == (("0", 1), seen.maps[2])
 
 
-def test_a_module_in_two_places_has_its_first_name():
+def test_a_module_in_two_places_has_its_first_name() -> None:
     shared = Attend()
     model = nn.Sequential(shared, shared)
     with torch.no_grad(), regard.watch(model) as seen:
@@ -261,7 +266,7 @@ class Methods(nn.Module):
         return self.hidden[0](self.part.forward(x))
 
 
-def test_methods_and_unregistered_parts():
+def test_methods_and_unregistered_parts() -> None:
     model = Methods()
     with torch.no_grad(), regard.watch(model) as seen:
         model(x())
@@ -280,7 +285,7 @@ def test_methods_and_unregistered_parts():
         ("", ["a.0", "a.1", "b.0"]),
     ],
 )
-def test_names(names, expected):
+def test_names(names: Any, expected: list[str]) -> None:
     model = nn.ModuleDict({"a": nn.Sequential(Attend(), Attend()), "b": nn.Sequential(Attend())})
     model.forward = lambda x: model["b"](model["a"](x))
     with torch.no_grad(), regard.watch(model, names) as seen:
@@ -290,7 +295,7 @@ def test_names(names, expected):
     assert ("not asked for" in str(seen.report())) == bool(skipped)
 
 
-def test_unknown_names_are_refused_at_the_door():
+def test_unknown_names_are_refused_at_the_door() -> None:
     with pytest.raises(ArgumentError, match="no module of the model is named 'frist'; similar: first"):
         regard.watch(Two(), "frist")
     with pytest.raises(ArgumentError, match="names must be"):
@@ -299,7 +304,7 @@ def test_unknown_names_are_refused_at_the_door():
         regard.watch(lambda x: x)
 
 
-def test_what_was_not_seen_is_said():
+def test_what_was_not_seen_is_said() -> None:
     model = Two()
     with torch.no_grad(), regard.watch(model, "first") as seen:
         model(x())
@@ -325,14 +330,14 @@ class OddAttention(nn.Module):
         return (weights / weights.sum(-1, keepdim=True)) @ x
 
 
-def test_a_module_that_attends_out_of_sight_is_reported_by_name():
+def test_a_module_that_attends_out_of_sight_is_reported_by_name() -> None:
     model = nn.Sequential(Attend(), OddAttention())
     with torch.no_grad(), regard.watch(model) as seen:
         model(x())
     assert seen.report().missed == (("1", "it ran, but no attention of it could be observed"),)
 
 
-def test_calls_outside_the_model_are_counted():
+def test_calls_outside_the_model_are_counted() -> None:
     model, other = Two(), Two()
     with torch.no_grad(), regard.watch(model) as seen:
         other(x())
@@ -366,7 +371,7 @@ class WrittenOut(nn.Module):
 
 @pytest.mark.parametrize("how", ["module", "einsum", "bmm", "sink"])
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_a_softmax_that_is_multiplied_with_values(how, context):
+def test_a_softmax_that_is_multiplied_with_values(how: str, context: type[Any]) -> None:
     model = WrittenOut(how)
     q, k, v = torch.randn(B, H, T, D), torch.randn(B, H, 9, D), torch.randn(B, H, 9, D)
     seen = watched(model, q, k, v, context=context)
@@ -411,7 +416,7 @@ class ViTAttention(nn.Module):
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_block_of_timms_vit(fused, context):
+def test_the_block_of_timms_vit(fused: bool, context: type[Any]) -> None:
     model = nn.Sequential(ViTAttention(fused=fused), nn.GELU(), ViTAttention(fused=fused)).eval()
     inputs = x()
     seen = watched(model, inputs, context=context)
@@ -419,7 +424,7 @@ def test_the_block_of_timms_vit(fused, context):
     close(seen["0"].dense(), dense(model[0], inputs).detach())
 
 
-def test_other_softmaxes_are_not_attention():
+def test_other_softmaxes_are_not_attention() -> None:
     class Router(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             gates = torch.softmax(x[..., :4], dim=-1)
@@ -452,7 +457,7 @@ class Cached(nn.Module):
         return F.scaled_dot_product_attention(q, self.keys, v)
 
 
-def test_a_static_cache_is_copied():
+def test_a_static_cache_is_copied() -> None:
     model = Cached(fresh=False)
     first, second = ([torch.randn(B, H, T, D) for _ in range(3)] for _ in range(2))
     with torch.no_grad(), regard.watch(model) as seen:
@@ -463,7 +468,7 @@ def test_a_static_cache_is_copied():
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_what_the_model_overwrites_later_is_noticed(copy):
+def test_what_the_model_overwrites_later_is_noticed(copy: bool) -> None:
     model = Cached(fresh=True)
     q, k, v = (torch.randn(B, H, T, D) for _ in range(3))
     with torch.no_grad(), regard.watch(model, copy=copy) as seen:
@@ -477,7 +482,7 @@ def test_what_the_model_overwrites_later_is_noticed(copy):
             read(seen[""])
 
 
-def test_overwritten_masks_are_noticed():
+def test_overwritten_masks_are_noticed() -> None:
     model, mask = Attend(), torch.randn(T, T)
     with torch.no_grad(), regard.watch(model) as seen:
         model(x(), attn_mask=mask)
@@ -488,7 +493,7 @@ def test_overwritten_masks_are_noticed():
     seen["", 1].dense()
 
 
-def test_views_of_much_more_are_copied():
+def test_views_of_much_more_are_copied() -> None:
     model = Attend()
     with torch.no_grad(), regard.watch(model) as seen:
         model(x())
@@ -498,7 +503,7 @@ def test_views_of_much_more_are_copied():
     assert seen[""]._call.query.untyped_storage().nbytes() == held
 
 
-def test_nothing_of_the_model_is_kept_after_the_watch_is_gone():
+def test_nothing_of_the_model_is_kept_after_the_watch_is_gone() -> None:
     model = Attend()
     with torch.no_grad(), regard.watch(model) as seen:
         output = model(x())
@@ -519,7 +524,9 @@ def test_nothing_of_the_model_is_kept_after_the_watch_is_gone():
     "wrong", [lambda lse: lse + 0.01, lambda lse: lse.mT.contiguous().view_as(lse), torch.zeros_like]
 )
 @pytest.mark.parametrize("verify", [False, True])
-def test_a_wrong_lse_is_found_and_computed_anew(monkeypatch, wrong, verify):
+def test_a_wrong_lse_is_found_and_computed_anew(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], verify: bool
+) -> None:
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     monkeypatch.setitem(lse_module.KERNELS, operator, lambda lse, queries: wrong(lse))
     model, inputs = Attend(), x()
@@ -533,7 +540,7 @@ def test_a_wrong_lse_is_found_and_computed_anew(monkeypatch, wrong, verify):
     assert str(seen.report()).count("a row sums to 1") == 1
 
 
-def test_the_check_is_made_once_and_not_while_the_model_runs(monkeypatch):
+def test_the_check_is_made_once_and_not_while_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = []
     right = factors_module.checked
     monkeypatch.setattr(factors_module, "checked", lambda *args: checks.append(args) or right(*args))
@@ -547,7 +554,7 @@ def test_the_check_is_made_once_and_not_while_the_model_runs(monkeypatch):
     assert len(checks) == 2
 
 
-def test_verify_finds_wrong_factors(monkeypatch):
+def test_verify_finds_wrong_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factors_module, "TOLERANCE", {torch.float32: 1e9})
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     monkeypatch.setitem(lse_module.KERNELS, operator, lambda lse, queries: lse - 0.5)
@@ -559,7 +566,7 @@ def test_verify_finds_wrong_factors(monkeypatch):
 # -- what need not be looked at ----------------------------------------------------------------------
 
 
-def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch):
+def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -569,7 +576,7 @@ def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch):
             F.linear(self.plain(torch.ones(1, 4)), torch.ones(4, 4))
             return self.attend(self.hooked(torch.ones(1, 4)).sum() * x)
 
-    def count(thread, func, args, kwargs):
+    def count(thread: Any, func: Any, args: Any, kwargs: Any) -> Any:
         calls.append(func)
         return func(*args, **kwargs)
 
@@ -608,7 +615,7 @@ class Raises(nn.Module):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_exception_in_the_middle(error):
+def test_an_exception_in_the_middle(error: type[BaseException]) -> None:
     before = traces()
     model = nn.Sequential(Attend(), nn.Sequential(Raises(error)), Attend())
     with pytest.raises(error, match="in the middle"), torch.no_grad(), regard.watch(model) as seen:
@@ -619,7 +626,7 @@ def test_an_exception_in_the_middle(error):
     assert list(again) == [("first", 0), ("second", 0)]
 
 
-def test_an_exception_that_the_model_catches():
+def test_an_exception_that_the_model_catches() -> None:
     class Tries(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -638,7 +645,7 @@ def test_an_exception_that_the_model_catches():
     assert list(seen) == [("bad.0", 0), ("good", 0)]
 
 
-def test_an_observer_that_fails_does_not_disturb_the_model(monkeypatch):
+def test_an_observer_that_fails_does_not_disturb_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regard.inspection.capture.sdpa_calls.Sdpa, "read", lambda *_: 1 / 0)
     model, inputs = Two(), x()
     with torch.no_grad():
@@ -651,7 +658,7 @@ def test_an_observer_that_fails_does_not_disturb_the_model(monkeypatch):
         seen["first"]
 
 
-def test_nested_watches():
+def test_nested_watches() -> None:
     model, inputs = Two(), x()
     with torch.no_grad():
         expected = model(inputs)
@@ -667,7 +674,7 @@ def test_nested_watches():
     assert traces() == (0,) * 7
 
 
-def test_watches_that_do_not_end_in_the_order_they_began():
+def test_watches_that_do_not_end_in_the_order_they_began() -> None:
     one, other = regard.watch(model := Two()), regard.watch(model)
     with torch.no_grad(), torch.device("cpu"):
         one.__enter__()
@@ -680,14 +687,14 @@ def test_watches_that_do_not_end_in_the_order_they_began():
     assert traces() == (0,) * 7
 
 
-def test_a_mode_of_the_users_below_and_above():
+def test_a_mode_of_the_users_below_and_above() -> None:
     model, inputs = Two(), x()
     with torch.no_grad(), torch.device("cpu"), regard.watch(model) as seen, torch.device("cpu"):
         model(inputs)
     assert len(seen) == 2
 
 
-def test_a_watch_can_be_entered_again():
+def test_a_watch_can_be_entered_again() -> None:
     seen = regard.watch(model := Two())
     for _ in range(2):
         with torch.no_grad(), seen:
@@ -698,7 +705,7 @@ def test_a_watch_can_be_entered_again():
 # -- threads -----------------------------------------------------------------------------------------
 
 
-def test_threads():
+def test_threads() -> None:
     model, inputs = Two(), x()
     results = {}
 
@@ -727,7 +734,7 @@ def test_threads():
         pass
 
 
-def test_threads_at_once():
+def test_threads_at_once() -> None:
     model = Two()
     inputs = [x() for _ in range(4)]
     with regard.watch(model) as seen:
@@ -749,10 +756,10 @@ def test_threads_at_once():
 # -- refused, and told apart -------------------------------------------------------------------------
 
 
-def test_a_compiled_model_stays_compiled_with_the_same_bits():
+def test_a_compiled_model_stays_compiled_with_the_same_bits() -> None:
     compiled_for = []
 
-    def backend(graph, inputs):
+    def backend(graph: Any, inputs: Any) -> Any:
         compiled_for.append(graph)
         return graph.forward
 
@@ -771,7 +778,7 @@ def test_a_compiled_model_stays_compiled_with_the_same_bits():
     assert len(compiled_for) == 1
 
 
-def test_compiled_models_are_refused_before_anything_is_entered():
+def test_compiled_models_are_refused_before_anything_is_entered() -> None:
     model = Two()
     compiled = torch.compile(model, backend="eager")
     with pytest.raises(ArgumentError, match=r"the model is compiled.*model\._orig_mod"):
@@ -792,7 +799,7 @@ def test_compiled_models_are_refused_before_anything_is_entered():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_blocks(reentrant):
+def test_checkpointed_blocks(reentrant: bool) -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -814,7 +821,7 @@ def test_checkpointed_blocks(reentrant):
     assert traces() == (0,) * 7
 
 
-def test_keep_cpu_and_autocast():
+def test_keep_cpu_and_autocast() -> None:
     model, inputs = Two(), x()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected = model(inputs)
@@ -827,7 +834,7 @@ def test_keep_cpu_and_autocast():
     assert max(call.error for call in seen.calls) < 2e-2
 
 
-def test_maps_can_be_read_while_watching():
+def test_maps_can_be_read_while_watching() -> None:
     model, inputs = Two(), x()
     with torch.no_grad(), regard.watch(model) as seen:
         model(inputs)

@@ -1,6 +1,8 @@
 """What a watch holds, counted on the tensors that are alive: queries, keys and one number a row, and hardly more."""
 
 import gc
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +20,12 @@ pytestmark = [
 B, T, LAYERS, HEADS, GROUPS, WIDTH = 2, 67, 2, 8, 2, 128
 
 
-def gpt2():
+def gpt2() -> tuple[Any, int]:
     config = transformers.GPT2Config(vocab_size=61, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=2 * T)
     return transformers.GPT2Model(config).eval(), HEADS
 
 
-def llama():
+def llama() -> tuple[Any, int]:
     config = transformers.LlamaConfig(
         vocab_size=61, hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
         num_key_value_heads=GROUPS, max_position_embeddings=2 * T, pad_token_id=0,
@@ -58,7 +60,7 @@ def factors(key_heads: int, queries: int = T, keys: int = T) -> int:
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
 @pytest.mark.parametrize("make", [gpt2, llama])
-def test_the_factors_and_no_more_than_a_twentieth(make, padding, context):
+def test_the_factors_and_no_more_than_a_twentieth(make: Callable[..., Any], padding: str, context: type[Any]) -> None:
     model, key_heads = make()
     given = inputs(padding)
     with context():
@@ -74,7 +76,7 @@ def test_the_factors_and_no_more_than_a_twentieth(make, padding, context):
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
-def test_a_generation_holds_the_keys_of_its_last_step(make):
+def test_a_generation_holds_the_keys_of_its_last_step(make: Callable[..., Any]) -> None:
     model, key_heads = make()
     cached = transformers.DynamicCache(config=model.config)
     ids = inputs("none")["input_ids"]
@@ -93,7 +95,7 @@ def test_a_generation_holds_the_keys_of_its_last_step(make):
 
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32])
-def test_a_causal_mask_with_padding_handed_over_dense_is_held_as_predicates(kind, padding):
+def test_a_causal_mask_with_padding_handed_over_dense_is_held_as_predicates(kind: torch.dtype, padding: str) -> None:
     model, key_heads = gpt2()
     keep = torch.ones(T, T, dtype=torch.bool).tril() & inputs(padding)["attention_mask"].bool()[:, None, None]
     mask = keep if kind == torch.bool else torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(kind).min)

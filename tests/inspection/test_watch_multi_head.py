@@ -1,6 +1,8 @@
 """nn.MultiheadAttention, the layers made of it with their fused paths, and our own models."""
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 import regard
 from regard import nn as regard_nn
 from regard.errors import OverwrittenError
+from regard.inspection.watch import Seen
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 
 # torch says of its own fast path that nested tensors are a prototype.
@@ -22,11 +25,13 @@ BLOCKED = CAUSAL.isinf()
 MIN = torch.finfo(torch.float32).min
 
 
-def tensor_of(output):
+def tensor_of(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def watched(model: nn.Module, *inputs, context=torch.no_grad, verify=True, **settings):
+def watched(
+    model: nn.Module, *inputs: Tensor, context: Callable[..., Any] = torch.no_grad, verify: bool = True, **settings: Any
+) -> tuple[Seen, Any]:
     """What was seen, after checking that the bits are the same before, during and after."""
     with context():
         before = model(*inputs, **settings)
@@ -61,7 +66,7 @@ MASKS = {
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", MASKS)
-def test_masks(name, context, training, need_weights):
+def test_masks(name: str, context: type[Any], training: bool, need_weights: bool) -> None:
     module = nn.MultiheadAttention(E, H, batch_first=True).train(training)
     x = torch.randn(B, T, E)
     with torch.no_grad():
@@ -75,7 +80,7 @@ def test_masks(name, context, training, need_weights):
     assert bool(seen._keeper.dense_masks) == (name in ("added and padding", "by head"))
 
 
-def test_the_causal_flag_alone_reaches_the_kernel():
+def test_the_causal_flag_alone_reaches_the_kernel() -> None:
     module, x = nn.MultiheadAttention(E, H, batch_first=True).train(), torch.randn(B, T, E)
     seen, _ = watched(module, x, x, x, attn_mask=torch.zeros(T, T), is_causal=True, need_weights=False)
     close(seen[""].dense(), module(x, x, x, attn_mask=CAUSAL, average_attn_weights=False)[1].detach())
@@ -94,7 +99,7 @@ def test_the_causal_flag_alone_reaches_the_kernel():
     ],
 )
 @pytest.mark.parametrize("is_batched", [True, False])
-def test_every_kind_of_projection(settings, batch_first, is_batched):
+def test_every_kind_of_projection(settings: dict[str, int], batch_first: bool, is_batched: bool) -> None:
     module = nn.MultiheadAttention(E, H, batch_first=batch_first, **settings)
     widths = E, settings.get("kdim", E), settings.get("vdim", E)
     lengths = T, S, S
@@ -109,7 +114,7 @@ def test_every_kind_of_projection(settings, batch_first, is_batched):
     assert seen.calls[0].error < 1e-6
 
 
-def test_dropout_and_autocast():
+def test_dropout_and_autocast() -> None:
     module, x = nn.MultiheadAttention(E, H, dropout=0.5, batch_first=True), torch.randn(B, T, E)
     torch.manual_seed(1)
     expected = module(x, x, x)[0]
@@ -124,7 +129,7 @@ def test_dropout_and_autocast():
     assert seen.calls[0].error < 2e-2
 
 
-def test_the_function_itself():
+def test_the_function_itself() -> None:
     class Pool(nn.Module):
         """As CLIP's attention pooling calls it."""
 
@@ -147,7 +152,7 @@ def test_the_function_itself():
         assert seen.calls[0].how == "F.multi_head_attention_forward"
 
 
-def test_weights_that_an_optimizer_changes_are_noticed():
+def test_weights_that_an_optimizer_changes_are_noticed() -> None:
     module, x = nn.MultiheadAttention(E, H), torch.randn(T, B, E)
     with regard.watch(module) as seen:
         module(x, x, x)[0].sum().backward()
@@ -175,7 +180,7 @@ def test_weights_that_an_optimizer_changes_are_noticed():
 # -- layers --------------------------------------------------------------------------------------------
 
 
-def encoder(**settings) -> nn.TransformerEncoder:
+def encoder(**settings: Any) -> nn.TransformerEncoder:
     nested = not settings.get("norm_first", False)
     layer = nn.TransformerEncoderLayer(E, H, 32, dropout=0.0, batch_first=True, **settings)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
@@ -193,7 +198,7 @@ LAYER_MASKS = {
 }
 
 
-def fused_operators(model: nn.Module, *inputs, **settings) -> list[str]:
+def fused_operators(model: nn.Module, *inputs: Tensor, **settings: Any) -> list[str]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model(*inputs, **settings)
     names = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
@@ -203,7 +208,7 @@ def fused_operators(model: nn.Module, *inputs, **settings) -> list[str]:
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("name", LAYER_MASKS)
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_fused_encoder_layers(name, norm_first, context):
+def test_fused_encoder_layers(name: str, norm_first: bool, context: type[Any]) -> None:
     model, x, settings = encoder(norm_first=norm_first).eval(), torch.randn(B, T, E), LAYER_MASKS[name]
     seen, _ = watched(model, x, context=context, **settings)
     assert list(seen) == [("layers.0.self_attn", 0), ("layers.1.self_attn", 0)]
@@ -227,7 +232,7 @@ def test_fused_encoder_layers(name, norm_first, context):
             x = layer(x, src_mask=settings.get("mask"), src_key_padding_mask=settings.get("src_key_padding_mask"))
 
 
-def test_fused_layers_stay_fused():
+def test_fused_layers_stay_fused() -> None:
     model, x = encoder().eval(), torch.randn(B, T, E)
     with torch.no_grad():
         assert fused_operators(model, x)[0] == "aten::_transformer_encoder_layer_fwd"
@@ -240,7 +245,7 @@ def test_fused_layers_stay_fused():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_transformer_of_torch(training):
+def test_the_transformer_of_torch(training: bool) -> None:
     model = nn.Transformer(E, H, 2, 2, 32, dropout=0.0, batch_first=True).train(training)
     source, target = torch.randn(B, S, E), torch.randn(B, T, E)
     seen, _ = watched(model, source, target, tgt_mask=CAUSAL, tgt_is_causal=True, memory_key_padding_mask=None)
@@ -256,9 +261,11 @@ def test_the_transformer_of_torch(training):
     close(first.dense(), attention(target, target, target, attn_mask=CAUSAL, average_attn_weights=False)[1].detach())
 
 
-def test_a_layer_of_ones_own_between_torchs():
+def test_a_layer_of_ones_own_between_torchs() -> None:
     class Mine(nn.TransformerEncoderLayer):
-        def forward(self, src, src_mask=None, src_key_padding_mask=None, is_causal=False):
+        def forward(
+            self, src: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
+        ) -> Tensor:
             return F.scaled_dot_product_attention(src, src, src)
 
     model = encoder().eval()
@@ -268,7 +275,7 @@ def test_a_layer_of_ones_own_between_torchs():
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_what_follows_a_fused_layer_is_seen(raises):
+def test_what_follows_a_fused_layer_is_seen(raises: bool) -> None:
     class After(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -288,11 +295,11 @@ def test_what_follows_a_fused_layer_is_seen(raises):
 
 @pytest.mark.parametrize("backend", ["fused", "tiled", "reference"])
 @pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad])
-def test_our_attention_on_every_backend(backend, context):
+def test_our_attention_on_every_backend(backend: str, context: type[Any]) -> None:
     mask = regard.window(3) & regard.lengths(torch.tensor([600, 5]))
 
     class Ours(nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, **settings) -> Tensor:
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Tensor:
             return regard.attention(q, k, v, mask=mask, backend=backend, **settings)
 
     q, k, v = torch.randn(B, 4, 600, 8), torch.randn(B, 2, 600, 8), torch.randn(B, 2, 600, 8)
@@ -302,7 +309,7 @@ def test_our_attention_on_every_backend(backend, context):
     assert seen.calls[0].error < 2e-6
 
 
-def test_scores_and_normalizations_of_ours():
+def test_scores_and_normalizations_of_ours() -> None:
     class Ours(nn.Module):
         def forward(self, x: Tensor) -> regard.Attended:
             sink = regard.SoftmaxWithSink(torch.zeros(3))
@@ -330,7 +337,7 @@ def transformer() -> Transformer:
     return Transformer(config, source_vocab_size=13, target_vocab_size=17).eval()
 
 
-def test_our_transformer():
+def test_our_transformer() -> None:
     model = transformer()
     source, lengths, target = torch.randint(1, 13, (3, 7)), torch.tensor([7, 4, 1]), torch.randint(1, 17, (3, 5))
     seen, _ = watched(model, source, lengths, target)
@@ -343,7 +350,7 @@ def test_our_transformer():
     assert all(call.error < 1e-6 for call in seen.calls)
 
 
-def test_steps_of_our_decoder_are_named_though_they_are_methods():
+def test_steps_of_our_decoder_are_named_though_they_are_methods() -> None:
     model = transformer()
     source, lengths = torch.randint(1, 13, (3, 7)), torch.tensor([7, 4, 1])
     tokens = torch.randint(1, 17, (3,))
@@ -359,7 +366,7 @@ def test_steps_of_our_decoder_are_named_though_they_are_methods():
     assert not seen.report().missed
 
 
-def test_our_recurrent_models():
+def test_our_recurrent_models() -> None:
     model = RNNSeq2Seq(RNNConfig(), source_vocab_size=13, target_vocab_size=17).eval()
     source, lengths, target = torch.randint(1, 13, (3, 7)), torch.tensor([7, 4, 1]), torch.randint(1, 17, (3, 5))
     seen, _ = watched(model, source, lengths, target)
@@ -367,7 +374,7 @@ def test_our_recurrent_models():
     assert all(call.error < 1e-5 for call in seen.calls)
 
 
-def test_our_layer():
+def test_our_layer() -> None:
     module = regard_nn.MultiHeadAttention(12, num_heads=3)
     x = torch.randn(2, 5, 12)
     seen, _ = watched(module, x, mask=regard.causal())
@@ -380,14 +387,14 @@ def test_our_layer():
 class SelfAttention(nn.MultiheadAttention):
     """Takes one input and hands it to torch's own forward."""
 
-    def forward(self, x: Tensor, **settings) -> Tensor:
+    def forward(self, x: Tensor, **settings: Any) -> Tensor:
         return super().forward(x, x, x, **settings)[0]
 
 
 class OwnBlock(nn.TransformerEncoderLayer):
     """Attends in a method of its own, which torch passes over where it runs the layer fused."""
 
-    def _sa_block(self, x: Tensor, *masks, is_causal: bool = False) -> Tensor:
+    def _sa_block(self, x: Tensor, *masks: Any, is_causal: bool = False) -> Tensor:
         return F.scaled_dot_product_attention(x, x, x)
 
 
@@ -395,7 +402,7 @@ class OwnBlock(nn.TransformerEncoderLayer):
 @pytest.mark.parametrize(
     "make", [lambda: SelfAttention(E, H, batch_first=True), lambda: OwnBlock(E, H, 32, 0.0, batch_first=True)]
 )
-def test_subclasses_keep_their_bits_and_are_never_mistaken(make, context):
+def test_subclasses_keep_their_bits_and_are_never_mistaken(make: Callable[..., Any], context: type[Any]) -> None:
     model, x = make().eval(), torch.randn(B, T, E)
     with context():
         before = model(x)
@@ -411,7 +418,7 @@ def test_subclasses_keep_their_bits_and_are_never_mistaken(make, context):
     close(seen[""].dense(), expected)
 
 
-def test_torchscript_and_transforms_are_reported():
+def test_torchscript_and_transforms_are_reported() -> None:
     class Plain(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(x, x, x)

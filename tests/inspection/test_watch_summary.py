@@ -2,6 +2,8 @@
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ class Attend(nn.Module):
         super().__init__()
         self.project = nn.Linear(H * D, 3 * H * D)
 
-    def forward(self, x: Tensor, **settings) -> Tensor:
+    def forward(self, x: Tensor, **settings: Any) -> Tensor:
         q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
         self.alive = [weakref.ref(t.untyped_storage()) for t in (q, k)]
         return F.scaled_dot_product_attention(q, k, v, **settings).transpose(1, 2).flatten(2)
@@ -51,7 +53,7 @@ def of_dense(weights: Tensor) -> dict[str, Tensor]:
     places = torch.arange(T).double()
     values, indices = weights.topk(3)
 
-    def picture(of):
+    def picture(of: Callable[[Tensor], Tensor]) -> Tensor:
         return torch.stack([torch.stack([of(b) for b in row], -1) for row in blocks], -2)
 
     return {
@@ -70,7 +72,7 @@ def of_dense(weights: Tensor) -> dict[str, Tensor]:
     }
 
 
-def same(found, expected: dict[str, Tensor], tolerance: float = 2e-5) -> None:
+def same(found: Any, expected: dict[str, Tensor], tolerance: float = 2e-5) -> None:
     found = {**found, "values": found["topk"].values, "indices": found["topk"].indices}
     for name, value in expected.items():
         torch.testing.assert_close(found[name].double(), value.double(), rtol=0, atol=tolerance, msg=name)
@@ -78,7 +80,7 @@ def same(found, expected: dict[str, Tensor], tolerance: float = 2e-5) -> None:
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("make", [Attend, WrittenOut, encoder])
-def test_every_statistic_of_every_kind_of_call(make, context):
+def test_every_statistic_of_every_kind_of_call(make: Callable[..., Any], context: type[Any]) -> None:
     model, inputs = make(), x()
     with context():
         before = model(inputs)
@@ -99,7 +101,7 @@ def test_every_statistic_of_every_kind_of_call(make, context):
     [{"is_causal": True}, {"attn_mask": torch.rand(T, T, generator=torch.Generator().manual_seed(1)) > 0.3},
      {"attn_mask": torch.randn(1, H, T, T, generator=torch.Generator().manual_seed(1))}],
 )  # fmt: skip
-def test_under_masks_and_biases_of_which_none_is_kept(mask):
+def test_under_masks_and_biases_of_which_none_is_kept(mask: dict[str, Any]) -> None:
     model, inputs = Attend(), x()
     with torch.no_grad():
         with regard.watch(model) as whole:
@@ -110,7 +112,7 @@ def test_under_masks_and_biases_of_which_none_is_kept(mask):
     assert not seen._keeper.dense_masks
 
 
-def test_factors_are_let_go_at_once():
+def test_factors_are_let_go_at_once() -> None:
     model = nn.Sequential(*(Attend() for _ in range(4)))
     inputs = x()
     with torch.no_grad(), regard.watch(model, keep=regard.Summarize("entropy")) as seen:
@@ -122,7 +124,7 @@ def test_factors_are_let_go_at_once():
     assert "SummaryMap(2, 3, 11, 11)" in repr(seen["3"])
 
 
-def test_the_bytes_that_are_kept_are_those_that_are_promised():
+def test_the_bytes_that_are_kept_are_those_that_are_promised() -> None:
     model = Attend()
     with torch.no_grad(), regard.watch(model, keep="summary") as seen:
         model(x())
@@ -130,7 +132,7 @@ def test_the_bytes_that_are_kept_are_those_that_are_promised():
     assert seen.report().held_bytes == B * H * (4 * T + 4 * T + 8 * 4 * T + 4 * T * T)
 
 
-def test_what_was_kept_is_read_by_the_methods_of_every_map():
+def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
     model, inputs = Attend(), x()
     with torch.no_grad():
         with regard.watch(model) as whole:
@@ -175,7 +177,7 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map():
         lambda m: m.to("meta"),
     ],
 )
-def test_what_was_not_kept_is_refused_in_one_way(read):
+def test_what_was_not_kept_is_refused_in_one_way(read: Callable[..., Any]) -> None:
     model = Attend()
     with torch.no_grad(), regard.watch(model, keep="summary") as seen:
         model(x())
@@ -186,7 +188,7 @@ def test_what_was_not_kept_is_refused_in_one_way(read):
         read(seen[""])
 
 
-def test_wrong_settings_are_refused_at_the_door():
+def test_wrong_settings_are_refused_at_the_door() -> None:
     with pytest.raises(ArgumentError, match=r"Summarize\(\) knows received, .*; got 'entropi'"):
         regard.Summarize("entropi")
     with pytest.raises(ArgumentError, match="k, rows and columns of at least 1"):
@@ -206,7 +208,7 @@ class Steps(nn.Module):
         return F.scaled_dot_product_attention(q, k, k, is_causal=causal)
 
 
-def test_the_steps_of_a_generation_are_joined():
+def test_the_steps_of_a_generation_are_joined() -> None:
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, T, D)
     what = regard.Summarize("received", "entropy", "topk", "distance", "pooled", k=6)
     with torch.no_grad(), regard.watch(Steps(), keep=what) as seen:
@@ -223,7 +225,7 @@ def test_the_steps_of_a_generation_are_joined():
         steps.pooled(128, 128)
 
 
-def test_calls_that_do_not_continue_one_another_have_no_distance_together():
+def test_calls_that_do_not_continue_one_another_have_no_distance_together() -> None:
     model, inputs = Attend(), x()
     with torch.no_grad(), regard.watch(model, keep=regard.Summarize("entropy", "distance")) as seen:
         model(inputs)
@@ -233,7 +235,7 @@ def test_calls_that_do_not_continue_one_another_have_no_distance_together():
         seen.joined("").distance(0)
 
 
-def test_steps_of_which_nothing_can_be_joined():
+def test_steps_of_which_nothing_can_be_joined() -> None:
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, T, D)
     with torch.no_grad(), regard.watch(Steps(), keep=regard.Summarize("pooled")) as seen:
         seen.modules[""](q, k)
@@ -254,7 +256,7 @@ class BlockAttention(nn.Module):
         return whole + torch.stack([(row[..., None] * x).sum(-2) for row in apart.unbind(-2)], -2)
 
 
-def test_a_softmax_in_blocks_is_not_summarized_as_a_map():
+def test_a_softmax_in_blocks_is_not_summarized_as_a_map() -> None:
     model = nn.Sequential(BlockAttention())
     with torch.no_grad(), regard.watch(model, keep="summary") as seen:
         model(x())

@@ -1,5 +1,8 @@
 """NadarayaWatson against scikit-learn's contract, numpy written out, and statsmodels."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +14,7 @@ from regard.kernel_regression import KERNELS, NadarayaWatson
 
 
 @parametrize_with_checks([NadarayaWatson(), NadarayaWatson(kernel="epanechnikov"), NadarayaWatson(width="loo")])
-def test_the_contract_of_scikit_learn(estimator, check):
+def test_the_contract_of_scikit_learn(estimator: NadarayaWatson, check: Callable[..., Any]) -> None:
     check(estimator)
 
 
@@ -33,7 +36,9 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_predictions_and_weights_are_the_formula(name, data):
+def test_predictions_and_weights_are_the_formula(
+    name: str, data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+) -> None:
     x, y, new, weight = data
     u = np.linalg.norm(new[:, None] - x[None], axis=-1) / 1.3
     k = kernel(name, u) * weight
@@ -47,7 +52,9 @@ def test_predictions_and_weights_are_the_formula(name, data):
 
 
 @pytest.mark.parametrize("name", ["gaussian", "epanechnikov"])
-def test_leaving_one_out_is_fitting_without_it(name, data):
+def test_leaving_one_out_is_fitting_without_it(
+    name: str, data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+) -> None:
     x, y, _, weight = data
     model = NadarayaWatson(kernel=name, width=1.5).fit(x, y, sample_weight=weight)
     found = model.leave_one_out()
@@ -59,7 +66,7 @@ def test_leaving_one_out_is_fitting_without_it(name, data):
             np.testing.assert_allclose(found[i], without.predict(x[i : i + 1])[0], atol=1e-8)
 
 
-def test_the_width_with_the_best_leave_one_out_score_is_taken():
+def test_the_width_with_the_best_leave_one_out_score_is_taken() -> None:
     rng = np.random.default_rng(1)
     x = rng.uniform(0, 6, size=(200, 1))
     y = np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=200)
@@ -71,7 +78,7 @@ def test_the_width_with_the_best_leave_one_out_score_is_taken():
 
 
 @pytest.mark.filterwarnings("ignore:After 0.17:FutureWarning")
-def test_statsmodels_agrees(data):
+def test_statsmodels_agrees(data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> None:
     kernel_regression = pytest.importorskip("statsmodels.nonparametric.kernel_regression")
     x, y, new, _ = data
     theirs = kernel_regression.KernelReg(y[:, 0], x, "ccc", reg_type="lc", bw=[0.8] * 3).fit(new)[0]
@@ -88,11 +95,13 @@ def test_statsmodels_agrees(data):
         ({"dtype": "int8"}, "got 'int8'"),
     ],
 )
-def test_a_wrong_option_is_named(options, message, data):
+def test_a_wrong_option_is_named(
+    options: dict[str, Any], message: str, data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+) -> None:
     with pytest.raises(ValueError, match=message):
         NadarayaWatson(**options).fit(data[0], data[1])
 
 
-def test_no_weight_at_all_is_named(data):
+def test_no_weight_at_all_is_named(data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> None:
     with pytest.raises(ValueError, match="at least one non-zero number"):
         NadarayaWatson().fit(data[0], data[1], sample_weight=np.zeros(31))

@@ -1,5 +1,7 @@
 """Every statistic written out once more, on the dense weights in float64, and the comparison with a lazy map."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ NORMALIZATIONS = {
 }
 
 
-def bins(dense: Tensor, rows: int, columns: int, reduce) -> Tensor:
+def bins(dense: Tensor, rows: int, columns: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
     rows, columns = min(rows, dense.shape[-2]), min(columns, dense.shape[-1])
     bands = dense.tensor_split(rows, -2)
     return torch.stack([torch.stack([reduce(b) for b in band.tensor_split(columns, -1)], -1) for band in bands], -2)

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from regard.mechanisms.fast_topk import largest
 
 LENGTHS = [1, 2, 7, 8, 60, 128, 129, 130, 255, 257, 1000, 1024, 1025, 1056, 2111, 4096]
 
 
-def check(rows, k):
+def check(rows: Tensor, k: int) -> None:
     places = largest(rows, k)
     values = rows.gather(-1, places)
     assert torch.equal(values, rows.topk(k, -1).values)
@@ -18,7 +19,7 @@ def check(rows, k):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("k", [1, 8, 64])
-def test_any_length(length, k, dtype):
+def test_any_length(length: int, k: int, dtype: torch.dtype) -> None:
     k = min(k, length)
     check(torch.rand(2, 5, length, dtype=dtype), k)
     check(-torch.rand(3, length, dtype=dtype), k)
@@ -26,7 +27,7 @@ def test_any_length(length, k, dtype):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_equals_and_zeros(length):
+def test_equals_and_zeros(length: int) -> None:
     k = min(8, length)
     check(torch.zeros(2, length), k)
     check(torch.randint(0, 3, (4, length)).float(), k)
@@ -35,7 +36,7 @@ def test_equals_and_zeros(length):
     assert largest(rows, 1).item() == length - 1
 
 
-def test_infinity_has_its_place():
+def test_infinity_has_its_place() -> None:
     rows = torch.rand(2, 2000)
     rows[0, 1999] = rows[1, 7] = torch.inf
     assert largest(rows, 3)[:, 0].tolist() == [1999, 7]

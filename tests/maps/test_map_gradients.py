@@ -1,13 +1,17 @@
 """Gradients of every smooth statistic, and what they are good for as losses."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
-from cases import cases
-from dense_maps import NORMALIZATIONS, sums_asked, sums_written_out
 from hypothesis import given, settings
+from torch import Tensor
 
 import regard
 from regard.errors import BackendError
+from tests.core.random_calls import Case, cases
+from tests.maps.dense_maps import NORMALIZATIONS, sums_asked, sums_written_out
 
 CALLS = {
     "grouped, causal, padded": {"mask": regard.causal() & regard.lengths(torch.tensor([0, 5]))},
@@ -41,11 +45,11 @@ STATISTICS = {
 
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("call", CALLS)
-def test_gradcheck(call, statistic):
+def test_gradcheck(call: str, statistic: str) -> None:
     torch.manual_seed(3)
     q, k = torch.randn(2, 4, 4, 3, dtype=torch.float64), torch.randn(2, 2, 6, 3, dtype=torch.float64)
 
-    def read(q, k):
+    def read(q: Tensor, k: Tensor) -> Any:
         return STATISTICS[statistic](regard.attention(q, k, k, return_weights=True, **CALLS[call]).weights)
 
     assert torch.autograd.gradcheck(read, (q.requires_grad_(), k.requires_grad_()), fast_mode=True)
@@ -54,7 +58,7 @@ def test_gradcheck(call, statistic):
 @pytest.mark.parametrize("name", ["softmax", "sink", "sparsemax", "unnormalized"])
 @settings(max_examples=25)
 @given(case=cases(scores=("dot", "scaled", "gaussian", "additive")))
-def test_gradients_are_those_of_the_formula(name, case):
+def test_gradients_are_those_of_the_formula(name: str, case: Case) -> None:
     """A random mixture of the sums, through the lazy map and through the dense one; dead rows stay finite."""
     case = case.to(torch.float64)
     options = {**case.options(), "normalization": NORMALIZATIONS[name], "return_weights": True}
@@ -75,22 +79,22 @@ def test_gradients_are_those_of_the_formula(name, case):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9 * bound)
 
 
-def test_a_learned_bias_takes_gradients_of_statistics():
+def test_a_learned_bias_takes_gradients_of_statistics() -> None:
     q, k = torch.randn(1, 2, 4, 3, dtype=torch.float64), torch.randn(1, 2, 6, 3, dtype=torch.float64)
     for shape in ((1, 2, 1, 6), (1, 1, 4, 6)):
         bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
-        def read(bias, q=q, k=k):
+        def read(bias: Tensor, q: Tensor = q, k: Tensor = k) -> Any:
             weights = regard.attention(q, k, k, bias=bias, mask=regard.causal(), return_weights=True).weights
             return weights.entropy(), weights.received(), weights.participation(), weights.pooled(2, 2)
 
         assert torch.autograd.gradcheck(read, (bias,))
 
 
-def test_alibi_takes_gradients_of_statistics_in_its_slopes():
+def test_alibi_takes_gradients_of_statistics_in_its_slopes() -> None:
     q, slopes = torch.randn(1, 2, 5, 3, dtype=torch.float64), torch.tensor([0.5, 0.1]).double().requires_grad_()
 
-    def read(q, slopes):
+    def read(q: Tensor, slopes: Tensor) -> Any:
         bias = regard.ALiBi(slopes)
         weights = regard.attention(q, q, q, bias=bias, mask=regard.causal(), return_weights=True).weights
         return weights.entropy(), weights.received(), weights.participation()
@@ -98,10 +102,10 @@ def test_alibi_takes_gradients_of_statistics_in_its_slopes():
     assert torch.autograd.gradcheck(read, (q.requires_grad_(), slopes))
 
 
-def test_second_derivatives_where_the_backend_has_them():
+def test_second_derivatives_where_the_backend_has_them() -> None:
     q = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
 
-    def read(q, backend):
+    def read(q: Tensor, backend: str) -> Any:
         weights = regard.attention(q, q, q, mask=regard.causal(), backend=backend, return_weights=True).weights
         return weights.entropy().sum() + weights.received().square().sum() + weights.pooled(2, 2).square().sum()
 
@@ -110,7 +114,7 @@ def test_second_derivatives_where_the_backend_has_them():
         torch.autograd.grad(read(q, "fused"), q, create_graph=True)
 
 
-def test_a_detached_map_carries_no_gradient():
+def test_a_detached_map_carries_no_gradient() -> None:
     q = torch.randn(1, 1, 3, 2, requires_grad=True)
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
     for read in STATISTICS_WITHOUT_SHAPE:
@@ -132,7 +136,9 @@ STATISTICS_WITHOUT_SHAPE = [
 # -- three losses ------------------------------------------------------------------------------------------
 
 
-def descend(parameters, loss, steps=60, rate=0.1):
+def descend(
+    parameters: Sequence[Tensor], loss: Callable[[], Tensor], steps: int = 60, rate: float = 0.1
+) -> tuple[float, float]:
     optimizer = torch.optim.Adam(parameters, lr=rate)
     first = float(loss().detach())
     for _ in range(steps):
@@ -142,14 +148,16 @@ def descend(parameters, loss, steps=60, rate=0.1):
     return first, float(loss().detach())
 
 
-def projected(mask=None, length=12):
+def projected(
+    mask: regard.Mask | None = None, length: int = 12
+) -> tuple[tuple[Tensor, Tensor], Callable[[], regard.AttentionMap]]:
     """Attention whose query and key projections are to be learned, as a function that gives its map."""
     x = torch.randn(2, 3, length, 8)
     w_q, w_k = (torch.nn.Parameter(torch.randn(8, 8) / 8**0.5) for _ in range(2))
     return (w_q, w_k), lambda: regard.attention(x @ w_q, x @ w_k, x, mask=mask, return_weights=True).weights
 
 
-def test_entropy_as_a_regularizer_keeps_attention_spread():
+def test_entropy_as_a_regularizer_keeps_attention_spread() -> None:
     """Heads whose attention collapses onto one key train badly (Zhai et al. 2023, arXiv:2303.06296)."""
     parameters, weights = projected()
     with torch.no_grad():
@@ -160,15 +168,15 @@ def test_entropy_as_a_regularizer_keeps_attention_spread():
     assert after < 0.05
 
 
-def test_guided_alignment_follows_a_diagonal():
+def test_guided_alignment_follows_a_diagonal() -> None:
     """Attention of a speech synthesiser is pulled to the diagonal (Tachibana et al. 2017, arXiv:1710.08969)."""
     query, key = (torch.nn.Parameter(0.1 * torch.randn(1, 1, n, 16)) for n in (10, 20))
     i, j = torch.arange(10) / 10, torch.arange(20) / 20
 
-    def weights():
+    def weights() -> regard.AttentionMap:
         return regard.attention(query, key, key, return_weights=True).weights
 
-    def loss():
+    def loss() -> Tensor:
         # sum_j P_ij (i/T - j/S)^2 is a sum of three means, so that no T x S penalty is made.
         mean, square = weights().expected(torch.stack([j, j.square()], -1)).unbind(-1)
         return (i.square() - 2 * i * mean + square).mean()
@@ -179,12 +187,12 @@ def test_guided_alignment_follows_a_diagonal():
     assert (weights().expected(j)[0, 0] - i).abs().max() < 0.1
 
 
-def test_coverage_spreads_what_the_keys_receive():
+def test_coverage_spreads_what_the_keys_receive() -> None:
     """Every source word is to be read about once (Tu et al. 2016, arXiv:1601.04811)."""
     query, key = (torch.nn.Parameter(torch.randn(2, 2, 12, 8)) for _ in range(2))
     mask = regard.lengths(torch.tensor([12, 7]))
 
-    def loss():
+    def loss() -> Tensor:
         received = regard.attention(query, key, key, mask=mask, return_weights=True).weights.received()
         fair = (torch.arange(12) < torch.tensor([[12], [7]])) * 12 / torch.tensor([[12.0], [7.0]])
         return (received - fair[:, None]).square().mean()

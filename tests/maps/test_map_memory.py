@@ -1,12 +1,14 @@
 """Contract 5 for the statistics: nothing T x S, forward and backward; and a gradient that holds no tiles."""
 
 import gc
+from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
+from regard.mechanisms.scores import Score
 
 LENGTH = 1536
 LIMIT = 1 << 20
@@ -20,7 +22,9 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.numbers = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, torch.Tensor):
@@ -51,7 +55,7 @@ MASKS = [
 ]
 
 
-def call(mask, score=None):
+def call(mask: regard.Mask | None, score: Score | None = None) -> regard.AttentionMap:
     q, k = (torch.randn(1, 2, LENGTH, 4, requires_grad=True) for _ in range(2))
     options = {} if score is None else {"score": score}
     return regard.attention(q, k, k, mask=mask, return_weights=True, **options).weights
@@ -59,13 +63,13 @@ def call(mask, score=None):
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("name", SMOOTH)
-def test_the_largest_tensor_is_far_below_t_times_s(name, mask):
+def test_the_largest_tensor_is_far_below_t_times_s(name: str, mask: regard.Mask | None) -> None:
     with Largest() as largest:
         SMOOTH[name](call(mask)).backward()
     assert largest.numbers <= LIMIT
 
 
-def test_statistics_without_a_gradient_and_scores_that_take_tiles(monkeypatch):
+def test_statistics_without_a_gradient_and_scores_that_take_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     # What a tile may hold is one number, whatever the length; here it would be as much as T x S.
     monkeypatch.setattr("regard.backends.tiled.WIDE_ELEMENTS", 1 << 19)
     score = regard.Additive(torch.randn(4))
@@ -82,7 +86,7 @@ def test_statistics_without_a_gradient_and_scores_that_take_tiles(monkeypatch):
     assert largest.numbers <= LIMIT
 
 
-def test_weights_times_values():
+def test_weights_times_values() -> None:
     q, v = torch.randn(1, 2, LENGTH, 4), torch.randn(1, 2, LENGTH, 5)
     output, weights = regard.attention(q, q, v, mask=regard.causal(), return_weights=True)
     with Largest() as largest:
@@ -94,7 +98,7 @@ def test_weights_times_values():
 
 @pytest.mark.parametrize("name", ["entropy", "received", "pooled", "topk"])
 @pytest.mark.parametrize("score", [None, regard.Additive(torch.randn(4))], ids=["dot", "additive"])
-def test_what_a_graph_holds_until_backward_is_linear(name, score):
+def test_what_a_graph_holds_until_backward_is_linear(name: str, score: regard.Additive | None) -> None:
     """All storages alive between forward and backward, counted."""
 
     def alive() -> int:
@@ -114,7 +118,7 @@ def test_what_a_graph_holds_until_backward_is_linear(name, score):
     assert alive() < LENGTH * LENGTH * 4
 
 
-def test_the_counter_sees_a_dense_map():
+def test_the_counter_sees_a_dense_map() -> None:
     with Largest() as largest:
         call(None).dense()
     assert largest.numbers >= 2 * LENGTH * LENGTH > LIMIT

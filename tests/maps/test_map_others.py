@@ -2,18 +2,20 @@
 
 import pytest
 import torch
-from cases import cases
-from dense_maps import NORMALIZATIONS, check
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import regard
 from regard.maps import stack
+from regard.mechanisms.normalizations import Normalization
+from tests.core.random_calls import Case, cases
+from tests.maps.dense_maps import NORMALIZATIONS, check
 
 OPTIONS = {"tolerance": 1e-12, "k": 2, "rows": 3, "columns": 4, "p": 0.7}
 
 
-def weights_of(case, normalization=regard.Softmax()):  # noqa: B008
+def weights_of(case: Case, normalization: Normalization = regard.Softmax()) -> regard.AttentionMap:  # noqa: B008
     case = case.to(torch.float64)
     with torch.no_grad():
         return regard.attention(
@@ -21,14 +23,14 @@ def weights_of(case, normalization=regard.Softmax()):  # noqa: B008
         ).weights
 
 
-def k_of(dense) -> dict:
+def k_of(dense: Tensor) -> dict:
     return {**OPTIONS, "k": min(2, dense.shape[-1])}
 
 
 @pytest.mark.parametrize("name", ["softmax", "sink", "sparsemax"])
 @settings(max_examples=20)
 @given(case=cases(), data=st.data())
-def test_averages(name, case, data):
+def test_averages(name: str, case: Case, data: st.DataObject) -> None:
     weights = weights_of(case, NORMALIZATIONS[name])
     if weights.ndim == 2:
         return
@@ -48,7 +50,7 @@ def test_averages(name, case, data):
 
 @settings(max_examples=30)
 @given(case=cases(), data=st.data())
-def test_selections(case, data):
+def test_selections(case: Case, data: st.DataObject) -> None:
     weights = weights_of(case)
     dense = weights.dense()
     wanted = {}
@@ -71,7 +73,7 @@ def test_selections(case, data):
     check(weights.select(**wanted), dense, **k_of(dense))
 
 
-def test_a_choice_of_one_head_drops_the_dimension():
+def test_a_choice_of_one_head_drops_the_dimension() -> None:
     q = torch.randn(2, 3, 4, 5)
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert weights.select(heads=1).shape == (2, 4, 4)
@@ -81,7 +83,7 @@ def test_a_choice_of_one_head_drops_the_dimension():
 
 @settings(max_examples=20)
 @given(case=cases(), data=st.data())
-def test_maps_of_maps(case, data):
+def test_maps_of_maps(case: Case, data: st.DataObject) -> None:
     """Averages of selections, selections of averages and stacks of both."""
     weights = weights_of(case)
     if weights.ndim == 2:
@@ -97,7 +99,9 @@ def test_maps_of_maps(case, data):
     check(both, torch.cat([dense, dense[..., rows, :]], -2), **k_of(dense))
 
 
-def generation(steps=7, prompt=3, groups=2):
+def generation(
+    steps: int = 7, prompt: int = 3, groups: int = 2
+) -> tuple[list[regard.AttentionMap], regard.AttentionMap]:
     """What a cache sees: a prompt at once, then a query at a time against ever more keys."""
     q, k = torch.randn(2, 4, prompt + steps, 5).double(), torch.randn(2, groups, prompt + steps, 5).double()
     maps = [
@@ -111,7 +115,7 @@ def generation(steps=7, prompt=3, groups=2):
     return [m.weights for m in maps], whole  # fmt: skip
 
 
-def test_the_steps_of_a_generation_are_one_causal_map():
+def test_the_steps_of_a_generation_are_one_causal_map() -> None:
     steps, whole = generation()
     joined, dense = stack(steps), whole.dense()
     check(joined, dense, **OPTIONS)
@@ -126,7 +130,7 @@ def test_the_steps_of_a_generation_are_one_causal_map():
     torch.testing.assert_close(joined[..., 4, :], dense[..., 4, :])
 
 
-def test_the_steps_of_a_stack_may_be_cut_into_tiles(monkeypatch):
+def test_the_steps_of_a_stack_may_be_cut_into_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.maps.tiles.TILE_ELEMENTS", 20)
     steps, whole = generation()
     check(stack(steps), whole.dense(), **OPTIONS)
@@ -134,7 +138,7 @@ def test_the_steps_of_a_stack_may_be_cut_into_tiles(monkeypatch):
 
 @settings(max_examples=25)
 @given(case=cases())
-def test_weights_times_values(case):
+def test_weights_times_values(case: Case) -> None:
     case = case.to(torch.float64)
     with torch.no_grad():
         output, weights = regard.attention(*case.tensors(), **case.options(), return_weights=True)
@@ -164,7 +168,7 @@ def test_weights_times_values(case):
         torch.testing.assert_close(weights.relevance(grad).expected(lambda j: j * 0.0 + 1), sums, rtol=0, atol=1e-11)
 
 
-def test_values_are_kept_where_that_is_asked():
+def test_values_are_kept_where_that_is_asked() -> None:
     q, k = torch.randn(2, 4, 5, 3), torch.randn(2, 2, 5, 3)
     plain = regard.attention(q, k, k, return_weights=True)
     output, weights = regard.attention(q, k, k, return_weights=True, keep_values=True)
@@ -177,7 +181,7 @@ def test_values_are_kept_where_that_is_asked():
         regard.attention(q, k, k, keep_values=True)
 
 
-def test_the_gradient_is_that_of_the_loss_in_each_weight():
+def test_the_gradient_is_that_of_the_loss_in_each_weight() -> None:
     q, v = torch.randn(1, 2, 4, 3).double(), torch.randn(1, 2, 4, 5).double()
     weights = regard.attention(q, q, v, return_weights=True).weights.with_values(v)
     dense = weights.dense().requires_grad_()
@@ -189,7 +193,7 @@ def test_the_gradient_is_that_of_the_loss_in_each_weight():
     torch.testing.assert_close(weights[0, 1].relevance(grad_output[0, 1]).dense(), (dense * expected)[0, 1])
 
 
-def test_repr_of_a_map_of_maps_says_what_it_is_of():
+def test_repr_of_a_map_of_maps_says_what_it_is_of() -> None:
     q = torch.zeros(2, 3, 4, 5)
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert repr(weights.average()).startswith("Average(2, 4, 4) float32 on cpu: the mean over 3 of AttentionMap(2, 3,")

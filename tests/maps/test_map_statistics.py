@@ -1,19 +1,24 @@
 """Every statistic of every kind of call against the dense map in float64."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from cases import DTYPES, cases
-from dense_maps import NORMALIZATIONS, TOLERANCE, check
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.normalizations import Normalization
+from tests.core.random_calls import DTYPES, Case, cases
+from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 
 SCORES = ("dot", "scaled", "cosine", "gaussian", "additive", "boxcar", "laplacian")
 
 
-def drawn(data, dense) -> dict[str, int | float]:
+def drawn(data: st.DataObject, dense: Tensor) -> dict[str, int | float]:
     return {
         "k": data.draw(st.integers(1, dense.shape[-1])),
         "rows": data.draw(st.integers(1, 6)),
@@ -22,7 +27,12 @@ def drawn(data, dense) -> dict[str, int | float]:
     }
 
 
-def weights_of(case, dtype, normalization=regard.Softmax(), backend=None):  # noqa: B008
+def weights_of(
+    case: Case,
+    dtype: torch.dtype,
+    normalization: Normalization = regard.Softmax(),  # noqa: B008
+    backend: str | None = None,
+) -> tuple[regard.AttentionMap, Tensor]:
     """The map in a dtype, and the dense weights in float64 from the same numbers."""
     case = case.to(dtype)
     options = {"normalization": normalization, "return_weights": True}
@@ -35,7 +45,7 @@ def weights_of(case, dtype, normalization=regard.Softmax(), backend=None):  # no
 
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
 @given(case=cases(scores=SCORES), data=st.data())
-def test_softmax(grad, case, data):
+def test_softmax(grad: bool, case: Case, data: st.DataObject) -> None:
     with torch.set_grad_enabled(grad):
         weights, dense = weights_of(case, torch.float64)
         check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
@@ -43,7 +53,7 @@ def test_softmax(grad, case, data):
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @given(case=cases(scores=("dot", "scaled", "cosine")), data=st.data())
-def test_softmax_of_other_dtypes(dtype, case, data):
+def test_softmax_of_other_dtypes(dtype: torch.dtype, case: Case, data: st.DataObject) -> None:
     with torch.no_grad():
         weights, dense = weights_of(case, dtype)
         assert weights.dtype == weights.entropy().dtype == weights.received().dtype == torch.float32
@@ -53,7 +63,7 @@ def test_softmax_of_other_dtypes(dtype, case, data):
 @pytest.mark.parametrize("name", [n for n in NORMALIZATIONS if n != "softmax"])
 @settings(max_examples=20)
 @given(case=cases(scores=SCORES), data=st.data())
-def test_other_normalizations(name, case, data):
+def test_other_normalizations(name: str, case: Case, data: st.DataObject) -> None:
     with torch.no_grad():
         weights, dense = weights_of(case, torch.float64, NORMALIZATIONS[name])
         check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
@@ -62,7 +72,7 @@ def test_other_normalizations(name, case, data):
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
 @settings(max_examples=15)
 @given(case=cases(), data=st.data())
-def test_backends_that_were_named(backend, case, data):
+def test_backends_that_were_named(backend: str, case: Case, data: st.DataObject) -> None:
     with torch.no_grad():
         weights, dense = weights_of(case, torch.float64, backend=backend)
         check(weights, dense, tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
@@ -70,7 +80,7 @@ def test_backends_that_were_named(backend, case, data):
 
 @settings(max_examples=20)
 @given(case=cases(scores=("dot", "additive", "laplacian")), data=st.data())
-def test_a_choice_of_heads(case, data):
+def test_a_choice_of_heads(case: Case, data: st.DataObject) -> None:
     with torch.no_grad():
         weights, dense = weights_of(case, torch.float64, regard.SoftmaxWithSink(0.1))
         if weights.ndim == 2:
@@ -79,7 +89,9 @@ def test_a_choice_of_heads(case, data):
         check(weights[index], dense[index], tolerance=TOLERANCE[torch.float64], **drawn(data, dense))
 
 
-def long_case(mask, length=150, keys=170, dtype=torch.float32, sharp=1.0):
+def long_case(
+    mask: regard.Mask | None, length: int = 150, keys: int = 170, dtype: torch.dtype = torch.float32, sharp: float = 1.0
+) -> tuple[regard.AttentionMap, Tensor]:
     q, k = sharp * torch.randn(2, 4, length, 8, dtype=torch.float64), torch.randn(2, 2, keys, 8, dtype=torch.float64)
     q, k = q.to(dtype), k.to(dtype)
     lazy = regard.attention(q, k, k, mask=mask, return_weights=True).weights
@@ -105,7 +117,7 @@ LONG_MASKS = [
 
 @pytest.mark.parametrize("mask", LONG_MASKS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_maps_of_many_tiles(monkeypatch, mask, dtype):
+def test_maps_of_many_tiles(monkeypatch: pytest.MonkeyPatch, mask: regard.Mask | None, dtype: torch.dtype) -> None:
     """Tiles that end within bins, cells apart from one another, and kernels' blocks."""
     monkeypatch.setattr("regard.maps.tiles.TILE_ELEMENTS", 7 * 170)
     monkeypatch.setattr("regard.backends.fused_plan.BLOCK_ELEMENTS", 170 * 32)
@@ -115,20 +127,20 @@ def test_maps_of_many_tiles(monkeypatch, mask, dtype):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 4e-5), (torch.bfloat16, 1e-4)], ids=str)
-def test_sharp_heads(dtype, tolerance):
+def test_sharp_heads(dtype: torch.dtype, tolerance: float) -> None:
     weights, dense = long_case(regard.causal(), dtype=dtype, sharp=12.0)
     check(weights, dense, tolerance=tolerance, k=3, rows=7, columns=8, p=0.99)
 
 
 @given(case=cases())
-def test_what_keys_receive_adds_up_to_the_live_queries(case):
+def test_what_keys_receive_adds_up_to_the_live_queries(case: Case) -> None:
     with torch.no_grad():
         weights, _ = weights_of(case, torch.float64)
         live = case.allowed.any(-1).double().sum(-1)
         torch.testing.assert_close(weights.received().sum(-1), live, rtol=0, atol=1e-11)
 
 
-def test_a_causal_map_never_looks_ahead_and_the_first_query_only_at_itself():
+def test_a_causal_map_never_looks_ahead_and_the_first_query_only_at_itself() -> None:
     q = torch.randn(1, 2, 33, 8)
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
     assert (weights.entropy()[..., 0] == 0).all()
@@ -138,14 +150,14 @@ def test_a_causal_map_never_looks_ahead_and_the_first_query_only_at_itself():
     assert (weights.quantile_mass(1.0) == torch.arange(1, 34)).all()
 
 
-def test_equal_weights_and_the_first_of_equals():
+def test_equal_weights_and_the_first_of_equals() -> None:
     q = torch.zeros(1, 4, 2)
     weights = regard.attention(q, q, q, mask=regard.lengths(torch.tensor([3])), return_weights=True).weights
     assert weights.argmax().tolist() == [[0, 0, 0, 0]]
     assert weights.quantile_mass(0.5).tolist() == [[2, 2, 2, 2]]
 
 
-def test_a_single_row_may_be_normalized_anew():
+def test_a_single_row_may_be_normalized_anew() -> None:
     q, k = 60 * torch.randn(2, 3, 5, 8), torch.randn(2, 3, 9, 8)
     for normalization in (regard.Softmax(), regard.SoftmaxWithSink(torch.randn(3)), regard.Sparsemax()):
         lazy = regard.attention(q, k, k, mask=regard.causal(), normalization=normalization, return_weights=True).weights
@@ -160,13 +172,15 @@ def test_a_single_row_may_be_normalized_anew():
                 torch.testing.assert_close(anew.double().sum(-1), torch.ones(2, 3).double(), rtol=0, atol=3e-7)
 
 
-def test_the_share_of_long_rows_is_found_among_the_largest_or_by_sorting_the_rest(monkeypatch):
+def test_the_share_of_long_rows_is_found_among_the_largest_or_by_sorting_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("regard.maps.statistics.SORTED", 3)
     weights, dense = long_case(regard.causal(), dtype=torch.float64, sharp=3.0)
     check(weights, dense, tolerance=1e-12, k=2, rows=3, columns=3, p=0.6)
 
 
-def test_one_pass_serves_a_summary(monkeypatch):
+def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.maps.sources import OfCall
 
     asked = []
@@ -215,7 +229,7 @@ def test_one_pass_serves_a_summary(monkeypatch):
         (lambda w: regard.maps.stack([w, w[0]]), ShapeError, "must share leading dimensions"),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_named(ask, error, message):
+def test_a_wrong_argument_is_named(ask: Callable[..., Any], error: type[regard.RegardError], message: str) -> None:
     q, k = torch.randn(2, 4, 5, 3), torch.randn(2, 2, 7, 3)
     with pytest.raises(error, match=message):
         ask(regard.attention(q, k, k, return_weights=True).weights)

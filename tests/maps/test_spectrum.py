@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import regard
+from tests.core.random_calls import Case, cases
 
 
-def within(spectrum, exact, slack):
+def within(spectrum: Tensor, exact: Tensor, slack: float) -> None:
     assert (spectrum.values <= exact + slack).all()
     assert (exact <= spectrum.values + spectrum.error + slack).all()
     assert (spectrum.error >= 0).all()
@@ -17,7 +18,7 @@ def within(spectrum, exact, slack):
 
 @settings(max_examples=25)
 @given(case=cases(), data=st.data())
-def test_every_call(case, data):
+def test_every_call(case: Case, data: st.DataObject) -> None:
     case = case.to(torch.float64)
     weights = regard.attention(*case.tensors(), **case.options(), return_weights=True).weights
     exact = torch.linalg.svdvals(weights.detach().dense())
@@ -30,7 +31,7 @@ def test_every_call(case, data):
 @pytest.mark.parametrize("mask", [None, regard.causal(), regard.window(10)], ids=str)
 @pytest.mark.parametrize("sharp", [0.5, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_long_maps(dtype, sharp, mask):
+def test_long_maps(dtype: torch.dtype, sharp: float, mask: regard.Mask | None) -> None:
     """Spectra that fall quickly and spectra that are flat: the bound holds, and says which it was."""
     q, k = sharp * torch.randn(1, 3, 160, 8, dtype=torch.float64), torch.randn(1, 3, 160, 8, dtype=torch.float64)
     weights = regard.attention(q.to(dtype), k.to(dtype), k.to(dtype), mask=mask, return_weights=True).weights
@@ -47,7 +48,7 @@ def test_long_maps(dtype, sharp, mask):
     assert previous < 0.02
 
 
-def test_more_iterations_than_there_are_queries():
+def test_more_iterations_than_there_are_queries() -> None:
     q = torch.randn(1, 1, 6, 3, dtype=torch.float64)
     weights = regard.attention(q, q, q, return_weights=True).weights
     spectrum = weights.singular_values(3, iterations=50)
@@ -55,14 +56,14 @@ def test_more_iterations_than_there_are_queries():
     assert spectrum.error.max() < 1e-12
 
 
-def test_averages_and_stacks_have_spectra_too():
+def test_averages_and_stacks_have_spectra_too() -> None:
     q = torch.randn(2, 3, 6, 3, dtype=torch.float64)
     weights = regard.attention(q, q, q, return_weights=True).weights
     for one in (weights.average(), regard.maps.stack([weights, weights]), weights.select(columns=slice(1, 4))):
         within(one.singular_values(2), torch.linalg.svdvals(one.dense())[..., :2], 1e-12)
 
 
-def test_the_same_seed_gives_the_same_values():
+def test_the_same_seed_gives_the_same_values() -> None:
     q = torch.randn(1, 2, 30, 3)
     weights = regard.attention(q, q, q, return_weights=True).weights
     state = torch.get_rng_state()

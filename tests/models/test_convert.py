@@ -1,33 +1,37 @@
 """Encoder-decoder models of Hugging Face, read from their folders, against themselves."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from foreign import END, MARIAN, PAD, TRANSLATORS, VOCAB, save
+from torch import Tensor
 
 from regard.errors import RunFolderError
 from regard.generation.greedy import greedy
-from regard.models.convert import from_huggingface
+from regard.models.convert import Pretrained, from_huggingface
+from tests.models.foreign_models import END, MARIAN, PAD, TRANSLATORS, VOCAB, save
 
 LENGTHS = torch.tensor([11, 6])
 
 
 @pytest.fixture(scope="module", params=TRANSLATORS)
-def pair(request, tmp_path_factory):
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Pretrained]:
     """A model of theirs, and ours from its folder."""
     theirs = TRANSLATORS[request.param].build()
     folder = save(theirs, tmp_path_factory.mktemp("model"))
     return theirs, from_huggingface(folder)
 
 
-def inputs():
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
     source, target = torch.randint(2, VOCAB, (2, 11)), torch.randint(2, VOCAB, (2, 7))
     mask = (torch.arange(11) < LENGTHS[:, None]).long()
     return source.masked_fill(mask == 0, PAD), target, mask
 
 
-def test_logits_are_theirs(pair):
+def test_logits_are_theirs(pair: tuple[Any, Pretrained]) -> None:
     theirs, ours = pair
     source, target, mask = inputs()
     with torch.no_grad():
@@ -37,7 +41,7 @@ def test_logits_are_theirs(pair):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-def test_attention_is_theirs(pair):
+def test_attention_is_theirs(pair: tuple[Any, Pretrained]) -> None:
     theirs, ours = pair
     source, target, mask = inputs()
     with torch.no_grad():
@@ -55,7 +59,7 @@ def test_attention_is_theirs(pair):
         torch.testing.assert_close(found, weights, atol=1e-5, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_greedy_decoding_is_generate(pair):
+def test_greedy_decoding_is_generate(pair: tuple[Any, Pretrained]) -> None:
     theirs, ours = pair
     source, _, mask = inputs()
     with torch.no_grad():
@@ -71,7 +75,7 @@ def test_greedy_decoding_is_generate(pair):
     assert sum(len(hypothesis.tokens) for hypothesis in found) > 9
 
 
-def test_cached_decoding_is_uncached(pair):
+def test_cached_decoding_is_uncached(pair: tuple[Any, Pretrained]) -> None:
     model = pair[1].model
     source, target, _ = inputs()
     with torch.no_grad():
@@ -81,7 +85,7 @@ def test_cached_decoding_is_uncached(pair):
             torch.testing.assert_close(logits, expected[:, place], atol=1e-5, rtol=1e-5)
 
 
-def test_shards_of_an_index_are_one_model(tmp_path):
+def test_shards_of_an_index_are_one_model(tmp_path: Path) -> None:
     theirs = MARIAN.build()
     whole, parts = save(theirs, tmp_path / "whole"), save(theirs, tmp_path / "parts", max_shard_size="4KB")
     assert len(list(parts.glob("*.safetensors"))) > 1
@@ -91,7 +95,7 @@ def test_shards_of_an_index_are_one_model(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])  # (Marian rounds its positions too)
-def test_weights_of_half_the_size_become_float32(name, tmp_path):
+def test_weights_of_half_the_size_become_float32(name: str, tmp_path: Path) -> None:
     theirs = TRANSLATORS[name].build().bfloat16()
     ours = from_huggingface(save(theirs, tmp_path)).model
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
@@ -101,7 +105,7 @@ def test_weights_of_half_the_size_become_float32(name, tmp_path):
     torch.testing.assert_close(ours(source[:1], LENGTHS[:1], target[:1]), expected, atol=1e-4, rtol=0)
 
 
-def test_special_tokens_come_from_either_file(tmp_path):
+def test_special_tokens_come_from_either_file(tmp_path: Path) -> None:
     folder = save(MARIAN.build(), tmp_path)
     change(folder / "generation_config.json", bad_words_ids=[[PAD], [5, 6]], eos_token_id=[END, 3])
     assert from_huggingface(folder)[1:] == ("marian", PAD, (END, 3), PAD, (PAD,))
@@ -112,16 +116,16 @@ def test_special_tokens_come_from_either_file(tmp_path):
 # -- folders that are not what they should be ------------------------------------------------------------
 
 
-def change(path, **values):
+def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_what_is_wrong_with_a_folder_is_one_clear_line(tmp_path):
+def test_what_is_wrong_with_a_folder_is_one_clear_line(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     theirs = MARIAN.build()
 
-    def refused(spoil, *words):
+    def refused(spoil: Callable[[Path], object], *words: str) -> None:
         folder = save(theirs, tmp_path / f"{words[0][:9]}{len(list(tmp_path.iterdir()))}")
         spoil(folder)
         with pytest.raises(RunFolderError) as error:
@@ -131,19 +135,19 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(tmp_path):
         assert all(word in line for word in words), line
         assert "\n" not in line
 
-    def tensors(edit):
-        def spoil(folder):
+    def tensors(edit: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+        def spoil(folder: Path) -> None:
             loaded = load_file(folder / "model.safetensors")
             edit(loaded)
             save_file(loaded, folder / "model.safetensors")
 
         return spoil
 
-    def cut(folder):
+    def cut(folder: Path) -> None:
         content = (folder / "model.safetensors").read_bytes()
         (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
 
-    def pickled(folder):
+    def pickled(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
     refused(cut, "model.safetensors", "cannot be read")
@@ -163,7 +167,7 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(tmp_path):
     refused(tensors(lambda t: t.update(more=torch.ones(1))), "does not account for", "more")
 
 
-def test_no_folder_and_shards_that_are_not_there(tmp_path):
+def test_no_folder_and_shards_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a folder"):
         from_huggingface(tmp_path / "nowhere")
     folder = save(MARIAN.build(), tmp_path / "parts", max_shard_size="4KB")
@@ -175,7 +179,7 @@ def test_no_folder_and_shards_that_are_not_there(tmp_path):
         from_huggingface(folder)
 
 
-def test_pickles_are_never_opened(tmp_path, monkeypatch):
+def test_pickles_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pickle
 
     folder = save(MARIAN.build(), tmp_path)

@@ -1,25 +1,28 @@
 """BERT of Hugging Face, read from its folder, against itself."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from foreign import BERT, BERT_BASE, PAD, VOCAB, save
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.models.convert import from_huggingface
+from tests.models.foreign_models import BERT, BERT_BASE, PAD, VOCAB, save
 
 LENGTHS = torch.tensor([11, 6])
 
 
-def inputs():
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
     tokens, segments = torch.randint(2, VOCAB, (2, 11)), torch.randint(0, 2, (2, 11))
     mask = (torch.arange(11) < LENGTHS[:, None]).long()
     return tokens.masked_fill(mask == 0, PAD), segments, mask
 
 
-def test_logits_and_attention_are_theirs(tmp_path):
+def test_logits_and_attention_are_theirs(tmp_path: Path) -> None:
     theirs, (tokens, segments, mask) = BERT.build(), inputs()
     ours = from_huggingface(save(theirs, tmp_path)).model
     with torch.no_grad():
@@ -34,7 +37,7 @@ def test_logits_and_attention_are_theirs(tmp_path):
         torch.testing.assert_close(weights.dense() * rows, expected * rows, atol=1e-5, rtol=0)
 
 
-def test_the_base_alone_has_vectors_and_no_logits(tmp_path):
+def test_the_base_alone_has_vectors_and_no_logits(tmp_path: Path) -> None:
     theirs, (tokens, _, mask) = BERT_BASE.build(), inputs()
     ours = from_huggingface(save(theirs, tmp_path)).model
     with torch.no_grad():
@@ -45,16 +48,16 @@ def test_the_base_alone_has_vectors_and_no_logits(tmp_path):
         ours(tokens, LENGTHS)
 
 
-def rewrite(folder, edit):
+def rewrite(folder: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
     tensors = load_file(folder / "model.safetensors")
     save_file(edit(tensors), folder / "model.safetensors")
 
 
-def test_the_names_of_the_first_folders_are_read(tmp_path):
+def test_the_names_of_the_first_folders_are_read(tmp_path: Path) -> None:
     theirs = BERT.build()
     new, old = save(theirs, tmp_path / "new"), save(theirs, tmp_path / "old")
 
-    def age(tensors):
+    def age(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         renamed = {
             name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
             for name, tensor in tensors.items()
@@ -75,7 +78,7 @@ def test_the_names_of_the_first_folders_are_read(tmp_path):
         from_huggingface(old)
 
 
-def test_a_bert_that_decodes_is_refused(tmp_path):
+def test_a_bert_that_decodes_is_refused(tmp_path: Path) -> None:
     path = save(BERT.build(), tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"is_decoder": True}))
     with pytest.raises(RunFolderError, match="decodes"):

@@ -1,27 +1,30 @@
 """GPT-2 and Llama of Hugging Face, with each scaling of rotary positions, against themselves."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from foreign import END, GPT2, LANGUAGE_MODELS, VOCAB, llama, save
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from regard.errors import RunFolderError
-from regard.models.convert import from_huggingface
+from regard.models.convert import Pretrained, from_huggingface
+from tests.models.foreign_models import END, GPT2, LANGUAGE_MODELS, VOCAB, llama, save
 
 LENGTH = 15
 
 
 @pytest.fixture(scope="module", params=LANGUAGE_MODELS)
-def pair(request, tmp_path_factory):
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Pretrained]:
     """A model of theirs, and ours from its folder."""
     theirs = LANGUAGE_MODELS[request.param].build()
     return theirs, from_huggingface(save(theirs, tmp_path_factory.mktemp("model")))
 
 
 @pytest.mark.parametrize("length", [5, LENGTH])
-def test_logits_and_attention_are_theirs(pair, length):
+def test_logits_and_attention_are_theirs(pair: tuple[Any, Pretrained], length: int) -> None:
     theirs, ours = pair
     tokens = torch.randint(2, VOCAB, (2, length))
     with torch.no_grad():
@@ -34,7 +37,7 @@ def test_logits_and_attention_are_theirs(pair, length):
         torch.testing.assert_close(weights.dense(), expected, atol=1e-5, rtol=0)
 
 
-def greedily(model, prompt, steps):
+def greedily(model: Any, prompt: Tensor, steps: int) -> list[int]:
     """The most probable tokens after a prompt, with the cache."""
     state, tokens = model.start(prompt[None, :-1], torch.tensor([len(prompt) - 1])), [prompt[-1:]]
     for _ in range(steps):
@@ -43,7 +46,7 @@ def greedily(model, prompt, steps):
     return torch.cat(tokens[1:]).tolist()
 
 
-def test_greedy_decoding_is_generate(pair):
+def test_greedy_decoding_is_generate(pair: tuple[Any, Pretrained]) -> None:
     theirs, ours = pair
     for length in (1, 4, 9):
         prompt = torch.randint(2, VOCAB, (length,))
@@ -54,7 +57,7 @@ def test_greedy_decoding_is_generate(pair):
         assert len(expected) == 10 or expected[-1] == END
 
 
-def test_cached_decoding_is_uncached(pair):
+def test_cached_decoding_is_uncached(pair: tuple[Any, Pretrained]) -> None:
     theirs, ours = pair
     if theirs.config.to_dict().get("rope_parameters", {}).get("rope_type") in ("dynamic", "longrope"):
         length = 8  # beyond, the angles depend on the length at hand
@@ -68,11 +71,11 @@ def test_cached_decoding_is_uncached(pair):
             torch.testing.assert_close(logits, expected[:, place], atol=1e-5, rtol=1e-5)
 
 
-def test_special_tokens(tmp_path):
+def test_special_tokens(tmp_path: Path) -> None:
     assert from_huggingface(save(llama().build(), tmp_path))[1:] == ("llama", 2, (END,), 0, ())
 
 
-def test_older_folders_are_read(tmp_path):
+def test_older_folders_are_read(tmp_path: Path) -> None:
     """Llama's rope_theta and rope_scaling, GPT-2 without a prefix and with its masks."""
     theirs = LANGUAGE_MODELS["llama3"].build()
     new, old = save(theirs, tmp_path / "new"), save(theirs, tmp_path / "old")
@@ -89,8 +92,8 @@ def test_older_folders_are_read(tmp_path):
     assert torch.equal(*(from_huggingface(folder).model(tokens) for folder in (new, old)))
 
 
-def test_variants_that_are_not_read_are_named(tmp_path):
-    def refused(name, theirs, message, **values):
+def test_variants_that_are_not_read_are_named(tmp_path: Path) -> None:
+    def refused(name: str, theirs: Any, message: str, **values: Any) -> None:
         path = save(theirs.build(), tmp_path / name) / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
         with pytest.raises(RunFolderError, match=message):

@@ -1,8 +1,10 @@
 """The model made ready to decode, against the model itself."""
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.generation.beam import beam_search
@@ -23,7 +25,7 @@ KINDS = {
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def untrained(kind, dtype=torch.float64, seed=0):
+def untrained(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
     """Large weights, so that answers differ."""
     torch.manual_seed(seed)
     config = TransformerConfig(dim=24, num_heads=4, encoder_layers=2, decoder_layers=2, feed_forward_dim=31, **kind)
@@ -35,13 +37,13 @@ def untrained(kind, dtype=torch.float64, seed=0):
     return model
 
 
-def sources():
+def sources() -> tuple[Tensor, Tensor]:
     return torch.randint(3, 53, (9, 7), generator=torch.Generator().manual_seed(3)), torch.tensor(
         [7, 1, 4, 6, 2, 7, 7, 5, 3]
     )
 
 
-def assert_same(found, expected, tolerance):
+def assert_same(found: Any, expected: Any, tolerance: float) -> None:
     assert [one.tokens for one in found] == [one.tokens for one in expected]
     for one, other in zip(found, expected, strict=True):
         assert one.score == pytest.approx(other.score, abs=tolerance, rel=tolerance)
@@ -50,7 +52,9 @@ def assert_same(found, expected, tolerance):
 
 @every_kind
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"])
-def test_tokens_scores_and_alignments_are_the_models(kind, dtype, tolerance):
+def test_tokens_scores_and_alignments_are_the_models(
+    kind: dict[str, Any], dtype: torch.dtype, tolerance: float
+) -> None:
     model = untrained(kind, dtype)
     ready = prepare(model)
     assert isinstance(ready, FixedTransformer)
@@ -63,7 +67,7 @@ def test_tokens_scores_and_alignments_are_the_models(kind, dtype, tolerance):
 
 
 @every_kind
-def test_padding_changes_nothing(kind):
+def test_padding_changes_nothing(kind: dict[str, Any]) -> None:
     ready, (source, lengths) = prepare(untrained(kind)), sources()
     together = beam_search(ready, source, lengths, beam_size=3, **LIMITS)
     for n, length in enumerate(lengths.tolist()):
@@ -73,7 +77,7 @@ def test_padding_changes_nothing(kind):
 
 @every_kind
 @pytest.mark.parametrize("index", [[4, 0, 0, 2], [8, 8, 3, 3, 1, 1], [0, 1, 2, 3, 4, 5, 6, 7, 8], [5]], ids=str)
-def test_any_sequences_can_be_picked(kind, index):
+def test_any_sequences_can_be_picked(kind: dict[str, Any], index: list[int]) -> None:
     ready, model = (each(untrained(kind)) for each in (prepare, lambda model: model))
     steps, index = torch.randint(3, VOCAB, (3, 9)), torch.tensor(index)
     logits, weights = [], []
@@ -92,7 +96,7 @@ def test_any_sequences_can_be_picked(kind, index):
     torch.testing.assert_close(*weights, rtol=0, atol=1e-10)
 
 
-def test_the_hypotheses_of_a_source_share_its_memory():
+def test_the_hypotheses_of_a_source_share_its_memory() -> None:
     ready = prepare(untrained({}))
     state = ready.reorder(ready.start(*sources()), torch.arange(9).repeat_interleave(2))
     assert [len(key) for key in state.memory.key] == [9, 9]
@@ -108,13 +112,13 @@ def test_the_hypotheses_of_a_source_share_its_memory():
     assert (state.cache, state.spare) == (second, first)
 
 
-def test_learned_positions_still_end():
+def test_learned_positions_still_end() -> None:
     ready = prepare(untrained(KINDS["learned"]))
     with pytest.raises(ArgumentError, match="serve up to 40 tokens, got a sequence that reaches 41"):
         greedy(ready, *sources(), bos_id=BOS, eos_id=-1, max_steps=41)
 
 
-def test_what_is_done_to_the_model_later_does_not_show():
+def test_what_is_done_to_the_model_later_does_not_show() -> None:
     model = untrained({})
     ready = prepare(model)
     before = greedy(ready, *sources(), **LIMITS)
@@ -126,11 +130,11 @@ def test_what_is_done_to_the_model_later_does_not_show():
 
 
 class Louder(nn.Module):
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return 2 * x
 
 
-def test_other_models_decode_as_they_are():
+def test_other_models_decode_as_they_are() -> None:
     recurrent = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
     assert prepare(recurrent) is recurrent
     assert prepare(recurrent, torch.float32) is recurrent
@@ -142,7 +146,7 @@ def test_other_models_decode_as_they_are():
     assert prepare(strange) is strange
 
 
-def trained(steps=150):
+def trained(steps: int = 150) -> tuple[Any, float]:
     """A model that turns sentences around, nearly surely."""
     torch.manual_seed(0)
     config = TransformerConfig(
@@ -161,7 +165,7 @@ def trained(steps=150):
     return model.eval(), loss.item()
 
 
-def test_bfloat16_scores_a_trained_models_answers_alike():
+def test_bfloat16_scores_a_trained_models_answers_alike() -> None:
     model, loss = trained()
     assert loss < 0.3
     words, lengths = torch.randint(3, 12, (200, 5)), torch.full((200,), 5)
@@ -172,7 +176,7 @@ def test_bfloat16_scores_a_trained_models_answers_alike():
     assert (apart < 1e-2).float().mean() >= 0.99
 
 
-def test_logits_of_bfloat16_weights_are_not_rounded_to_it():
+def test_logits_of_bfloat16_weights_are_not_rounded_to_it() -> None:
     ready = prepare(untrained(KINDS["pre"], torch.float32), torch.bfloat16)
     logits, _, _ = ready.step(ready.start(*sources()), torch.full((9,), BOS))
     assert logits.dtype == torch.float32

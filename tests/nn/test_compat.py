@@ -1,5 +1,7 @@
 """The drop-in MultiheadAttention against torch's, and what it does better."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from regard.nn.compat import MultiheadAttention
 SHAPES = {"embed_dim": 8, "num_heads": 2}
 
 
-def both(**options) -> tuple[MultiheadAttention, nn.MultiheadAttention]:
+def both(**options: Any) -> tuple[MultiheadAttention, nn.MultiheadAttention]:
     theirs = nn.MultiheadAttention(**SHAPES, **options, dtype=torch.float64)
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -23,7 +25,7 @@ def both(**options) -> tuple[MultiheadAttention, nn.MultiheadAttention]:
 @pytest.mark.parametrize(
     "options", [{}, {"kdim": 5, "vdim": 3}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}]
 )
-def test_it_is_torchs(options, batch_first):
+def test_it_is_torchs(options: dict[str, int], batch_first: bool) -> None:
     ours, theirs = both(**options, batch_first=batch_first)
     n, t, s = 3, 5, 7
     shape = (lambda length, width: (n, length, width)) if batch_first else (lambda length, width: (length, n, width))
@@ -52,7 +54,7 @@ def test_it_is_torchs(options, batch_first):
             torch.testing.assert_close(weights, their_weights, rtol=0, atol=1e-12)
 
 
-def test_unbatched_and_causal_without_a_mask():
+def test_unbatched_and_causal_without_a_mask() -> None:
     ours, theirs = both()
     x = torch.randn(5, 8, dtype=torch.float64)
     mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
@@ -62,7 +64,7 @@ def test_unbatched_and_causal_without_a_mask():
     torch.testing.assert_close(weights, their_weights, rtol=0, atol=1e-12)
 
 
-def test_an_empty_row_is_zero_with_finite_gradients_where_torch_has_nan():
+def test_an_empty_row_is_zero_with_finite_gradients_where_torch_has_nan() -> None:
     ours, theirs = both(batch_first=True)
     x = torch.randn(2, 3, 8, dtype=torch.float64)
     padding = torch.tensor([[False] * 3, [True] * 3])
@@ -73,7 +75,7 @@ def test_an_empty_row_is_zero_with_finite_gradients_where_torch_has_nan():
     assert theirs(x, x, x, key_padding_mask=padding)[1].isnan().any()
 
 
-def test_from_torch_copies_the_weights():
+def test_from_torch_copies_the_weights() -> None:
     for options in ({}, {"kdim": 5, "vdim": 3}, {"bias": False}):
         _, theirs = both(**options, batch_first=True)
         ours = regard.nn.MultiHeadAttention.from_torch(theirs)

@@ -1,7 +1,11 @@
 """Dropout: what is dropped, how much, and the way back."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.nn import Dropout
@@ -11,7 +15,7 @@ TOLERANCES = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.bfloat16: {"r
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_as_many_are_dropped_as_asked_in_every_lane_of_a_word(p, dtype):
+def test_as_many_are_dropped_as_asked_in_every_lane_of_a_word(p: float, dtype: torch.dtype) -> None:
     x = torch.ones(40_000, dtype=dtype)
     dropped = Dropout(p)(x)
     share = (dropped == 0).double().view(-1, 4).mean(0)
@@ -22,19 +26,19 @@ def test_as_many_are_dropped_as_asked_in_every_lane_of_a_word(p, dtype):
     )
 
 
-def test_neighbours_are_dropped_independently():
+def test_neighbours_are_dropped_independently() -> None:
     gone = (Dropout(0.5)(torch.ones(40_000)) == 0).double()
     for distance in range(1, 9):
         assert abs(float((gone[:-distance] * gone[distance:]).mean()) - 0.25) < 0.02
 
 
-def test_the_gradient_goes_where_the_value_went():
+def test_the_gradient_goes_where_the_value_went() -> None:
     x = torch.randn(7, 5, 3, dtype=torch.float64, requires_grad=True)
     output = Dropout(0.3)(x)
     (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
     torch.testing.assert_close(grad * x, output)
 
-    def same_bits(x):
+    def same_bits(x: Tensor) -> Any:
         torch.manual_seed(3)
         return Dropout(0.3)(x)
 
@@ -42,7 +46,7 @@ def test_the_gradient_goes_where_the_value_went():
     assert torch.autograd.gradgradcheck(same_bits, x)
 
 
-def test_it_is_the_identity_in_evaluation_and_follows_the_generator():
+def test_it_is_the_identity_in_evaluation_and_follows_the_generator() -> None:
     x, dropout = torch.randn(4, 9), Dropout(0.5)
     torch.manual_seed(1)
     first = dropout(x)
@@ -55,7 +59,7 @@ def test_it_is_the_identity_in_evaluation_and_follows_the_generator():
     assert dropout.train()(torch.empty(0, 3)).shape == (0, 3)
 
 
-def test_not_contiguous_and_grad_free():
+def test_not_contiguous_and_grad_free() -> None:
     x = torch.ones(6, 8).T
     output = Dropout(0.5)(x)
     assert output.shape == x.shape
@@ -63,17 +67,17 @@ def test_not_contiguous_and_grad_free():
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, float("nan")])
-def test_a_probability_outside_its_range_is_refused(p):
+def test_a_probability_outside_its_range_is_refused(p: float) -> None:
     with pytest.raises(ArgumentError, match=r"in \[0, 1\)"):
         Dropout(p)
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float64, torch.float64), (torch.float32, torch.bfloat16)])
-def test_the_joined_forms_are_the_plain_ones(dtypes):
+def test_the_joined_forms_are_the_plain_ones(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     x, y = (torch.randn(7, 5, 12).to(dtype).requires_grad_() for dtype in dtypes)
     dropout = Dropout(0.3)
 
-    def run(function, *inputs):
+    def run(function: Callable[..., Tensor], *inputs: Tensor) -> Any:
         torch.manual_seed(3)
         output = function(*inputs)
         return output, *torch.autograd.grad(output.double().pow(2).sum(), inputs)
@@ -89,11 +93,11 @@ def test_the_joined_forms_are_the_plain_ones(dtypes):
             torch.testing.assert_close(ours, theirs, **TOLERANCES[dtypes[1]])
 
 
-def test_the_joined_forms_have_right_gradients():
+def test_the_joined_forms_have_right_gradients() -> None:
     x, y = (torch.randn(4, 3, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
-    def same_bits(function):
-        def run(*inputs):
+    def same_bits(function: Callable[..., Any]) -> Any:
+        def run(*inputs: Tensor) -> Any:
             torch.manual_seed(3)
             return function(*inputs)
 
@@ -104,7 +108,7 @@ def test_the_joined_forms_have_right_gradients():
         assert torch.autograd.gradgradcheck(same_bits(function), inputs)
 
 
-def test_the_joined_forms_in_evaluation():
+def test_the_joined_forms_in_evaluation() -> None:
     x, y, dropout = torch.randn(3, 4), torch.randn(3, 4), Dropout(0.5).eval()
     assert torch.equal(dropout.add(x, y), x + y)
     assert torch.equal(dropout.relu(x), x.relu())

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from regard.nn import Linear
 from regard.nn import linear as module
@@ -10,19 +11,19 @@ from regard.nn.linear import by_onednn, linear, onednn_is_faster
 
 
 @pytest.fixture
-def always(monkeypatch):
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every processor counts as one where oneDNN is faster, and every product as large enough."""
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(module, "WORTH_IT", 0)
 
 
-def written_out(output):
+def written_out(output: Tensor) -> bool:
     return "_Linear" in type(output.grad_fn).__name__
 
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("bias", [True, False])
-def test_outputs_and_gradients_are_float32s(bias):
+def test_outputs_and_gradients_are_float32s(bias: bool) -> None:
     x, weight = torch.randn(3, 50, 64, requires_grad=True), torch.randn(32, 64, requires_grad=True)
     tensors = (x, weight, torch.randn(32, requires_grad=True)) if bias else (x, weight)
     output = linear(*tensors)
@@ -36,7 +37,7 @@ def test_outputs_and_gradients_are_float32s(bias):
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
-def test_gradients_by_differences(monkeypatch):
+def test_gradients_by_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_goes_to_onednn", lambda x, weight: True)
     tensors = [torch.randn(n, dtype=torch.float64, requires_grad=True) for n in ((2, 3, 4), (5, 4), (5,))]
     assert written_out(linear(*tensors))
@@ -46,7 +47,7 @@ def test_gradients_by_differences(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.usefixtures("always")
-def test_what_needs_no_gradient_and_what_torch_transforms_stay_with_torch():
+def test_what_needs_no_gradient_and_what_torch_transforms_stay_with_torch() -> None:
     layer, x = Linear(4, 3), torch.randn(5, 4)
     assert written_out(layer(x))
     with torch.no_grad():
@@ -60,7 +61,7 @@ def test_what_needs_no_gradient_and_what_torch_transforms_stay_with_torch():
     assert torch.func.jvp(lambda w: linear(x, w), (weight,), (weight,))[1].shape == (5, 3)
 
 
-def test_the_switch_is_put_back():
+def test_the_switch_is_put_back() -> None:
     matmul = torch.backends.mkldnn.matmul
     before = matmul.fp32_precision
     with by_onednn():

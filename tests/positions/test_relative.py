@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from regard.errors import ArgumentError, BackendError, ShapeError
 from regard.mechanisms.biases.alibi import alibi_slopes
 from regard.mechanisms.biases.relative import Relative
 from regard.mechanisms.biases.t5 import t5_bucket
+from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.positions import sinusoidal
 from regard.mechanisms.shapes import Sizes
 
@@ -45,7 +47,9 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
-def pair_by_pair(number: Callable[[int, int, Tensor, Tensor], Tensor], offset: int | None = None):
+def pair_by_pair(
+    number: Callable[[int, int, Tensor, Tensor], Tensor], offset: int | None = None
+) -> Callable[..., Tensor]:
     """The dense bias from `number(head, distance, query, key)`; the distance is the key's place minus the query's."""
 
     def dense(query: Tensor, key: Tensor) -> Tensor:
@@ -79,34 +83,34 @@ def bucket_by_hand(distance: int, buckets: int, bidirectional: bool, max_distanc
     return away + (side if bidirectional and distance > 0 else 0)
 
 
-def alibi(offset=None) -> Case:
+def alibi(offset: int | None = None) -> Case:
     slopes = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]
     by_hand = pair_by_pair(lambda h, d, q, k: torch.tensor(-slopes[h] * abs(d), dtype=torch.float64), offset)
     return Case(regard.ALiBi(HEADS, offset), (), by_hand)
 
 
-def learned_alibi(offset=None) -> Case:
+def learned_alibi(offset: int | None = None) -> Case:
     slopes = normal(HEADS)
     return Case(regard.ALiBi(slopes, offset), (slopes,), pair_by_pair(lambda h, d, q, k: -slopes[h] * abs(d), offset))
 
 
-def t5(offset=None, bidirectional=True) -> Case:
+def t5(offset: int | None = None, bidirectional: bool = True) -> Case:
     table = normal(8, HEADS)
     by_hand = pair_by_pair(lambda h, d, q, k: table[bucket_by_hand(d, 8, bidirectional, 6), h], offset)
     return Case(regard.T5Bias(table, bidirectional, max_distance=6, offset=offset), (table,), by_hand)
 
 
-def t5_decoder(offset=None) -> Case:
+def t5_decoder(offset: int | None = None) -> Case:
     return t5(offset, bidirectional=False)
 
 
-def shaw(offset=None) -> Case:
+def shaw(offset: int | None = None) -> Case:
     table = normal(5, DIM)
     by_hand = pair_by_pair(lambda h, d, q, k: q @ table[clip(d, 2) + 2] / math.sqrt(DIM), offset)
     return Case(regard.Shaw(table, offset=offset), (table,), by_hand)
 
 
-def transformer_xl(offset=None) -> Case:
+def transformer_xl(offset: int | None = None) -> Case:
     """The paper's terms (b), (c) and (d), with W_kR R_{i-j} read at i - j."""
     u, v, r = normal(HEADS, DIM), normal(HEADS, DIM), normal(HEADS, 21, DIM)
     by_hand = pair_by_pair(
@@ -135,7 +139,9 @@ def formula(q: Tensor, k: Tensor, v: Tensor, case: Case, allowed: Tensor) -> tup
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(("queries", "keys"), LENGTHS)
 @pytest.mark.parametrize("offset", [None, 2])
-def test_output_weights_and_gradients_are_the_formula(offset, queries, keys, mask, case, monkeypatch):
+def test_output_weights_and_gradients_are_the_formula(
+    offset: int | None, queries: int, keys: int, mask: str, case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 16)  # several tiles of rows and of heads
     monkeypatch.setattr(tiled, "TILE_ROWS", 2)
     case, (q, k, v) = case(offset), vectors(queries, keys)
@@ -153,7 +159,7 @@ def test_output_weights_and_gradients_are_the_formula(offset, queries, keys, mas
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
-def test_the_map_is_the_same_however_it_is_read(backend, case):
+def test_the_map_is_the_same_however_it_is_read(backend: str, case: Callable[..., Any]) -> None:
     case, (q, k, v) = case(), vectors(5, 7)
     weights = regard.attention(q, k, v, bias=case.bias, backend=backend, return_weights=True).weights
     whole = weights.dense().detach()
@@ -176,18 +182,18 @@ def test_the_map_is_the_same_however_it_is_read(backend, case):
 
 
 @pytest.mark.parametrize("case", [learned_alibi, t5, shaw, transformer_xl], ids=lambda c: c.__name__)
-def test_gradients_are_the_finite_differences_and_can_be_differentiated_again(case):
+def test_gradients_are_the_finite_differences_and_can_be_differentiated_again(case: Callable[..., Any]) -> None:
     case = case()
     q, k, v = normal(1, HEADS, 2, DIM), normal(1, GROUPS, 3, DIM), normal(1, GROUPS, 3, 1)
 
-    def run(q, k, *learned):
+    def run(q: Tensor, k: Tensor, *learned: Tensor) -> Tensor:
         return regard.attention(q, k, v.detach(), bias=case.bias, mask=regard.causal(), backend="tiled")
 
     assert torch.autograd.gradcheck(run, (q, k, *case.learned), fast_mode=True)
     assert torch.autograd.gradgradcheck(run, (q, k, *case.learned), fast_mode=True)
 
 
-def test_a_table_that_is_computed_passes_its_gradient_on():
+def test_a_table_that_is_computed_passes_its_gradient_on() -> None:
     weight = normal(8, HEADS)
     q, k, v = (t.detach() for t in vectors(3, 7))
     grads = []
@@ -198,12 +204,12 @@ def test_a_table_that_is_computed_passes_its_gradient_on():
     assert grads[0].abs().max() > 0.01
 
 
-def test_a_relative_bias_of_ones_own_is_five_lines():
+def test_a_relative_bias_of_ones_own_is_five_lines() -> None:
     @dataclass(frozen=True, eq=False)
     class Near(Relative):
         offset: int | None = 0
 
-        def of(self, head, distance):
+        def of(self, head: Any, distance: Any) -> Any:
             return -((distance / (1 + head)) ** 2)
 
     q = torch.randn(2, 3, 5, 4, dtype=torch.float64)
@@ -219,7 +225,7 @@ def test_a_relative_bias_of_ones_own_is_five_lines():
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 7), (1, 9), (7, 4)])
-def test_alibi_is_exactly_a_sum_per_key_and_per_query_where_the_causal_mask_allows(queries, keys):
+def test_alibi_is_exactly_a_sum_per_key_and_per_query_where_the_causal_mask_allows(queries: int, keys: int) -> None:
     sizes = Sizes((BATCH,), HEADS, GROUPS, queries, keys, True)
     bias = regard.ALiBi(HEADS).bind(sizes, torch.device("cpu"))
     nothing = torch.empty(0)
@@ -233,7 +239,7 @@ def test_alibi_is_exactly_a_sum_per_key_and_per_query_where_the_causal_mask_allo
     assert bias.split(sizes, torch.device("cpu"), causal=False) is None
 
 
-def test_alibi_splits_only_where_no_query_sees_a_key_after_it():
+def test_alibi_splits_only_where_no_query_sees_a_key_after_it() -> None:
     sizes = Sizes((), 1, 1, 3, 7, False)
     split = {
         o: regard.ALiBi(1, o).bind(sizes, torch.device("cpu")).split(sizes, torch.device("cpu"), causal=True)
@@ -243,7 +249,7 @@ def test_alibi_splits_only_where_no_query_sees_a_key_after_it():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_alibi_on_the_fused_kernel_is_as_good_as_its_dtype(dtype):
+def test_alibi_on_the_fused_kernel_is_as_good_as_its_dtype(dtype: torch.dtype) -> None:
     q, k, v = (t.detach().to(dtype) for t in vectors(200, 230))
     wide = regard.attention(
         q.double(),
@@ -264,7 +270,7 @@ def test_alibi_on_the_fused_kernel_is_as_good_as_its_dtype(dtype):
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 7, 8, 12, 16, 25])
-def test_alibi_is_blooms(heads):
+def test_alibi_is_blooms(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     q, k, v = (torch.randn(1, heads, 9, 4) for _ in range(3))
     theirs = bloom.build_alibi_tensor(torch.ones(1, 9), heads, torch.float32)
@@ -281,7 +287,7 @@ def test_alibi_is_blooms(heads):
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (6, 5), (64, 512), (4, 2), (12, 1000)])
-def test_t5_buckets_are_hugging_faces_at_every_distance(buckets, max_distance, bidirectional):
+def test_t5_buckets_are_hugging_faces_at_every_distance(buckets: int, max_distance: int, bidirectional: bool) -> None:
     t5_model = pytest.importorskip("transformers.models.t5.modeling_t5")
     distance = torch.arange(-3000, 3001)
     theirs = t5_model.T5Attention._relative_position_bucket(distance, bidirectional, buckets, max_distance)
@@ -291,7 +297,7 @@ def test_t5_buckets_are_hugging_faces_at_every_distance(buckets, max_distance, b
 
 @pytest.mark.parametrize("is_decoder", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), [(9, 9), (2, 9)])
-def test_t5_attention_is_hugging_faces(queries, keys, is_decoder):
+def test_t5_attention_is_hugging_faces(queries: int, keys: int, is_decoder: bool) -> None:
     transformers = pytest.importorskip("transformers")
     t5_model = pytest.importorskip("transformers.models.t5.modeling_t5")
     config = transformers.T5Config(
@@ -329,7 +335,7 @@ def test_t5_attention_is_hugging_faces(queries, keys, is_decoder):
 # -- Shaw and Transformer-XL -----------------------------------------------------------------------------------
 
 
-def test_shaw_is_the_papers_equation_4():
+def test_shaw_is_the_papers_equation_4() -> None:
     """e_ij = x_i W^Q (x_j W^K + a^K_ij)^T / sqrt(d_z), token by token."""
     length, dim, k = 6, 4, 2
     x, w_q, w_k, w_v = normal(length, 5), normal(5, dim), normal(5, dim), normal(5, dim)
@@ -344,7 +350,7 @@ def test_shaw_is_the_papers_equation_4():
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
 
 
-def test_transformer_xl_is_the_papers_section_3_3():
+def test_transformer_xl_is_the_papers_section_3_3() -> None:
     """A segment of 3 after a memory of 4: the four terms of A_rel, token by token, masked and normalised."""
     memory, segment, width, heads, dim = 4, 3, 6, 2, 4
     h = torch.randn(memory + segment, width, dtype=torch.float64)
@@ -370,7 +376,7 @@ def test_transformer_xl_is_the_papers_section_3_3():
 
 
 @pytest.mark.parametrize("case", [t5, shaw, transformer_xl], ids=lambda c: c.__name__)
-def test_half_precision_input_reads_a_float32_table(case):
+def test_half_precision_input_reads_a_float32_table(case: Callable[..., Any]) -> None:
     case, (q, k, v) = case(), (t.detach() for t in vectors(5, 7))
     half = [t.to(torch.bfloat16) for t in (q, k, v)]
     expected = regard.attention(*(t.double() for t in half), bias=case.bias, backend="reference")
@@ -382,7 +388,7 @@ def test_half_precision_input_reads_a_float32_table(case):
 # -- the choice, the memory, the errors ---------------------------------------------------------------------------
 
 
-def test_explain_says_why_the_fused_kernels_refuse():
+def test_explain_says_why_the_fused_kernels_refuse() -> None:
     q, k, v = vectors(5, 7)
     why = {case: regard.explain(q, k, v, bias=case().bias).refused.get("fused", "") for case in CASES}
     assert why.pop(alibi) == ""
@@ -401,7 +407,9 @@ class Largest(TorchDispatchMode):
 
     numbers = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, Tensor):
@@ -410,7 +418,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_causal_alibi_on_the_fused_kernel_is_one_number_per_key():
+def test_causal_alibi_on_the_fused_kernel_is_one_number_per_key() -> None:
     length, heads, dim = 2048, 2, 8
     q, k, v = (torch.randn(1, heads, length, dim, requires_grad=True) for _ in range(3))
     for mask in (regard.causal(), regard.causal() & regard.lengths(torch.tensor([length - 7]))):
@@ -424,7 +432,9 @@ def test_causal_alibi_on_the_fused_kernel_is_one_number_per_key():
 
 
 @pytest.mark.parametrize("mask", [None, regard.causal()], ids=str)
-def test_position_biases_take_memory_linear_in_the_lengths(mask, monkeypatch):
+def test_position_biases_take_memory_linear_in_the_lengths(
+    mask: Causal | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 1 << 15)
     length, heads, dim = 512, 2, 4
     q, k, v = (torch.randn(1, heads, length, dim, requires_grad=True) for _ in range(3))
@@ -443,7 +453,7 @@ def test_position_biases_take_memory_linear_in_the_lengths(mask, monkeypatch):
         assert largest.numbers <= 3 << 15 < length * length, bias
 
 
-def test_errors_say_what_to_do():
+def test_errors_say_what_to_do() -> None:
     q = torch.zeros(1, 2, 3, 4)
     row, heads = torch.zeros(2, 4), torch.zeros(2, 3, 4)
     attend = regard.attention

@@ -1,6 +1,7 @@
 """Rotary positions against the paper's rotation matrix and against Hugging Face's models and scalings."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,13 +9,13 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.rotary.layouts import Half, Interleaved
+from regard.mechanisms.rotary.layouts import Half, Interleaved, Layout
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.rotary.scalings import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
+from regard.mechanisms.rotary.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Scaling, YaRN
 
 SCALINGS: list[Scaling | None] = [
     None,
-    Linear(3.0),
+    PositionInterpolation(3.0),
     DynamicNTK(factor=2.0, original_length=8),
     YaRN(factor=4.0, original_length=64),
     Llama3(factor=8.0, original_length=64),
@@ -35,7 +36,7 @@ def rotation_matrix(position: int, frequencies: list[float], layout: str) -> Ten
 
 @pytest.mark.parametrize("layout", [Half(), Interleaved()], ids=str)
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_each_vector_is_turned_by_the_papers_matrix(layout, fraction):
+def test_each_vector_is_turned_by_the_papers_matrix(layout: Layout, fraction: float) -> None:
     rotary = Rotary(8, base=100.0, layout=layout, fraction=fraction)
     width = int(8 * fraction)
     name = "interleaved" if isinstance(layout, Interleaved) else "half"
@@ -49,7 +50,7 @@ def test_each_vector_is_turned_by_the_papers_matrix(layout, fraction):
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("layout", [Half(), Interleaved()], ids=str)
-def test_scores_depend_on_the_distance_alone(layout, scaling):
+def test_scores_depend_on_the_distance_alone(layout: Layout, scaling: Scaling | None) -> None:
     rotary = Rotary(8, layout=layout, scaling=scaling)
     q, k = torch.randn(1, 8, dtype=torch.float64), torch.randn(1, 8, dtype=torch.float64)
     length = 5000
@@ -66,7 +67,7 @@ def test_scores_depend_on_the_distance_alone(layout, scaling):
 
 
 @pytest.mark.parametrize("layout", [Half(), Interleaved()], ids=str)
-def test_attention_after_a_cache_is_the_end_of_the_whole(layout):
+def test_attention_after_a_cache_is_the_end_of_the_whole(layout: Layout) -> None:
     rotary = Rotary(4, layout=layout)
     q, k, v = torch.randn(2, 4, 9, 4), torch.randn(2, 2, 9, 4), torch.randn(2, 2, 9, 3)
     keys = rotary.rotate(k)
@@ -75,7 +76,7 @@ def test_attention_after_a_cache_is_the_end_of_the_whole(layout):
     torch.testing.assert_close(step, whole[:, :, 7:], rtol=0, atol=2e-6)
 
 
-def test_an_offset_positions_and_their_ranks_agree():
+def test_an_offset_positions_and_their_ranks_agree() -> None:
     rotary, x = Rotary(4), torch.randn(2, 3, 5, 4)
     whole = rotary.rotate(torch.nn.functional.pad(x, (0, 0, 6, 0)))[..., 6:, :]
     same = torch.testing.assert_close
@@ -93,7 +94,7 @@ def test_an_offset_positions_and_their_ranks_agree():
     same(rotary.rotate(x[None], torch.tensor([[1, 6]])), each[None])  # two dimensions of batch
 
 
-def test_angles_are_exact_far_out_and_in_half_precision():
+def test_angles_are_exact_far_out_and_in_half_precision() -> None:
     """At position 1,000,003 an angle in float32 errs by up to 0.03, one in bfloat16 by thousands."""
     x, far = torch.randn(1, 4, dtype=torch.float64), 1_000_003
     expected = x @ rotation_matrix(far, [1.0, 0.01], "half").T
@@ -104,7 +105,7 @@ def test_angles_are_exact_far_out_and_in_half_precision():
     torch.testing.assert_close(half.double(), expected, rtol=0, atol=2e-2)
 
 
-def test_gradients_turn_back():
+def test_gradients_turn_back() -> None:
     rotary = Rotary(4, layout=Interleaved(), scaling=YaRN(factor=2.0, original_length=8), fraction=0.5)
     x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: rotary.rotate(x, 3), x)
@@ -113,7 +114,7 @@ def test_gradients_turn_back():
 # -- Hugging Face ------------------------------------------------------------------------------------------------
 
 
-def hugging_face(kind: str, head_dim: int = 8, longest: int = 64, base: float = 10_000.0, **options):
+def hugging_face(kind: str, head_dim: int = 8, longest: int = 64, base: float = 10_000.0, **options: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     parameters = {"rope_type": kind, "rope_theta": base, **options}
     return transformers.LlamaConfig(
@@ -125,7 +126,7 @@ def hugging_face(kind: str, head_dim: int = 8, longest: int = 64, base: float = 
 ORIGINAL = {"original_max_position_embeddings": 16}
 FACTORS = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 7.5]}
 FAMILIES = [
-    ("linear", {"factor": 3.0}, Linear(3.0)),
+    ("linear", {"factor": 3.0}, PositionInterpolation(3.0)),
     ("dynamic", {"factor": 2.5}, DynamicNTK(factor=2.5, original_length=64)),
     ("yarn", {"factor": 4.0, **ORIGINAL}, YaRN(factor=4.0, original_length=16)),
     ("yarn", {"factor": 4.0, "original_max_position_embeddings": 4096}, YaRN(factor=4.0, original_length=4096)),
@@ -155,7 +156,7 @@ FAMILIES = [
 
 @pytest.mark.parametrize(("kind", "options", "scaling"), FAMILIES)
 @pytest.mark.parametrize("length", [5, 16, 17, 64, 65, 300])
-def test_scalings_are_hugging_faces(length, kind, options, scaling):
+def test_scalings_are_hugging_faces(length: int, kind: str, options: dict[str, Any], scaling: Scaling) -> None:
     config = hugging_face(kind, **options)
     rope = pytest.importorskip("transformers.modeling_rope_utils")
     theirs, magnitude = rope.ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
@@ -175,7 +176,7 @@ def test_scalings_are_hugging_faces(length, kind, options, scaling):
     ],
     ids=["yarn", "llama3", "dynamic"],
 )
-def test_scalings_are_hugging_faces_at_the_sizes_of_models(kind, scaling, base, dim):
+def test_scalings_are_hugging_faces_at_the_sizes_of_models(kind: str, scaling: Scaling, base: float, dim: int) -> None:
     options = {"llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}.get(kind, {})
     options |= {} if kind == "dynamic" else {"original_max_position_embeddings": 2048}
     longest = 2048 if kind == "dynamic" else 81920
@@ -192,7 +193,7 @@ def test_scalings_are_hugging_faces_at_the_sizes_of_models(kind, scaling, base, 
 
 @pytest.mark.parametrize(("kind", "options", "scaling"), [("default", {}, None), *FAMILIES])
 @pytest.mark.parametrize("length", [9, 80])
-def test_attention_is_llamas(length, kind, options, scaling):
+def test_attention_is_llamas(length: int, kind: str, options: dict[str, Any], scaling: Scaling | None) -> None:
     """Whole layers of the model with random weights: grouped heads, causal, rotated and scaled."""
     config = hugging_face(kind, **options)
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
@@ -208,7 +209,7 @@ def test_attention_is_llamas(length, kind, options, scaling):
         torch.testing.assert_close(theirs.o_proj(output.movedim(1, 2).flatten(-2)), expected, rtol=0, atol=2e-5)
 
 
-def test_the_interleaved_layout_is_gpt_js():
+def test_the_interleaved_layout_is_gpt_js() -> None:
     gptj = pytest.importorskip("transformers.models.gptj.modeling_gptj")
     x = torch.randn(2, 7, 3, 12)  # their layout: batch, length, heads, dim
     sin, cos = gptj.create_sinusoidal_positions(20, 8)[None, 4:11].split(4, dim=-1)
@@ -218,7 +219,7 @@ def test_the_interleaved_layout_is_gpt_js():
     torch.testing.assert_close(rotary.rotate(x.movedim(1, 2), 4), expected, rtol=0, atol=2e-6)
 
 
-def test_the_half_layout_and_its_fraction_are_gpt_neoxs():
+def test_the_half_layout_and_its_fraction_are_gpt_neoxs() -> None:
     transformers = pytest.importorskip("transformers")
     neox = pytest.importorskip("transformers.models.gpt_neox.modeling_gpt_neox")
     config = transformers.GPTNeoXConfig(
@@ -234,7 +235,7 @@ def test_the_half_layout_and_its_fraction_are_gpt_neoxs():
 # -- errors ------------------------------------------------------------------------------------------------------
 
 
-def test_errors_say_what_to_do():
+def test_errors_say_what_to_do() -> None:
     x = torch.zeros(2, 3, 5, 4)
     with pytest.raises(ArgumentError, match="must be even and at least 2, got 3"):
         Rotary(3)
@@ -249,7 +250,7 @@ def test_errors_say_what_to_do():
     with pytest.raises(ArgumentError, match="an offset or positions, not both"):
         Rotary(4).rotate(x, 2, positions=torch.arange(5))
     with pytest.raises(ArgumentError, match=r"at least 1, got 0\.5"):
-        Linear(0.5)
+        PositionInterpolation(0.5)
     with pytest.raises(ArgumentError, match="0 < beta_slow < beta_fast, got 3 and 2"):
         YaRN(factor=2.0, original_length=16, beta_fast=2, beta_slow=3)
     with pytest.raises(ArgumentError, match=r"low_frequency < high_frequency, got 4\.0 and 4\.0"):

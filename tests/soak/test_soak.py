@@ -2,16 +2,16 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SOAK = Path(__file__).parent / "soak.py"
+from tests import ROOT
 
 
 def test_ten_kills_lose_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, str(SOAK), "--kills", "10", "--only", "transformer", "language-model"],
+        [sys.executable, "-m", "tests.soak.soak", "--kills", "10", "--only", "transformer", "language-model"],
+        cwd=ROOT,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -41,10 +41,11 @@ c.write_part = early
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_soak_notices(fault: str) -> None:
-    code = f"import sys; sys.path.insert(0, {str(SOAK.parent)!r}); import soak\n{FAULTS[fault]}\nsoak.main()"
+    code = f"from tests.soak import soak\n{FAULTS[fault]}\nsoak.main()"
     done = subprocess.run(
         # As many as it takes: it ends at the first that shows the fault, and some kills are by the clock.
         [sys.executable, "-c", code, "--kills", "100", "--only", "transformer", "--seed", "3"],
+        cwd=ROOT,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""Small translators, trained once for all tests of the tasks."""
+"""A small translation's configuration, for all tests of the tasks."""
 
 import os
 from pathlib import Path
@@ -7,53 +7,8 @@ import pytest
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from regard.models.rnn import RNNConfig
-from regard.models.transformer import TransformerConfig
 from regard.tasks.translation.config import TranslationConfig
-
-# Fifty pairs that no rule connects, in scripts of one to three bytes a character.
-NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-THINGS = {"cats": "chats", "trees": "木々", "stars": "звёзды", "rivers": "fleuves", "hearts": "cœurs"}
-COUNTS = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix"]
-# Four words a sentence: BLEU counts runs of four.
-PAIRS = [
-    (f"we see {n} {t}", f"on y voit {c} {THINGS[t]}") for n, c in zip(NUMBERS, COUNTS, strict=True) for t in THINGS
-]
-
-SMALL = {
-    "transformer": TransformerConfig(
-        dim=32, num_heads=2, encoder_layers=1, decoder_layers=1, feed_forward_dim=48, dropout=0.0
-    ),
-    "rnn": RNNConfig(embedding_dim=32, hidden_dim=64, attention_dim=32, dropout=0.0),
-}
-
-
-def write_pairs(path: Path, pairs=PAIRS) -> Path:
-    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
-    return path
-
-
-def small_config(folder: Path, **changes) -> TranslationConfig:
-    data = write_pairs(folder / "pairs.tsv")
-    settings = {
-        "data": (data,),
-        "valid": (data,),
-        "out": folder / "run",
-        **SMALL,
-        "vocab_size": 300,
-        "batch_tokens": 600,
-        "steps": 6,
-        "learning_rate": 1e-2,
-        "warmup_steps": 10,
-        "label_smoothing": 0.0,
-        "validate_every": 3,
-        "save_every": 3,
-        "log_every": 1,
-        "pictures": 0,
-        "device": "cpu",
-        "precision": "float32",
-    }
-    return TranslationConfig(**(settings | changes))
+from tests.tasks.small_runs import small_config
 
 
 @pytest.fixture

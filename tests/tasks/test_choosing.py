@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PAIRS, SMALL, small_config, write_pairs
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.tasks import Translator, train
-from regard.tasks.runs.choose_checkpoint import choose
+from regard.tasks import Translator, train_translation
+from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import RunFolder
 from regard.training.metrics import bleu
+from tests.tasks.small_runs import PAIRS, SMALL, small_config, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -17,14 +17,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A translator that learns its pairs by heart within a few validations."""
     folder = tmp_path_factory.mktemp("choosing")
     config = small_config(folder, steps=120, validate_every=30, save_every=30, keep=4)
-    train(config)
+    train_translation(config)
     return config.out
 
 
-def test_the_winner_becomes_the_best_and_the_former_best_stays(run):
+def test_the_winner_becomes_the_best_and_the_former_best_stays(run: Path) -> None:
     checkpoints = RunFolder(run).checkpoints
     former = checkpoints.load_model("best")
-    candidates = choose(run, by="bleu", beam_size=2)
+    candidates = choose_checkpoint(run, by="bleu", beam_size=2)
     assert [one.name for one in candidates if len(one.checkpoints) > 1 or one.name == "last"]
     scores = [one.metrics["bleu"] for one in candidates]
     assert scores == sorted(scores, reverse=True)
@@ -42,43 +42,43 @@ def test_the_winner_becomes_the_best_and_the_former_best_stays(run):
     assert {len(names) for names in means} == {2, 4}
 
 
-def test_a_mean_that_wins_is_the_mean(run):
+def test_a_mean_that_wins_is_the_mean(run: Path) -> None:
     """The weights of `best` are the mean of those that its name lists."""
     checkpoints = RunFolder(run).checkpoints
-    winner = choose(run, by="loss")[0]
+    winner = choose_checkpoint(run, by="loss")[0]
     parts = [checkpoints.load_model(name) for name in winner.checkpoints]
     for name, value in checkpoints.load_model("best").items():
         mean = torch.stack([part[name].double() for part in parts]).mean(0)
         torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-7)
 
 
-def test_what_cannot_be_chosen_is_said(run, tmp_path):
+def test_what_cannot_be_chosen_is_said(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError):
-        choose(tmp_path)
+        choose_checkpoint(tmp_path)
     with pytest.raises(ArgumentError, match="validation_beam must be at least 1"):
-        choose(run, by="bleu", beam_size=0)
+        choose_checkpoint(run, by="bleu", beam_size=0)
 
 
-def test_best_by_bleu_in_training(tmp_path):
+def test_best_by_bleu_in_training(tmp_path: Path) -> None:
     config = small_config(tmp_path, steps=60, validate_every=30, best_by="bleu", ema_decay=0.5)
-    translator = train(config)
+    translator = train_translation(config)
     found = [one.text for one in translator.translate((source for source, _ in PAIRS), beam_size=1)]
     best = RunFolder(config.out).checkpoints.position("best").best_value
     assert bleu(found, [target for _, target in PAIRS]).value == pytest.approx(best)
 
 
-def test_warm_start_begins_with_another_run(run, tmp_path):
+def test_warm_start_begins_with_another_run(run: Path, tmp_path: Path) -> None:
     """The first validation of the new run is as good as the old run's best, on other data with its tokenizers."""
     data = write_pairs(tmp_path / "pairs.tsv", PAIRS[::-1])
     config = small_config(
         tmp_path, data=(data,), valid=(data,), steps=1, validate_every=1, learning_rate=1e-6, warm_start=run
     )
-    warm = train(config)
+    warm = train_translation(config)
     before = Translator.load(run)
     assert warm.source_tokenizer.fingerprint() == before.source_tokenizer.fingerprint()
     assert warm.loss(PAIRS) == pytest.approx(before.loss(PAIRS), rel=1e-2, abs=1e-3)
     # A run that has a checkpoint goes on from that, though the other one be gone.
-    train(replace(config, steps=2, warm_start=run), resume=True)
+    train_translation(replace(config, steps=2, warm_start=run), resume=True)
     other = replace(SMALL["transformer"], dim=16)
     with pytest.raises(RunFolderError, match="does not fit the model"):
-        train(replace(config, out=tmp_path / "other", transformer=other))
+        train_translation(replace(config, out=tmp_path / "other", transformer=other))

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PAIRS, small_config, write_pairs
-from damage import Case, apply, cases, copy_of, outcome, snapshot
 
 from regard.errors import DataError, RunFolderError
 from regard.models.decoder_only import DecoderOnlyConfig
@@ -20,8 +18,10 @@ from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.train import train
+from regard.tasks.translation.train import train_translation
 from regard.training.checkpoints import Checkpoints
+from tests.tasks.damaged_runs import Case, apply, cases, copy_of, outcome, snapshot
+from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 TRANSLATOR_USES: list[Callable[[Any], Any]] = [
     lambda model: [one.text for one in model.translate(["we"], beam_size=1)],
@@ -36,7 +36,7 @@ WRITER_USES: list[Callable[[Any], Any]] = [
 @pytest.fixture(scope="module")
 def translator_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = small_config(tmp_path_factory.mktemp("translator"), steps=4)
-    train(config)
+    train_translation(config)
     return config.out
 
 
@@ -95,7 +95,7 @@ def test_a_flipped_bit_in_the_tokens_is_not_trained_on(translator_run: Path, tmp
     (damaged / name).write_bytes(content)
     config = replace(settings_of(damaged), steps=6)
     with pytest.raises(RunFolderError, match=f"{name} is not the tokenised text that .* was trained with"):
-        train(config, resume=True)
+        train_translation(config, resume=True)
 
 
 def test_checkpoints_without_what_was_prepared(translator_run: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_checkpoints_without_what_was_prepared(translator_run: Path, tmp_path: P
     (damaged / "prepared.json").unlink()
     config = replace(settings_of(damaged), steps=6)
     with pytest.raises(RunFolderError, match=r"prepared\.json is missing, and the checkpoints go with it"):
-        train(config, resume=True)
+        train_translation(config, resume=True)
 
 
 def test_runs_of_older_versions_are_read(translator_run: Path, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_future_format_is_refused(translator_run: Path, tmp_path: Path) -> Non
     record = read_sealed(other / "config.json")
     (other / "config.json").write_text(json.dumps(record | {"format": 99}))
     with pytest.raises(RunFolderError, match="expected format 1, got task 'translation', format 99"):
-        train(small_config(tmp_path, out=other), resume=True)
+        train_translation(small_config(tmp_path, out=other), resume=True)
 
 
 def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path
     before = snapshot(run)
     config = replace(settings_of(run), steps=9)
     for how in ({"resume": True}, {"overwrite": True}):
-        with locked(run, refusal="not this one"), pytest.raises(RunFolderError, match="another process is training in"):
-            train(config, **how)
+        with locked(run, refusal="no"), pytest.raises(RunFolderError, match="another process is training in"):
+            train_translation(config, **how)
     assert snapshot(run) == before
-    assert train(replace(config, steps=4), resume=True)
+    assert train_translation(replace(config, steps=4), resume=True)
 
 
 def test_what_a_kill_left_is_swept_away(translator_run: Path, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_what_a_kill_left_is_swept_away(translator_run: Path, tmp_path: Path) ->
     kept = run / "data/notes.tmp"
     for path in (*left, kept):
         path.write_text("half of a fi")
-    train(settings_of(run), resume=True)
+    train_translation(settings_of(run), resume=True)
     assert [path.exists() for path in (*left, kept)] == [*[False] * len(left), True]
 
 
@@ -156,7 +156,7 @@ def test_nothing_is_swept_by_a_damaged_list(translator_run: Path, tmp_path: Path
     manifest.write_text(manifest.read_text().replace("model-", "mod\u0064l-"))
     before = snapshot(run)
     with pytest.raises(RunFolderError, match="was altered"):
-        train(settings_of(run), resume=True)
+        train_translation(settings_of(run), resume=True)
     assert {name for name in before if not (run / name).exists()} == set()
 
 
@@ -165,24 +165,24 @@ def test_a_kill_before_anything_was_written(tmp_path: Path) -> None:
     config = small_config(tmp_path, steps=1)
     config.out.mkdir()
     (config.out / ".config.json.77.tmp").write_text("{")
-    train(config)
+    train_translation(config)
     assert not list(config.out.glob(".*.tmp"))
     other = small_config(tmp_path, out=tmp_path / "other")
     other.out.mkdir()
     (other.out / "run.toml").write_text("mine")
     with pytest.raises(RunFolderError, match="is not empty and holds no run"):
-        train(other)
+        train_translation(other)
     assert (other.out / "run.toml").read_text() == "mine"
 
 
 def test_the_best_model_of_a_lost_future_is_kept(tmp_path: Path) -> None:
     """The process died after the best checkpoint of step 3, which is not validated again under other settings."""
     config = small_config(tmp_path, steps=2, validate_every=2, save_every=2)
-    train(config)
+    train_translation(config)
     checkpoints = Checkpoints(config.out)
     better = replace(checkpoints.position("last"), step=3, best_value=0.5, best_step=3)
     checkpoints.save_model("best", checkpoints.load_model("last"), better)
-    train(replace(config, steps=8, validate_every=4, save_every=4), resume=True)
+    train_translation(replace(config, steps=8, validate_every=4, save_every=4), resume=True)
     assert checkpoints.position("last").best_step == 8  # better than any that this process has seen
     assert checkpoints.position("best") == better
 
@@ -205,10 +205,10 @@ def test_bad_lines_of_a_corpus(tmp_path: Path, fault: str) -> None:
     path.write_bytes(path.read_bytes() + line)
     config = small_config(tmp_path, data=(path,), out=tmp_path / "new", steps=1)
     with pytest.raises(DataError, match=message):
-        train(config)
+        train_translation(config)
     assert not config.out.exists()
     if fault != "a file without line ends":
-        train(replace(config, bad_lines="skip"))
+        train_translation(replace(config, bad_lines="skip"))
         assert "1 bad lines left out" in (config.out / "train.log").read_text()
 
 
@@ -221,7 +221,7 @@ def test_lines_that_are_odd_and_no_fault(tmp_path: Path) -> None:
         ("wort " * 100_000, "x"),
     ]
     config = small_config(tmp_path, data=(write_pairs(tmp_path / "odd.tsv", [*PAIRS, *odd]),), steps=3)
-    translator = train(config)
+    translator = train_translation(config)
     assert "1 of 54 pairs are longer" in (config.out / "train.log").read_text()
     assert next(translator.translate(["nul \0 byte"], beam_size=1)).source == "nul \0 byte"
 
@@ -231,9 +231,9 @@ def test_aligned_files_of_unequal_length(tmp_path: Path) -> None:
         (tmp_path / name).write_text("we see\n" * lines)
     config = small_config(tmp_path, data=(tmp_path / "a.en", tmp_path / "a.de"), out=tmp_path / "new")
     with pytest.raises(DataError, match=r"a\.en:50: expected aligned files .*a\.de ends after line 49"):
-        train(config)
+        train_translation(config)
     with pytest.raises(DataError, match="ends after line 49"):  # the rest belongs to nobody: skipping is no help
-        train(replace(config, bad_lines="skip"))
+        train_translation(replace(config, bad_lines="skip"))
     assert not config.out.exists()
 
 
@@ -261,10 +261,10 @@ def test_a_disk_that_is_full_for_a_while(
     config = replace(config, out=tmp_path / "run")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device"):
-        train(config)
+        train_translation(config)
     assert not list(config.out.rglob("*.tmp"))
     monkeypatch.setattr(os, "fsync", real)
-    train(config, resume=RunFolder(config.out).holds_a_run())
+    train_translation(config, resume=RunFolder(config.out).holds_a_run())
     ours, theirs = Checkpoints(config.out).load_last(), Checkpoints(translator_run).load_last()
     assert ours.position == theirs.position
     assert all(torch.equal(ours.model[name], value) for name, value in theirs.model.items())
@@ -287,4 +287,4 @@ def test_a_number_that_became_another(translator_run: Path, tmp_path: Path, name
     (run / name).write_text(text.replace(before, after))
     config = replace(settings_of(translator_run), out=run, steps=6)
     with pytest.raises(RunFolderError, match=rf"{name} was altered"):
-        train(config, resume=True)
+        train_translation(config, resume=True)

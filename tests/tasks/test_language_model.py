@@ -3,18 +3,20 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.generation.filters import RepetitionPenalty, TopK
+from regard.generation.filters import Progress, RepetitionPenalty, TopK
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnlyConfig
 from regard.tasks import (
-    Filler,
+    LanguageModel,
     LanguageModelConfig,
+    MaskedLanguageModel,
     MaskedLanguageModelConfig,
-    Writer,
     train_language_model,
     train_masked_language_model,
 )
@@ -31,7 +33,7 @@ LETTERS = ["abcdefghijklmnopqrstuvwxyz"[n % 13 : n % 13 + 13] for n in range(200
 TINY = {"dim": 24, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 32, "dropout": 0.0}
 
 
-def small_config(folder: Path, kind: type = LanguageModelConfig, **changes):
+def small_config(folder: Path, kind: type = LanguageModelConfig, **changes: Any) -> Any:
     (folder / "text.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
     model = DecoderOnlyConfig(**TINY) if kind is LanguageModelConfig else EncoderOnlyConfig(**TINY)
     settings = {
@@ -44,7 +46,7 @@ def small_config(folder: Path, kind: type = LanguageModelConfig, **changes):
 
 
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Writer:
+def writer(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     """A hundred and forty lines, well learnt; each a document."""
     folder = tmp_path_factory.mktemp("lines")
     length = {"steps": 250, "schedule": "cosine", "validate_every": 50, "save_every": 250}
@@ -52,7 +54,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Writer:
 
 
 @pytest.fixture(scope="module")
-def filler(tmp_path_factory: pytest.TempPathFactory) -> Filler:
+def filler(tmp_path_factory: pytest.TempPathFactory) -> MaskedLanguageModel:
     folder = tmp_path_factory.mktemp("masked")
     (folder / "letters.txt").write_text("".join(f"{line}\n" for line in LETTERS))
     length = {"steps": 350, "schedule": "cosine", "validate_every": 50, "save_every": 350}
@@ -119,7 +121,7 @@ def test_a_run_that_goes_on_has_the_losses_of_one_that_never_stopped(kind: type,
         train(replace(stopped, block_length=16), resume=True)
 
 
-def test_what_is_predicted_can_be_predicted(writer: Writer) -> None:
+def test_what_is_predicted_can_be_predicted(writer: LanguageModel) -> None:
     """Of `n and m make sum; 木 n` the sum, the fixed words and the last number follow; n and m are a guess."""
     found = writer.evaluate(LINES)
     assert found.loss < 0.65  # with n and m a guess, and every sum known: about 0.5
@@ -131,7 +133,7 @@ def test_what_is_predicted_can_be_predicted(writer: Writer) -> None:
 
 
 def test_validation_and_evaluation_agree(run: Path) -> None:
-    writer, corpus = Writer.load(run, device="cpu"), open_text(RunFolder(run))
+    writer, corpus = LanguageModel.load(run, device="cpu"), open_text(RunFolder(run))
     best = min(loss for event, _, loss in losses(run) if event == "valid")
     batches = window_batches(next_token_windows(corpus.valid.tokens, length=32, stride=32), places=999)
     with torch.no_grad():
@@ -146,7 +148,7 @@ def test_validation_and_evaluation_agree(run: Path) -> None:
 # -- writing -----------------------------------------------------------------------------------------
 
 
-def test_writing_is_the_models_own_choice_step_by_step(writer: Writer) -> None:
+def test_writing_is_the_models_own_choice_step_by_step(writer: LanguageModel) -> None:
     text = "".join(writer.generate("7 and ", filters=[TopK(1)], max_tokens=9))
     ids = [BOS, *writer.tokenizer.encode("7 and ")]
     for _ in range(9):
@@ -156,7 +158,7 @@ def test_writing_is_the_models_own_choice_step_by_step(writer: Writer) -> None:
     assert "7 and " + text == writer.tokenizer.decode(ids)
 
 
-def test_a_seed_gives_the_same_text_again_and_stop_strings_end_it(writer: Writer) -> None:
+def test_a_seed_gives_the_same_text_again_and_stop_strings_end_it(writer: LanguageModel) -> None:
     draw = lambda seed: "".join(writer.generate("", seed=seed, max_tokens=30))  # noqa: E731
     texts = [draw(seed) for seed in range(6)]
     assert texts == [draw(seed) for seed in range(6)]
@@ -168,13 +170,13 @@ def test_a_seed_gives_the_same_text_again_and_stop_strings_end_it(writer: Writer
     assert "".join(writer.generate("3 and 4 ", filters=[TopK(1)], stop=["ke", ";"])) == whole.split("ke")[0]
 
 
-def test_running_text_never_ends_and_no_text_begins_twice(writer: Writer, run: Path) -> None:
+def test_running_text_never_ends_and_no_text_begins_twice(writer: LanguageModel, run: Path) -> None:
     """Whatever the model makes of them: all but the special tokens' logits are pulled down."""
 
-    def tempt(logits, progress):
+    def tempt(logits: Tensor, progress: Progress) -> Tensor:
         return torch.cat([logits[:, :4] + 99, logits[:, 4:]], 1)
 
-    text = "".join(Writer.load(run, device="cpu").generate("x", max_tokens=50, filters=[tempt]))
+    text = "".join(LanguageModel.load(run, device="cpu").generate("x", max_tokens=50, filters=[tempt]))
     assert len(text.encode()) >= 50  # a byte a token; what is no character prints as three
     assert "".join(writer.generate("3", filters=[tempt])) == ""  # documents may end
 
@@ -185,7 +187,7 @@ def test_a_full_block_goes_on_from_its_second_half() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))  # so that what it writes depends on what it reads
-    writer = Writer(model, tokenizer, block_length=8)
+    writer = LanguageModel(model, tokenizer, block_length=8)
     kept = ids = [BOS, *tokenizer.encode("abc")]
     for _ in range(40):
         kept = kept if len(kept) <= 8 else ids[-4:]
@@ -198,13 +200,13 @@ def test_a_full_block_goes_on_from_its_second_half() -> None:
 
 def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
     """A byte a token, 32 at once: characters come whole, and the repetition penalty remembers all of the text."""
-    writer = Writer.load(run, device="cpu")
+    writer = LanguageModel.load(run, device="cpu")
     assert sum(map(len, writer.generate("x" * 50, max_tokens=100))) > 20
     pieces = list(writer.generate("木", max_tokens=80, seed=1))
     assert all(piece for piece in pieces)
     seen = []
 
-    def look(logits, progress):
+    def look(logits: Tensor, progress: Progress) -> Tensor:
         seen.append(torch.cat([progress.before, progress.tokens], 1)[0].tolist())
         return RepetitionPenalty(1.5)(logits, progress)
 
@@ -214,7 +216,7 @@ def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
     assert seen[-1][:6] == writer.tokenizer.encode("12 and")
 
 
-def test_scores_add_up(writer: Writer, run: Path) -> None:
+def test_scores_add_up(writer: LanguageModel, run: Path) -> None:
     lines = [*LINES[:40], "x" * 70, ""]
     found = list(writer.score(lines))
     assert [one.tokens for one in found] == [len(line) + 1 for line in lines]
@@ -223,11 +225,11 @@ def test_scores_add_up(writer: Writer, run: Path) -> None:
         own = writer.model(ids[:, :-1]).log_softmax(-1).gather(2, ids[:, 1:, None]).sum()
         assert one.log_probability == pytest.approx(float(own), abs=1e-4)
     assert found[0].log_probability > found[40].log_probability
-    (open_ended,) = Writer.load(run, device="cpu").score(["12 and"])  # running text has no end to predict
+    (open_ended,) = LanguageModel.load(run, device="cpu").score(["12 and"])  # running text has no end to predict
     assert open_ended.tokens == 6
 
 
-def test_attention_is_drawn(writer: Writer, filler: Filler, tmp_path: Path) -> None:
+def test_attention_is_drawn(writer: LanguageModel, filler: MaskedLanguageModel, tmp_path: Path) -> None:
     for model, text in ((writer, "3 and 4"), (filler, "abcdef")):
         seen = model.attend(text)
         assert seen.texts == ["<bos>", *text.replace(" ", "␣")]
@@ -244,7 +246,7 @@ def test_attention_is_drawn(writer: Writer, filler: Filler, tmp_path: Path) -> N
 # -- filling in --------------------------------------------------------------------------------------
 
 
-def test_masked_tokens_are_found(filler: Filler) -> None:
+def test_masked_tokens_are_found(filler: MaskedLanguageModel) -> None:
     found = filler.evaluate(LETTERS)
     assert 80 < found.accuracy <= 100
     assert found.loss < 0.7
@@ -254,7 +256,7 @@ def test_masked_tokens_are_found(filler: Filler) -> None:
     assert filler.evaluate(LETTERS) == found
 
 
-def test_the_pseudo_likelihood_masks_one_token_at_a_time(filler: Filler) -> None:
+def test_the_pseudo_likelihood_masks_one_token_at_a_time(filler: MaskedLanguageModel) -> None:
     line = "cdefghx"
     ids = [BOS, *filler.tokenizer.encode(line)]
     total = 0.0
@@ -319,10 +321,10 @@ def test_damaged_and_other_runs(run: Path, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(run, tmp_path / "copy"))
     Characters().train(["abc"]).save(copied / "tokenizer.json")
     with pytest.raises(RunFolderError, match="is not the tokenizer that"):
-        Writer.load(copied)
+        LanguageModel.load(copied)
     with pytest.raises(RunFolderError, match="got task 'language-model'"):
-        Filler.load(run)
-    writer = Writer.load(run, device="cpu")
+        MaskedLanguageModel.load(run)
+    writer = LanguageModel.load(run, device="cpu")
     with pytest.raises(DataError, match="no text"):
         writer.evaluate([])
     with pytest.raises(ArgumentError, match="max_tokens must be at least 1"):

@@ -3,6 +3,9 @@
 import io
 import json
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +23,7 @@ SMALL = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_atten
 }  # fmt: skip
 
 
-def save(model, folder):
+def save(model: Any, folder: Path) -> None:
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -33,7 +36,7 @@ def save(model, folder):
     model.save_pretrained(folder)
 
 
-def make_marian(folder, separate=False):
+def make_marian(folder: Path, separate: bool = False) -> Path:
     """As an opus-mt folder: two SentencePiece models, and vocabularies whose ids are not theirs."""
     spm = pytest.importorskip("sentencepiece")
     from transformers import MarianConfig, MarianMTModel
@@ -49,7 +52,7 @@ def make_marian(folder, separate=False):
         model = spm.SentencePieceProcessor(model_proto=made.getvalue())
         pieces[side] = [model.id_to_piece(i) for i in range(3, len(model))]
 
-    def vocabulary(words):
+    def vocabulary(words: Iterable[str]) -> dict[str, int]:
         return {word: n for n, word in enumerate(["</s>", "<unk>", ">>fra<<", *sorted(set(words)), "<pad>"])}
 
     both = [*pieces["source"], *pieces["target"]]
@@ -73,7 +76,7 @@ def make_marian(folder, separate=False):
     return folder
 
 
-def make_bart(folder):
+def make_bart(folder: Path) -> Path:
     """As a BART folder: byte-level BPE in a tokenizer.json, with marks before and after a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import BartConfig, BartForConditionalGeneration
@@ -98,7 +101,7 @@ def make_bart(folder):
     return folder
 
 
-def make_t5(folder):
+def make_t5(folder: Path) -> Path:
     """As a T5 folder: Unigram pieces in a tokenizer.json, more embeddings than tokens, and begun by padding."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import T5Config, T5ForConditionalGeneration
@@ -120,16 +123,18 @@ def make_t5(folder):
 
 
 @pytest.fixture(scope="module")
-def marian(tmp_path_factory):
+def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_marian(tmp_path_factory.mktemp("marian"))
 
 
 @pytest.fixture(scope="module")
-def bart(tmp_path_factory):
+def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bart(tmp_path_factory.mktemp("bart"))
 
 
-def translated_by_theirs(folder, tokenizer, model_class, lines):
+def translated_by_theirs(
+    folder: Path, tokenizer: Any, model_class: Any, lines: Sequence[str]
+) -> tuple[list[list[int]], Any]:
     """Sources as ids, and greedy translations as text, by transformers alone."""
     import transformers
 
@@ -145,7 +150,7 @@ def translated_by_theirs(folder, tokenizer, model_class, lines):
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_marian_translates_as_it_does_there(separate, tmp_path, recwarn):
+def test_marian_translates_as_it_does_there(separate: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     from transformers import MarianTokenizer
 
     folder = make_marian(tmp_path, separate)
@@ -163,7 +168,7 @@ def test_marian_translates_as_it_does_there(separate, tmp_path, recwarn):
         assert ours[:limit].replace("\ufffd", "<unk>")[:40] == theirs[:40]
 
 
-def test_bart_translates_as_it_does_there(bart):
+def test_bart_translates_as_it_does_there(bart: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(
@@ -178,7 +183,7 @@ def test_bart_translates_as_it_does_there(bart):
 
 
 @pytest.mark.parametrize("name", ["marian", "bart"])
-def test_the_loss_is_theirs(name, request):
+def test_the_loss_is_theirs(name: str, request: pytest.FixtureRequest) -> None:
     """With their begin mark before the target, their end mark after it, and their padding left out."""
     import transformers
 
@@ -202,7 +207,7 @@ def test_the_loss_is_theirs(name, request):
     assert sum(one.tokens for one in scores) == count
 
 
-def test_t5_translates_as_it_does_there(tmp_path):
+def test_t5_translates_as_it_does_there(tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     folder = make_t5(tmp_path)
@@ -218,7 +223,7 @@ def test_t5_translates_as_it_does_there(tmp_path):
 
 
 @pytest.mark.parametrize("make", [make_marian, make_t5])
-def test_unknown_pieces_are_copied(make, tmp_path):
+def test_unknown_pieces_are_copied(make: Callable[..., Any], tmp_path: Path) -> None:
     translator = Translator.load(make(tmp_path), device="cpu")
     output, unknown = translator.model.output, translator.target_tokenizer.unknown_id
     bias = torch.zeros(output.out_features) if output.bias is None else output.bias.detach().clone()
@@ -233,12 +238,12 @@ def test_unknown_pieces_are_copied(make, tmp_path):
     assert pieces.strip() == "Zürich sees 木 trees"
 
 
-def test_byte_level_folders_have_nothing_to_copy(bart):
+def test_byte_level_folders_have_nothing_to_copy(bart: Path) -> None:
     with pytest.raises(ArgumentError, match="there are no unknown words to copy"):
         next(Translator.load(bart, device="cpu").translate(["a tree"], copy_unknown=True))
 
 
-def test_banned_tokens_are_never_written(marian):
+def test_banned_tokens_are_never_written(marian: Path) -> None:
     translator = Translator.load(marian, device="cpu")
     pad = translator.target_tokenizer.marks.pad_id
     assert translator.model.output.bias[pad] == -torch.inf
@@ -249,11 +254,17 @@ def test_banned_tokens_are_never_written(marian):
 
 
 @pytest.mark.parametrize("name", ["marian", "bart"])
-def test_the_command_line_takes_such_a_folder(name, request, tmp_path, monkeypatch, capsys):
+def test_the_command_line_takes_such_a_folder(
+    name: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     folder = request.getfixturevalue(name)
     monkeypatch.setattr(cli, "_keep_freed_memory", lambda: None)
 
-    def call(*arguments):
+    def call(*arguments: Any) -> str:
         monkeypatch.setattr(sys, "argv", ["regard", *arguments])
         cli.main()
         return capsys.readouterr().out
@@ -271,17 +282,19 @@ def test_the_command_line_takes_such_a_folder(name, request, tmp_path, monkeypat
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("attention.png", "attention.html"))
 
 
-def test_an_empty_line_stays_empty(bart, marian):
+def test_an_empty_line_stays_empty(bart: Path, marian: Path) -> None:
     for folder in (bart, marian):
         found = list(Translator.load(folder, device="cpu").translate(["", "a tree"], beam_size=1))
         assert found[0].text == ""
         assert found[1].text
 
 
-def test_what_is_wrong_with_a_folder_is_one_clear_line(marian, tmp_path, monkeypatch):
+def test_what_is_wrong_with_a_folder_is_one_clear_line(
+    marian: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import shutil
 
-    def refused(spoil, message, error=RunFolderError):
+    def refused(spoil: Callable[[Path], object], message: str, error: type[Exception] = RunFolderError) -> None:
         folder = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
         shutil.copytree(marian, folder)
         spoil(folder)
@@ -289,7 +302,7 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(marian, tmp_path, monkeyp
             Translator.load(folder, device="cpu")
         assert "\n" not in str(raised.value)
 
-    def edit(path, **values):
+    def edit(path: Path, **values: Any) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
     refused(lambda f: (f / "source.spm").unlink(), "has no tokenizer that regard reads")
@@ -301,7 +314,7 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(marian, tmp_path, monkeyp
     refused(lambda f: edit(f / "vocab.json", more=9999), "tokenizer has 10000 tokens and the model")
     refused(lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "a pickle")
 
-    def without_ends(folder):
+    def without_ends(folder: Path) -> None:
         edit(folder / "config.json", eos_token_id=None)
         edit(folder / "generation_config.json", eos_token_id=None)
 
@@ -310,7 +323,7 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(marian, tmp_path, monkeyp
     refused(lambda f: None, r"regard\[convert\]", MissingExtraError)
 
 
-def test_a_model_that_does_not_translate_is_refused(tmp_path):
+def test_a_model_that_does_not_translate_is_refused(tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

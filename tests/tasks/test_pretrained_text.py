@@ -1,20 +1,22 @@
 """Language models in Hugging Face's format: folders made here, continued by their library and by ours."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.generation.filters import TopK
-from regard.tasks.language_modelling.causal import Writer
+from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.registry import task_of
 from regard.tasks.translation.translator import Translator
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "Zürich sees 木 trees\n\nand a house"] * 3
 
 
-def save(model, folder):
+def save(model: Any, folder: Path) -> None:
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -26,7 +28,7 @@ def save(model, folder):
     model.save_pretrained(folder)
 
 
-def make_gpt2(folder):
+def make_gpt2(folder: Path) -> Path:
     """Byte-level BPE; one token begins and ends texts, and no template adds it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -47,7 +49,7 @@ def make_gpt2(folder):
     return folder
 
 
-def make_llama(folder):
+def make_llama(folder: Path) -> Path:
     """SentencePiece-like BPE with byte fallback; a template begins texts, and two tokens may end them."""
     from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -76,19 +78,19 @@ def make_llama(folder):
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"gpt2": make_gpt2(tmp_path_factory.mktemp("gpt2")), "llama": make_llama(tmp_path_factory.mktemp("llama"))}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_it_writes_what_theirs_writes(name, folders) -> None:
+def test_it_writes_what_theirs_writes(name: str, folders: dict[str, Path]) -> None:
     import transformers
     from tokenizers import Tokenizer
 
     folder = folders[name]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    writer = Writer.load(folder, device="cpu")
+    writer = LanguageModel.load(folder, device="cpu")
     assert writer.block_length == {"gpt2": 24, "llama": 40}[name]
     for prompt in ("the old cat", "Zürich 木", "a house\n\nand"):
         ids = tokenizer.encode(prompt).ids
@@ -110,10 +112,10 @@ def test_it_writes_what_theirs_writes(name, folders) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_scores_are_theirs(name, folders) -> None:
+def test_scores_are_theirs(name: str, folders: dict[str, Path]) -> None:
     import transformers
 
-    writer = Writer.load(folders[name], device="cpu")
+    writer = LanguageModel.load(folders[name], device="cpu")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folders[name]).eval()
     line = "the old cat sees"
     ids = writer.language.wholes([line])[0]
@@ -129,8 +131,8 @@ def test_scores_are_theirs(name, folders) -> None:
     assert writer.attend("the old cat").maps["decoder.1"].shape[0] == 2
 
 
-def test_samples_are_drawn_together(folders) -> None:
-    writer = Writer.load(folders["llama"], device="cpu")
+def test_samples_are_drawn_together(folders: dict[str, Path]) -> None:
+    writer = LanguageModel.load(folders["llama"], device="cpu")
     greedy = list(writer.samples("the old", count=3, max_tokens=9, filters=[TopK(1)]))
     assert greedy == ["".join(writer.generate("the old", max_tokens=9, filters=[TopK(1)]))] * 3
     drawn = list(writer.samples("the old", count=40, max_tokens=60, seed=3))  # longer than a block, and two batches
@@ -145,12 +147,12 @@ def test_samples_are_drawn_together(folders) -> None:
         next(writer.samples("x", count=0))
 
 
-def test_the_task_of_a_folder(folders, tmp_path) -> None:
+def test_the_task_of_a_folder(folders: dict[str, Path], tmp_path: Path) -> None:
     assert task_of(folders["gpt2"]).load is not Translator.load
-    assert isinstance(task_of(folders["llama"]).load(folders["llama"], device="cpu"), Writer)
+    assert isinstance(task_of(folders["llama"]).load(folders["llama"], device="cpu"), LanguageModel)
     with pytest.raises(RunFolderError, match="holds a gpt2 model, which does not translate"):
         Translator.load(folders["gpt2"], device="cpu")
     (folders["gpt2"] / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     with pytest.raises(RunFolderError, match=r"expected tokenizer\.json"):
-        Writer.load(folders["gpt2"], device="cpu")
+        LanguageModel.load(folders["gpt2"], device="cpu")
     (tmp_path / "tokenizer.json").rename(folders["gpt2"] / "tokenizer.json")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PAIRS, small_config, write_pairs
 
 from regard.tasks.language_modelling import corpus as text_corpus
 from regard.tasks.language_modelling.config import LanguageModelConfig
@@ -25,6 +24,7 @@ from regard.text.pair_store import TokenStore
 from regard.text.pairs import read_pairs
 from regard.text.running_text import TextStore, pieces
 from regard.text.tokenizers import recipe
+from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 MANY = [(f"{source} {n}", f"{target} {n}") for n in range(8) for source, target in PAIRS]
 

@@ -6,15 +6,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import PAIRS, small_config, write_pairs
 
 from regard.errors import ArgumentError, MissingExtraError
 from regard.models.decoder_only import DecoderOnlyConfig
 from regard.models.encoder_only import EncoderOnlyConfig
+from regard.models.transformer import TransformerConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
 from regard.tasks.pictures.snapshots import Snapshots
@@ -23,8 +24,9 @@ from regard.tasks.runs import run as runs
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import open_corpus
-from regard.tasks.translation.train import train
+from regard.tasks.translation.train import train_translation
 from regard.training.checkpoints import Checkpoints
+from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 TEXT = {
     "vocab_size": 280, "block_length": 16, "batch_tokens": 64, "steps": 4, "warmup_steps": 2, "schedule": "constant",
@@ -35,7 +37,7 @@ LAYERS = {"dim": 8, "num_heads": 2, "num_layers": 1, "feed_forward_dim": 8}
 
 def train_translator(folder: Path, model: str) -> Path:
     config = small_config(folder, model=model, steps=4, validate_every=2, pictures=2)
-    train(config)
+    train_translation(config)
     return config.out
 
 
@@ -90,14 +92,14 @@ def test_being_looked_at_changes_no_bit(tmp_path: Path) -> None:
         config = small_config(
             tmp_path, out=tmp_path / f"run{pictures}", pictures=pictures, transformer=with_dropout(), steps=6
         )
-        train(config)
+        train_translation(config)
         ends.append(Checkpoints(config.out).load_last())
     for name, value in ends[0].model.items():
         assert torch.equal(ends[1].model[name], value), name
     assert torch.equal(ends[0].random["torch"], ends[1].random["torch"])
 
 
-def with_dropout():
+def with_dropout() -> TransformerConfig:
     return replace(TranslationConfig(data=(), out=Path()).transformer, dim=16, num_heads=2, encoder_layers=1,
                    decoder_layers=1, feed_forward_dim=16, dropout=0.3)  # fmt: skip
 
@@ -105,7 +107,7 @@ def with_dropout():
 def test_maps_are_those_of_the_validation_pairs(tmp_path: Path) -> None:
     """Over the labels of the source and of the target that is told, whatever the model would have said itself."""
     config = small_config(tmp_path, steps=1)
-    translator = train(config)
+    translator = train_translation(config)
     corpus = open_corpus(config, RunFolder(config.out))
     look = look_at_pairs(translator.model, corpus, 2)
     assert look is not None
@@ -125,7 +127,7 @@ def test_short_pairs_come_first(tmp_path: Path) -> None:
     pairs = [("long " * 60, "x"), *PAIRS[:2], ("x", "lang " * 60)]
     config = small_config(tmp_path, data=(write_pairs(tmp_path / "p.tsv", pairs),), valid=(), steps=1)
     config = replace(config, valid=config.data)
-    train(config)
+    train_translation(config)
     assert short_pairs(open_corpus(config, RunFolder(config.out)).valid, 3) == [1, 2]
     assert look_at_pairs(torch.nn.Linear(1, 1), open_corpus(config, RunFolder(config.out)), 0) is None
 
@@ -133,7 +135,7 @@ def test_short_pairs_come_first(tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_drawn_ends_no_training() -> None:
     said: list[str] = []
 
-    def look():
+    def look() -> None:
         raise ValueError("something\nodd")
 
     draw = Snapshots(look, said.append)
@@ -144,26 +146,26 @@ def test_a_picture_that_cannot_be_drawn_ends_no_training() -> None:
 
 def test_without_matplotlib_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    train(small_config(tmp_path, pictures=2))
+    train_translation(small_config(tmp_path, pictures=2))
     log = (tmp_path / "run" / "train.log").read_text()
     assert log.count("no heatmaps for TensorBoard: matplotlib is not installed; it comes with the extra 'view'") == 1
     assert images(tmp_path / "run") == {}
 
 
 def test_without_tensorboard_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*arguments):
+    def absent(*arguments: Any) -> None:
         raise MissingExtraError("tensorboard", extra="text")
 
     monkeypatch.setattr(runs, "TensorBoard", absent)
     progress = io.StringIO()
-    train(small_config(tmp_path, pictures=2), progress=progress)
+    train_translation(small_config(tmp_path, pictures=2), progress=progress)
     assert progress.getvalue().count("no curves and heatmaps for TensorBoard: tensorboard is not installed") == 1
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
 def test_the_history_has_every_figure(tmp_path: Path) -> None:
     config = small_config(tmp_path)
-    train(config)
+    train_translation(config)
     records = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["event"] == "train"]
     assert {"loss", "tokens_per_second", "padding_share", "gradient_norm", "learning_rate"} <= set(steps[0])

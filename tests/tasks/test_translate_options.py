@@ -1,7 +1,11 @@
 """Alignments of any layer and head, copied words, prefixes, vocabularies and several references."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DataError
 from regard.models.rnn import RNNConfig, RNNSeq2Seq
@@ -17,7 +21,7 @@ SOURCES = ["we see one red house", "they see two", "a cat, a dog and three trees
 TARGETS = ["on voit une maison rouge", "elles en voient deux", "un chat, un chien et trois arbres !", "on"]
 
 
-def shaken(model):
+def shaken(model: nn.Module) -> nn.Module:
     """Weights far enough from their first values that heads differ and every token can win."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -26,7 +30,7 @@ def shaken(model):
     return model
 
 
-def make(kind="transformer", tokenizer=Words, **changes) -> Translator:
+def make(kind: str = "transformer", tokenizer: Any = Words, **changes: Any) -> Translator:
     source, target = tokenizer().train(SOURCES[:4]), tokenizer().train(TARGETS)
     sizes = {"source_vocab_size": len(source), "target_vocab_size": len(target)}
     if kind == "rnn":
@@ -40,7 +44,7 @@ def make(kind="transformer", tokenizer=Words, **changes) -> Translator:
     return translator
 
 
-def favour(translator, token, by):
+def favour(translator: Translator, token: int, by: float) -> None:
     """Raise a token's logit."""
     output = translator.model.output
     bias = torch.zeros(output.out_features) if output.bias is None else output.bias.detach().clone()
@@ -49,11 +53,11 @@ def favour(translator, token, by):
 
 
 @pytest.fixture(params=["transformer", "rnn"])
-def translator(request) -> Translator:
+def translator(request: pytest.FixtureRequest) -> Translator:
     return make(request.param)
 
 
-def maps_of(translator, source, tokens):
+def maps_of(translator: Translator, source: str, tokens: Sequence[str]) -> dict[str, Tensor]:
     """The maps (H, T, S) of one sentence alone, teacher forced."""
     ids = torch.tensor([[*translator.source_tokenizer.encode(source), 2]])
     target = torch.tensor([[1, *tokens[:-1]]])
@@ -70,7 +74,9 @@ def maps_of(translator, source, tokens):
     [AlignmentOf(), AlignmentOf(layer=0), AlignmentOf(layer=-1, head=0), AlignmentOf(head=-1), AlignmentOf(layer=None)],
     ids=str,
 )
-def test_an_alignment_is_the_map_of_that_layer_and_head(translator, which, beam_size) -> None:
+def test_an_alignment_is_the_map_of_that_layer_and_head(
+    translator: Translator, which: AlignmentOf, beam_size: int
+) -> None:
     """That of the sentence alone, although it was translated among others and beams crossed."""
     names = translator.model.alignment_names
     found = list(translator.translate(SOURCES, beam_size=beam_size, num_best=beam_size, alignments=which))
@@ -95,7 +101,7 @@ def test_an_alignment_is_the_map_of_that_layer_and_head(translator, which, beam_
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
-def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(translator, penalty) -> None:
+def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(translator: Translator, penalty: float) -> None:
     favour(translator, translator.target_tokenizer.marks.end_id, 2.0)
     how = {"beam_size": 4, "num_best": 4, "length_penalty": penalty, "alignments": AlignmentOf()}
     ended = 0
@@ -110,7 +116,7 @@ def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(translator
 
 
 @pytest.mark.parametrize("penalty", [-0.5, float("nan"), float("inf")])
-def test_a_length_penalty_is_a_number_from_0_up(penalty) -> None:
+def test_a_length_penalty_is_a_number_from_0_up(penalty: float) -> None:
     with pytest.raises(ArgumentError, match="length_penalty must be at least 0 and finite"):
         next(make().translate(SOURCES[:1], length_penalty=penalty))
 
@@ -139,7 +145,7 @@ def test_marks_and_spaces_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_unknown_words_are_the_words_that_are_looked_at_most(translator, beam_size) -> None:
+def test_unknown_words_are_the_words_that_are_looked_at_most(translator: Translator, beam_size: int) -> None:
     favour(translator, UNK, 9.0)
     how = {"beam_size": beam_size, "alignments": AlignmentOf()}
     plain = list(translator.translate(SOURCES, **how))
@@ -180,7 +186,7 @@ def test_characters_are_copied_too() -> None:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_translation_begins_with_its_prefix(translator, beam_size) -> None:
+def test_a_translation_begins_with_its_prefix(translator: Translator, beam_size: int) -> None:
     prefixes = ["", "on voit deux", "Zoë et", "un chat,", "on", "elles"]
     asked = [Request(source, prefix) for source, prefix in zip(SOURCES, prefixes, strict=True)]
     found = list(translator.translate(asked, beam_size=beam_size))
@@ -192,7 +198,7 @@ def test_a_translation_begins_with_its_prefix(translator, beam_size) -> None:
     assert any(not one.text.startswith(prefix) for one, prefix in zip(free, prefixes, strict=True))
 
 
-def test_a_translation_is_kept_to_a_vocabulary(translator) -> None:
+def test_a_translation_is_kept_to_a_vocabulary(translator: Translator) -> None:
     words = translator.vocabulary(["un", "chat", "et", "Zoë"])
     for beam_size in (1, 3):
         for one in translator.translate(SOURCES, beam_size=beam_size, vocabulary=words):
@@ -223,7 +229,7 @@ def test_what_is_too_long_stops_or_stays_empty() -> None:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_translations_end_where_learned_positions_do(beam_size) -> None:
+def test_translations_end_where_learned_positions_do(beam_size: int) -> None:
     translator = make(positions="learned", max_length=6)
     favour(translator, EOS, -99.0)  # the end mark never comes by itself
     for one in translator.translate([*SOURCES[:2], Request("we", "on voit")], beam_size=beam_size):
@@ -233,7 +239,7 @@ def test_translations_end_where_learned_positions_do(beam_size) -> None:
 # -- several references ---------------------------------------------------------------------------------
 
 
-def test_several_references(translator) -> None:
+def test_several_references(translator: Translator) -> None:
     found = [one.text for one in translator.translate(SOURCES[:3])]
     pairs = [(source, ["x y z", text]) for source, text in zip(SOURCES, found, strict=False)]
     pairs[1] = (SOURCES[1], [found[1]])  # a sentence may have fewer

@@ -1,13 +1,13 @@
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import PAIRS, SMALL, small_config, write_pairs
 
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.models.transformer import TransformerConfig
@@ -16,8 +16,9 @@ from regard.tasks.pictures.save import save_pictures
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.corpus import TokenBatches, open_corpus
-from regard.tasks.translation.train import TranslationConfig, Translator, train
+from regard.tasks.translation.train import TranslationConfig, Translator, train_translation
 from regard.text.tokenizers import Characters
+from tests.tasks.small_runs import PAIRS, SMALL, small_config, write_pairs
 
 SOURCES = [source for source, _ in PAIRS]
 
@@ -27,7 +28,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Fifty pairs learnt by heart."""
     folder = tmp_path_factory.mktemp(request.param)
     length = {"steps": 200, "schedule": "cosine", "validate_every": 50, "save_every": 200}
-    return train(small_config(folder, model=request.param, vocab_size=330, **length))
+    return train_translation(small_config(folder, model=request.param, vocab_size=330, **length))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=262,  # all but bytes: a character beyond ASCII is several tokens
         steps=3,
     )
-    train(config)
+    train_translation(config)
     return config.out
 
 
@@ -219,7 +220,7 @@ def test_a_vocabulary_that_does_not_fit(copied: Path) -> None:
         (lambda run: cut(next((run / "best").glob("*.safetensors"))), "was cut short"),
     ],
 )
-def test_a_damaged_run_folder(copied: Path, damage, message: str) -> None:
+def test_a_damaged_run_folder(copied: Path, damage: Callable[..., Any], message: str) -> None:
     damage(copied)
     with pytest.raises(RunFolderError, match=message):
         Translator.load(copied)
@@ -233,33 +234,33 @@ def test_a_run_is_neither_replaced_nor_bent(run: Path, tmp_path: Path) -> None:
     saved = RunFolder(run).read_config("translation", TranslationConfig)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(RunFolderError, match="already holds a run"):
-        train(saved)
+        train_translation(saved)
     with pytest.raises(RunFolderError, match="has batch_tokens 600, not 700"):
-        train(replace(saved, batch_tokens=700), resume=True)
+        train_translation(replace(saved, batch_tokens=700), resume=True)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("not a run")
     with pytest.raises(RunFolderError, match="is not empty and holds no run"):
-        train(replace(saved, out=tmp_path / "notes"), resume=True)
+        train_translation(replace(saved, out=tmp_path / "notes"), resume=True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_more_steps_after_a_finished_run(copied: Path) -> None:
     saved = RunFolder(copied).read_config("translation", TranslationConfig)
-    train(replace(saved, out=copied, steps=6), resume=True)
+    train_translation(replace(saved, out=copied, steps=6), resume=True)
     assert RunFolder(copied).checkpoints.position("last").step == 6
 
 
 def test_a_run_that_was_killed_before_its_data_was_ready_resumes(config: TranslationConfig) -> None:
     RunFolder(config.out).begin("translation", config)
     (config.out / "source_tokenizer.json").write_text("{ half of a f")
-    train(config, resume=True)
+    train_translation(config, resume=True)
     assert RunFolder(config.out).checkpoints.position("last").step == config.steps
 
 
 def test_a_share_is_split_off_for_validation(tmp_path: Path) -> None:
     pairs = [(f"{source} {n}", target) for n in range(8) for source, target in PAIRS]
     config = small_config(tmp_path, data=(write_pairs(tmp_path / "many.tsv", pairs),), valid=(), steps=1)
-    train(config)
+    train_translation(config)
     corpus = open_corpus(config, RunFolder(config.out))
     assert len(corpus.train) + len(corpus.valid) == 400
     assert 5 <= len(corpus.valid) <= 45
@@ -271,7 +272,7 @@ def test_a_share_is_split_off_for_validation(tmp_path: Path) -> None:
 def test_too_little_data_to_split(tmp_path: Path) -> None:
     config = small_config(tmp_path, data=(write_pairs(tmp_path / "one.tsv", PAIRS[:1]),), valid=())
     with pytest.raises(DataError, match=r"one\.tsv: too few pairs"):
-        train(config)
+        train_translation(config)
 
 
 def test_pairs_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -279,7 +280,7 @@ def test_pairs_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
     config = small_config(
         tmp_path, data=(write_pairs(tmp_path / "long.tsv", pairs),), max_length=60, steps=1, tokenizer="characters"
     )
-    train(config)
+    train_translation(config)
     assert json.loads((config.out / "prepared.json").read_text())["pairs_left_out"] == 2
     assert "2 of 52 pairs are longer" in (config.out / "train.log").read_text()
     corpus = open_corpus(config, RunFolder(config.out))
@@ -294,8 +295,8 @@ def test_bad_lines_stop_or_are_counted(tmp_path: Path) -> None:
         file.write("no tab here\n")
     config = small_config(tmp_path, data=(path,), steps=1)
     with pytest.raises(DataError, match=r"bad\.tsv:51"):
-        train(config)
-    train(replace(config, bad_lines="skip"), overwrite=True)
+        train_translation(config)
+    train_translation(replace(config, bad_lines="skip"), overwrite=True)
     assert "1 bad lines left out" in (config.out / "train.log").read_text()
 
 
@@ -303,7 +304,7 @@ def test_shared_vocabulary(tmp_path: Path) -> None:
     config = small_config(
         tmp_path, shared_vocabulary=True, transformer=replace(SMALL["transformer"], shared_embeddings=True), steps=2
     )
-    translator = train(config)
+    translator = train_translation(config)
     assert translator.source_tokenizer.fingerprint() == translator.target_tokenizer.fingerprint()
     assert (config.out / "tokenizer.json").exists()
     assert Translator.load(config.out).loss(PAIRS) == pytest.approx(translator.loss(PAIRS))
@@ -327,14 +328,14 @@ def test_settings_that_make_no_sense(tmp_path: Path, changes: dict, message: str
 def test_nothing_is_touched_when_settings_do_not_fit(config: TranslationConfig) -> None:
     for wrong in ({"steps": 0}, {"schedule": "cosine"}, {"device": "cuda:99"}, {"device": "abacus"}):
         with pytest.raises(ArgumentError):
-            train(replace(config, **wrong))
+            train_translation(replace(config, **wrong))
     assert not config.out.exists()
 
 
 def test_positions_must_hold_what_is_trained_on(tmp_path: Path) -> None:
     model = replace(SMALL["transformer"], positions="learned", max_length=20)
     with pytest.raises(ArgumentError, match="20 positions and trains on sentences of up to 256"):
-        train(small_config(tmp_path, transformer=model))
+        train_translation(small_config(tmp_path, transformer=model))
 
 
 def test_bad_data_leaves_no_half_made_run_behind(config: TranslationConfig, tmp_path: Path) -> None:
@@ -342,6 +343,6 @@ def test_bad_data_leaves_no_half_made_run_behind(config: TranslationConfig, tmp_
     bad.write_text("no tab here\n", encoding="utf-8")
     fresh = replace(config, data=(bad,), out=tmp_path / "fresh")
     with pytest.raises(DataError, match=r"bad\.tsv:1"):
-        train(fresh)
+        train_translation(fresh)
     assert not fresh.out.exists()
-    train(replace(fresh, data=config.data))  # mended: the same command goes through
+    train_translation(replace(fresh, data=config.data))  # mended: the same command goes through

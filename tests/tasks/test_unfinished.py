@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import Translator
 from regard.text.lines import Line, raw_lines
 from regard.text.tokenizers import Characters
+from tests import ROOT
 
 SETTINGS = {"model": "abc", "beam": 1}
 LINES = [f"{n:x}" * (n % 3 + 1) for n in range(23)]
@@ -62,7 +65,17 @@ class Killed(BaseException):
     """What stands for kill -9: nothing catches it."""
 
 
-def run(translator, source, target, *, stop_after=None, bad_lines="stop", gate=None, settings=SETTINGS, **how) -> None:
+def run(
+    translator: Translator,
+    source: Path,
+    target: Path,
+    *,
+    stop_after: int | None = None,
+    bad_lines: str = "stop",
+    gate: Any = None,
+    settings: dict[str, Any] = SETTINGS,
+    **how: Any,
+) -> None:
     lines = raw_lines(source)
     windows = answered(translator, lines, Options(beam_size=2), parse=whole_line, window_lines=WINDOW)
     with opened(target, settings, **{"resume": False, "overwrite": False} | how) as unfinished:
@@ -89,7 +102,9 @@ def whole(translator: Translator, source: Path, tmp_path: Path) -> bytes:
 
 @pytest.mark.parametrize("stop_after", [5, 15, 23])
 @pytest.mark.parametrize("torn", [b"", b"half of a li", b"whole lines\nthat no record knows of\n"])
-def test_what_was_interrupted_ends_as_if_it_had_not_been(translator, source, whole, tmp_path, stop_after, torn) -> None:
+def test_what_was_interrupted_ends_as_if_it_had_not_been(
+    translator: Translator, source: Path, whole: bytes, tmp_path: Path, stop_after: int, torn: bytes
+) -> None:
     target = tmp_path / "out.txt"
     with pytest.raises(Killed):
         run(translator, source, target, stop_after=stop_after)
@@ -103,7 +118,9 @@ def test_what_was_interrupted_ends_as_if_it_had_not_been(translator, source, who
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt", "undisturbed.txt"]
 
 
-def test_resume_from_nothing_and_after_the_end(translator, source, whole, tmp_path) -> None:
+def test_resume_from_nothing_and_after_the_end(
+    translator: Translator, source: Path, whole: bytes, tmp_path: Path
+) -> None:
     target = tmp_path / "out.txt"
     run(translator, source, target, resume=True)
     assert target.read_bytes() == whole
@@ -118,13 +135,15 @@ def test_resume_from_nothing_and_after_the_end(translator, source, whole, tmp_pa
     assert not (tmp_path / "other.txt.partial.json").exists()
 
 
-def test_what_does_not_belong_together_is_refused(translator, source, whole, tmp_path) -> None:
+def test_what_does_not_belong_together_is_refused(
+    translator: Translator, source: Path, whole: bytes, tmp_path: Path
+) -> None:
     target, record, partial_file = (tmp_path / f"out.txt{end}" for end in ("", ".partial.json", ".partial"))
     with pytest.raises(Killed):
         run(translator, source, target, stop_after=10)
     before = partial_file.read_bytes()
 
-    def refused(message: str, error=ArgumentError, **how) -> None:
+    def refused(message: str, error: type[Exception] = ArgumentError, **how: Any) -> None:
         with pytest.raises(error, match=message):
             run(translator, how.pop("source", source), target, **{"resume": True} | how)
         assert not target.exists()
@@ -154,7 +173,7 @@ def test_what_does_not_belong_together_is_refused(translator, source, whole, tmp
     assert target.read_bytes() == whole
 
 
-def test_nothing_is_replaced_unasked(translator, source, whole, tmp_path) -> None:
+def test_nothing_is_replaced_unasked(translator: Translator, source: Path, whole: bytes, tmp_path: Path) -> None:
     target = tmp_path / "out.txt"
     target.write_text("mine")
     with pytest.raises(ArgumentError, match=r"out\.txt is there already: replace it \(--overwrite\)"):
@@ -168,7 +187,9 @@ def test_nothing_is_replaced_unasked(translator, source, whole, tmp_path) -> Non
         run(translator, source, tmp_path, overwrite=True)
 
 
-def test_a_full_disk_keeps_what_was_answered(translator, source, whole, tmp_path, monkeypatch) -> None:
+def test_a_full_disk_keeps_what_was_answered(
+    translator: Translator, source: Path, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, writes, sync = tmp_path / "out.txt", 0, os.fsync
 
     def full(number: int) -> None:
@@ -187,7 +208,7 @@ def test_a_full_disk_keeps_what_was_answered(translator, source, whole, tmp_path
     assert target.read_bytes() == whole
 
 
-def test_two_at_a_time_are_one_too_many(translator, source, tmp_path) -> None:
+def test_two_at_a_time_are_one_too_many(translator: Translator, source: Path, tmp_path: Path) -> None:
     with (
         opened(tmp_path / "out.txt", SETTINGS, resume=False, overwrite=False),
         pytest.raises(RunFolderError, match="another process is writing"),
@@ -195,7 +216,7 @@ def test_two_at_a_time_are_one_too_many(translator, source, tmp_path) -> None:
         run(translator, source, tmp_path / "out.txt", resume=True)
 
 
-def test_bad_lines_stop_or_stay_empty(translator, source, tmp_path) -> None:
+def test_bad_lines_stop_or_stay_empty(translator: Translator, source: Path, tmp_path: Path) -> None:
     content = source.read_bytes().splitlines(keepends=True)
     content[7], content[11] = b"\xff\xfe\n", b"0123456789\n"
     source.write_bytes(b"".join(content))
@@ -217,7 +238,7 @@ def test_bad_lines_stop_or_stay_empty(translator, source, tmp_path) -> None:
         run(translator, source, tmp_path / "other.txt")
 
 
-def test_a_column_of_prefixes(translator) -> None:
+def test_a_column_of_prefixes(translator: Translator) -> None:
     lines = [Line("x:1", b"12\tab"), Line("x:2", b"12"), Line("x:3", b"1\t2\t3"), Line("x:4", b"12\tc")]
     (window,) = answered(translator, lines, Options(beam_size=1), parse=sentence_and_prefix, window_lines=9)
     texts = [one.translation.text for one in window]
@@ -228,10 +249,10 @@ def test_a_column_of_prefixes(translator) -> None:
     )
 
 
-def test_no_more_than_a_window_is_read_ahead(translator) -> None:
+def test_no_more_than_a_window_is_read_ahead(translator: Translator) -> None:
     read = 0
 
-    def endless():
+    def endless() -> Iterator[Line]:
         nonlocal read
         for line in repeat(Line("x", b"12")):
             read += 1
@@ -245,8 +266,7 @@ def test_no_more_than_a_window_is_read_ahead(translator) -> None:
 
 MEMORY = """
 import resource, sys
-sys.path.insert(0, {folder!r})
-from test_unfinished import *
+from tests.tasks.test_unfinished import *
 translator = tiny()
 def done(count):
     path = Path({out!r}, f"{{count}}.in")
@@ -261,19 +281,20 @@ print(done(20_000) - small)
 """
 
 
-def test_memory_does_not_grow_with_the_lines(tmp_path) -> None:
+def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     """Ten times as many lines: a KiB a line more would be 18 MiB."""
-    code = MEMORY.format(folder=str(Path(__file__).parent), out=str(tmp_path))
+    code = MEMORY.format(out=str(tmp_path))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 4_096  # KiB
 
 
 KILLED = """
 import sys, time
-sys.path.insert(0, {folder!r})
-from test_unfinished import *
+from tests.tasks.test_unfinished import *
 lines = raw_lines({source!r})
 windows = answered(tiny(), lines, Options(beam_size=2), parse=whole_line, window_lines=WINDOW)
 with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinished:
@@ -282,12 +303,12 @@ with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinis
 """
 
 
-def test_a_killed_process_loses_nothing(translator, source, whole, tmp_path) -> None:
+def test_a_killed_process_loses_nothing(translator: Translator, source: Path, whole: bytes, tmp_path: Path) -> None:
     """Killed twice, at a moment that is not chosen."""
     target, record = tmp_path / "out.txt", tmp_path / "out.txt.partial.json"
-    code = KILLED.format(folder=str(Path(__file__).parent), source=str(source), target=str(target))
+    code = KILLED.format(source=str(source), target=str(target))
     for least in (5, 15):
-        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
         deadline = time.monotonic() + 120
         while not (record.exists() and json.loads(record.read_text())["lines"] >= least):
             assert process.poll() is None

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PAIRS, small_config
 
 from regard.errors import ArgumentError, WorkerError
 from regard.tasks.translation.bulk.worker_pool import Workers, sharing
 from regard.tasks.translation.search_job import Job
-from regard.tasks.translation.train import train
+from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
+from tests.tasks.small_runs import PAIRS, small_config
 
 LINES = [source for source, _ in PAIRS] + ["", "we see nine trees we see ten cats"]
 
@@ -22,7 +22,7 @@ LINES = [source for source, _ in PAIRS] + ["", "we see nine trees we see ten cat
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workers")
-    train(small_config(folder, model="transformer"))
+    train_translation(small_config(folder, model="transformer"))
     return folder / "run"
 
 
@@ -36,7 +36,9 @@ def children(process: int) -> list[int]:
     return [int(line) for line in found.split()]
 
 
-def test_two_workers_answer_as_one_process_does_and_in_order(run, alone, monkeypatch):
+def test_two_workers_answer_as_one_process_does_and_in_order(
+    run: Path, alone: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("regard.tasks.translation.translator.CPU_SEARCH_PLACES", 200)  # many small batches
     expected = [one.candidates for one in alone.translate(LINES, beam_size=3, num_best=2)]
     words = alone.vocabulary(["on y voit dix chats"])
@@ -56,14 +58,14 @@ def test_two_workers_answer_as_one_process_does_and_in_order(run, alone, monkeyp
         assert [one.score for one in some] == pytest.approx([other.score for other in others], abs=1e-5)
 
 
-def test_a_worker_that_dies_is_one_line(run):
+def test_a_worker_that_dies_is_one_line(run: Path) -> None:
     with Workers(run, 1) as workers:
         workers._all[0]._process.kill()
         with pytest.raises(WorkerError, match="worker 1 of 1 ended by signal 9"):
             workers.search([Job(sources=[[4, 2]], begin_id=1, end_id=2, max_steps=5)])
 
 
-def test_a_run_that_cannot_be_loaded_is_that_error(tmp_path):
+def test_a_run_that_cannot_be_loaded_is_that_error(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="nowhere") as caught:
         Workers(tmp_path / "nowhere", 1)
     assert type(caught.value).__name__ == "RunFolderError"
@@ -71,7 +73,7 @@ def test_a_run_that_cannot_be_loaded_is_that_error(tmp_path):
         Workers(tmp_path, 0)
 
 
-def test_ctrl_c_leaves_one_line_and_no_process(run, tmp_path):
+def test_ctrl_c_leaves_one_line_and_no_process(run: Path, tmp_path: Path) -> None:
     lines = tmp_path / "lines.txt"
     lines.write_text("".join(f"{line}\n" for line in LINES * 2_000))
     command = [sys.executable, "-m", "regard", "translate", str(run), "--input", str(lines), "--workers", "2"]

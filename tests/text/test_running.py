@@ -12,8 +12,8 @@ from regard.errors import ArgumentError, RunFolderError
 from regard.text.blocks import (
     BEGIN_ONE_IN,
     BlockPlan,
-    Blocks,
-    masked,
+    TextBlocks,
+    mask_tokens,
     masked_windows,
     next_token_windows,
     next_tokens,
@@ -170,7 +170,7 @@ def test_texts_and_batches_that_are_too_small() -> None:
 
 
 def test_next_tokens() -> None:
-    blocks = Blocks(np.array([[5, 6, 7, EOS, BOS], [8, 9, 4, 5, 6]]), np.array([1, 5 * BEGIN_ONE_IN]))
+    blocks = TextBlocks(np.array([[5, 6, 7, EOS, BOS], [8, 9, 4, 5, 6]]), np.array([1, 5 * BEGIN_ONE_IN]))
     batch = next_tokens(blocks)
     assert batch.tokens.tolist() == [[5, 6, 7, EOS], [BOS, 9, 4, 5]]
     assert batch.targets.tolist() == [[6, 7, EOS, PAD], [9, 4, 5, 6]]  # where a document begins is not predicted
@@ -200,7 +200,7 @@ def test_masks_are_berts() -> None:
     rng = np.random.default_rng(0)
     text = rng.integers(4, 20, (400, 100))
     text[:, 50] = BOS
-    batch = masked(Blocks(text, np.arange(400)), vocab_size=20, mask_id=20)
+    batch = mask_tokens(TextBlocks(text, np.arange(400)), vocab_size=20, mask_id=20)
     tokens, targets = batch.tokens.numpy(), batch.targets.numpy()
     chosen = targets != PAD
     assert np.array_equal(targets[chosen], text[chosen])
@@ -212,12 +212,12 @@ def test_masks_are_berts() -> None:
     assert abs(mask - 0.8 * count) < 4 * (count * 0.16) ** 0.5
     assert abs(other - 0.1 * count * 15 / 16) < 4 * (count * 0.09) ** 0.5  # another token may be the same one
     assert tokens[chosen].min() >= 4
-    again = masked(Blocks(text[5:9], np.arange(5, 9)), vocab_size=20, mask_id=20)
+    again = mask_tokens(TextBlocks(text[5:9], np.arange(5, 9)), vocab_size=20, mask_id=20)
     assert np.array_equal(again.tokens.numpy(), tokens[5:9])
 
 
 def test_every_row_has_something_to_predict() -> None:
-    batch = masked(Blocks(np.full((50, 2), 5), np.arange(50)), vocab_size=9, mask_id=9)
+    batch = mask_tokens(TextBlocks(np.full((50, 2), 5), np.arange(50)), vocab_size=9, mask_id=9)
     assert (batch.targets != PAD).any(1).all()
     rows = list(masked_windows(np.full(7, 5), length=3, vocab_size=9, mask_id=9))
     assert [len(row.tokens) for row in rows] == [3, 3, 1]

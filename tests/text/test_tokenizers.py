@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -215,7 +216,7 @@ def test_no_text_to_train_on_is_refused(made: Words, texts: list[str]) -> None:
 
 
 def test_errors_of_the_text_pass_through_the_library() -> None:
-    def texts():  # type: ignore[no-untyped-def]
+    def texts() -> Iterator[str]:  # type: ignore[no-untyped-def]
         yield "a"
         raise DataError("x:2: bad")
 

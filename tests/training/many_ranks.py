@@ -1,4 +1,7 @@
-"""Trainings by several ranks in one go, told as JSON: torchrun many_ranks.py '[{"folder": ..., "steps": 12}, ...]'."""
+"""Trainings by several ranks in one go, told as JSON.
+
+`torchrun -m tests.training.many_ranks '[{"folder": ..., "steps": 12}, ...]'`
+"""
 
 import json
 import os
@@ -11,7 +14,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from toy import VOCAB, ToyBatch, ToyBatches, toy_loss
 
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from regard.training.checkpoints import Checkpoints
@@ -26,6 +28,7 @@ from regard.training.optimizers import adamw
 from regard.training.random_state import seed_everything
 from regard.training.reporting.logs import MetricsFile
 from regard.training.schedules import inverse_square_root
+from tests.training.toy_training import VOCAB, ToyBatch, ToyBatches, toy_loss
 
 
 class TiedModel(nn.Module):

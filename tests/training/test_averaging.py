@@ -1,8 +1,8 @@
 import math
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +13,7 @@ from regard.training.averaging import MovingAverage, mean_of
 from regard.training.checkpoints import Checkpoints
 from regard.training.fit_config import FitConfig
 from regard.training.interrupts import TrainingInterrupted
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toy import killer, train_toy
+from tests.training.toy_training import killer, train_toy
 
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1, ema_decay=0.9, keep=3)
 
@@ -27,12 +25,12 @@ class Tied(nn.Module):
         self.output.weight = self.embedding.weight
 
 
-def test_average_is_that_of_torch():
+def test_average_is_that_of_torch() -> None:
     """torch's own AveragedModel in float64, with the same decay at every step."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
 
-    def lerp(old, new, count) -> None:
+    def lerp(old: Any, new: Any, count: Any) -> None:
         torch._foreach_lerp_(old, new, 1 - min(0.8, (1 + int(count)) / (10 + int(count))))
 
     theirs = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=lerp)
@@ -48,7 +46,7 @@ def test_average_is_that_of_torch():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=0, atol=1e-12)
 
 
-def test_tied_weights_have_one_average_under_both_names():
+def test_tied_weights_have_one_average_under_both_names() -> None:
     model = Tied()
     average = MovingAverage(model, 0.5)
     own = model.output.weight
@@ -64,7 +62,7 @@ def test_tied_weights_have_one_average_under_both_names():
     assert torch.equal(model.output.weight, torch.ones(5, 3))
 
 
-def test_an_error_inside_leaves_the_model_its_own_weights():
+def test_an_error_inside_leaves_the_model_its_own_weights() -> None:
     model = nn.Linear(2, 2)
     average, before = MovingAverage(model, 0.5), model.weight.clone()
     with torch.no_grad():
@@ -74,7 +72,7 @@ def test_an_error_inside_leaves_the_model_its_own_weights():
     assert torch.equal(model.weight, before + 1.0)
 
 
-def test_averages_of_another_model_are_refused():
+def test_averages_of_another_model_are_refused() -> None:
     with pytest.raises(RunFolderError, match="holds no average of weight"):
         MovingAverage(nn.Linear(2, 2), 0.5).load_state_dict({}, source=Path("runs/x"))
     with pytest.raises(ArgumentError, match="names or shapes differ"):
@@ -83,7 +81,7 @@ def test_averages_of_another_model_are_refused():
         FitConfig(ema_decay=1.0)
 
 
-def test_training_validates_and_keeps_the_average(tmp_path):
+def test_training_validates_and_keeps_the_average(tmp_path: Path) -> None:
     """The average computed here from the weights after each of ten steps is what the checkpoints hold."""
     steps = [Checkpoints(tmp_path / str(n)) for n in range(1, 11)]
     for n, checkpoints in enumerate(steps, start=1):
@@ -102,12 +100,12 @@ def test_training_validates_and_keeps_the_average(tmp_path):
         assert torch.equal(steps[-1].load_model(which)["out.weight"], saved.average["out.weight"])
 
 
-def test_the_latest_models_are_kept(tmp_path):
+def test_the_latest_models_are_kept(tmp_path: Path) -> None:
     train_toy(tmp_path, config=CONFIG)
     assert Checkpoints(tmp_path).kept() == [f"kept/step-{step:08d}" for step in (20, 30, 40)]
 
 
-def test_kill_and_resume_is_bit_identical_with_an_average(tmp_path):
+def test_kill_and_resume_is_bit_identical_with_an_average(tmp_path: Path) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     train_toy(straight, config=CONFIG)
     with pytest.raises(TrainingInterrupted):
@@ -120,13 +118,13 @@ def test_kill_and_resume_is_bit_identical_with_an_average(tmp_path):
     assert ours.kept() == theirs.kept()
 
 
-def test_nothing_is_kept_unless_asked(tmp_path):
+def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
     train_toy(tmp_path, config=replace(CONFIG, keep=0, ema_decay=0.0, steps=10))
     assert Checkpoints(tmp_path).kept() == []
     assert Checkpoints(tmp_path).load_last().average is None
 
 
-def test_best_by_a_metric_that_grows(tmp_path):
+def test_best_by_a_metric_that_grows(tmp_path: Path) -> None:
     """The highest of a metric is the best, and an unknown one is named."""
     config = replace(CONFIG, best_by="step_squared", steps=20)
     with pytest.raises(ArgumentError, match=r"best_by must be one of the metrics \['loss'\], got 'step_squared'"):

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +21,14 @@ from regard.training.fit_config import FitConfig
 from regard.training.loop import fit
 from regard.training.losses import LossSum
 from regard.training.optimizers import adamw
+from regard.training.protocols import Batches, Loss
 from regard.training.random_state import seed_everything
 from regard.training.reporting.display import PlainLines
-from regard.training.reporting.events import Event, Finished, Saved, Skipped, Stepped
+from regard.training.reporting.events import Callback, Event, Finished, Saved, Skipped, Stepped
 from regard.training.reporting.logs import MetricsFile
 from regard.training.schedules import constant
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toy import ToyBatch, ToyBatches, ToyModel, toy_loss
+from tests import ROOT
+from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, toy_loss
 
 CONFIG = FitConfig(steps=12, save_every=3, validate_every=100, log_every=1)
 
@@ -46,11 +47,11 @@ class Poisoned:
 
 def run(
     folder: Path,
-    loss,
+    loss: Loss,
     config: FitConfig = CONFIG,
     bad: BadBatches = Skip(),  # noqa: B008
-    batches=None,
-    callbacks=(),
+    batches: Batches[ToyBatch] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[ToyModel, list[Event]]:
     """Train without dropout: then a batch that is passed over changes nothing that comes after it."""
     seed_everything(3)
@@ -77,7 +78,7 @@ class Without(ToyBatches):
         super().__init__()
         self.numbers = numbers
 
-    def epoch(self, epoch: int, start: int):
+    def epoch(self, epoch: int, start: int) -> Iterator[ToyBatch]:
         for number, batch in enumerate(super().epoch(epoch, 0)):
             if epoch or number not in self.numbers:
                 yield batch
@@ -179,11 +180,12 @@ def test_checkpoints_are_not_written_between_a_bad_batch_and_the_next_step(tmp_p
 
 def test_two_ranks_pass_over_together(tmp_path: Path) -> None:
     """One rank's bad batch is everybody's: else their parameters would part."""
-    script = [sys.executable, str(Path(__file__).parent / "toy.py"), str(tmp_path), "--dropout", "0", "--steps", "12"]
+    script = [sys.executable, "-m", "tests.training.toy_training", str(tmp_path), "--dropout", "0", "--steps", "12"]
     both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29707"}
     ranks = [
         subprocess.Popen(
             [*script, "--poison-rank", "1"],
+            cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", **both, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )

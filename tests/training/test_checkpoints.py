@@ -2,8 +2,9 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,7 +172,7 @@ def test_a_failing_write_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypa
     check_full_disk(tmp_path, make_big=lambda: torch.zeros(10))
 
 
-def check_full_disk(folder: Path, make_big) -> None:
+def check_full_disk(folder: Path, make_big: Callable[[], object]) -> None:
     checkpoints = Checkpoints(folder)
     checkpoints.save_last(make_state(1.0))
     state = make_state(2.0)._replace(optimizer={"w:exp_avg": make_big()})
@@ -193,8 +194,8 @@ def test_death_at_any_write_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     class Killed(BaseException):
         pass
 
-    def count(real):
-        def wrapped(*arguments):
+    def count(real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == fatal + 1:  # what a kill would leave: the folder as it is now

@@ -19,20 +19,19 @@ from regard.training.interrupts import TrainingInterrupted
 from regard.training.loop import fit
 from regard.training.losses import LossSum
 from regard.training.optimizers import adamw
+from regard.training.protocols import Batches, Loss, Validate
 from regard.training.reporting.events import Event, Finished, Saved, Stepped, Validated
 from regard.training.schedules import constant
+from tests import ROOT
+from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, killer, toy_loss, train_toy
 
-sys.path.insert(0, str(Path(__file__).parent))
-from toy import ToyBatch, ToyBatches, ToyModel, killer, toy_loss, train_toy
-
-TOY = Path(__file__).parent / "toy.py"
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1)
 
 
 def run_toy(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, str(TOY), str(folder), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, *launcher, "-m", "tests.training.toy_training", str(folder), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def records(folder: Path, event: str = "train") -> list[dict[str, float]]:
@@ -240,7 +239,13 @@ def test_reports_count_time_left_down(tmp_path: Path) -> None:
 
 
 def run_in_process(
-    folder: Path, config: FitConfig, validate=None, *, loss=toy_loss, model=None, batches=None
+    folder: Path,
+    config: FitConfig,
+    validate: Validate | None = None,
+    *,
+    loss: Loss = toy_loss,
+    model: nn.Module | None = None,
+    batches: Batches[ToyBatch] | None = None,
 ) -> list[Event]:
     events: list[Event] = []
     model = model if model is not None else ToyModel()

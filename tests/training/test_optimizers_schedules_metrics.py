@@ -1,4 +1,6 @@
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +80,7 @@ def test_cosine_agrees_with_torch() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: inverse_square_root(1.0, 0), lambda: cosine(1.0, -1, 5)])
-def test_warmup_out_of_range(make) -> None:
+def test_warmup_out_of_range(make: Callable[..., Any]) -> None:
     with pytest.raises(ArgumentError, match="warmup_steps must be at least"):
         make()
     with pytest.raises(ArgumentError, match="10 warm-up steps of 10"):
@@ -104,7 +106,7 @@ def test_scores_are_percentages_and_take_several_references() -> None:
 
 
 @pytest.mark.parametrize("metric", [bleu, chrf, exact_match])
-def test_counts_must_agree(metric) -> None:
+def test_counts_must_agree(metric: Callable[..., Any]) -> None:
     with pytest.raises(ArgumentError, match=r"got 2 hypotheses and \[1\]"):
         metric(["a", "b"], ["a"])
     with pytest.raises(ArgumentError, match=r"got 0 hypotheses and \[0\]"):

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig
@@ -17,7 +17,9 @@ PAD = 0
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 2e-2}
 
 
-def example(dtype, *, bias=True, shape=(4, 40)):
+def example(
+    dtype: torch.dtype, *, bias: bool = True, shape: tuple[int, ...] = (4, 40)
+) -> tuple[Tensor, nn.Linear, Tensor]:
     torch.manual_seed(5)
     output = nn.Linear(8, 300, bias=bias).to(dtype)
     targets = torch.randint(1, 300, shape)
@@ -29,7 +31,9 @@ def example(dtype, *, bias=True, shape=(4, 40)):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("rows", [7, 512])
-def test_loss_and_gradients_are_those_of_the_logits(monkeypatch, dtype, bias, smoothing, rows):
+def test_loss_and_gradients_are_those_of_the_logits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bias: bool, smoothing: float, rows: int
+) -> None:
     monkeypatch.setattr(output_loss, "ROWS_OF_A_PRODUCT", rows)
     monkeypatch.setattr(output_loss, "ROWS_AT_A_TIME", min(rows, 5))
     hidden, output, targets = example(dtype, bias=bias)
@@ -44,10 +48,10 @@ def test_loss_and_gradients_are_those_of_the_logits(monkeypatch, dtype, bias, sm
         assert (ours.double() - theirs.double()).abs().max() <= TOLERANCES[dtype] * theirs.double().abs().max()
 
 
-def test_gradients_by_differences():
+def test_gradients_by_differences() -> None:
     hidden, output, targets = example(torch.float64, shape=(1, 9))
 
-    def loss(hidden, weight, bias):
+    def loss(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         layer = nn.Linear(8, 300)
         del layer.weight, layer.bias
         layer.weight, layer.bias = weight, bias
@@ -58,7 +62,7 @@ def test_gradients_by_differences():
     assert torch.autograd.gradcheck(loss, tensors)
 
 
-def test_under_autocast_sums_are_float32():
+def test_under_autocast_sums_are_float32() -> None:
     hidden, output, targets = example(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         total, _ = output_cross_entropy(hidden, output, targets=targets, ignore_index=PAD)
@@ -73,14 +77,14 @@ def test_under_autocast_sums_are_float32():
         assert (a - b).abs().max() <= 2e-2 * b.abs().max()
 
 
-def test_without_gradients_it_is_the_same_loss():
+def test_without_gradients_it_is_the_same_loss() -> None:
     hidden, output, targets = example(torch.float32)
     total, _ = output_cross_entropy(hidden, output, targets=targets, ignore_index=PAD)
     with torch.no_grad():
         assert torch.equal(output_cross_entropy(hidden, output, targets=targets, ignore_index=PAD)[0], total)
 
 
-def test_all_padding_is_zero():
+def test_all_padding_is_zero() -> None:
     hidden, output, targets = example(torch.float32)
     total, count = output_cross_entropy(hidden, output, targets=targets * 0, ignore_index=PAD)
     total.backward()
@@ -89,7 +93,7 @@ def test_all_padding_is_zero():
     assert not output.weight.grad.any()
 
 
-def test_a_probability_that_underflows_is_no_infinite_loss():
+def test_a_probability_that_underflows_is_no_infinite_loss() -> None:
     layer = nn.Linear(1, 3, bias=False)
     nn.init.constant_(layer.weight, 0.0)
     layer.weight.data[0] = 200.0
@@ -97,7 +101,7 @@ def test_a_probability_that_underflows_is_no_infinite_loss():
     assert total.item() == pytest.approx(200.0)
 
 
-def test_every_model_takes_it():
+def test_every_model_takes_it() -> None:
     source, lengths = torch.randint(1, 11, (3, 5)), torch.tensor([5, 3, 4])
     sizes, vocabularies = {"dim": 8, "num_heads": 2, "dropout": 0.0}, {"source_vocab_size": 11, "target_vocab_size": 11}
     models = [
@@ -119,7 +123,7 @@ def test_every_model_takes_it():
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_door():
+def test_the_door() -> None:
     hidden, output, targets = example(torch.float32)
     with pytest.raises(ArgumentError, match="between 0 and 1"):
         output_cross_entropy(hidden, output, targets=targets, ignore_index=PAD, label_smoothing=1.5)

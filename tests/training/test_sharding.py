@@ -30,18 +30,17 @@ from regard.training.distributed.tensor_files import SavedTensor
 from regard.training.gradient_checkpointing import recompute_layers
 from regard.training.optimizers import adamw
 from regard.training.random_state import seed_everything
-
-sys.path.insert(0, str(Path(__file__).parent))
-from many_ranks import train
+from tests import ROOT
+from tests.training.many_ranks import train
 
 # -- trainings by one, two and four processes ----------------------------------------------------------
 
 
 def launch(ranks: int, *jobs: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += [str(Path(__file__).parent / "many_ranks.py"), json.dumps(jobs, default=str)]
+    command += ["-m", "tests.training.many_ranks", json.dumps(jobs, default=str)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
 
 

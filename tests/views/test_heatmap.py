@@ -4,6 +4,9 @@ import logging
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -12,31 +15,31 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
-from written import LOCALES, softmax, words, written
 
 from regard.errors import ArgumentError, MissingExtraError, ShapeError
 from regard.views import fonts
 from regard.views.fonts import letter
 from regard.views.heatmap import Panel, head_panels, heatmap, heatmap_grid
-from regard.views.layout import Size, flow
+from regard.views.layout import FigureSize, flow
+from tests.views.written_dates import LOCALES, softmax, words, written
 
 # In Unicode, and in no font: the last code points of a plane are never characters.
 NO_CHARACTER = "\U0001fffe"
 NO_FORMULA = r"$\no$"
 
 
-def drawn(figure):
+def drawn(figure: Figure) -> np.ndarray:
     """Render, and give back the picture as an array: what a file would hold."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())
 
 
-def texts(labels):
+def texts(labels: Iterable[Any]) -> list[str]:
     return [label.get_text() for label in labels]
 
 
-def test_cells_hold_the_weights_and_ticks_the_labels():
+def test_cells_hold_the_weights_and_ticks_the_labels() -> None:
     weights = softmax(3, 5)
     ax = heatmap(torch.from_numpy(weights), ["x", "y", "z"], list("abcde"), title=NO_FORMULA)
     (image,) = ax.get_images()
@@ -48,7 +51,7 @@ def test_cells_hold_the_weights_and_ticks_the_labels():
     assert not ax.xaxis_inverted()
 
 
-def test_dollars_are_not_mathematics():
+def test_dollars_are_not_mathematics() -> None:
     """matplotlib raises when it takes a text for a formula that it cannot read."""
     ax = heatmap(np.eye(2), [NO_FORMULA, "a"], [NO_FORMULA, "b"], title=NO_FORMULA)
     drawn(ax.figure)
@@ -56,7 +59,7 @@ def test_dollars_are_not_mathematics():
     assert ax.get_title(loc="left") == texts(ax.get_xticklabels())[0] == texts(ax.get_yticklabels())[0] == NO_FORMULA
 
 
-def test_colours_of_the_cells_in_the_picture():
+def test_colours_of_the_cells_in_the_picture() -> None:
     """Rendered pixels, not attributes: the top left cell is dark, its neighbour white."""
     ax = heatmap(np.array([[1.0, 0.0], [0.0, 0.5]]))
     pixels = drawn(ax.figure)
@@ -66,7 +69,7 @@ def test_colours_of_the_cells_in_the_picture():
 
 
 @pytest.mark.parametrize("locale", LOCALES)
-def test_every_script_is_drawn_with_its_own_letters(locale, caplog):
+def test_every_script_is_drawn_with_its_own_letters(locale: str, caplog: pytest.LogCaptureFixture) -> None:
     """No tofu: matplotlib warns of a missing glyph, and warnings are errors here."""
     text = written(locale)
     panels = [Panel(softmax(2, len(labels)), None, labels, text) for labels in (words(text), list(text))]
@@ -78,7 +81,7 @@ def test_every_script_is_drawn_with_its_own_letters(locale, caplog):
     assert not any(lettering.missing for lettering in letter(list(text)))
 
 
-def test_without_font_packages_labels_are_code_points_and_one_warning_says_so(monkeypatch):
+def test_without_font_packages_labels_are_code_points_and_one_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     default = [entry for entry in fontManager.ttflist if entry.name == "DejaVu Sans"]
     monkeypatch.setattr(fontManager, "ttflist", default)
     monkeypatch.setattr(fonts, "PACKAGES", ("no_such_package",))
@@ -94,24 +97,24 @@ def test_without_font_packages_labels_are_code_points_and_one_warning_says_so(mo
     drawn(ax.figure)
 
 
-def test_a_character_that_no_font_has_is_spelt():
+def test_a_character_that_no_font_has_is_spelt() -> None:
     (lettering,) = letter([f"a{NO_CHARACTER}"])
     assert lettering.text == "a U+1FFFE"
     assert lettering.missing == NO_CHARACTER
 
 
-def test_han_characters_follow_the_language_of_the_axis():
+def test_han_characters_follow_the_language_of_the_axis() -> None:
     assert letter(["曜", "の"])[0].families == ("regard Noto Sans CJK JP",)
     assert letter(["曜"])[0].families == ("regard Noto Sans CJK SC",)
 
 
-def test_a_right_to_left_axis_starts_at_the_right():
+def test_a_right_to_left_axis_starts_at_the_right() -> None:
     ax = heatmap(softmax(2, 3), ["a", "b"], ["السبت", "٢١", "نوفمبر"])
     assert ax.xaxis_inverted()
     assert texts(ax.get_xticklabels()) == ["السبت", "٢١", "نوفمبر"]
 
 
-def test_many_labels_are_thinned_and_long_maps_pooled_and_the_title_says_so():
+def test_many_labels_are_thinned_and_long_maps_pooled_and_the_title_says_so() -> None:
     labels = [f"token{i}" for i in range(200)]
     ax = heatmap(softmax(200, 200), labels, labels)
     shown = [round(position) for position in ax.get_yticks()]
@@ -122,7 +125,7 @@ def test_many_labels_are_thinned_and_long_maps_pooled_and_the_title_says_so():
     assert pooled.get_title(loc="left") == "head 3 (max of 4 × 4 weights a cell)"
 
 
-def overlaps(boxes):
+def overlaps(boxes: Sequence[Any]) -> list[tuple[Any, Any]]:
     return [
         (a, b)
         for i, a in enumerate(boxes)
@@ -134,7 +137,7 @@ def overlaps(boxes):
 @pytest.mark.parametrize(
     ("count", "label"), [(3, "ab"), (12, "土曜日"), (40, "Donaudampfschiff"), (12, "ab"), (150, "Schiff")]
 )
-def test_labels_neither_touch_nor_leave_the_figure(count, label):
+def test_labels_neither_touch_nor_leave_the_figure(count: int, label: str) -> None:
     ax = heatmap(softmax(count, count), [label] * count, [label] * count, title="title")
     figure = ax.figure
     drawn(figure)
@@ -145,7 +148,7 @@ def test_labels_neither_touch_nor_leave_the_figure(count, label):
         assert 0 <= box.y0 <= box.y1 <= figure.bbox.y1
 
 
-def test_a_grid_of_sentences_keeps_panels_apart():
+def test_a_grid_of_sentences_keeps_panels_apart() -> None:
     panels = [
         Panel(softmax(11, len(words(written(x)))), [*"2026-11-21", "⟨/s⟩"], words(written(x)), written(x))
         for x in LOCALES[::2]
@@ -158,7 +161,7 @@ def test_a_grid_of_sentences_keeps_panels_apart():
         np.testing.assert_array_equal(ax.get_images()[0].get_array(), panel.weights)
 
 
-def test_heads_of_a_layer_across_as_asked():
+def test_heads_of_a_layer_across_as_asked() -> None:
     weights = torch.from_numpy(softmax(6, 3, 4))
     figure = heatmap_grid(head_panels(weights, list("abc"), list("wxyz")), across=3)
     tops = [round(ax.get_position().y1, 3) for ax in figure.axes[:6]]
@@ -168,20 +171,20 @@ def test_heads_of_a_layer_across_as_asked():
         head_panels(weights[0])
 
 
-def test_a_row_is_filled_before_the_next_begins():
-    size = Size(width=1, height=1, left=0, above=0, title=0)
+def test_a_row_is_filled_before_the_next_begins() -> None:
+    size = FigureSize(width=1, height=1, left=0, above=0, title=0)
     figure, boxes = flow([size] * 6)
     assert len({box.top for box in boxes}) == 2
     assert figure.width >= max(box.left + box.width for box in boxes)
 
 
-def test_weights_beyond_the_limits_point_the_colour_bar():
+def test_weights_beyond_the_limits_point_the_colour_bar() -> None:
     ax = heatmap(np.array([[0.5, 3.0]]))
     assert ax.get_images()[0].colorbar.extend == "max"
     assert heatmap(np.array([[0.5, 3.0]]), limits=(0, 3)).get_images()[0].colorbar.extend == "neither"
 
 
-def test_axes_of_the_caller_are_drawn_into_and_nothing_else_changes():
+def test_axes_of_the_caller_are_drawn_into_and_nothing_else_changes() -> None:
     before = dict(matplotlib.rcParams)
     figure = Figure(layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -195,13 +198,13 @@ def test_axes_of_the_caller_are_drawn_into_and_nothing_else_changes():
 
 
 @pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
-def test_files_are_written_in_every_format(tmp_path, ending):
+def test_files_are_written_in_every_format(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"map.{ending}"
     heatmap(np.eye(3), ["土", "السبت", "शनि"], list("abc")).figure.savefig(path)
     assert path.stat().st_size > 1000
 
 
-def test_empty_grids_and_missing_matplotlib_are_refused(monkeypatch):
+def test_empty_grids_and_missing_matplotlib_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="got 0"):
         heatmap_grid([])
     with pytest.raises(ArgumentError, match="and 0"):
@@ -211,7 +214,7 @@ def test_empty_grids_and_missing_matplotlib_are_refused(monkeypatch):
         heatmap(np.eye(2))
 
 
-def test_importing_the_views_imports_no_matplotlib_and_drawing_no_pyplot():
+def test_importing_the_views_imports_no_matplotlib_and_drawing_no_pyplot() -> None:
     program = """
 import sys, numpy, regard.views
 assert "matplotlib" not in sys.modules
@@ -221,7 +224,7 @@ assert "matplotlib.pyplot" not in sys.modules
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
 
 
-def test_letters_are_the_same_with_warnings_as_errors():
+def test_letters_are_the_same_with_warnings_as_errors() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert all(not one.missing for one in letter([written(locale) for locale in LOCALES]))

@@ -2,20 +2,23 @@
 
 import json
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 import regard
 from regard.errors import ArgumentError, ShapeError
 from regard.views import model_example, model_grid
+from regard.views.html import page
 from regard.views.model import GAP
-from regard.views.page import html as page
 
 
-def maps_of(length=20, layers=2, heads=3, batch=2):
+def maps_of(length: int = 20, layers: int = 2, heads: int = 3, batch: int = 2) -> list[regard.AttentionMap]:
     made = []
     for _ in range(layers):
         q = torch.randn(batch, heads, length, 4)
@@ -23,7 +26,7 @@ def maps_of(length=20, layers=2, heads=3, batch=2):
     return made
 
 
-def image_of(figure):
+def image_of(figure: Figure) -> np.ndarray:
     FigureCanvasAgg(figure).draw()
     (image,) = figure.axes[0].get_images()
     return np.asarray(image.get_array().filled(np.nan))
@@ -31,7 +34,7 @@ def image_of(figure):
 
 @pytest.mark.parametrize(("length", "cells", "times"), [(20, 20, 1), (20, 45, 2), (301, 32, 1)])
 @pytest.mark.parametrize("how", ["max", "mean"])
-def test_every_head_stands_in_its_place(length, cells, times, how):
+def test_every_head_stands_in_its_place(length: int, cells: int, times: int, how: str) -> None:
     maps = maps_of(length)
     dots = image_of(model_grid(maps, sequence=1, cells=cells, how=how))
     side = min(length, cells) * times
@@ -45,7 +48,7 @@ def test_every_head_stands_in_its_place(length, cells, times, how):
     assert np.isnan(dots[:, side : side + GAP]).all()
 
 
-def test_what_is_written_on_it():
+def test_what_is_written_on_it() -> None:
     figure = model_grid(maps_of(300), title="two layers")
     ax = figure.axes[0]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["0", "1"]
@@ -55,7 +58,7 @@ def test_what_is_written_on_it():
     assert figure.axes[1].get_xlabel() == "attention weight"
 
 
-def test_layers_of_other_shapes_share_a_picture():
+def test_layers_of_other_shapes_share_a_picture() -> None:
     q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 9, 4)
     cross = regard.attention(q, k, k, return_weights=True).weights
     dots = image_of(model_grid([cross, maps_of(9, 1, 4, 1)[0]], cells=9))
@@ -64,7 +67,7 @@ def test_layers_of_other_shapes_share_a_picture():
     assert np.isnan(dots[:9, 2 * 9 + GAP :]).all()
 
 
-def test_a_watched_model_as_a_picture_and_as_a_page():
+def test_a_watched_model_as_a_picture_and_as_a_page() -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     with torch.no_grad(), regard.watch(model) as seen:
@@ -82,7 +85,7 @@ def test_a_watched_model_as_a_picture_and_as_a_page():
     assert [one["layer"] for one in data["examples"][0]["maps"]] == ["0", "1"]
 
 
-def test_labels_go_where_they_fit():
+def test_labels_go_where_they_fit() -> None:
     q, k = torch.randn(1, 2, 2, 4), torch.randn(1, 2, 3, 4)
     cross = regard.attention(q, k, k, return_weights=True).weights
     one = model_example([cross], ["x", "y"], ["a", "b", "c"]).maps["0"]
@@ -101,6 +104,6 @@ def test_labels_go_where_they_fit():
         (lambda m: model_example(m, ["a"]), ShapeError, "1 labels came for maps of 20 tokens"),
     ],
 )
-def test_a_wrong_argument_is_named(ask, error, message):
+def test_a_wrong_argument_is_named(ask: Callable[..., Any], error: type[regard.RegardError], message: str) -> None:
     with pytest.raises(error, match=message):
         ask(maps_of())

@@ -3,15 +3,17 @@
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from written import LOCALES, decoded, embedded, sentence, softmax, words, written
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, TooLargeError
-from regard.views.page.html import PRECISIONS, Example, Map, page, save_page, script
+from regard.views.html.page import PRECISIONS, Example, Map, page, save_page, script
+from tests.views.written_dates import LOCALES, decoded, embedded, sentence, softmax, words, written
 
 EVIL = [
     "</script><script>alert(1)</script>",
@@ -27,30 +29,30 @@ EVIL = [
 class Reader(HTMLParser):
     """The elements of a document, as a browser would find them: scripts end at the first end tag."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.elements, self.attributes, self.texts = [], [], []
         self.feed(text)
         self.close()
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append(tag)
         self.attributes += attributes
         self.texts.append("")
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         if self.texts:
             self.texts[-1] += data
 
 
-def test_half_precision_is_as_close_as_the_page_says():
+def test_half_precision_is_as_close_as_the_page_says() -> None:
     weights = np.concatenate([softmax(3, 7, 11), np.geomspace(1e-9, 1, 77).reshape(1, 7, 11)]).astype(np.float64)
     (map_,) = embedded(page([Example("", {"x.0": Map(weights)})]))["examples"][0]["maps"]
     np.testing.assert_allclose(decoded(map_), weights, rtol=0.0005, atol=3e-8)
     assert map_["shape"] == [4, 7, 11]
 
 
-def test_eight_bits_are_as_close_as_the_page_says():
+def test_eight_bits_are_as_close_as_the_page_says() -> None:
     weights = softmax(3, 7, 11) * 5
     data = embedded(page([Example("", {"x.0": Map(weights)})], precision="uint8"))
     (map_,) = data["examples"][0]["maps"]
@@ -59,13 +61,13 @@ def test_eight_bits_are_as_close_as_the_page_says():
     assert data["note"] == PRECISIONS["uint8"]
 
 
-def test_eight_bits_halve_the_page():
+def test_eight_bits_halve_the_page() -> None:
     example = Example("", {"x.0": Map(softmax(4, 100, 100))})
     half, eighth = (len(page([example], precision=precision)) for precision in ("float16", "uint8"))
     assert half - eighth == pytest.approx(4 * 100 * 100 * 4 / 3, rel=0.001)
 
 
-def test_maps_labels_and_order_arrive():
+def test_maps_labels_and_order_arrive() -> None:
     data = embedded(page([sentence("fr"), sentence("ar")], title="Dates"))
     assert data["title"] == "Dates"
     french, arabic = data["examples"]
@@ -81,14 +83,14 @@ def test_maps_labels_and_order_arrive():
     assert arabic["directions"] == ["rtl", "ltr"]
 
 
-def test_lazy_maps_are_read_head_by_head():
+def test_lazy_maps_are_read_head_by_head() -> None:
     query, key = torch.randn(1, 3, 5, 4), torch.randn(1, 3, 7, 4)
     weights = regard.attention(query, key, key, return_weights=True).weights
     (map_,) = embedded(page([Example("", {"x": Map(weights[0])})]))["examples"][0]["maps"]
     np.testing.assert_allclose(decoded(map_), weights.dense()[0].numpy(), rtol=0.0005, atol=5e-6)
 
 
-def test_a_matrix_is_one_head_and_long_maps_are_pooled():
+def test_a_matrix_is_one_head_and_long_maps_are_pooled() -> None:
     weights = softmax(20, 30)
     (map_,) = embedded(page([Example("", {"x": Map(weights)})], max_cells=10))["examples"][0]["maps"]
     assert map_["shape"] == [1, 10, 10]
@@ -97,7 +99,7 @@ def test_a_matrix_is_one_head_and_long_maps_are_pooled():
     np.testing.assert_allclose(decoded(map_), expected, rtol=0.0005)
 
 
-def test_nothing_is_loaded_from_elsewhere():
+def test_nothing_is_loaded_from_elsewhere() -> None:
     text = page([sentence(locale) for locale in LOCALES])
     reader = Reader(text)
     assert not {"link", "img", "iframe", "object", "embed", "base", "audio", "video"} & set(reader.elements)
@@ -107,7 +109,7 @@ def test_nothing_is_loaded_from_elsewhere():
     assert any("default-src 'none'" in (value or "") for _, value in reader.attributes)
 
 
-def test_tokens_and_titles_cannot_break_out():
+def test_tokens_and_titles_cannot_break_out() -> None:
     example = Example(EVIL[0], {"x": Map(softmax(len(EVIL), len(EVIL)), EVIL, EVIL)})
     plain = Example("a", {"x": Map(softmax(len(EVIL), len(EVIL)), None, None)})
     text = page([example], title="</title>" + EVIL[1])
@@ -119,13 +121,13 @@ def test_tokens_and_titles_cannot_break_out():
     assert re.search(r"<title>&lt;/title&gt;&quot;&gt;&lt;img", text)
 
 
-def test_slots_in_a_token_are_not_filled():
+def test_slots_in_a_token_are_not_filled() -> None:
     text = page([Example("{{script}}", {"x": Map(np.eye(1), ["{{style}}"], ["{{data}}"])})], title="{{data}}")
     assert embedded(text)["examples"][0]["labels"] == [["{{style}}"], ["{{data}}"]]
     assert "<title>{{data}}</title>" in text
 
 
-def test_the_script_is_one_module_and_builds_no_markup():
+def test_the_script_is_one_module_and_builds_no_markup() -> None:
     code = script()
     assert "</" not in code
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", code)
@@ -133,11 +135,11 @@ def test_the_script_is_one_module_and_builds_no_markup():
     assert len(names) == len(set(names)), [a for a, b in pairwise(sorted(names)) if a == b]
 
 
-def test_a_page_too_large_is_refused_before_a_weight_is_computed():
+def test_a_page_too_large_is_refused_before_a_weight_is_computed() -> None:
     class Never:
         shape = (12, 4096, 4096)
 
-        def __getitem__(self, index):
+        def __getitem__(self, index: Any) -> Any:
             raise AssertionError("computed")
 
     with pytest.raises(TooLargeError, match=r"384\.0 MiB.*64\.0 MiB.*uint8") as caught:
@@ -164,12 +166,14 @@ def test_a_page_too_large_is_refused_before_a_weight_is_computed():
         ([Example("", {"a": Map(np.full((1, 2, 2), np.nan))})], {}, NonFiniteError, "nan"),
     ],
 )
-def test_what_cannot_be_shown_is_refused(examples, options, error, says):
+def test_what_cannot_be_shown_is_refused(
+    examples: list[Example], options: dict[str, Any], error: type[regard.RegardError], says: str
+) -> None:
     with pytest.raises(error, match=says):
         page(examples, **options)
 
 
-def test_save_writes_all_or_nothing(tmp_path, monkeypatch):
+def test_save_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "page.html"
     assert save_page(path, [sentence("th")], title="ชื่อ") == path
     before = path.read_text(encoding="utf-8")
@@ -179,7 +183,7 @@ def test_save_writes_all_or_nothing(tmp_path, monkeypatch):
     save_page(path, [sentence("th")], title="ชื่อ")
     assert before == page([sentence("th")], title="ชื่อ")
 
-    def full(descriptor):
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)

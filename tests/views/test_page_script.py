@@ -3,19 +3,21 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from written import decoded, embedded, sentence, softmax
 
-from regard.views.page.html import Example, Map, page, script
+from regard.views.html.page import Example, Map, page, script
+from tests.views.written_dates import decoded, embedded, sentence, softmax
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed: the page's script is not run")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Run an expression over the page's module `page` and JSON `data`; its value comes back as JSON."""
     folder = tmp_path_factory.mktemp("script")
     # The inner functions are exported too, so that they can be called one by one.
@@ -23,7 +25,7 @@ def run(tmp_path_factory):
         script().replace("\nfunction ", "\nexport function ").replace("\nexport export ", "\nexport "), encoding="utf-8"
     )
 
-    def call(expression, data=None):
+    def call(expression: str, data: Any = None) -> Any:
         program = f"""
 import * as page from "./page.mjs";
 import {{ readFileSync }} from "node:fs";
@@ -39,14 +41,14 @@ process.stdout.write(JSON.stringify({expression}, (_, value) => plain(value)));
     return call
 
 
-def test_every_half_precision_number(run):
+def test_every_half_precision_number(run: Callable[..., Any]) -> None:
     expected = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float64)
     values = run("Array.from({length: 65536}, (_, bits) => String(page.halfToNumber(bits)))")
     np.testing.assert_array_equal(np.array([float(value) for value in values]), expected)
 
 
 @pytest.mark.parametrize("precision", ["float16", "uint8"])
-def test_the_script_reads_what_was_written(run, precision):
+def test_the_script_reads_what_was_written(run: Callable[..., Any], precision: str) -> None:
     weights = softmax(2, 5, 7) * 3
     (map_,) = embedded(page([Example("", {"x": Map(weights)})], precision=precision))["examples"][0]["maps"]
     values = np.array(run("page.decodeMap(data)", map_)).reshape(2, 5, 7)
@@ -56,7 +58,7 @@ def test_the_script_reads_what_was_written(run, precision):
         np.testing.assert_allclose(np.array(read).reshape(5, 7), expected, rtol=1e-6)
 
 
-def test_rows_columns_and_peaks(run):
+def test_rows_columns_and_peaks(run: Callable[..., Any]) -> None:
     weights = softmax(5, 7).astype(np.float64)
     data = weights.ravel().tolist()
     np.testing.assert_array_equal(run("page.rowOf(data, 7, 3)", data), weights[3])
@@ -68,7 +70,7 @@ def test_rows_columns_and_peaks(run):
     assert top["sum"] == pytest.approx(weights[3, order[3:]].sum())
 
 
-def test_thumbnails_keep_the_peaks(run):
+def test_thumbnails_keep_the_peaks(run: Callable[..., Any]) -> None:
     weights = softmax(12, 20)
     small = run("page.shrink(data, 12, 20, 4)", weights.ravel().tolist())
     assert (small["height"], small["width"]) == (4, 4)
@@ -76,13 +78,13 @@ def test_thumbnails_keep_the_peaks(run):
     np.testing.assert_allclose(np.array(small["weights"]).reshape(4, 4), expected, rtol=1e-6)
 
 
-def test_weights_are_readable_and_coloured_by_their_share(run):
+def test_weights_are_readable_and_coloured_by_their_share(run: Callable[..., Any]) -> None:
     assert run("[0, 1e-9, 0.0012, 0.5, 1].map(page.readable)") == ["0", "< 0.001", "0.001", "0.500", "1.000"]
     assert run("[0, 0.5, 1, 2, -1].map((weight) => page.step(weight, 1, 256))") == [0, 128, 255, 255, 0]
     assert run("page.step(0, 0, 256)") == 0
 
 
-def test_the_start_is_what_is_asked_for_as_far_as_it_exists(run):
+def test_the_start_is_what_is_asked_for_as_far_as_it_exists(run: Callable[..., Any]) -> None:
     data = embedded(page([sentence("fr"), sentence("he")]))
     first = run("page.initial(data, {})", data)
     assert (first["example"], first["map"], first["kind"], first["head"]) == (0, 1, "decoder cross", "mean")
@@ -95,7 +97,7 @@ def test_the_start_is_what_is_asked_for_as_far_as_it_exists(run):
     assert (odd["example"], odd["map"], odd["head"]) == (1, 2, 0)
 
 
-def test_another_sentence_lets_go_of_the_token_and_another_layer_does_not(run):
+def test_another_sentence_lets_go_of_the_token_and_another_layer_does_not(run: Callable[..., Any]) -> None:
     data = embedded(page([sentence("fr"), sentence("he")]))
     begin = 'page.initial(data, {query: "10", head: "1"})'
     layer = run(f"page.settled(data, {begin}, {{ layer: '1' }})", data)

@@ -1,23 +1,25 @@
 """Reading maps: the checks at the door, exact pooling, and what a label becomes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from written import softmax
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, RegardError, ShapeError
 from regard.views import values
 from regard.views.labels import printable, right_to_left, width
 from regard.views.values import picture
+from tests.views.written_dates import softmax
 
 
-def lazy(num_queries=7, num_keys=11):
+def lazy(num_queries: int = 7, num_keys: int = 11) -> regard.AttentionMap:
     query, key = torch.randn(2, 3, num_queries, 5), torch.randn(2, 3, num_keys, 5)
     return regard.attention(query, key, key, return_weights=True).weights
 
 
-def test_map_tensor_and_array_give_the_same_numbers():
+def test_map_tensor_and_array_give_the_same_numbers() -> None:
     weights = lazy()
     dense = weights.dense()[1, 2]
     for one in (weights[1, 2], dense, dense.numpy(), dense.double().requires_grad_(), dense.to(torch.float64).numpy()):
@@ -25,7 +27,9 @@ def test_map_tensor_and_array_give_the_same_numbers():
 
 
 @pytest.mark.parametrize(("max_cells", "block"), [(11, (1, 1)), (4, (2, 3)), (3, (3, 4)), (1, (7, 11))])
-def test_pooling_is_exact_block_by_block(max_cells, block, monkeypatch):
+def test_pooling_is_exact_block_by_block(
+    max_cells: int, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(values, "BLOCK_WEIGHTS", 25)  # Rows come two or three at a time.
     weights = softmax(7, 11).astype(np.float64)
     down, across = (range(0, n, step) for n, step in zip((7, 11), block, strict=True))
@@ -38,7 +42,7 @@ def test_pooling_is_exact_block_by_block(max_cells, block, monkeypatch):
     np.testing.assert_allclose(mass.sum(-1), 1, atol=1e-14)
 
 
-def test_a_long_lazy_map_is_never_held_whole(monkeypatch):
+def test_a_long_lazy_map_is_never_held_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = lazy(64, 64)[0, 0]
     expected = weights.dense().numpy().reshape(16, 4, 16, 4).max((1, 3))
     taken = []
@@ -53,7 +57,7 @@ def test_a_long_lazy_map_is_never_held_whole(monkeypatch):
     np.testing.assert_allclose(pooled.values, expected, atol=5e-6)
 
 
-def test_labels_of_pooled_tokens_name_the_first_and_the_last():
+def test_labels_of_pooled_tokens_name_the_first_and_the_last() -> None:
     drawn = picture(np.eye(5), list("abcde"), None, max_cells=3)
     assert drawn.rows == ["a…b", "c…d", "e"]
     assert drawn.columns == ["0…1", "2…3", "4"]
@@ -75,34 +79,36 @@ def test_labels_of_pooled_tokens_name_the_first_and_the_last():
         (np.array([[0.0, np.inf]]), None, NonFiniteError, "inf came at query 0, key 1"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(weights, labels, error, says):
+def test_what_cannot_be_drawn_is_refused(
+    weights: Any, labels: list[int | str] | str | None, error: type[RegardError], says: str
+) -> None:
     with pytest.raises(error, match=says) as caught:
         picture(weights, labels)
     assert isinstance(caught.value, RegardError)
 
 
 @pytest.mark.parametrize("options", [{"max_cells": 0}, {"pooling": "mean"}])
-def test_options_out_of_range_are_refused(options):
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=str(next(iter(options.values())))):
         picture(np.eye(2), **options)
 
 
-def test_bfloat16_is_read_exactly():
+def test_bfloat16_is_read_exactly() -> None:
     weights = torch.rand(3, 5).bfloat16()
     assert picture(weights).values.dtype == np.float32
     np.testing.assert_array_equal(picture(weights).values, weights.float().numpy())
 
 
-def test_invisible_characters_are_made_visible():
+def test_invisible_characters_are_made_visible() -> None:
     assert printable("a b\n\t\0\x1b\x7f\u202f\u3000") == "a␣b↵⇥␀␛␡⍽␣"
     assert printable("abcdef", limit=4) == "abc…"
 
 
-def test_direction_counts_letters_only():
+def test_direction_counts_letters_only() -> None:
     assert right_to_left(["21", "בנובמבר", "2026"])
     assert not right_to_left(["21", "2026", "-"])
     assert not right_to_left(["November", "של"])
 
 
-def test_width_counts_columns():
+def test_width_counts_columns() -> None:
     assert [width(text) for text in ("abc", "土曜日", "วันเสาร์ที่", "é")] == [3, 6, 7, 1]

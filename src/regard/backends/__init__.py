@@ -36,15 +36,15 @@ def row_state(call: Call) -> Tensor:
     # A state that is kept must not be an inference tensor, whoever is the first to read it.
     with torch.inference_mode(False), torch.no_grad():
         # The keys serve as values.
-        return execute(choose(call, None), call, call.key)[1]
+        return execute(choose_backend(call, None), call, call.key)[1]
 
 
 def reader(backend: Backend, call: Call) -> Backend:
     """Who answers products with the map of a call that a backend ran."""
-    return choose(call, None) if backend.only_by_name else backend
+    return choose_backend(call, None) if backend.only_by_name else backend
 
 
-def choose(call: Call, name: str | None) -> Backend:
+def choose_backend(call: Call, name: str | None) -> Backend:
     """The named backend, or the first that runs the call.
 
     Raises:

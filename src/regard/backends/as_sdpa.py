@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.backends.base import Call
-from regard.mechanisms.biases.base import Dense
+from regard.mechanisms.biases.base import DenseBias
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
@@ -54,7 +54,7 @@ def _excludes_nothing(mask: Mask, call: Call) -> bool:
 def _per_key(call: Call) -> Tensor | None:
     """A bias (B or 1, H or 1, 1, S) that takes no gradient, for which torch's kernels have none."""
     bias = call.bias
-    if not isinstance(bias, Dense) or bias.tensor.requires_grad or bias.tensor.shape[-2] != 1:
+    if not isinstance(bias, DenseBias) or bias.tensor.requires_grad or bias.tensor.shape[-2] != 1:
         return None
     return bias.tensor.to(call.query.dtype).expand(*bias.tensor.shape[:-1], call.sizes.keys)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import BackendError, ShapeError
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask, render
-from regard.mechanisms.masks.selection import Selected
+from regard.mechanisms.masks.selection import SelectedMask
 from regard.mechanisms.normalizations import Normalization
 from regard.mechanisms.scores.base import Score
 from regard.mechanisms.shapes import Sizes, take
@@ -131,7 +131,7 @@ class Call:
             key=self.key[batches, heads // self.group].unsqueeze(1),
             score=self.score.select(owners),
             normalization=self.normalization.select(owners),
-            mask=None if self.mask is None else Selected(self.mask, batches, heads),
+            mask=None if self.mask is None else SelectedMask(self.mask, batches, heads),
             bias=None if self.bias is None else self.bias.select(batches, heads),
             sizes=replace(self.sizes, batch=(len(cells),), heads=1, kv_heads=1, has_heads=False),
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.backends.base import Backend, Call
 from regard.errors import BackendError
-from regard.mechanisms.biases.base import Bias, Dense
+from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import Score, SoftCapped
 from regard.mechanisms.transforms import in_forward_mode, in_transform
@@ -165,7 +165,7 @@ def _score_mod(bias: Bias | None, cap: float | None) -> ScoreMod | None:
     """The soft cap, then the bias, for one score at (batch, head, query, key)."""
     if bias is None and cap is None:
         return None
-    added = None if bias is None else _lookup(bias.tensor) if isinstance(bias, Dense) else _by_value(bias)
+    added = None if bias is None else _lookup(bias.tensor) if isinstance(bias, DenseBias) else _by_value(bias)
 
     # FlexAttention wants a plain function.
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from regard.mechanisms.shapes import Sizes
 
 aten = torch.ops.aten
 Extras = tuple[Any, ...]
-Saved = tuple[Tensor, ...]
+Residuals = tuple[Tensor, ...]
 
 
 SHORT = 256
@@ -36,7 +36,14 @@ class Kernel(ABC):
 
     @abstractmethod
     def backward(
-        self, grad: Tensor, saved: Saved, extras: Extras, *, additive: Tensor | None, is_causal: bool, scale: float
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of query, key and value, for saved = (query, key, value, output, lse)."""
 
@@ -63,7 +70,14 @@ class CpuFlash(Kernel):
         return output, lse, ()
 
     def backward(
-        self, grad: Tensor, saved: Saved, extras: Extras, *, additive: Tensor | None, is_causal: bool, scale: float
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The operator's own backward, in float32 for short half-precision blocks."""
         dtype = saved[0].dtype
@@ -77,7 +91,7 @@ class CpuFlash(Kernel):
 
     @staticmethod
     def _backward(
-        grad: Tensor, saved: Saved, additive: Tensor | None, is_causal: bool, scale: float
+        grad: Tensor, saved: Residuals, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, *saved, 0.0, is_causal, attn_mask=additive, scale=scale
@@ -111,7 +125,14 @@ class CudaEfficient(Kernel):
         return output, lse[..., : query.shape[-2]], (lse, seed, offset)
 
     def backward(
-        self, grad: Tensor, saved: Saved, extras: Extras, *, additive: Tensor | None, is_causal: bool, scale: float
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The operator's own backward; gradients of repeated heads are summed."""
         query, key, value, output, lse = saved
@@ -148,7 +169,14 @@ class CudaFlash(Kernel):
         return output, lse, (cum_q, cum_k, max_q, max_k, rng_state, unused)
 
     def backward(
-        self, grad: Tensor, saved: Saved, extras: Extras, *, additive: Tensor | None, is_causal: bool, scale: float
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The operator's own backward; gradients of repeated heads are summed."""
         query, key, value, output, lse = saved

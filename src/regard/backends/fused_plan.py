@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Call
-from regard.mechanisms.biases.base import Bias, Dense
+from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.masks.base import And, Mask, render
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.shapes import Sizes
@@ -66,7 +66,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Additive:
+class AdditiveMask:
     """What is added to a block's scores."""
 
     tensor: Tensor | None
@@ -86,7 +86,7 @@ class Plan:
     sizes: Sizes
     dtype: torch.dtype
     device: torch.device
-    _rendered: dict[object, Additive] = field(default_factory=dict)
+    _rendered: dict[object, AdditiveMask] = field(default_factory=dict)
     """What serves more than one block: the renderings of masks that look at key - query alone."""
 
     @property
@@ -94,7 +94,7 @@ class Plan:
         """Whether the flag says all there is to say."""
         return self.bias is None and not any(block.factors for block in self.blocks)
 
-    def additive(self, block: Block) -> Additive:
+    def additive(self, block: Block) -> AdditiveMask:
         """The kernel's additive mask for a block."""
         if torch.compiler.is_compiling() or self.bias is not None or not all(m.is_relative() for m in block.factors):
             return self._render(block)
@@ -103,9 +103,9 @@ class Plan:
             self._rendered[place] = self._render(block)
         return self._rendered[place]
 
-    def _render(self, block: Block) -> Additive:
+    def _render(self, block: Block) -> AdditiveMask:
         tensor = self._tensor(block)
-        return Additive(tensor, live_rows(tensor, block))
+        return AdditiveMask(tensor, live_rows(tensor, block))
 
     def _tensor(self, block: Block) -> Tensor | None:
         """Its last stride is 1: the CPU kernel would expand and copy any other to B x H x T x S."""
@@ -171,18 +171,18 @@ def _per_key(call: Call, factors: list[Mask]) -> tuple[Bias | None, Tensor | Non
     end = call.sizes.keys - call.sizes.queries
     causal = any((offset := _offset(m)) is not None and offset <= end for m in factors)
     split = call.bias.split(call.sizes, call.query.device, causal=causal)
-    return (call.bias, None) if split is None else (Dense(split[0]), split[1])
+    return (call.bias, None) if split is None else (DenseBias(split[0]), split[1])
 
 
 def _rows_of(bias: Bias) -> int:
-    return bias.tensor.shape[-2] if isinstance(bias, Dense) else -1
+    return bias.tensor.shape[-2] if isinstance(bias, DenseBias) else -1
 
 
 def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> tuple[Block, ...]:
     """A cut into blocks that computes few pairs, calls of the kernel counted as some."""
     mask = None if not factors else And(factors)
     axes: frozenset[str] = frozenset() if mask is None else mask.depends_on()
-    batch_of_bias, heads_of_bias = bias.tensor.shape[:2] if isinstance(bias, Dense) else (1, sizes.heads)
+    batch_of_bias, heads_of_bias = bias.tensor.shape[:2] if isinstance(bias, DenseBias) else (1, sizes.heads)
     batch = sizes.flat_batch if "batch" in axes else 1 if bias is None else batch_of_bias
     heads = sizes.heads if "head" in axes else 1 if bias is None else heads_of_bias
     fewest, *steps = BLOCK_ROWS

@@ -8,17 +8,17 @@ from regard.errors import RunFolderError
 from regard.exports.ctranslate2 import to_ctranslate2
 from regard.exports.huggingface import to_huggingface
 from regard.exports.onnx import to_onnx
-from regard.exports.trained import Trained, load_trained
+from regard.exports.trained import ExportedRun, load_run
 
-Format = Literal["huggingface", "ctranslate2", "onnx"]
-WRITERS: dict[Format, Callable[[Trained, Path], None]] = {
+ExportFormat = Literal["huggingface", "ctranslate2", "onnx"]
+WRITERS: dict[ExportFormat, Callable[[ExportedRun, Path], None]] = {
     "huggingface": to_huggingface,
     "ctranslate2": to_ctranslate2,
     "onnx": to_onnx,
 }
 
 
-def export_run(folder: Path, *, to: Format, out: Path) -> list[Path]:
+def export_run(folder: Path, *, to: ExportFormat, out: Path) -> list[Path]:
     """Write the best model of a translation run, and its tokenizers, for another runtime.
 
     Args:
@@ -35,7 +35,7 @@ def export_run(folder: Path, *, to: Format, out: Path) -> list[Path]:
         MissingExtraError: the library that writes the format is not installed.
         OSError: a file cannot be written.
     """
-    trained = load_trained(folder)
+    trained = load_run(folder)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunFolderError(f"{out} is not an empty folder; name another (--out)")
     out.mkdir(parents=True, exist_ok=True)

@@ -9,14 +9,14 @@ from torch import nn
 
 from regard.errors import MissingExtraError
 from regard.exports.huggingface import write_tokenizers
-from regard.exports.trained import Trained, refuse, split_attention
+from regard.exports.trained import ExportedRun, refuse, split_attention
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
 from regard.nn import GatedFeedForward
 from regard.text.tokenizers import BOS, EOS, SPECIAL_TOKENS, UNK, Tokenizer
 
 
-def to_ctranslate2(trained: Trained, out: Path) -> None:
+def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
     """Write model.bin, config.json, the vocabularies and the tokenizers.
 
     Raises:
@@ -49,7 +49,7 @@ def _library() -> ModuleType:
     return ctranslate2
 
 
-def _spec(trained: Trained, specs: Any) -> Any:
+def _spec(trained: ExportedRun, specs: Any) -> Any:
     config, activations = trained.config, specs.common_spec.Activation
     activation = {"relu": activations.RELU, "gelu": activations.GELU, "swiglu": activations.SWISH}
     return specs.TransformerSpec.from_config(
@@ -62,7 +62,7 @@ def _spec(trained: Trained, specs: Any) -> Any:
     )
 
 
-def _fill(trained: Trained, spec: Any) -> None:
+def _fill(trained: ExportedRun, spec: Any) -> None:
     model, config = trained.model, trained.config
     spec.encoder.embeddings[0].weight = model.source_embedding.weight.numpy()
     spec.decoder.embeddings.weight = model.target_embedding.weight.numpy()
@@ -118,7 +118,7 @@ def _norm(spec: Any, norm: nn.Module) -> None:
         spec.beta = norm.bias.numpy()
 
 
-def _epsilon(trained: Trained) -> float:
+def _epsilon(trained: ExportedRun) -> float:
     norm = next(module for module in trained.model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm))
     return torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
 

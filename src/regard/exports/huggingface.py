@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.exports.trained import Trained, refuse, split_attention
+from regard.exports.trained import ExportedRun, refuse, split_attention
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
 from regard.storage.atomic import write_atomically, write_json
@@ -27,7 +27,7 @@ from regard.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, Tokenizer
 NEVER = -1e9  # the logit of a token that no vocabulary has
 
 
-class Family(NamedTuple):
+class TargetFamily(NamedTuple):
     """One of their architectures."""
 
     model_type: str
@@ -35,14 +35,14 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    ("post", "sinusoidal"): Family("marian", "MarianMTModel"),
-    ("pre", "sinusoidal"): Family("pegasus", "PegasusForConditionalGeneration"),
-    ("pre", "learned"): Family("blenderbot", "BlenderbotForConditionalGeneration"),
+    ("post", "sinusoidal"): TargetFamily("marian", "MarianMTModel"),
+    ("pre", "sinusoidal"): TargetFamily("pegasus", "PegasusForConditionalGeneration"),
+    ("pre", "learned"): TargetFamily("blenderbot", "BlenderbotForConditionalGeneration"),
 }
 """By norm_position and positions."""
 
 
-def to_huggingface(trained: Trained, out: Path) -> None:
+def to_huggingface(trained: ExportedRun, out: Path) -> None:
     """Write config.json, generation_config.json, model.safetensors and the tokenizers.
 
     Raises:
@@ -63,7 +63,7 @@ def to_huggingface(trained: Trained, out: Path) -> None:
     write_tokenizers(trained, out)
 
 
-def _family(trained: Trained) -> Family:
+def _family(trained: ExportedRun) -> TargetFamily:
     config = trained.config
     refuse("huggingface", config, norm=("layer",), activation=("relu", "gelu"), positions=("sinusoidal", "learned"))
     key = config.norm_position, config.positions
@@ -75,7 +75,7 @@ def _family(trained: Trained) -> Family:
     return FAMILIES[key]
 
 
-def _config(trained: Trained, family: Family) -> dict[str, Any]:
+def _config(trained: ExportedRun, family: TargetFamily) -> dict[str, Any]:
     config, tied = trained.config, _is_tied(trained)
     sides = {
         f"{side}_{name}": value
@@ -106,16 +106,16 @@ def _config(trained: Trained, family: Family) -> dict[str, Any]:
     }
 
 
-def _is_tied(trained: Trained) -> bool:
+def _is_tied(trained: ExportedRun) -> bool:
     """Whether one matrix is all three; otherwise each is written by itself."""
     return trained.config.shared_embeddings and trained.config.tied_output
 
 
-def _vocab_size(trained: Trained) -> int:
+def _vocab_size(trained: ExportedRun) -> int:
     return max(len(trained.source_tokenizer), len(trained.target_tokenizer))
 
 
-def _tensors(trained: Trained) -> Iterator[tuple[str, Tensor]]:
+def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
     """Their names, and our tensors as they need them."""
     model, config = trained.model, trained.config
     order = _order(trained)
@@ -145,7 +145,7 @@ def _tensors(trained: Trained) -> Iterator[tuple[str, Tensor]]:
             yield from _layer(f"model.{side}.layers.{number}", layer, order)
 
 
-def _order(trained: Trained) -> Tensor:
+def _order(trained: ExportedRun) -> Tensor:
     """Which of our dimensions stands in each place of theirs."""
     order = torch.arange(trained.config.dim)
     return torch.cat([order[::2], order[1::2]]) if trained.config.positions == "sinusoidal" else order
@@ -189,7 +189,7 @@ def _norm(name: str, norm: nn.Module, order: Tensor) -> Iterator[tuple[str, Tens
         yield f"{name}.{part}", norm.get_parameter(part)[order]
 
 
-def write_tokenizers(trained: Trained, out: Path) -> None:
+def write_tokenizers(trained: ExportedRun, out: Path) -> None:
     """tokenizer.json, which ends a text with its mark, and target_tokenizer.json where the target has its own.
 
     Raises:

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from regard.errors import MissingExtraError
 from regard.exports.huggingface import write_tokenizers
-from regard.exports.trained import Trained
+from regard.exports.trained import ExportedRun
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal, Lengths
 from regard.models.transformer import Transformer
 from regard.nn import MultiHeadAttention
 
 
-class WrittenOut(nn.Module):
+class ExplicitAttention(nn.Module):
     """A multi-head attention as products and a softmax, with sizes that a graph may leave open."""
 
     def __init__(self, attention: MultiHeadAttention) -> None:
@@ -88,7 +88,7 @@ class Decoder(nn.Module):
         return self.model.decode(target, memory, source_lengths)[:, -1]
 
 
-def to_onnx(trained: Trained, out: Path) -> None:
+def to_onnx(trained: ExportedRun, out: Path) -> None:
     """Write encoder.onnx, decoder.onnx and the tokenizers.
 
     Raises:
@@ -128,7 +128,7 @@ def _write_out(model: Transformer) -> None:
         for name in ("self_attention", "cross_attention"):
             attention = getattr(layer, name, None)
             if isinstance(attention, MultiHeadAttention):
-                setattr(layer, name, WrittenOut(attention))
+                setattr(layer, name, ExplicitAttention(attention))
 
 
 def _export(

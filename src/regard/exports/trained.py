@@ -19,7 +19,7 @@ LONGEST = 1024
 """Rows of a table of sinusoidal positions, in formats that hold a table."""
 
 
-class Trained(NamedTuple):
+class ExportedRun(NamedTuple):
     """A translation run's best model."""
 
     model: Transformer
@@ -44,7 +44,7 @@ class Trained(NamedTuple):
         return self.source_tokenizer.fingerprint() == self.target_tokenizer.fingerprint()
 
 
-def load_trained(folder: Path) -> Trained:
+def load_run(folder: Path) -> ExportedRun:
     """The best model of a run.
 
     Raises:
@@ -58,7 +58,7 @@ def load_trained(folder: Path) -> Trained:
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
-    return Trained(model, config.transformer, source, target)
+    return ExportedRun(model, config.transformer, source, target)
 
 
 def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ...]) -> None:

@@ -70,6 +70,7 @@ def beam_search(
     Raises:
         ArgumentError: a source and lengths that do not fit, or a number outside its range.
 
+    >>> from regard.generation import greedy
     >>> from regard.models import RNNConfig, RNNSeq2Seq
     >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
     >>> source, lengths = torch.tensor([[4, 5, 2]]), torch.tensor([3])

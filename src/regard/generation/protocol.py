@@ -70,10 +70,12 @@ def first_tokens(rows: Int[Tensor, " N"], bos_id: int | Int[Tensor, " B"]) -> In
 
 
 def mean_over_heads(alignment: Any) -> Float[Tensor, "N S"]:
+    """What each new token attended to, as the mean over heads."""
     return alignment.dense().mean(1)[:, 0]
 
 
 def check_source(source: Tensor, source_lengths: Tensor, max_steps: int) -> None:
+    """Refuse sources and lengths that do not fit, and searches of no step."""
     if source.dim() != 2 or source_lengths.shape != source.shape[:1]:
         raise ArgumentError(
             "source must be (B, S) with source_lengths (B,), "

@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends import choose
+from regard.backends import choose_backend
 from regard.backends.base import Backend, Call
 from regard.inspection.capture.factors import Factors
 from regard.inspection.capture.snapshot import Kept
-from regard.mechanisms.biases.base import Bias
-from regard.mechanisms.biases.base import Dense as DenseBias
+from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.normalizations import Normalization, Softmax, Unnormalized
 from regard.mechanisms.scores.base import Dot
 from regard.mechanisms.shapes import Sizes
@@ -39,7 +38,7 @@ class WatchedMap(AttentionMap):  # type: ignore[misc]
 
     @property
     def _backend(self) -> Backend:  # type: ignore[override]
-        return choose(self._factors.call, None)
+        return choose_backend(self._factors.call, None)
 
     @property
     def _leading(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, NotSeenError, ShapeError
-from regard.inspection.capture import multi_head_calls as multi_head  # noqa: F401  (they say what they observe)
-from regard.inspection.capture import regard_calls as own
-from regard.inspection.capture import sdpa_calls as sdpa
-from regard.inspection.capture import softmax_calls as written_out
+from regard.inspection.capture import (  # noqa: F401  (they say what they observe)
+    multi_head_calls,
+    regard_calls,
+    sdpa_calls,
+    softmax_calls,
+)
 from regard.inspection.capture.module_names import Names, chooser, not_seen
 from regard.inspection.capture.module_stack import Frame, Thread, looks_like_attention, this_thread
 from regard.inspection.capture.observed_call import Source

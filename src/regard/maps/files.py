@@ -9,38 +9,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends import BACKENDS, choose
+from regard.backends import BACKENDS, choose_backend
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError, MissingExtraError
 from regard.maps import products
 from regard.maps.base import Summary
 from regard.maps.statistics import TopK
 from regard.mechanisms import normalizations
+from regard.mechanisms.biases import alibi, relative, shaw, t5, transformer_xl
 from regard.mechanisms.biases import base as biases
-from regard.mechanisms.biases import relative
 from regard.mechanisms.masks import base as masks
-from regard.mechanisms.masks import patterns
-from regard.mechanisms.masks import transpose as swapped
+from regard.mechanisms.masks import basic, patterns, selection, transpose
+from regard.mechanisms.scores import additive, custom, kernels
 from regard.mechanisms.scores import base as scores
-from regard.mechanisms.scores import kernels
 from regard.mechanisms.shapes import Sizes
 from regard.mechanisms.tensor_tree import rebuilt
 
 FORMAT, SUMMARY_FORMAT = "regard.AttentionMap 1", "regard.summary 1"
 KINDS = {"AttentionMap": "attention map", "summary": "summary of a map"}
+# A file names a class by its own name, which no other class has, so that files can move in the house.
+NAMED: tuple[ModuleType, ...] = (
+    *(alibi, relative, shaw, t5, transformer_xl, biases),
+    *(masks, basic, patterns, selection, transpose),
+    *(additive, custom, kernels, scores, normalizations),
+)
 Contents = tuple[Call, Tensor, Backend, tuple[int, ...], Tensor | None]
 
 
 def _kinds() -> dict[str, type]:
     """The classes that a file may name: the frozen objects of a call, none of which holds a function."""
-    modules: tuple[ModuleType, ...] = (biases, kernels, masks, normalizations, patterns, relative, scores, swapped)
     found = {
-        f"{module.__name__.removeprefix('regard.')}.{name}": kind
-        for module in modules
+        name: kind
+        for module in NAMED
         for name, kind in vars(module).items()
         if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
     }
-    return {**found, "shapes.Sizes": Sizes, "call": Call, "maps.products.Doubled": products.Doubled}
+    return {**found, "Sizes": Sizes, "Call": Call, "Doubled": products.Doubled}
 
 
 def save(
@@ -141,9 +145,9 @@ def _contents(
 
 def _backend(name: str | None, call: Call) -> Backend:
     try:
-        return choose(call, name if name in BACKENDS else None)
+        return choose_backend(call, name if name in BACKENDS else None)
     except BackendError:
-        return choose(call, None)
+        return choose_backend(call, None)
 
 
 def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> Any:

@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.backends import execute
 from regard.backends.base import Backend, Call
 from regard.backends.fused_plan import plan
-from regard.mechanisms.biases.base import Bias, Dense
+from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.masks.transpose import swapped
@@ -52,10 +52,10 @@ class DotSoftmax:
             return None
         per_key = per_query = None
         if call.bias is not None:
-            if not isinstance(call.bias, Dense) and any(t.requires_grad for t in call.bias.learned()):
+            if not isinstance(call.bias, DenseBias) and any(t.requires_grad for t in call.bias.learned()):
                 return None
             covering = plan(call)
-            if not isinstance(covering.bias, Dense) or covering.bias.tensor.shape[-2] != 1:
+            if not isinstance(covering.bias, DenseBias) or covering.bias.tensor.shape[-2] != 1:
                 return None
             per_key, per_query = covering.bias.tensor, covering.per_row
             per_key = per_key.to(call.compute_dtype).expand(*per_key.shape[:-1], call.sizes.keys)

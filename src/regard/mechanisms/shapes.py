@@ -232,3 +232,12 @@ def _check_sizes(sizes: Sizes, tensors: dict[str, Tensor]) -> None:
         raise ShapeError(
             f"the query's heads must be a multiple of the key's heads, got {sizes.heads} and {sizes.kv_heads}"
         )
+
+
+def index_tensor(where: range | Tensor, device: torch.device) -> Tensor:
+    """Positions as a tensor of indices.
+
+    >>> index_tensor(range(2, 5), torch.device("cpu"))
+    tensor([2, 3, 4])
+    """
+    return torch.arange(where.start, where.stop, device=device) if isinstance(where, range) else where

@@ -1,29 +1,29 @@
 """What is trained and used: translation and language models. A run folder holds all that a trained model needs."""
 
-from regard.tasks.language_modelling.causal import Writer as Writer
+from regard.tasks.language_modelling.causal import LanguageModel as LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig as LanguageModelConfig
 from regard.tasks.language_modelling.config import MaskedLanguageModelConfig as MaskedLanguageModelConfig
-from regard.tasks.language_modelling.masked import Filler as Filler
+from regard.tasks.language_modelling.masked import MaskedLanguageModel as MaskedLanguageModel
 from regard.tasks.language_modelling.train import train_language_model as train_language_model
 from regard.tasks.language_modelling.train import train_masked_language_model as train_masked_language_model
 from regard.tasks.translation.alignments import AlignmentOf as AlignmentOf
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.options import Request as Request
 from regard.tasks.translation.results import Translation as Translation
-from regard.tasks.translation.train import train as train
+from regard.tasks.translation.train import train_translation as train_translation
 from regard.tasks.translation.translator import Translator as Translator
 
 __all__ = [
     "AlignmentOf",
-    "Filler",
+    "LanguageModel",
     "LanguageModelConfig",
+    "MaskedLanguageModel",
     "MaskedLanguageModelConfig",
     "Request",
     "Translation",
     "TranslationConfig",
     "Translator",
-    "Writer",
-    "train",
     "train_language_model",
     "train_masked_language_model",
+    "train_translation",
 ]

@@ -10,7 +10,7 @@ from regard.models.transformer import TransformerConfig
 from regard.storage.atomic import write_atomically
 from regard.tasks.pictures.save import save_pictures
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.train import train
+from regard.tasks.translation.train import train_translation
 from regard.text import dates
 from regard.text.pairs import Pair
 from regard.training.metrics import exact_match
@@ -77,7 +77,7 @@ def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[
     _open_folder(folder)
     for split, count in PAIRS.items():
         _write_pairs(folder / f"{split}.tsv", dates.pairs(split, count, seed=seed))
-    translator = train(config, overwrite=True, progress=progress)
+    translator = train_translation(config, overwrite=True, progress=progress)
     pairs = list(dates.pairs("test", PAIRS["test"], seed=seed))
     answers = [found.text for found in translator.translate((pair.source for pair in pairs), beam_size=1)]
     score = exact_match(answers, [pair.target for pair in pairs])

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.text.codec import Marks
-
-Integers = npt.NDArray[np.integer]
-Indices = npt.NDArray[np.int64]
+from regard.text.sections import Indices, Integers
 
 OURS = Marks()
 

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.text.sections import sections
+from regard.text.sections import Integers, sections
 from regard.text.tokenizers import BOS, EOS, PAD, UNK
-
-Integers = npt.NDArray[np.integer]
 
 # Of the blocks that begin inside a document, one in so many has BOS in place of its first token: the model learns
 # to begin anywhere, so that what it is asked to write needs no beginning that stood in the text.
@@ -38,14 +36,14 @@ class TextBatch(NamedTuple):
         return int((self.targets != PAD).sum())
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """A stretch of text and what is to be predicted in it, arrays of one length."""
 
     tokens: Integers
     targets: Integers
 
 
-class Blocks(NamedTuple):
+class TextBlocks(NamedTuple):
     """B stretches of text, and a random number for each, which depends on the text and the epoch alone."""
 
     tokens: npt.NDArray[np.int64]
@@ -103,7 +101,7 @@ class BlockPlan:
                 f"has {self.rows}: raise --batch-tokens or start fewer ranks"
             )
 
-    def epoch(self, epoch: int, start: int) -> Iterator[Blocks]:
+    def epoch(self, epoch: int, start: int) -> Iterator[TextBlocks]:
         """This rank's blocks of each batch from index `start` on."""
         generator = np.random.default_rng([self.seed, epoch])
         spare = len(self.tokens) - self.overlap - self.rows * self.length
@@ -118,20 +116,20 @@ class BlockPlan:
 
     def _of_section(
         self, begins: npt.NDArray[np.int64], start: int, generator: np.random.Generator
-    ) -> Iterator[Blocks]:
+    ) -> Iterator[TextBlocks]:
         """This rank's share of the blocks that begin there, shuffled."""
         order = generator.permutation(begins)
         seeds = generator.integers(2**32, size=len(begins))
         for at in range(start * self.rows, len(begins) - self.rows + 1, self.rows):
             mine = slice(at + self.rank, at + self.rows, self.world_size)
             tokens = [self.tokens[begin : begin + self.length + self.overlap] for begin in order[mine]]
-            yield Blocks(np.stack(tokens).astype(np.int64), seeds[mine])
+            yield TextBlocks(np.stack(tokens).astype(np.int64), seeds[mine])
 
 
-def next_tokens(blocks: Blocks) -> TextBatch:
+def next_tokens(blocks: TextBlocks) -> TextBatch:
     """Each token but the last, and the one that follows it; one block in sixteen is told to begin.
 
-    >>> blocks = Blocks(np.array([[5, 6, 7], [8, 9, 4]]), seeds=np.array([1, 32]))
+    >>> blocks = TextBlocks(np.array([[5, 6, 7], [8, 9, 4]]), seeds=np.array([1, 32]))
     >>> next_tokens(blocks).tokens.tolist(), next_tokens(blocks).targets.tolist()
     ([[5, 6], [1, 9]], [[6, 7], [9, 4]])
     """
@@ -140,7 +138,7 @@ def next_tokens(blocks: Blocks) -> TextBatch:
     return _batch(tokens, blocks.tokens[:, 1:])
 
 
-def masked(blocks: Blocks, *, vocab_size: int, mask_id: int) -> TextBatch:
+def mask_tokens(blocks: TextBlocks, *, vocab_size: int, mask_id: int) -> TextBatch:
     """Rows of which some tokens are masked, and these to be predicted.
 
     15 % of the tokens are chosen, at least one a row; of these 80 % become the mask, 10 % another token of the
@@ -157,14 +155,14 @@ def masked(blocks: Blocks, *, vocab_size: int, mask_id: int) -> TextBatch:
     return _batch(np.stack([row.tokens for row in rows]), np.stack([row.targets for row in rows]))
 
 
-def masked_windows(tokens: Integers, *, length: int, vocab_size: int, mask_id: int) -> Iterator[Window]:
+def masked_windows(tokens: Integers, *, length: int, vocab_size: int, mask_id: int) -> Iterator[TextWindow]:
     """Windows of at most `length` tokens one after the other, masked as in training, always in the same places."""
     for begin in range(0, len(tokens), length):
         row = np.asarray(tokens[begin : begin + length]).astype(np.int64)
         yield _masked(row, begin, vocab_size=vocab_size, mask_id=mask_id)
 
 
-def one_masked_windows(tokens: Integers, *, length: int, mask_id: int, every: int = 1) -> Iterator[Window]:
+def one_masked_windows(tokens: Integers, *, length: int, mask_id: int, every: int = 1) -> Iterator[TextWindow]:
     """Each token (or every so many) masked alone, in the window of at most `length` tokens that it stands in.
 
     >>> [window.tokens.tolist() for window in one_masked_windows(np.array([1, 5, 6, 2]), length=4, mask_id=9)]
@@ -176,10 +174,10 @@ def one_masked_windows(tokens: Integers, *, length: int, mask_id: int, every: in
             row = np.asarray(tokens[begin : begin + length]).astype(np.int64)
             targets = np.full_like(row, PAD)
             targets[place - begin], row[place - begin] = row[place - begin], mask_id
-            yield Window(row, targets)
+            yield TextWindow(row, targets)
 
 
-def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> Window:
+def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> TextWindow:
     generator, tokens, may = np.random.default_rng(seed), row.copy(), row > EOS
     drawn = np.where(may, generator.random(len(row)), np.inf)
     chosen = (drawn < MASKED_SHARE) | ((drawn == drawn.min()) & may)
@@ -187,10 +185,10 @@ def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> Windo
     tokens[chosen & (fate < REPLACED_BY_MASK)] = mask_id
     another = chosen & (fate >= REPLACED_BY_MASK) & (fate < REPLACED_BY_MASK + REPLACED_BY_ANOTHER)
     tokens[another] = others[another]
-    return Window(tokens, np.where(chosen, row, PAD))
+    return TextWindow(tokens, np.where(chosen, row, PAD))
 
 
-def next_token_windows(tokens: Integers, *, length: int, stride: int) -> Iterator[Window]:
+def next_token_windows(tokens: Integers, *, length: int, stride: int) -> Iterator[TextWindow]:
     """Windows of at most `length` tokens in which every token but the first is predicted exactly once.
 
     A window begins `stride` after the one before, and predicts what that one did not: the smaller the stride, the
@@ -211,14 +209,14 @@ def next_token_windows(tokens: Integers, *, length: int, stride: int) -> Iterato
             return
         targets = np.asarray(tokens[begin + 1 : end + 1]).astype(np.int64)
         targets[: done - begin - 1] = PAD
-        yield Window(np.asarray(tokens[begin:end]).astype(np.int64), targets)
+        yield TextWindow(np.asarray(tokens[begin:end]).astype(np.int64), targets)
         done = end + 1
 
 
-def window_batches(windows: Iterable[Window], *, places: int) -> Iterator[TextBatch]:
+def window_batches(windows: Iterable[TextWindow], *, places: int) -> Iterator[TextBatch]:
     """Windows in their order, as many together as `places` allows (at least one), padded at the end."""
     iterator = iter(windows)
-    rows: list[Window] = []
+    rows: list[TextWindow] = []
     for window in iterator:
         longest = max([len(window.tokens), *(len(row.tokens) for row in rows)])
         if rows and (len(rows) + 1) * longest > places:
@@ -229,7 +227,7 @@ def window_batches(windows: Iterable[Window], *, places: int) -> Iterator[TextBa
         yield _padded(rows)
 
 
-def _padded(rows: list[Window]) -> TextBatch:
+def _padded(rows: list[TextWindow]) -> TextBatch:
     width = max(len(row.tokens) for row in rows)
     tokens, targets = (np.full((len(rows), width), PAD, np.int64) for _ in range(2))
     for place, row in enumerate(rows):

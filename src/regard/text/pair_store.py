@@ -23,7 +23,7 @@ from regard.text.tokenizers import Tokenizer
 
 T = TypeVar("T")
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
-Lengths = npt.NDArray[np.int32]
+TokenCounts = npt.NDArray[np.int32]
 
 # Pairs tokenised and written at a time: what bounds the memory, and feeds the tokenizer's threads.
 CHUNK_PAIRS = 4096
@@ -74,16 +74,16 @@ class TokenStore:
         return TokenStore, (self._path,)
 
     @property
-    def source_lengths(self) -> Lengths:
+    def source_lengths(self) -> TokenCounts:
         """Tokens of each source, no special ones counted; shape (pairs,), made when it is asked for."""
         return self.lengths(slice(None))[0]
 
     @property
-    def target_lengths(self) -> Lengths:
+    def target_lengths(self) -> TokenCounts:
         """Tokens of each target, no special ones counted; shape (pairs,), made when it is asked for."""
         return self.lengths(slice(None))[1]
 
-    def lengths(self, rows: slice | npt.NDArray[np.integer]) -> tuple[Lengths, Lengths]:
+    def lengths(self, rows: slice | npt.NDArray[np.integer]) -> tuple[TokenCounts, TokenCounts]:
         """Tokens of the source and the target of some pairs, no special ones counted; shape (rows,) each."""
         begins, middles, ends = self._starts[:-1:2], self._starts[1::2], self._starts[2::2]
         source = middles[rows] - begins[rows]

@@ -11,7 +11,7 @@ from regard.errors import ArgumentError, DataError
 from regard.text.lines import BadLines, Line, Reader, StrPath, decoded, raw_lines
 from regard.text.unicode import normalise
 
-Format = Literal["tsv", "tsv-extra", "jsonl", "aligned"]
+PairFormat = Literal["tsv", "tsv-extra", "jsonl", "aligned"]
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
@@ -23,7 +23,7 @@ class Pair(NamedTuple):
 
 
 def read_pairs(
-    paths: StrPath | Sequence[StrPath], *, format: Format | None = None, bad_lines: BadLines = "stop"
+    paths: StrPath | Sequence[StrPath], *, format: PairFormat | None = None, bad_lines: BadLines = "stop"
 ) -> Reader[Pair]:
     """Pairs from files, gzipped or not, read line by line and brought to NFC.
 
@@ -64,9 +64,9 @@ def read_pairs(
             return Reader(lines, parse, bad_lines=bad_lines, must_hold=must_hold)
 
 
-def _format(files: Sequence[StrPath], format: Format | None) -> Format:
-    if format is not None and format not in get_args(Format):
-        raise ArgumentError(f"expected a format out of {', '.join(get_args(Format))}, got {format!r}")
+def _format(files: Sequence[StrPath], format: PairFormat | None) -> PairFormat:
+    if format is not None and format not in get_args(PairFormat):
+        raise ArgumentError(f"expected a format out of {', '.join(get_args(PairFormat))}, got {format!r}")
     if not files or (format == "aligned" and len(files) % 2):
         raise ArgumentError(
             f"expected files of pairs, or two aligned files, got {len(files)} with format {format!r}; "

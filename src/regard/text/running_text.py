@@ -17,14 +17,14 @@ from regard.text.labels import Label
 from regard.text.lines import StrPath
 from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
-Documents = Literal["file", "paragraphs", "lines"]
+DocumentUnit = Literal["file", "paragraphs", "lines"]
 """What a document is: all there is, what stands between blank lines, or a line."""
 
 # Pieces tokenised and written at a time: what bounds the memory, and feeds the tokenizer's threads.
 CHUNK_PIECES = 4096
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A line of a document."""
 
     text: str
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     """Whether a document begins with it."""
 
 
-def pieces(lines: Iterable[str], documents: Documents) -> Iterator[Piece]:
+def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]:
     r"""The pieces of documents, from lines without their ends.
 
     Raises:
@@ -42,12 +42,12 @@ def pieces(lines: Iterable[str], documents: Documents) -> Iterator[Piece]:
     >>> [tuple(piece) for piece in pieces(["a", "", "", "b", "c"], "paragraphs")]
     [('a\n', True), ('b\n', True), ('c\n', False)]
     """
-    if documents not in get_args(Documents):
-        raise ArgumentError(f"documents must be one of {', '.join(get_args(Documents))}, got {documents!r}")
+    if documents not in get_args(DocumentUnit):
+        raise ArgumentError(f"documents must be one of {', '.join(get_args(DocumentUnit))}, got {documents!r}")
     begins = True
     for line in lines:
         if documents == "file" or line.strip():
-            yield Piece(line if documents == "lines" else line + "\n", begins)
+            yield TextPiece(line if documents == "lines" else line + "\n", begins)
             begins = documents == "lines"
         else:
             begins = True
@@ -118,7 +118,7 @@ class TextStore:
         return self._footer.unknown
 
     @classmethod
-    def build(cls, path: StrPath, pieces: Iterable[Piece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
+    def build(cls, path: StrPath, pieces: Iterable[TextPiece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
         """Tokenise pieces into a file, a chunk at a time, and open it; an older file there is replaced.
 
         Args:

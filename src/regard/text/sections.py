@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+Integers = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.int64]
 
 # Rows that are looked at together: what bounds the memory, about 100 bytes a row while their batches are planned.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 from regard.errors import ArgumentError, MissingExtraError
 
 
-class Score(NamedTuple):
+class CorpusScore(NamedTuple):
     """A score in 0..100 and the signature that says exactly how it was computed."""
 
     value: float
@@ -31,7 +31,7 @@ def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None]) ->
     return 100.0 * equal / len(hypotheses)
 
 
-def bleu(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Score:
+def bleu(hypotheses: Sequence[str], *references: Sequence[str | None]) -> CorpusScore:
     """Corpus BLEU (0..100) of sacrebleu, on plain text with its standard tokenisation (13a).
 
     Args:
@@ -51,7 +51,7 @@ def bleu(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Score:
     _check_counts(hypotheses, *references)
     metric = _bleu()
     score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
-    return Score(min(score, 100.0), str(metric.get_signature()))  # its geometric mean ends at 100.00000000000004
+    return CorpusScore(min(score, 100.0), str(metric.get_signature()))  # its geometric mean ends at 100.00000000000004
 
 
 class BleuCounts:
@@ -86,7 +86,7 @@ class BleuCounts:
         return min(float(score), 100.0)
 
 
-def chrf(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Score:
+def chrf(hypotheses: Sequence[str], *references: Sequence[str | None]) -> CorpusScore:
     """Corpus chrF (0..100) of sacrebleu: the F2 score of character n-grams up to 6.
 
     Args:
@@ -110,7 +110,7 @@ def chrf(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Score:
         raise MissingExtraError("sacrebleu", extra="text") from None
     metric = CHRF()
     score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
-    return Score(min(score, 100.0), str(metric.get_signature()))
+    return CorpusScore(min(score, 100.0), str(metric.get_signature()))
 
 
 def _bleu() -> Any:

@@ -4,12 +4,12 @@ from regard.views.heatmap import Panel as Panel
 from regard.views.heatmap import head_panels as head_panels
 from regard.views.heatmap import heatmap as heatmap
 from regard.views.heatmap import heatmap_grid as heatmap_grid
+from regard.views.html import Example as Example
+from regard.views.html import Map as Map
+from regard.views.html import page as page
+from regard.views.html import save_page as save_page
 from regard.views.model import model_example as model_example
 from regard.views.model import model_grid as model_grid
-from regard.views.page.html import Example as Example
-from regard.views.page.html import Map as Map
-from regard.views.page.html import page as page
-from regard.views.page.html import save_page as save_page
 
 __all__ = [
     "Example",

@@ -29,7 +29,7 @@ class Box(NamedTuple):
     height: float
 
 
-class Size(NamedTuple):
+class FigureSize(NamedTuple):
     """What one panel needs, in inches."""
 
     width: float
@@ -42,13 +42,13 @@ class Size(NamedTuple):
     """Width of the title."""
 
 
-def panel_size(drawn: Picture, title: str, *, longest_side: float) -> Size:
+def panel_size(drawn: Picture, title: str, *, longest_side: float) -> FigureSize:
     """The inches that a map takes with its labels; its cells are squares unless one side is a sliver."""
     rows, columns = drawn.values.shape
     cell = min(CELL, longest_side / max(rows, columns))
     across = max(SHORTEST_SIDE, columns * cell)
     label = 1 if upright(drawn.columns, across) else GLYPH * longest(drawn.columns) / LINE
-    return Size(
+    return FigureSize(
         width=across,
         height=max(SHORTEST_SIDE, rows * cell),
         left=GLYPH * longest(drawn.rows) + 0.08,
@@ -72,7 +72,7 @@ def label_step(count: int, side: float) -> int:
     return max(1, -(-round(1.1 * FONT_POINTS / 72 * count * 100) // round(side * 100)))
 
 
-def flow(sizes: Sequence[Size], *, across: int | None = None, title: float = 0.0) -> tuple[Box, list[Box]]:
+def flow(sizes: Sequence[FigureSize], *, across: int | None = None, title: float = 0.0) -> tuple[Box, list[Box]]:
     """Place panels in rows, as words in a paragraph: the figure, and a box for each map.
 
     Args:
@@ -83,7 +83,7 @@ def flow(sizes: Sequence[Size], *, across: int | None = None, title: float = 0.0
     Returns:
         The figure, with room for a colour bar at its foot, and the maps without their labels.
 
-    >>> one = Size(width=1.0, height=1.0, left=0.5, above=0.5, title=0.0)
+    >>> one = FigureSize(width=1.0, height=1.0, left=0.5, above=0.5, title=0.0)
     >>> figure, boxes = flow([one, one, one], across=2)
     >>> [(round(box.left, 2), round(box.top, 2)) for box in boxes]
     [(0.65, 0.65), (2.45, 0.65), (0.65, 2.45)]
@@ -102,7 +102,7 @@ def flow(sizes: Sequence[Size], *, across: int | None = None, title: float = 0.0
     return Box(0, 0, max(right, title) + MARGIN, top - GAP + COLOUR_BAR + MARGIN), boxes
 
 
-def _fill(sizes: Sequence[Size]) -> list[list[int]]:
+def _fill(sizes: Sequence[FigureSize]) -> list[list[int]]:
     """The panels of each row, filled up to a width that makes the whole about 3 to 2."""
     area = sum(_outer(size) * (size.above + size.height + GAP) for size in sizes)
     limit = max((1.5 * area) ** 0.5, max(_outer(size) for size in sizes))
@@ -117,6 +117,6 @@ def _fill(sizes: Sequence[Size]) -> list[list[int]]:
     return rows
 
 
-def _outer(size: Size) -> float:
+def _outer(size: FigureSize) -> float:
     """Inches across that a panel takes in its row, the gap to the next one included."""
     return size.left + max(size.width, size.title) + GAP

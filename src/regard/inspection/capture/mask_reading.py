@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from regard.inspection.capture.snapshot import Kept
-from regard.mechanisms.biases.base import Bias
-from regard.mechanisms.biases.base import Dense as DenseBias
+from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.masks.base import And, Mask
-from regard.mechanisms.masks.basic import Dense as DenseMask
-from regard.mechanisms.masks.basic import causal
+from regard.mechanisms.masks.basic import DenseMask, causal
 from regard.mechanisms.masks.patterns import window
 from regard.mechanisms.shapes import Sizes, canonical_pairwise
 

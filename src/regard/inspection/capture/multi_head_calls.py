@@ -29,7 +29,7 @@ from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.shapes import Sizes
 
 
-class Norm(NamedTuple):
+class LayerNormArguments(NamedTuple):
     """A layer norm as F.layer_norm takes it."""
 
     shape: tuple[int, ...]
@@ -102,7 +102,7 @@ class Projection:
         return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-Pair = tuple[Projection, Projection]
+KeptProjection = tuple[Projection, Projection]
 """A projection as the model has it, and as it is kept."""
 
 
@@ -305,7 +305,7 @@ def _of_layer(
         layer.self_attn, None, src, src, src, key_padding_mask=masks[1], attn_mask=masks[0], need_weights=False
     )
     first = layer.norm1
-    norm = Norm(first.normalized_shape, first.weight, first.bias, first.eps) if layer.norm_first else None
+    norm = LayerNormArguments(first.normalized_shape, first.weight, first.bias, first.eps) if layer.norm_first else None
     query = replace(projected.query, norm=norm)
     return replace(
         projected,

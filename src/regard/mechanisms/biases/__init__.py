@@ -1,1 +1,21 @@
-"""What is added to scores."""
+"""What is added to scores: tensors, and functions of where query and key stand."""
+
+from regard.mechanisms.biases.alibi import ALiBi as ALiBi
+from regard.mechanisms.biases.alibi import alibi_slopes as alibi_slopes
+from regard.mechanisms.biases.base import Bias as Bias
+from regard.mechanisms.biases.base import as_bias as as_bias
+from regard.mechanisms.biases.shaw import Shaw as Shaw
+from regard.mechanisms.biases.t5 import T5Bias as T5Bias
+from regard.mechanisms.biases.t5 import t5_bucket as t5_bucket
+from regard.mechanisms.biases.transformer_xl import TransformerXL as TransformerXL
+
+__all__ = [
+    "ALiBi",
+    "Bias",
+    "Shaw",
+    "T5Bias",
+    "TransformerXL",
+    "alibi_slopes",
+    "as_bias",
+    "t5_bucket",
+]

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.mechanisms.shapes import Sizes, canonical_pairwise, take_pairs
+from regard.mechanisms.shapes import Sizes, canonical_pairwise, index_tensor, take_pairs
 from regard.mechanisms.transforms import can_look
 
 _KEEPING = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
 """What is chosen for some heads is one graph for all tiles."""
 
-Pull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor] | None]
+BiasPull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor] | None]
 """From the gradient of a block of the bias to those of the block's queries and keys; None if it reads neither.
 
 The gradients of what is learned are added to the tensors that come second. It is called once.
@@ -60,13 +60,13 @@ class Bias(ABC):
     ) -> Tensor:
         """The bias (B or 1, H or 1, t or 1, s or 1) of some rows and columns, whose vectors are given."""
         head = torch.arange(sizes.heads, device=query.device)[:, None, None]
-        i, j = positions(rows, query.device)[:, None], positions(columns, query.device)
+        i, j = index_tensor(rows, query.device)[:, None], index_tensor(columns, query.device)
         answer = self.value(head, i, j, query, key)
         return answer[(None,) * (4 - answer.dim())]
 
     def linearize(
         self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
-    ) -> tuple[Tensor, Pull]:
+    ) -> tuple[Tensor, BiasPull]:
         """`block` without a graph, and how its gradient goes back.
 
         `learned` are those tensors of `learned()` that take a gradient, of the bias that this one was selected from.
@@ -111,11 +111,11 @@ class Bias(ABC):
 
     def select(self, batches: Tensor, heads: Tensor) -> "Bias":
         """The bias of (batch, head) pairs, each a batch row of one head."""
-        return Selected(self, heads)
+        return SelectedBias(self, heads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dense(Bias):
+class DenseBias(Bias):
     """A tensor of the caller's: the input's rank with each dimension full or 1, or (T, S)."""
 
     tensor: Tensor
@@ -129,7 +129,7 @@ class Dense(Bias):
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
         """Give the tensor the canonical rank."""
         tensor = canonical_pairwise(self.tensor.to(device), sizes, "bias")
-        return Dense(tensor, tensor.shape == (sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys))
+        return DenseBias(tensor, tensor.shape == (sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys))
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
         """The tensor itself, where it is the same for every query."""
@@ -168,7 +168,7 @@ class Chosen(Bias):
     batches: Tensor
     heads: Tensor
     is_whole: bool = False
-    """As of `Dense`; the pairs differ from each other."""
+    """As of `DenseBias`; the pairs differ from each other."""
 
     def learned(self) -> tuple[Tensor, ...]:
         """The tensor, if it takes a gradient."""
@@ -186,7 +186,7 @@ class Chosen(Bias):
 
     def linearize(
         self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
-    ) -> tuple[Tensor, Pull]:
+    ) -> tuple[Tensor, BiasPull]:
         """The gradient goes to where the block came from."""
 
         def pull(grad: Tensor, totals: Sequence[Tensor]) -> None:
@@ -224,7 +224,7 @@ class Chosen(Bias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Selected(Bias):
+class SelectedBias(Bias):
     """A bias seen through a choice of heads: pair n stands in batch row n, head 0."""
 
     bias: Bias
@@ -245,7 +245,7 @@ class Selected(Bias):
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
         """The heads of those batch rows."""
-        return Selected(self.bias, self.heads[batches])
+        return SelectedBias(self.bias, self.heads[batches])
 
 
 def summed_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
@@ -262,11 +262,6 @@ def as_bias(bias: "Bias | Tensor | None") -> Bias | None:
     if bias is None or isinstance(bias, Bias):
         return bias
     if isinstance(bias, Tensor) and bias.is_floating_point():
-        return Dense(bias)
+        return DenseBias(bias)
     what = str(bias.dtype) if isinstance(bias, Tensor) else type(bias).__name__
     raise ShapeError(f"bias= takes a float tensor or a regard bias, got {what}; a bool tensor goes in as mask=")
-
-
-def positions(where: range | Tensor, device: torch.device) -> Tensor:
-    """Positions as an index tensor."""
-    return torch.arange(where.start, where.stop, device=device) if isinstance(where, range) else where

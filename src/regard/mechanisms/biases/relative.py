@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.biases.base import Bias, Pull
+from regard.mechanisms.biases.base import Bias, BiasPull
 from regard.mechanisms.shapes import Sizes
 
 
@@ -92,7 +92,7 @@ class Diagonals(Bias):
 
     def linearize(
         self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
-    ) -> tuple[Tensor, Pull]:
+    ) -> tuple[Tensor, BiasPull]:
         """The gradient of a value is the sum of its diagonal."""
 
         def pull(grad: Tensor, totals: Sequence[Tensor]) -> None:
@@ -168,29 +168,35 @@ def gather_offsets(products: Tensor, index: Tensor) -> Tensor:
 
 
 def scaled_vectors(vectors: Tensor, scale: float | None) -> Tensor:
+    """The vectors times the scale, which is 1 / sqrt(D) unless it is given."""
     return vectors * (vectors.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def query_offset(offset: int | None, sizes: Sizes) -> int:
+    """Where the first query stands: S - T unless it is given."""
     return sizes.keys - sizes.queries if offset is None else offset
 
 
 def bound_offset(offset: int | None) -> int:
+    """The offset of a bias that has met its call."""
     if offset is None:
         raise ArgumentError("this bias has not met a call yet: bind it, or give it an offset")
     return offset
 
 
 def require_heads(name: str, what: str, got: int, sizes: Sizes) -> None:
+    """Refuse a number of heads that is not the query's."""
     if got != sizes.heads:
         raise ShapeError(f"{name} needs one for each of the query's {sizes.heads} heads, got {got} {what}")
 
 
 def require_table(name: str, what: str, table: Tensor, *, dims: int) -> None:
+    """Refuse a table that is no float tensor of so many dimensions."""
     if table.dim() != dims or not table.is_floating_point() or 0 in table.shape:
         raise ShapeError(f"{name} takes a float tensor {what}, got {table.dtype} of shape {tuple(table.shape)}")
 
 
 def require_width(name: str, what: str, table: Tensor, query: Tensor) -> None:
+    """Refuse a table whose vectors are not as wide as the query's."""
     if table.shape[-1] != query.shape[-1]:
         raise ShapeError(f"{name} needs {what} as wide as the query, {query.shape[-1]}, got {tuple(table.shape)}")

@@ -27,7 +27,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.shapes import Sizes, index_tensor
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -117,6 +117,7 @@ class Mask(ABC):
     def draw(self, queries: int = 12, keys: int | None = None) -> str:
         """The mask in characters, queries down and keys across, for one sequence and one head.
 
+        >>> from regard.mechanisms.masks import causal
         >>> print(causal().draw(3))
         #..
         ##.
@@ -151,7 +152,7 @@ def render(
     # An axis that the mask does not look at is asked for one position.
     batch = torch.arange(sizes.flat_batch if "batch" in axes else 1, device=device)[:, None, None, None]
     head = torch.arange(sizes.heads if "head" in axes else 1, device=device)[:, None, None]
-    allowed = mask.allowed(batch, head, positions_of(rows, device)[:, None], positions_of(columns, device))
+    allowed = mask.allowed(batch, head, index_tensor(rows, device)[:, None], index_tensor(columns, device))
     return allowed[(None,) * (4 - allowed.dim())]
 
 
@@ -168,10 +169,6 @@ def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
     """How many of each row are chosen, and which: their indices first, in order."""
     order = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)
-
-
-def positions_of(where: range | Tensor, device: torch.device) -> Tensor:
-    return torch.arange(where.start, where.stop, device=device) if isinstance(where, range) else where
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -90,7 +90,7 @@ def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
     if mask is None or isinstance(mask, Mask):
         return mask
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-        return Dense(mask)
+        return DenseMask(mask)
     what = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
     raise ShapeError(
         f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; a float tensor goes in as bias="
@@ -229,14 +229,14 @@ class Predicate(Mask):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Dense(Mask):
+class DenseMask(Mask):
     """A bool tensor of the caller's, True = keep: the input's rank with each dimension full or 1, or (T, S)."""
 
     tensor: Tensor
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
         """Give the tensor the canonical rank."""
-        return Dense(canonical_pairwise(self.tensor.to(device), sizes, "mask"))
+        return DenseMask(canonical_pairwise(self.tensor.to(device), sizes, "mask"))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Tensor[batch, head, query, key], where dimensions of size 1 serve every index."""

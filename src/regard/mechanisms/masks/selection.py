@@ -9,7 +9,7 @@ from regard.mechanisms.shapes import Sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Selected(Mask):
+class SelectedMask(Mask):
     """A bound mask seen through a choice of (batch, head) pairs: pair n stands in batch row n, head 0."""
 
     mask: Mask
@@ -28,7 +28,7 @@ class Selected(Mask):
     def factors(self) -> tuple[Mask, ...]:
         """The mask's own, each seen through the choice if it looks at batch or head."""
         factors = self.mask.factors()
-        chosen = (Selected(mask, self.batches, self.heads) for mask in factors)
+        chosen = (SelectedMask(mask, self.batches, self.heads) for mask in factors)
         return tuple(
             seen if {"batch", "head"} & mask.depends_on() else mask for mask, seen in zip(factors, chosen, strict=True)
         )

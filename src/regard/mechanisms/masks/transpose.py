@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regard.mechanisms.masks.base import And, Mask, Not, Or
-from regard.mechanisms.masks.basic import Causal, Dense
+from regard.mechanisms.masks.basic import Causal, DenseMask
 from regard.mechanisms.masks.patterns import Blocks, Documents, Strided, Window
-from regard.mechanisms.masks.selection import Selected
+from regard.mechanisms.masks.selection import SelectedMask
 from regard.mechanisms.shapes import Sizes
 
 OTHER_ROLE = {"query": "key", "key": "query", "batch": "batch", "head": "head"}
@@ -30,10 +30,10 @@ def swapped(mask: Mask) -> Mask:
             return Or(tuple(swapped(m) for m in masks))
         case Not(inner):
             return Not(swapped(inner))
-        case Selected(inner, batches, heads):
-            return Selected(swapped(inner), batches, heads)
-        case Dense(tensor):
-            return Dense(tensor.mT)
+        case SelectedMask(inner, batches, heads):
+            return SelectedMask(swapped(inner), batches, heads)
+        case DenseMask(tensor):
+            return DenseMask(tensor.mT)
         case Causal(int(offset)):
             return NotBefore(-offset)
         case Window(before, after, int(offset)):

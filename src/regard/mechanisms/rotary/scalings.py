@@ -34,12 +34,13 @@ def plain_frequencies(base: float | Tensor, dim: int, device: torch.device) -> F
 
 
 @dataclass(frozen=True, slots=True)
-class Linear(Scaling):
+class PositionInterpolation(Scaling):
     r"""Position interpolation: $\theta_i / s$, as if positions were s times closer.
 
     Source: Chen et al. 2023 (arXiv:2306.15595), equation 4: their L'/L is our `factor`.
 
-    >>> Rotary(4, scaling=Linear(2.0)).frequencies(10)
+    >>> from regard import Rotary
+    >>> Rotary(4, scaling=PositionInterpolation(2.0)).frequencies(10)
     tensor([0.5000, 0.0050], dtype=torch.float64)
     """
 
@@ -47,7 +48,7 @@ class Linear(Scaling):
     """s, at least 1."""
 
     def __post_init__(self) -> None:
-        require_factor("Linear", self.factor)
+        require_factor("PositionInterpolation", self.factor)
 
     def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
         """All divided by s."""
@@ -64,6 +65,7 @@ class DynamicNTK(Scaling):
     Source: "NTK-aware" and "Dynamic NTK" scaling, posts of /u/bloc97 and /u/emozilla in r/LocalLLaMA, 2023;
     Peng et al. 2023 (arXiv:2309.00071), section 3, "Dynamic Scaling"; with s as in transformers' `dynamic`.
 
+    >>> from regard import Rotary
     >>> Rotary(4, scaling=DynamicNTK(factor=2.0, original_length=8)).frequencies(16)
     tensor([1.0000, 0.0033], dtype=torch.float64)
     """
@@ -97,6 +99,7 @@ class YaRN(Scaling):
     Source: Peng et al. 2023 (arXiv:2309.00071), section 3, "NTK-by-parts" and "YaRN". The paper lets the mixture
     rise with the number of turns; the authors' code, transformers and this let it rise with the index i.
 
+    >>> from regard import Rotary
     >>> Rotary(8, scaling=YaRN(factor=4.0, original_length=64)).frequencies(10) / Rotary(8).frequencies(10)
     tensor([1.0000, 0.6250, 0.2500, 0.2500], dtype=torch.float64)
     """
@@ -152,6 +155,7 @@ class Llama3(Scaling):
     Source: Llama 3.1's released code, `apply_scaling` in meta-llama/llama-models; Llama team 2024
     (arXiv:2407.21783). Hugging Face's names are `low_freq_factor` and `high_freq_factor`.
 
+    >>> from regard import Rotary
     >>> Rotary(8, scaling=Llama3(factor=8.0, original_length=128)).frequencies(10) / Rotary(8).frequencies(10)
     tensor([1.0000, 0.4275, 0.1250, 0.1250], dtype=torch.float64)
     """
@@ -190,6 +194,7 @@ class LongRoPE(Scaling):
     Source: Ding et al. 2024 (arXiv:2402.13753), section 3; the two sets and the magnitude as in Phi-3's
     released code and transformers' `longrope`.
 
+    >>> from regard import Rotary
     >>> scaling = LongRoPE(short_factor=(1.0, 1.0), long_factor=(1.0, 4.0), factor=4.0, original_length=16)
     >>> Rotary(4, scaling=scaling).frequencies(16), Rotary(4, scaling=scaling).frequencies(17)
     (tensor([1.0000, 0.0100], dtype=torch.float64), tensor([1.0000, 0.0025], dtype=torch.float64))
@@ -234,14 +239,17 @@ class LongRoPE(Scaling):
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
+    """The most precise floating-point type that the device has."""
     return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 
 def require_factor(name: str, factor: float) -> None:
+    """Refuse a factor that would shorten the context."""
     if factor < 1.0:
         raise ArgumentError(f"{name} stretches the context by a factor of at least 1, got {factor}")
 
 
 def require_length(name: str, length: int) -> None:
+    """Refuse a length of training of which no logarithm can be taken."""
     if length < 2:
         raise ArgumentError(f"{name} needs the length trained on as original_length, at least 2, got {length}")

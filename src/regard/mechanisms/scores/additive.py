@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.mechanisms.scores.base import Pull, Score
+from regard.mechanisms.scores.base import Score, ScorePull
 
 SWEEP = 1 << 18
 """Numbers that an additive score's buffer holds: 1 MiB in float32."""
@@ -89,7 +89,7 @@ class Additive(Score):
                 torch.mv(buffer.flatten(0, 1), vector, out=answer.view(-1))
         return scores
 
-    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
         """With h the hidden units and g the gradient: dv = sum g h, and v g (1 - h^2) summed over keys or queries."""
         hidden = (query[..., :, None, :] + key[..., None, :, :]).tanh_()
         vector = self.vector.detach().to(hidden.dtype)

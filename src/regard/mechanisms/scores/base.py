@@ -20,7 +20,7 @@ _KEEPING = {"retain_graph": True, "allow_unused": True, "materialize_grads": Tru
 """What is chosen for some heads is one graph for all tiles."""
 
 
-Pull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
+ScorePull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 """From the gradient of a block of scores, which it may write into, to those of the block's queries and keys.
 
 The gradients of what is learned are added to the tensors that come second. It is called once.
@@ -57,14 +57,14 @@ class Score(ABC):
         """How many numbers `block` holds for each pair while it runs."""
         return 1
 
-    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
         """`block` without a graph, as scores that may be written into, and how their gradient goes back.
 
         `learned` are those tensors of `learned()` that take a gradient, of the score that this one was selected from.
         Autograd answers, unless a score knows a shorter way.
         """
         scale = self.dot_scale(query.shape[-1])
-        return pull_by_autograd(self, query, key, learned) if scale is None else dot_block(query, key, scale)
+        return _by_autograd(self, query, key, learned) if scale is None else _dot(query, key, scale)
 
     def dot_scale(self, dim: int) -> float | None:
         """The factor c if the score is c * (query . key) for prepared vectors of width dim, else None."""
@@ -216,7 +216,7 @@ class SoftCapped(Score):
         """The inner score's."""
         return self.score.pair_width(dim)
 
-    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
         """The inner score's, times 1 - tanh^2."""
         inner, pull_inner = self.score.linearize(query, key, learned)
         capped = inner.div_(self.cap).tanh_()
@@ -236,7 +236,8 @@ class SoftCapped(Score):
         return f"{self.score}, soft-capped at {self.cap:g}"
 
 
-def dot_block(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Pull]:
+def _dot(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, ScorePull]:
+    """A block of scaled dot products, and how a gradient goes back through it."""
     query = query * scale
 
     def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -245,7 +246,8 @@ def dot_block(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Pull]:
     return query @ key.mT, pull
 
 
-def pull_by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, Pull]:
+def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
+    """A block of scores, and how a gradient goes back through it by autograd."""
     query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
     with torch.enable_grad():
         scores = score.block(query, key)

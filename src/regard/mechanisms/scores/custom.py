@@ -18,6 +18,7 @@ class Custom(Score):
     `regard.attention(..., score=function)` makes one. It must treat every query and key alike: it is asked
     for blocks.
 
+    >>> import torch
     >>> Custom(lambda q, k: -torch.cdist(q, k, p=1.0)).block(torch.zeros(1, 2), torch.ones(3, 2))
     tensor([[-2., -2., -2.]])
     """

@@ -22,9 +22,9 @@ from regard.models.convert.llama import llama
 from regard.models.convert.t5 import t5
 from regard.models.convert.weights import Weights
 
-Family = Callable[[Settings, Weights], nn.Module]
+ReadFamily = Callable[[Settings, Weights], nn.Module]
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, ReadFamily] = {
     "bart": bart,
     "bert": bert,
     "blenderbot": blenderbot,

@@ -7,7 +7,7 @@ from torch import nn
 
 from regard.errors import RunFolderError
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.rotary.scalings import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
+from regard.mechanisms.rotary.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Scaling, YaRN
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights
@@ -122,7 +122,7 @@ Scale = Callable[[Settings, int], Scaling | None]
 
 SCALINGS: dict[str, Scale] = {
     "default": lambda rope, longest: None,
-    "linear": lambda rope, longest: Linear(rope.get("factor", float)),
+    "linear": lambda rope, longest: PositionInterpolation(rope.get("factor", float)),
     "dynamic": lambda rope, longest: DynamicNTK(factor=rope.get("factor", float), original_length=longest),
     "yarn": _yarn,
     "llama3": _llama3,

@@ -16,12 +16,12 @@ from regard.models.decoder_only import DecoderOnly
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
-from regard.tasks.language_modelling.text_format import Language, Trained
+from regard.tasks.language_modelling.text_format import TextFormat, TrainedFormat
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.pretrained import is_huggingface, load_pretrained_text
-from regard.text.blocks import Window, next_token_windows, window_batches
-from regard.text.running_text import Documents, TextStream
+from regard.text.blocks import TextWindow, next_token_windows, window_batches
+from regard.text.running_text import DocumentUnit, TextStream
 from regard.text.tokenizers import Tokenizer
 from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import find_device
@@ -55,7 +55,7 @@ class TextEvaluation(NamedTuple):
         return cls(loss, math.exp(min(loss, 700.0)), bits / max(text_bytes, 1), likelihood.tokens, text_bytes)
 
 
-class Writer:
+class LanguageModel:
     """A decoder-only model with its tokenizer, ready to use.
 
     Args:
@@ -68,20 +68,22 @@ class Writer:
     def __init__(
         self,
         model: DecoderOnly,
-        tokenizer: Tokenizer | Language,
+        tokenizer: Tokenizer | TextFormat,
         *,
         block_length: int,
-        documents: Documents = "file",
+        documents: DocumentUnit = "file",
     ) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.language: Language = Trained(tokenizer, documents) if isinstance(tokenizer, Tokenizer) else tokenizer
+        self.language: TextFormat = (
+            TrainedFormat(tokenizer, documents) if isinstance(tokenizer, Tokenizer) else tokenizer
+        )
         self.tokenizer = self.language.tokenizer
         self.block_length = block_length
 
     @classmethod
     def load(
         cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
-    ) -> "Writer":
+    ) -> "LanguageModel":
         """Read a run folder, or a downloaded folder of Hugging Face's with GPT-2 or Llama in it.
 
         Raises:
@@ -245,7 +247,7 @@ class Writer:
         iterator = iter(lines)
         while chunk := list(islice(iterator, WINDOW_LINES)):
             owners: list[int] = []
-            windows: list[Window] = []
+            windows: list[TextWindow] = []
             for owner, ids in enumerate(self.language.wholes(chunk)):
                 row = np.asarray(ids)
                 for window in next_token_windows(row, length=self.block_length, stride=self._half):
@@ -275,6 +277,6 @@ class Writer:
         return max(self.block_length // 2, 1)
 
     @torch.no_grad()
-    def _likelihoods(self, windows: Iterable[Window]) -> Iterator[Likelihood]:
+    def _likelihoods(self, windows: Iterable[TextWindow]) -> Iterator[Likelihood]:
         for batch in window_batches(windows, places=BATCH_PLACES):
             yield from likelihoods(self.model(batch.tokens.to(self.device)), batch.targets.to(self.device))

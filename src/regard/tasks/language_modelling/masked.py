@@ -18,8 +18,8 @@ from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.run_folder import RunFolder
-from regard.text.blocks import TextBatch, Window, masked_windows, one_masked_windows, window_batches
-from regard.text.running_text import Documents, encode_text, pieces
+from regard.text.blocks import TextBatch, TextWindow, masked_windows, one_masked_windows, window_batches
+from regard.text.running_text import DocumentUnit, encode_text, pieces
 from regard.text.tokenizers import BOS, EOS, PAD, Tokenizer
 from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import find_device
@@ -45,7 +45,7 @@ class FillingEvaluation(NamedTuple):
     """How many those were."""
 
 
-class Filler:
+class MaskedLanguageModel:
     """An encoder-only model with its tokenizer, ready to use.
 
     Args:
@@ -56,17 +56,17 @@ class Filler:
     """
 
     def __init__(
-        self, model: EncoderOnly, tokenizer: Tokenizer, *, block_length: int, documents: Documents = "file"
+        self, model: EncoderOnly, tokenizer: Tokenizer, *, block_length: int, documents: DocumentUnit = "file"
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.block_length = block_length
-        self.documents: Documents = documents
+        self.documents: DocumentUnit = documents
 
     @classmethod
     def load(
         cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
-    ) -> "Filler":
+    ) -> "MaskedLanguageModel":
         """Read a run folder.
 
         Raises:
@@ -146,12 +146,12 @@ class Filler:
         return text_attention(self.tokenizer, ids, self.model.attend(torch.tensor([ids], device=self.device), lengths))
 
     @torch.no_grad()
-    def _answers(self, windows: Iterable[Window]) -> Iterator[tuple[TextBatch, Tensor]]:
+    def _answers(self, windows: Iterable[TextWindow]) -> Iterator[tuple[TextBatch, Tensor]]:
         """Batches on the model's device, and what it answers."""
         for batch in window_batches(windows, places=BATCH_PLACES):
             here = TextBatch(*(part.to(self.device) for part in batch))
             yield here, self.model(here.tokens, here.lengths)
 
-    def _likelihoods(self, windows: Iterable[Window]) -> Iterator[Likelihood]:
+    def _likelihoods(self, windows: Iterable[TextWindow]) -> Iterator[Likelihood]:
         for batch, logits in self._answers(windows):
             yield from likelihoods(logits, batch.targets)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from regard.text.pretrained import TokenizerFile
-from regard.text.running_text import Documents, PieceBytes, encode_text, pieces
+from regard.text.running_text import DocumentUnit, PieceBytes, encode_text, pieces
 from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
 
@@ -15,7 +15,7 @@ class Row(NamedTuple):
     text_bytes: int
 
 
-class Language(Protocol):
+class TextFormat(Protocol):
     """What a `Writer` needs to know of texts."""
 
     @property
@@ -51,7 +51,7 @@ class Language(Protocol):
         ...
 
 
-class Trained:
+class TrainedFormat:
     """As training cut its text.
 
     Args:
@@ -62,9 +62,9 @@ class Trained:
     begin_id = BOS
     end_ids = (EOS,)
 
-    def __init__(self, tokenizer: Tokenizer, documents: Documents) -> None:
+    def __init__(self, tokenizer: Tokenizer, documents: DocumentUnit) -> None:
         self.tokenizer = tokenizer
-        self._documents: Documents = documents
+        self._documents: DocumentUnit = documents
         self._ends = documents != "file"
         # A text has no second beginning and no unknown character, and an end only if those of the training had one.
         self.writable = [*([EOS] if self._ends else []), *range(UNK + 1, len(tokenizer))]
@@ -90,7 +90,7 @@ class Trained:
         return Row([*ids, EOS] if ids and self._ends else ids, text_bytes)
 
 
-class Downloaded:
+class DownloadedFormat:
     """As a folder's tokenizer.json says.
 
     A prompt is what its template makes of a text (GPT-2's adds nothing, Llama's a begin mark); a text that is

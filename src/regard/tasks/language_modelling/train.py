@@ -11,21 +11,20 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_only import EncoderOnly
-from regard.tasks.language_modelling import causal as writer
-from regard.tasks.language_modelling import masked as filler
-from regard.tasks.language_modelling.causal import Writer
+from regard.tasks.language_modelling import causal, masked
+from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
-from regard.tasks.language_modelling.masked import Filler
+from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.pictures.validation_examples import look_at_text
-from regard.tasks.runs.run import Job, Options, train_run, warm_up
+from regard.tasks.runs.run import Options, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import (
     BlockPlan,
-    Blocks,
     TextBatch,
-    Window,
-    masked,
+    TextBlocks,
+    TextWindow,
+    mask_tokens,
     masked_windows,
     next_token_windows,
     next_tokens,
@@ -48,16 +47,16 @@ def train_language_model(
     overwrite: bool = False,
     progress: IO[str] | None = None,
     callbacks: Sequence[Callback] = (),
-) -> Writer:
+) -> LanguageModel:
     """Train a language model and leave all of it in `config.out`.
 
-    Args, errors and the behaviour under `torchrun` are those of `regard.tasks.translation.train.train`.
+    Args, errors and the behaviour under `torchrun` are those of `regard.tasks.translation.train.train_translation`.
 
     Returns:
         The best model of the run by validation loss.
     """
     device = run_language_model(config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks)
-    return Writer.load(config.out, device=device)
+    return LanguageModel.load(config.out, device=device)
 
 
 def train_masked_language_model(
@@ -67,10 +66,10 @@ def train_masked_language_model(
     overwrite: bool = False,
     progress: IO[str] | None = None,
     callbacks: Sequence[Callback] = (),
-) -> Filler:
+) -> MaskedLanguageModel:
     """Train a model to fill in masked tokens and leave all of it in `config.out`.
 
-    Args, errors and the behaviour under `torchrun` are those of `regard.tasks.translation.train.train`.
+    Args, errors and the behaviour under `torchrun` are those of `regard.tasks.translation.train.train_translation`.
 
     Returns:
         The best model of the run by validation loss.
@@ -78,23 +77,23 @@ def train_masked_language_model(
     device = run_masked_language_model(
         config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks
     )
-    return Filler.load(config.out, device=device)
+    return MaskedLanguageModel.load(config.out, device=device)
 
 
 def run_language_model(config: LanguageModelConfig, **options: Unpack[Options]) -> str:
     """Train as `train_language_model` does, without loading the model in the end; the device that it ran on."""
-    return train_run(writer.TASK, config, prepare_text, next_token_job, **options)
+    return train_run(causal.TASK, config, prepare_text, next_token_job, **options)
 
 
 def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[Options]) -> str:
     """Train as `train_masked_language_model` does, without loading the model in the end; the device that it ran on."""
-    return train_run(filler.TASK, config, prepare_text, masked_job, **options)
+    return train_run(masked.TASK, config, prepare_text, masked_job, **options)
 
 
 class TextBatches:
     """The batches of a text for the training loop: blocks, and what is made of them."""
 
-    def __init__(self, plan: BlockPlan, make: Callable[[Blocks], TextBatch]) -> None:
+    def __init__(self, plan: BlockPlan, make: Callable[[TextBlocks], TextBatch]) -> None:
         self._plan, self._make = plan, make
 
     def epoch(self, epoch: int, start: int) -> Iterator[TextBatch]:
@@ -118,7 +117,7 @@ def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
     return LossSum(*model(batch.tokens, batch.lengths, loss=loss))
 
 
-def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
+def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """What the training loop trains and validates, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     model = DecoderOnly(config.model, vocab_size=len(corpus.tokenizer))
@@ -126,25 +125,25 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
     warm_up(model, config, folder)
     batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=1), next_tokens)
 
-    def windows() -> Iterator[Window]:
+    def windows() -> Iterator[TextWindow]:
         return next_token_windows(corpus.valid.tokens, length=config.block_length, stride=config.block_length)
 
     validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
     look = look_at_text(model, corpus, config.pictures, config.block_length, model.attend)
-    return Job(model, batches, next_token_loss, _optimizer(config, model), validate, look)
+    return TrainingJob(model, batches, next_token_loss, _optimizer(config, model), validate, look)
 
 
-def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> Job:
+def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """What the training loop trains and validates, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     vocab_size = len(corpus.tokenizer)
     model = EncoderOnly(config.model, vocab_size=vocab_size + 1)  # the mask is one more
     _check_positions(config, model.max_length)
     warm_up(model, config, folder)
-    make = partial(masked, vocab_size=vocab_size, mask_id=vocab_size)
+    make = partial(mask_tokens, vocab_size=vocab_size, mask_id=vocab_size)
     batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=0), make)
 
-    def windows() -> Iterator[Window]:
+    def windows() -> Iterator[TextWindow]:
         tokens = corpus.valid.tokens
         return masked_windows(tokens, length=config.block_length, vocab_size=vocab_size, mask_id=vocab_size)
 
@@ -154,7 +153,7 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
         return model.attend(tokens, torch.tensor([tokens.shape[1]], device=tokens.device))
 
     look = look_at_text(model, corpus, config.pictures, config.block_length, attend)
-    return Job(model, batches, masked_loss, _optimizer(config, model), validate, look)
+    return TrainingJob(model, batches, masked_loss, _optimizer(config, model), validate, look)
 
 
 def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> BlockPlan:
@@ -177,7 +176,7 @@ def _validation(
     config: TextConfig,
     loss: Loss,
     model: nn.Module,
-    windows: Callable[[], Iterable[Window]],
+    windows: Callable[[], Iterable[TextWindow]],
     fabric: Any,
     *,
     text_bytes: int | None = None,

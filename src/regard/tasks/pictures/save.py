@@ -7,16 +7,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from regard.tasks.pictures.token_maps import Seen
+from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.heatmap import Panel, heatmap_grid
-from regard.views.page.html import Example, Map, save_page
+from regard.views.html.page import Example, Map, save_page
 from regard.weights import AttentionMap
 
 
 class Attends(Protocol):
     """A trained model that shows what it attends to: a `Translator`, a `Writer` or a `Filler`."""
 
-    def attend(self, sentence: str) -> Seen:
+    def attend(self, sentence: str) -> TextMaps:
         """Use the model on a sentence, and look."""
         ...
 
@@ -47,13 +47,13 @@ def save_pictures(model: Attends, sentences: Sequence[str], folder: Path, *, tit
     return [picture, page]
 
 
-def panel(sentence: str, attention: Seen) -> Panel:
+def panel(sentence: str, attention: TextMaps) -> Panel:
     """The map to show first, averaged over its heads: a translation's alignment, or a text's last layer."""
     weights = _dense(attention.maps[attention.shown]).mean(0)
     return Panel(weights, *attention.labels(attention.shown), sentence)
 
 
-def page_example(sentence: str, attention: Seen) -> Example:
+def page_example(sentence: str, attention: TextMaps) -> Example:
     """Every map of a text."""
     maps = {name: Map(weights, *attention.labels(name)) for name, weights in attention.maps.items()}
     return Example(sentence, maps, show=attention.shown)

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from regard.tasks.pictures.save import panel
-from regard.tasks.pictures.token_maps import Seen
+from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.heatmap import heatmap_grid
 from regard.views.pixels import pixels
 
-Look = Callable[[], Sequence[tuple[str, Seen]]]
+Look = Callable[[], Sequence[tuple[str, TextMaps]]]
 """Sentences, and what the model attends to in them now."""
 
 

@@ -10,7 +10,7 @@ from regard.text.labels import Label
 from regard.weights import AttentionMap
 
 
-class Seen(Protocol):
+class TextMaps(Protocol):
     """The maps of a text, by name."""
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.tasks.language_modelling.corpus import TextCorpus
 from regard.tasks.pictures.snapshots import Look
-from regard.tasks.pictures.token_maps import Seen, text_attention
+from regard.tasks.pictures.token_maps import TextMaps, text_attention
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.config import Model
 from regard.tasks.translation.corpus import Corpus
@@ -27,8 +27,8 @@ def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
         return None
     tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
 
-    def look() -> list[tuple[str, Seen]]:
-        seen: list[tuple[str, Seen]] = []
+    def look() -> list[tuple[str, TextMaps]]:
+        seen: list[tuple[str, TextMaps]] = []
         with evaluating(model):
             for index in chosen:
                 source, target = corpus.valid.source(index).tolist(), corpus.valid.target(index).tolist()
@@ -60,8 +60,8 @@ def look_at_text(
     if not starts or not length:
         return None
 
-    def look() -> list[tuple[str, Seen]]:
-        seen: list[tuple[str, Seen]] = []
+    def look() -> list[tuple[str, TextMaps]]:
+        seen: list[tuple[str, TextMaps]] = []
         with evaluating(model), torch.no_grad():
             device = next(model.parameters()).device
             for start in dict.fromkeys(starts):

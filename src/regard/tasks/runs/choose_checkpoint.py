@@ -21,7 +21,7 @@ TRAINED = "trained"
 """Where the best model by training goes when another takes its place."""
 
 
-class Candidate(NamedTuple):
+class CandidateWeights(NamedTuple):
     """A model that a run could end with, and how good it is on the run's validation data."""
 
     checkpoints: tuple[str, ...]
@@ -35,13 +35,13 @@ class Candidate(NamedTuple):
         return first if first == last else f"mean of {len(self.checkpoints)}: {first} to {last}"
 
 
-def choose(
+def choose_checkpoint(
     folder: Path | str,
     *,
     by: Literal["loss", "bleu"] = "loss",
     beam_size: int = 5,
     device: str = "auto",
-) -> list[Candidate]:
+) -> list[CandidateWeights]:
     """Score the best and the last model of a run, those it kept and means of these; make the winner its best.
 
     The means are those of the last 2, 4, 8, ... and of all models that were kept (`TrainingConfig.keep`).
@@ -75,7 +75,7 @@ def choose(
     for names in _candidates(run.checkpoints):
         fill_model(job.model, _weights(run.checkpoints, names), source=run.path / names[0])
         with torch.no_grad():
-            candidates.append(Candidate(names, job.validate()))
+            candidates.append(CandidateWeights(names, job.validate()))
     candidates.sort(key=lambda candidate: candidate.metrics[by], reverse=by != "loss")
     _make_best(run.checkpoints, candidates[0])
     return candidates
@@ -95,7 +95,7 @@ def _weights(checkpoints: Checkpoints, names: tuple[str, ...]) -> dict[str, Tens
     return mean_of([checkpoints.load_model(name) for name in names])
 
 
-def _make_best(checkpoints: Checkpoints, chosen: Candidate) -> None:
+def _make_best(checkpoints: Checkpoints, chosen: CandidateWeights) -> None:
     """Put the chosen model where the best one is; the one by training stays beside it."""
     if chosen.checkpoints == ("best",):
         return

@@ -38,7 +38,7 @@ WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "
 RESUMABLE = WATCHING | {"out", "steps", "patience", "bad_batches", "device", "strategy", "gradient_checkpointing"}
 
 
-class Job(NamedTuple):
+class TrainingJob(NamedTuple):
     """What a task hands to the training loop."""
 
     model: nn.Module
@@ -63,7 +63,7 @@ def train_run(
     task: str,
     config: C,
     prepare: Prepare[C],
-    make_job: Callable[[C, RunFolder, Any], Job],
+    make_job: Callable[[C, RunFolder, Any], TrainingJob],
     *,
     resume: bool = False,
     overwrite: bool = False,

@@ -20,7 +20,7 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 from regard.text.batches import Batch, collate, plan_batches
 from regard.text.lines import Reader
-from regard.text.pair_store import Lengths, TokenStore
+from regard.text.pair_store import TokenCounts, TokenStore
 from regard.text.pairs import Pair, read_pairs
 from regard.text.sections import Indices, sections
 from regard.text.spool import Spool
@@ -68,7 +68,7 @@ class TokenBatches:
                 yield collate([store.source(i) for i in pairs], [store.target(i) for i in pairs])
             start = max(start - len(plan), 0)
 
-    def _fitting(self, rows: Indices) -> tuple[Indices, Lengths, Lengths]:
+    def _fitting(self, rows: Indices) -> tuple[Indices, TokenCounts, TokenCounts]:
         """The pairs that exceed no limit, and their lengths."""
         source, target = self._store.lengths(rows)
         longest = np.maximum(source, target) + 1 <= self._max_length

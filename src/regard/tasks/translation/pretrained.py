@@ -11,7 +11,7 @@ from regard.models.convert import Pretrained, from_huggingface
 from regard.models.decoder_only import DecoderOnly
 from regard.models.transformer import Transformer
 from regard.storage.atomic import read_json
-from regard.tasks.language_modelling.text_format import Downloaded
+from regard.tasks.language_modelling.text_format import DownloadedFormat
 from regard.text.codec import Codec, Marks
 from regard.text.pretrained import TokenizerFile, pretrained_tokenizers
 
@@ -42,7 +42,7 @@ class TextParts(NamedTuple):
     """What a writer is made of."""
 
     model: DecoderOnly
-    language: Downloaded
+    language: DownloadedFormat
     block_length: int
 
 
@@ -62,7 +62,7 @@ def load_pretrained_text(folder: Path) -> TextParts:
         raise RunFolderError(f"{folder} has no tokenizer that regard reads: expected tokenizer.json")
     tokenizer = TokenizerFile(path, marks)
     _check_fit(folder, "", tokenizer, model.output.weight)
-    language = Downloaded(tokenizer, marks.begin_id, pretrained.end_ids, pretrained.banned_ids)
+    language = DownloadedFormat(tokenizer, marks.begin_id, pretrained.end_ids, pretrained.banned_ids)
     values = read_json(folder / "config.json")
     positions = model.max_length or values.get("max_position_embeddings") or LONGEST_BLOCK
     return TextParts(model, language, min(int(positions), LONGEST_BLOCK))

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from regard.training.metrics import Score
+from regard.training.metrics import CorpusScore
 from regard.weights import AttentionMap
 
 
@@ -62,8 +62,8 @@ class Attention(NamedTuple):
 class Evaluation(NamedTuple):
     """How well sentences were translated."""
 
-    bleu: Score
-    chrf: Score
+    bleu: CorpusScore
+    chrf: CorpusScore
     exact_match: float
     """Percentage of translations that equal their reference, 0..100."""
     loss: float

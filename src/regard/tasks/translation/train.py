@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.errors import ArgumentError
 from regard.tasks.pictures.validation_examples import look_at_pairs
-from regard.tasks.runs.run import Job, Options, train_run, warm_up
+from regard.tasks.runs.run import Options, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.config import make_model
@@ -25,7 +25,7 @@ from regard.training.output_loss import output_cross_entropy
 from regard.training.reporting.events import Callback
 
 
-def train(
+def train_translation(
     config: TranslationConfig,
     *,
     resume: bool = False,
@@ -64,7 +64,7 @@ def run_translation(config: TranslationConfig, **options: Unpack[Options]) -> st
     return train_run(TASK, config, prepare_corpus, translation_job, **options)
 
 
-def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> Job:
+def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """What the training loop trains and validates, from a folder that `prepare_corpus` filled."""
     corpus = open_corpus(config, folder)
     model = make_model(
@@ -73,7 +73,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     _check_positions(config, model.max_length)
     warm_up(model, config, folder)
     batches = TokenBatches(corpus.train, **_limits(config), rank=fabric.global_rank, world_size=fabric.world_size)
-    return Job(
+    return TrainingJob(
         model,
         batches,
         TeacherForcing(config.label_smoothing),

@@ -140,7 +140,7 @@ class Translator:
             lines: sentences, one each; a `Request` where a translation must begin with given words.
             beam_size: hypotheses kept; 1 takes the most probable token at every step.
             num_best: translations of each sentence, at most `beam_size`.
-            length_penalty: alpha of `regard.generation.beam.beam_search`: above 1 favours longer translations, 0 short ones.
+            length_penalty: alpha of `beam_search`: above 1 favours longer translations, 0 short ones.
             alignments: what the candidates tell as what each token looked at, as `AlignmentOf(layer=-1)`.
             copy_unknown: whether each token that stands for a word outside the vocabulary is printed as the
                 word of the source that it attends to most, by `alignments` or the last layer's mean.

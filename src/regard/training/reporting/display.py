@@ -48,7 +48,7 @@ class PlainLines:
                     self._print(f"resuming after step {event.step:,} of {event.total_steps:,}")
             case Stepped():
                 left = clock(event.seconds_left)
-                self._print(f"step {event.step:>7,}/{self._total_steps:,}  {describe(event)}  {left} left")
+                self._print(f"step {event.step:>7,}/{self._total_steps:,}  {describe_step(event)}  {left} left")
             case _:
                 line = describe_milestone(event)
                 if line:
@@ -88,7 +88,7 @@ class LiveProgress:
                 self._task = self._bar.add_task("", total=event.total_steps, completed=event.step)
             case Stepped():
                 self._bar.update(self._task, completed=event.step, description=f"{clock(event.seconds_left)} left")
-                self._figures.plain = describe(event)
+                self._figures.plain = describe_step(event)
             case _:
                 line = describe_milestone(event)
                 if line:
@@ -99,10 +99,10 @@ class LiveProgress:
         self._live.stop()
 
 
-def describe(event: Stepped) -> str:
+def describe_step(event: Stepped) -> str:
     """One report in words.
 
-    >>> describe(Stepped(step=20, epoch=0, loss=2.5, learning_rate=1e-3, gradient_norm=1.0,
+    >>> describe_step(Stepped(step=20, epoch=0, loss=2.5, learning_rate=1e-3, gradient_norm=1.0,
     ...                  tokens_per_second=12345.6, padding_share=0.051, seconds_left=75.4))
     'loss 2.5000  12,346 tokens/s  padding 5.1 %  rate 1.00e-03'
     """

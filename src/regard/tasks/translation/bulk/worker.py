@@ -1,7 +1,8 @@
-"""A process that translates for another: `python -m regard.tasks.translation.bulk.worker`, started by `regard.tasks.translation.bulk.worker_pool`.
+"""A process that translates for another: `python -m regard.tasks.translation.bulk.worker`.
 
-It is told once which run to load, and then answers each line of standard input, a job, by a line of standard
-output, its hypotheses or what went wrong, all in JSON. It ends when its input does, as it does when whoever
+`regard.tasks.translation.bulk.worker_pool` starts it. It is told once which run to load, and then answers each
+line of standard input, a job, by a line of standard output, its hypotheses or what went wrong, all in JSON. It
+ends when its input does, as it does when whoever
 started it is gone.
 """
 

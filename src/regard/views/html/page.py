@@ -25,7 +25,7 @@ from regard.views.colours import hex_ramp
 from regard.views.labels import printable, right_to_left
 from regard.views.values import Picture, picture
 
-Precision = Literal["float16", "uint8"]
+WeightPrecision = Literal["float16", "uint8"]
 
 # How far a weight on the page may be from the one that was given; the page prints it.
 PRECISIONS = {
@@ -33,7 +33,7 @@ PRECISIONS = {
     "uint8": "Weights are kept in 8 bits: within 0.2 % of the largest weight of their map.",
 }
 
-MODULES = ("page_weights.js", "page_state.js", "page_parts.js", "page_drawing.js", "page.js")
+MODULES = ("page_weights.js", "page_state.js", "page_dom.js", "page_drawing.js", "page_parts.js", "page.js")
 
 
 class Map(NamedTuple):
@@ -59,7 +59,7 @@ def page(
     examples: Iterable[Example],
     *,
     title: str = "Attention",
-    precision: Precision = "float16",
+    precision: WeightPrecision = "float16",
     max_cells: int = 512,
     limit_bytes: int = 64 * 2**20,
 ) -> str:
@@ -140,10 +140,10 @@ def script() -> str:
 
 
 def _resource(name: str) -> str:
-    return files("regard.views").joinpath(name).read_text(encoding="utf-8").rstrip("\n")
+    return files("regard.views.html").joinpath(name).read_text(encoding="utf-8").rstrip("\n")
 
 
-def _check_size(examples: Sequence[Example], *, precision: Precision, max_cells: int, limit_bytes: int) -> None:
+def _check_size(examples: Sequence[Example], *, precision: WeightPrecision, max_cells: int, limit_bytes: int) -> None:
     weight_bytes = (2 if precision == "float16" else 1) * 4 / 3
     total = 0.0
     for example in examples:
@@ -165,7 +165,7 @@ def _shape(name: str, weights: Any) -> tuple[int, ...]:
     return shape
 
 
-def _example(example: Example, *, precision: Precision, max_cells: int) -> dict[str, Any]:
+def _example(example: Example, *, precision: WeightPrecision, max_cells: int) -> dict[str, Any]:
     """What the page knows of one example. Lists of labels that several maps share are kept once."""
     names = list(example.maps)
     if example.show and example.show not in names:
@@ -215,7 +215,7 @@ def _kind_and_layer(name: str) -> dict[str, str]:
     }
 
 
-def _encoded(name: str, values: npt.NDArray[np.floating[Any]], precision: Precision) -> dict[str, Any]:
+def _encoded(name: str, values: npt.NDArray[np.floating[Any]], precision: WeightPrecision) -> dict[str, Any]:
     """The weights as text, with what is needed to read it: see decodeMap in page_weights.js."""
     largest = float(values.max())
     if values.min() < 0:

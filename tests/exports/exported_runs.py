@@ -2,13 +2,14 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from regard.generation.greedy import greedy
 from regard.models.transformer import TransformerConfig
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.train import train
+from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
 
 TINY = TransformerConfig(
@@ -34,10 +35,10 @@ EXPRESSIBLE = ["post, shared", "post", "pre", "pre, untied", "pre, learned"]
 class Runs:
     """Runs by their names, each made once under a folder."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, name):
+    def __call__(self, name: str) -> Path:
         folder = self.folder / name
         if not folder.exists():
             folder.mkdir()
@@ -45,7 +46,7 @@ class Runs:
         return folder / "run"
 
 
-def make_run(name, folder):
+def make_run(name: str, folder: Path) -> None:
     """A few steps of training."""
     data = folder / "pairs.tsv"
     data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
@@ -55,10 +56,10 @@ def make_run(name, folder):
         batch_tokens=400, learning_rate=1e-2, validate_every=25, save_every=25, log_every=25, device="cpu",
         precision="float32", vocab_size=300, max_length=64, **more,
     )  # fmt: skip
-    train(config)
+    train_translation(config)
 
 
-def ours(run):
+def ours(run: Path) -> tuple[Translator, list[list[int]], list[list[int]]]:
     """Greedy tokens of each line, with the end mark if it came."""
     translator = Translator.load(run, device="cpu")
     ids = translator.source_tokenizer.encode_batch(LINES)

@@ -1,8 +1,9 @@
 // Attention in a browser: render(root, data) draws into an element and touches nothing else of the
 // document, so that a saved page and a notebook widget can share it.
 
+import { rightToLeft } from "./page_dom.js";
 import { dark, drawAll, paint } from "./page_drawing.js";
-import { build, fillControls, fillThumbnails, fillTokens, rightToLeft } from "./page_parts.js";
+import { build, fillControls, fillThumbnails, fillTokens } from "./page_parts.js";
 import { initial, settled, shortcut } from "./page_state.js";
 import { decodeMap, headWeights, largest, shrink, step } from "./page_weights.js";
 

@@ -1,5 +1,6 @@
 """Random attention calls: one strategy draws everything that a call may be made of."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -48,7 +49,7 @@ class Case:
 PATTERNS = ("window", "right", "middle", "documents", "strided", "blocks", "prefix")
 
 
-def pattern(kind: str, batch: tuple[int, ...], full: tuple[int, ...], generator) -> tuple[Any, Tensor]:
+def pattern(kind: str, batch: tuple[int, ...], full: tuple[int, ...], generator: torch.Generator) -> tuple[Any, Tensor]:
     """A mask of regard.mechanisms.masks.patterns, and the dense tensor by hand."""
     queries, keys = full[-2:]
     position, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
@@ -74,7 +75,9 @@ def pattern(kind: str, batch: tuple[int, ...], full: tuple[int, ...], generator)
     return regard.documents(ids, key_ids=key_ids), same.expand(full)
 
 
-def random_mask(draw, batch: tuple[int, ...], full: tuple[int, ...], generator) -> tuple[Any, Tensor]:
+def random_mask(
+    draw: st.DrawFn, batch: tuple[int, ...], full: tuple[int, ...], generator: torch.Generator
+) -> tuple[Any, Tensor]:
     """A mask and, written out by hand, the dense tensor that it stands for."""
     queries, keys = full[-2:]
     i, j = torch.arange(queries)[:, None], torch.arange(keys)
@@ -113,7 +116,9 @@ def random_mask(draw, batch: tuple[int, ...], full: tuple[int, ...], generator) 
     return regard.predicate(lambda b, h, q, k: (q + 2 * k) % 3 > 0), ((i + 2 * j) % 3 > 0).expand(full)
 
 
-def combined(draw, batch, full, generator) -> tuple[Any, Tensor]:
+def combined(
+    draw: st.DrawFn, batch: tuple[int, ...], full: tuple[int, ...], generator: torch.Generator
+) -> tuple[Any, Tensor]:
     mask, allowed = random_mask(draw, batch, full, generator)
     how = draw(st.sampled_from(["alone", "and", "or", "not"]))
     if how == "alone" or not isinstance(mask, regard.Mask):
@@ -127,7 +132,7 @@ def combined(draw, batch, full, generator) -> tuple[Any, Tensor]:
 
 
 @st.composite
-def cases(draw, scores=("dot", "scaled", "additive")) -> Case:
+def cases(draw: st.DrawFn, scores: Sequence[str] = ("dot", "scaled", "additive")) -> Case:
     """A call; the masks, ranks, heads, biases and strides vary, the scores are those named."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     batch = draw(st.sampled_from([(), (1,), (3,), (2, 3)]))
@@ -155,7 +160,7 @@ def cases(draw, scores=("dot", "scaled", "additive")) -> Case:
     return Case(query, key, value, mask, allowed, bias, SCORES[kind](normal, dim, heads if has_heads else 1))
 
 
-def _width(normal, heads: int) -> Tensor:
+def _width(normal: Callable[..., Tensor], heads: int) -> Tensor:
     return normal(heads).abs() + 0.5
 
 
@@ -179,7 +184,7 @@ SCORES = {
 def scores_by_hand(score: Any, query: Tensor, key: Tensor) -> Tensor:
     """The formula of each score in float64, for key heads already repeated."""
 
-    def per_head(value):
+    def per_head(value: Tensor) -> Tensor:
         value = torch.as_tensor(value, dtype=torch.float64)
         return value.reshape(-1, 1, 1) if query.dim() > 3 and value.dim() else value
 

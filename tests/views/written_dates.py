@@ -4,11 +4,12 @@ import base64
 import datetime
 import json
 import re
+from typing import Any
 
 import numpy as np
 from babel.dates import format_date
 
-from regard.views.page.html import Example, Map
+from regard.views.html.page import Example, Map
 
 LOCALES = ["en_US", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "pl", "ru", "uk", "tr", "el", "fi", "cs"]
 LOCALES += ["hu", "vi", "id", "zh", "ja", "ko", "ar", "he", "hi", "th"]
@@ -28,12 +29,12 @@ def softmax(*shape: int, seed: int = 0) -> np.ndarray:
     return weights / weights.sum(-1, keepdims=True)
 
 
-def embedded(text):
+def embedded(text: str) -> Any:
     (data,) = re.findall(r'<script type="application/json" id="regard-data">(.*?)</script>', text, re.DOTALL)
     return json.loads(data)
 
 
-def decoded(map_):
+def decoded(map_: dict[str, Any]) -> np.ndarray:
     """The weights of an embedded map in float64, decoded by NumPy rather than by the page's own script."""
     raw = base64.b64decode(map_["data"])
     if map_["precision"] == "float16":
@@ -41,7 +42,7 @@ def decoded(map_):
     return np.frombuffer(raw, np.uint8).reshape(map_["shape"]) / 255 * map_["scale"]
 
 
-def sentence(locale="fr", heads=2):
+def sentence(locale: str = "fr", heads: int = 2) -> Example:
     source, target = words(written(locale)), [*"2026-11-21", "⟨/s⟩"]
     return Example(
         written(locale),

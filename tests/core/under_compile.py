@@ -25,7 +25,7 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def _fresh() -> None:
     torch._dynamo.reset()
 
 
@@ -78,7 +78,7 @@ case("learned bias", dense, bias=dense)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_graph_is_whole_and_the_result_the_eager_one(name):
+def test_the_graph_is_whole_and_the_result_the_eager_one(name: str) -> None:
     options, learned = CASES[name]
     inputs = tensors()
 
@@ -95,7 +95,7 @@ def test_the_graph_is_whole_and_the_result_the_eager_one(name):
         assert one.isfinite().all()
 
 
-def test_weights_can_be_asked_for_inside_a_graph():
+def test_weights_can_be_asked_for_inside_a_graph() -> None:
     """The map comes out of the graph whole, and what is read from it carries gradients."""
     inputs = tensors()
 
@@ -111,7 +111,7 @@ def test_weights_can_be_asked_for_inside_a_graph():
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-def test_other_lengths_need_no_graph_of_their_own():
+def test_other_lengths_need_no_graph_of_their_own() -> None:
     compiled = torch.compile(regard.attention, fullgraph=True, backend="aot_eager")
     with torch.compiler.set_stance("default"):
         for length in (6, 9, 11, 13, 17):
@@ -122,7 +122,9 @@ def test_other_lengths_need_no_graph_of_their_own():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
-def test_dropout_in_a_graph_keeps_its_share_and_its_gradient_is_that_of_what_was_kept(monkeypatch):
+def test_dropout_in_a_graph_keeps_its_share_and_its_gradient_is_that_of_what_was_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 3000)
     monkeypatch.setattr(tiled, "WIDE_ELEMENTS", 3000)
     q, k = torch.zeros(1, 2, 60, 4), torch.zeros(1, 2, 80, 4)
@@ -148,7 +150,7 @@ def test_dropout_in_a_graph_keeps_its_share_and_its_gradient_is_that_of_what_was
 
 
 @pytest.mark.parametrize("name", ["additive", "window", "learned bias", "soft-capped"])
-def test_nothing_quadratic_in_a_graph(name, monkeypatch):
+def test_nothing_quadratic_in_a_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract 5: no tensor of a graph is as large as the weights, nor is all together that one hands to the other."""
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 1 << 10)
     monkeypatch.setattr(tiled, "WIDE_ELEMENTS", 1 << 10)
@@ -184,7 +186,7 @@ def test_nothing_quadratic_in_a_graph(name, monkeypatch):
     assert max(largest) < length * length
 
 
-def test_many_tiles_run_between_graphs(monkeypatch):
+def test_many_tiles_run_between_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph of hundreds of tiles would take minutes to trace: it ends before them, and says so if it must not."""
     monkeypatch.setattr(tiled, "MOST_UNROLLED", 2)
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 64)
@@ -204,7 +206,7 @@ def test_many_tiles_run_between_graphs(monkeypatch):
         torch.compile(attend, backend="aot_eager", fullgraph=True)(*inputs)
 
 
-def test_multi_head_attention_and_a_transformer_compile():
+def test_multi_head_attention_and_a_transformer_compile() -> None:
     config = TransformerConfig(
         dim=8, num_heads=2, encoder_layers=1, decoder_layers=1, feed_forward_dim=8, dropout=0.0, attention_dropout=0.0
     )
@@ -222,7 +224,7 @@ def test_multi_head_attention_and_a_transformer_compile():
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_inductor_compiles_it_too():
+def test_inductor_compiles_it_too() -> None:
     attend = regard.nn.MultiHeadAttention(8, 2)
     x = torch.randn(2, 5, 8)
     with torch.no_grad():
@@ -240,7 +242,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("mask", [None, regard.causal(), regard.lengths(torch.tensor([2, 5]))], ids=str)
-def test_a_module_exports_as_torchs_own_attention(mask):
+def test_a_module_exports_as_torchs_own_attention(mask: regard.Mask | None) -> None:
     model, x = Model(mask=mask).eval(), torch.randn(2, 5, 8)
     program = torch.export.export(model, (x,))
     names = [str(node.target) for node in program.graph.nodes if "attention" in str(node.target)]

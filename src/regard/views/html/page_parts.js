@@ -1,17 +1,8 @@
 // The elements of the page, and the events that change the state.
 
+import { element, rightToLeft } from "./page_dom.js";
 import { cellAt, current, dark } from "./page_drawing.js";
 import { columnOf, kinds, rowOf, strongest } from "./page_weights.js";
-
-export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== false && value != null) made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...children);
-  return made;
-}
 
 /** Make the elements that stay; what depends on the example is filled in later. */
 export function build(root, data, state, changed) {
@@ -97,10 +88,6 @@ export function fillControls(parts, data, state) {
   parts.kindField.hidden = groups.size < 2 && !state.kind;
   parts.layerField.hidden = layers.length < 2;
   parts.headField.hidden = heads < 2;
-}
-
-export function rightToLeft(example, labels) {
-  return example.directions[labels] === "rtl";
 }
 
 /** The tokens of both lines: buttons, of which one in each line can be reached with Tab. */

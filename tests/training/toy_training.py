@@ -1,4 +1,7 @@
-"""A training small enough for tests, and runnable, so that a test can kill it: python toy.py FOLDER --steps 40."""
+"""A training small enough for tests, and runnable, so that a test can kill it.
+
+`python -m tests.training.toy_training FOLDER --steps 40`
+"""
 
 import argparse
 import os

@@ -1,6 +1,6 @@
 // From the state to pixels: tokens, links, the map and the reading.
 
-import { element, rightToLeft } from "./page_parts.js";
+import { element, rightToLeft } from "./page_dom.js";
 import { columnOf, readable, rowOf, strongest } from "./page_weights.js";
 
 // Partners listed beside the map, and the widest label of the map in pixels.

@@ -1,0 +1,1 @@
+"""Run folders, and training from its first command to its last checkpoint."""

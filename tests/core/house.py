@@ -1,0 +1,152 @@
+"""What can be said of a tree of source files without running them: who imports whom, who reads whose private names."""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+Graph = Mapping[str, frozenset[str]]
+THIRD_PARTY = frozenset({"_replace", "_fields", "_asdict", "_make", "_version"})
+"""Private by name alone: named tuples document the first four, and torch its counter of changes to a tensor."""
+
+
+class Definition(NamedTuple):
+    """A name that a file defines at its top level."""
+
+    name: str
+    file: str
+
+
+# -- Python ------------------------------------------------------------------------------------------------
+
+
+def python_files(package: Path) -> dict[str, ast.Module]:
+    """The trees of all files of a package, by the names of their modules."""
+    trees = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        trees[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return trees
+
+
+def imports(files: Mapping[str, ast.Module]) -> Graph:
+    """The files of the package that each file imports, anywhere in it: in functions and for type checkers too."""
+    return {name: frozenset(_imported(tree, files) - {name}) for name, tree in files.items()}
+
+
+def _imported(tree: ast.Module, files: Mapping[str, ast.Module]) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in files else node.module for name in modules}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & set(files)
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """The sets of files that import one another, directly or by way of others (Tarjan 1972)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(file: str) -> None:
+        order[file] = lowest[file] = len(order)
+        stack.append(file)
+        for other in sorted(graph[file]):
+            if other not in order:
+                visit(other)
+            if other in stack:
+                lowest[file] = min(lowest[file], lowest[other])
+        if lowest[file] == order[file]:
+            component = stack[stack.index(file) :]
+            del stack[stack.index(file) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for file in sorted(graph):
+        if file not in order:
+            visit(file)
+    return found
+
+
+def private_reads(files: Mapping[str, ast.Module]) -> list[str]:
+    """Each reading of a private name that another file of the package defines, and its own does not."""
+    defined = {name: set(_bound(tree)) for name, tree in files.items()}
+    anywhere: set[str] = set().union(*defined.values()) - THIRD_PARTY
+    return [
+        f"{file}:{line} reads {name}"
+        for file, tree in files.items()
+        for line, name in _read(tree)
+        if name in anywhere - defined[file]
+    ]
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+def _read(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name) for name in names if re.match(r"_[^_]", name))
+
+
+def definitions(files: Mapping[str, ast.Module]) -> Iterator[Definition]:
+    """The classes of each file, and its public functions and aliases of types."""
+    for file, tree in files.items():
+        names: set[str] = set()
+        for node in tree.body:
+            match node:
+                case ast.ClassDef(name=name):
+                    names.add(name)
+                case ast.FunctionDef(name=name) if not name.startswith("_"):
+                    names.add(name)
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if _is_type_alias(name, value):
+                    names.add(name)
+        yield from (Definition(name, file) for name in sorted(names))
+
+
+def _is_type_alias(name: str, value: ast.expr) -> bool:
+    """`Name = Something[...]` or `Name = A | B`: in capitals and small letters; constants are all capitals."""
+    return bool(re.match(r"[A-Z].*[a-z]", name)) and isinstance(value, ast.Subscript | ast.BinOp)
+
+
+def named_twice(found: Iterable[Definition]) -> list[str]:
+    """The names that more than one file defines."""
+    places: dict[str, list[str]] = {}
+    for name, file in found:
+        places.setdefault(name, []).append(file)
+    return [f"{name}: {', '.join(files)}" for name, files in sorted(places.items()) if len(files) > 1]
+
+
+# -- JavaScript --------------------------------------------------------------------------------------------
+
+
+def script_imports(folder: Path) -> Graph:
+    """The modules that each module of a folder imports."""
+    pattern = re.compile(r"""^import [^;]*? from ["']\./([^"']+)["'];""", re.M)
+    return {
+        path.name: frozenset(pattern.findall(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.js"))
+    }
+
+
+def script_definitions(folder: Path) -> Iterator[Definition]:
+    """What each module defines at its top level: the page joins them into one module."""
+    pattern = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.M)
+    for path in sorted(folder.glob("*.js")):
+        yield from (Definition(name, path.name) for name in pattern.findall(path.read_text(encoding="utf-8")))

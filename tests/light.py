@@ -22,7 +22,7 @@ def main() -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
     with regard.watch(layer) as seen, torch.no_grad():
         layer(torch.randn(1, 9, 16))
-    assert seen["self_attn"].entropy().shape == (1, 2, 9)
+    assert seen["self_attn", 0].entropy().shape == (1, 2, 9)
     print(f"regard {regard.__version__} without extras: {weights}")
 
 

@@ -1,4 +1,4 @@
-"""`attention`: the one door to the maths."""
+"""`attention`: the one function that computes attention, with every score, mask and backend."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
 
 class Attended(NamedTuple):
-    """What `attention(..., return_weights=True)` answers."""
+    """The result of `attention(..., return_weights=True)`."""
 
     output: Tensor
     weights: AttentionMap
@@ -75,28 +75,28 @@ def attention(
         key: (batch..., G, S, D) and so on, of the query's rank. G divides H: query head h reads
             key/value head h // (H / G).
         value: (batch..., G, S, E). Under autocast all three are cast, as `F.scaled_dot_product_attention` casts them.
-        score: how a query and a key become a number: `ScaledDot()`, `Additive(...)`, `Gaussian(...)`, or a
-            function of one's own from a block of queries and a block of keys to scores.
-        normalization: how a row of scores becomes weights: `Softmax()`, `Sparsemax()`, `Sigmoid()`, ...
-        mask: who may attend to whom: a mask (`causal() & lengths(n)`) or a bool tensor, True = keep, of
-            the input's rank with each dimension full or 1, or (T, S). A row with no key is exactly 0.
-        bias: added to the scores: a tensor shaped like a tensor mask, or a `Bias`. -inf in it excludes.
+        score: makes a number from a query and a key: `ScaledDot()`, `Additive(...)`, `Gaussian(...)`, or any
+            function from a block of queries and a block of keys to scores.
+        normalization: makes weights from a row of scores: `Softmax()`, `Sparsemax()`, `Sigmoid()`, ...
+        mask: says who may attend to whom. It is a mask (`causal() & lengths(n)`) or a bool tensor, True = keep, with
+            the input's rank and each dimension full or 1, or (T, S). A row with no key is exactly 0.
+        bias: is added to the scores: a tensor with the shape of a tensor mask, or a `Bias`. -inf excludes a pair.
         dropout: the probability that a weight is dropped, in [0, 1); the output is drop(P) V. It is
             applied whenever it is above 0: pass 0 in evaluation.
         backend: "fused", "tiled", "reference", "flex", or None to choose among the first three. A named backend
             runs or raises.
-        return_weights: also return P as an `AttentionMap`, before dropout. Asking for it changes neither
-            the output's bits nor the kernel that makes it.
+        return_weights: also return P as an `AttentionMap`, before dropout. This changes neither the bits of the
+            output nor the kernel that computes it.
         keep_values: let the map keep the values, for `value_norms()`, `gradient()` and `relevance()`; the same as
             `weights.with_values(value)`.
-
     Returns:
         The output, (batch..., H, T, E) in the input's dtype; with `return_weights`, a named tuple
         `(output, weights)`.
 
     Raises:
-        ShapeError: shapes, dtypes or devices that do not fit.
-        ArgumentError: a dropout outside [0, 1), an unknown backend, or `keep_values` without `return_weights`.
+        ShapeError: shapes, dtypes or devices do not fit each other.
+        ArgumentError: the dropout is outside [0, 1), the backend is unknown, or `keep_values` is without
+            `return_weights`.
         BackendError: the named backend cannot run this call.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1.
@@ -110,7 +110,7 @@ def attention(
     (torch.Size([2, 8, 5, 7]), tensor([1.]))
     """
     if has_torch_function_variadic(query, key, value):
-        # As F.scaled_dot_product_attention does: tensor subclasses and modes (regard.watch) see the call whole.
+        # F.scaled_dot_product_attention does the same: tensor subclasses and modes (regard.watch) see the whole call.
         return handle_torch_function(
             attention, (query, key, value), query, key, value, score=score, normalization=normalization, mask=mask,
             bias=bias, dropout=dropout, backend=backend, return_weights=return_weights, keep_values=keep_values,
@@ -123,7 +123,7 @@ def attention(
     )
     if is_checking():
         check_values(query, key, value, score=score, normalization=normalization, mask=mask, bias=bias)
-    with without_autocast(query):  # what is cast is cast by now: a kernel of ours computes as it is written
+    with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes that they get.
         return _attend(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
 
 
@@ -132,7 +132,7 @@ def _attend(
 ) -> Tensor | Attended:
     chosen = choose_backend(call, backend)
     if torch.compiler.is_compiling() and chosen.name == "fused" and not return_weights:
-        # A graph that others can read, optimise and export: the same kernel under torch's own name.
+        # Others can read, optimise and export this graph: it is the same kernel under torch's own name.
         plain = as_sdpa(call, values)
         if plain is not None:
             return restore(plain, call.sizes)
@@ -155,7 +155,7 @@ def make_call(
     bias: Bias | Tensor | None,
     dropout: float,
 ) -> tuple[Call, Tensor]:
-    """Check everything once and freeze the call; the canonical value comes beside it."""
+    """Check everything once and freeze the call. Also returns the canonical value."""
     if not 0.0 <= dropout < 1.0:
         raise ArgumentError(f"dropout must be in [0, 1), got {dropout}")
     query, key, value, sizes = canonical(query, key, value)
@@ -177,18 +177,18 @@ def make_call(
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Which backend runs a call, what it costs, and why each other one was not chosen."""
+    """The backend that runs a call, the cost of the call, and the reason against each other backend."""
 
     backend: str
     reason: str
     flops: int
     """Multiplications and additions of the two products, counted on every pair of query and key."""
     extra_bytes: int
-    """What the backend allocates that grows with T x S; 0 for backends that never do."""
+    """The memory that grows with T x S; 0 for backends that never allocate any."""
     refused: dict[str, str]
 
     def __str__(self) -> str:
-        """A few lines for people."""
+        """A few lines of text for a reader."""
         lines = [
             f"{self.backend}: {self.reason}",
             f"  {self.flops:.3g} FLOPs, {self.extra_bytes:.3g} bytes for T x S weights",
@@ -211,7 +211,7 @@ def explain(
     """What `attention` would do with the same arguments. Nothing is computed.
 
     Raises:
-        The same as `attention`.
+        ShapeError, ArgumentError, BackendError: in the same cases as `attention`.
 
     >>> import torch
     >>> print(explain(torch.ones(4, 8), torch.ones(4, 8), torch.ones(4, 8), dropout=0.1))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from regard.errors import MissingExtraError
+from regard.errors import ArgumentError, MissingExtraError
 from regard.functional import attention
 from regard.mechanisms.scores.base import Score
 from regard.mechanisms.scores.kernels import Boxcar, Constant, Epanechnikov, Gaussian, Laplacian, Triangular
@@ -26,25 +26,26 @@ KERNELS: dict[str, type[Score]] = {
     "triangular": Triangular,
     "constant": Constant,
 }
+"""From the names of kernels to their scores."""
 
 
 class NadarayaWatson(RegressorMixin, BaseEstimator):
     r"""$\hat y(x) = \sum_i w_i K(x, x_i)\, y_i \,/ \sum_i w_i K(x, x_i)$.
 
-    Training is storing; prediction is attention with the query x, the keys $x_i$ and the values $y_i$, in
-    memory linear in the number of training points. A query that no training point is near to (compact
-    kernels) takes the weighted mean of the targets.
+    Training only stores the data. Prediction is attention with the query x, the keys $x_i$ and the values $y_i$, in
+    memory linear in the number of training points. If no training point is near a query (compact kernels), the
+    prediction is the weighted mean of the targets.
 
     Args:
         kernel: "gaussian", "laplacian", "boxcar", "epanechnikov", "triangular" or "constant".
-        width: w of the kernel, in units of the features; "loo" takes the width of `widths` whose
-            leave-one-out score is best.
-        widths: the candidates of "loo"; None spreads 20 around the data's own scale.
+        width: w of the kernel, in units of the features; "loo" chooses the width in `widths` with the best
+            leave-one-out score.
+        widths: the candidates of "loo"; None means 20 widths around the scale of the data.
         dtype: "float64", or "float32" for speed.
 
     Attributes:
         width_: the width in use.
-        n_features_in_: number of features.
+        n_features_in_: the number of features.
         loo_scores_: with width="loo", the leave-one-out R^2 of each candidate.
 
     Source: Nadaraya 1964, equation 2; Watson 1964.
@@ -74,21 +75,22 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
         return tags
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Keep the training set, and find the width if asked to.
+        """Store the training set, and find the width if it is "loo".
 
         Args:
             X: (n, features).
             y: (n,) or (n, outputs).
-            sample_weight: (n,), not negative; None weighs all alike.
+            sample_weight: (n,), not negative; None gives all samples the same weight.
 
         Raises:
-            ValueError: as scikit-learn's own checks do, or a kernel, width or weight that makes no sense.
+            ArgumentError: the kernel or dtype is unknown, or a width is not above 0.
+            ValueError: the data or the weights fail scikit-learn's own checks.
         """
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True)
         if self.kernel not in KERNELS:
-            raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {self.kernel!r}")
+            raise ArgumentError(f"kernel must be one of {', '.join(KERNELS)}; got {self.kernel!r}")
         if self.dtype not in ("float64", "float32"):
-            raise ValueError(f"dtype must be 'float64' or 'float32', got {self.dtype!r}")
+            raise ArgumentError(f"dtype must be 'float64' or 'float32', got {self.dtype!r}")
         weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         dtype = getattr(torch, self.dtype)
         self._keys = torch.from_numpy(np.array(X, dtype=np.float64)).to(dtype)
@@ -97,13 +99,11 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
         self._values = torch.from_numpy(targets.reshape(len(targets), -1)).to(dtype)
         self._log_weight = torch.from_numpy(np.array(weight, dtype=np.float64)).to(dtype).log()
         self._mean = (self._values * self._log_weight.exp()[:, None]).sum(0) / self._log_weight.exp().sum()
-        self.width_ = self._find_width() if self.width == "loo" else float(self.width)
-        if not self.width_ > 0:
-            raise ValueError(f"width must be above 0 or 'loo', got {self.width!r}")
+        self.width_ = self._find_width() if self.width == "loo" else self._given_width()
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.floating[Any]]:
-        """The regression function at X (m, features): (m,) or (m, outputs), as y was."""
+        """The regression function at X (m, features): (m,) or (m, outputs), like y in `fit`."""
         return self._shaped(self._attend(self._queries(X), self.width_)[0])
 
     def attention_map(self, X: ArrayLike) -> AttentionMap:
@@ -114,7 +114,7 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
         r"""The prediction of each training point from all the others, in closed form.
 
         $\hat y_{-i} = (\hat y_i - P_{ii} y_i) / (1 - P_{ii})$, with P the attention of the training set to itself.
-        Of a sample whose weight is above 1, a weight of 1 is left out.
+        If the weight of a sample is above 1, only a weight of 1 is left out.
         """
         check_is_fitted(self)
         return self._shaped(self._leave_one_out(self.width_))
@@ -129,8 +129,8 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
         return kernel(width)
 
     def _attend(self, query: torch.Tensor, width: float) -> tuple[torch.Tensor, AttentionMap]:
-        """Predictions (m, outputs), and the weights that they are made of."""
-        # A column of ones tells, by 1 or 0, whether a query has any training point near it.
+        """Predictions (m, outputs), and the weights of the training points in them."""
+        # The output for a column of ones is 1 if a query has any training point near it, else 0.
         values = torch.cat([self._values, torch.ones_like(self._values[:, :1])], 1)
         output, weights = attention(
             query, self._keys, values, score=self._score(width), bias=self._log_weight[None], return_weights=True
@@ -140,11 +140,17 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
     def _leave_one_out(self, width: float) -> torch.Tensor:
         output, weights = self._attend(self._keys, width)
         index = torch.arange(len(self._keys))
-        # A weight of 2 stands for two samples, of which one is left out.
+        # A weight of 2 stands for two samples, and one of them is left out.
         own = weights.at(index, index)[:, None] * (-self._log_weight).exp().clamp_max(1.0)[:, None]
         alone = 1 - own < 4 * torch.finfo(own.dtype).eps
         others = (output - own * self._values) / torch.where(alone, 1.0, 1 - own)
         return torch.where(alone, self._mean, others)
+
+    def _given_width(self) -> float:
+        width = _numbers(self.width)
+        if width.shape != (1,) or not width > 0:
+            raise ArgumentError(f"width must be above 0 or 'loo', got {self.width!r}")
+        return float(width[0])
 
     def _find_width(self) -> float:
         if self.widths is None:
@@ -153,9 +159,9 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
             scale = float(spread.sqrt().mean()) or 1.0
             candidates = scale * np.geomspace(0.01, 3.0, 20)
         else:
-            candidates = np.asarray(self.widths, dtype=float).ravel()
+            candidates = _numbers(self.widths)
         if not len(candidates) or not (candidates > 0).all():
-            raise ValueError(f"widths must be numbers above 0, got {self.widths!r}")
+            raise ArgumentError(f"widths must be numbers above 0, got {self.widths!r}")
         weight = self._log_weight.exp()[:, None]
         spread = (weight * (self._values - self._mean).square()).sum()
         errors = [(weight * (self._leave_one_out(float(w)) - self._values).square()).sum() for w in candidates]
@@ -164,3 +170,11 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
 
     def _shaped(self, output: torch.Tensor) -> NDArray[np.floating[Any]]:
         return (output[:, 0] if self._one_output else output).numpy()
+
+
+def _numbers(given: Any) -> NDArray[np.float64]:
+    """The given numbers in one dimension; nothing if they are not numbers."""
+    try:
+        return np.asarray(given, dtype=np.float64).ravel()
+    except (TypeError, ValueError):
+        return np.empty(0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -37,103 +38,159 @@ class Case:
         return {"mask": self.mask, "bias": self.bias, "score": self.score}
 
     def to(self, dtype: torch.dtype) -> "Case":
-        cast = [t.detach().to(dtype).requires_grad_() for t in self.tensors()]
+        query, key, value = (t.detach().to(dtype).requires_grad_() for t in self.tensors())
         bias = None if self.bias is None else self.bias.detach().to(dtype)
         score = self.score
-        if is_dataclass(score):
+        if is_dataclass(score) and not isinstance(score, type):
             values = {f.name: getattr(score, f.name) for f in fields(score)}
             score = replace(score, **{n: v.to(dtype) for n, v in values.items() if isinstance(v, Tensor)})
-        return Case(*cast, self.mask, self.allowed, bias, score)
+        return Case(query, key, value, self.mask, self.allowed, bias, score)
 
 
-PATTERNS = ("window", "right", "middle", "documents", "strided", "blocks", "prefix")
+@dataclass
+class Place:
+    """Where a random mask stands: the call's sizes, positions that broadcast to it, and random numbers."""
+
+    batch: tuple[int, ...]
+    full: tuple[int, ...]
+    """(batch..., H, T, S), or what the rank of the input makes of it."""
+    draw: Any
+    generator: torch.Generator
+
+    def __post_init__(self) -> None:
+        self.queries, self.keys = self.full[-2:]
+        self.query, self.key = torch.arange(self.queries)[:, None], torch.arange(self.keys)
+        self.position = self.query + self.keys - self.queries
+        """Where each query stands among the keys: the last stands at the last."""
+
+    def number(self, least: int, most: int) -> int:
+        return int(torch.randint(least, most + 1, (), generator=self.generator))
+
+    def numbers(self, most: int, *shape: int) -> Tensor:
+        return torch.randint(0, most + 1, shape, generator=self.generator)
+
+    def some(self, *shape: int) -> Tensor:
+        """Bools, of which six in ten are True."""
+        return torch.rand(shape, generator=self.generator) < 0.6
+
+    def per_sequence(self, tensor: Tensor) -> Tensor:
+        """(batch..., t, s) as a tensor that broadcasts to `full`."""
+        return tensor.reshape(*self.batch, *[1] * (len(self.full) - len(self.batch) - 2), *tensor.shape[-2:])
 
 
-def pattern(kind: str, batch: tuple[int, ...], full: tuple[int, ...], generator: torch.Generator) -> tuple[Any, Tensor]:
-    """A mask of regard.mechanisms.masks.patterns, and the dense tensor by hand."""
-    queries, keys = full[-2:]
-    position, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
-    size = int(torch.randint(1, 5, (), generator=generator))
-    if kind == "window":
-        return regard.window(size), ((position - size < j) & (j <= position)).expand(full)
-    if kind == "right":
-        return regard.window(size, side="right"), ((position + size > j) & (j >= position)).expand(full)
-    if kind == "middle":
-        return regard.window(2 * size + 1, side="both"), ((j - position).abs() <= size).expand(full)
-    if kind == "strided":
-        return regard.strided(size), ((j - position).abs() % size == 0).expand(full)
-    if kind == "prefix":
-        return regard.prefix(size), ((j < size) | (j <= position)).expand(full)
-    if kind == "blocks":
-        coarse = torch.rand(-(-queries // size), -(-keys // size), generator=generator) < 0.5
-        fine = coarse.repeat_interleave(size, 0).repeat_interleave(size, 1)[:queries, :keys]
-        return regard.blocks(coarse, size), fine.expand(full)
-    ids = torch.randint(0, 3, (*batch, queries), generator=generator)
-    key_ids = torch.randint(0, 3, (*batch, keys), generator=generator)
-    same = ids[..., :, None] == key_ids[..., None, :]
-    same = same.reshape(*batch, *[1] * (len(full) - len(batch) - 2), queries, keys)
-    return regard.documents(ids, key_ids=key_ids), same.expand(full)
+def _lengths(at: Place) -> tuple[Any, Tensor]:
+    n = at.numbers(at.keys, *at.batch)
+    return regard.lengths(n), at.key < at.per_sequence(n[..., None, None])
+
+
+def _lengths_per_query(at: Place) -> tuple[Any, Tensor]:
+    n = at.numbers(at.keys, *at.batch, at.queries)
+    return regard.lengths(n, per_query=True), at.key < at.per_sequence(n[..., None])
+
+
+def _offset(at: Place) -> tuple[Any, Tensor]:
+    offset = at.draw(st.integers(-at.queries, at.keys))
+    return regard.causal(offset), at.key <= at.query + offset
+
+
+def _padding(at: Place) -> tuple[Any, Tensor]:
+    keep = at.some(*at.batch, at.keys)
+    return regard.padding(keep), at.per_sequence(keep[..., None, :])
+
+
+def _dense(at: Place) -> tuple[Any, Tensor]:
+    dense = at.some(*(n if at.draw(st.booleans()) else 1 for n in at.full))
+    return dense, dense
+
+
+def _window(at: Place) -> tuple[Any, Tensor]:
+    size = at.number(1, 4)
+    return regard.window(size), (at.position - size < at.key) & (at.key <= at.position)
+
+
+def _window_to_the_right(at: Place) -> tuple[Any, Tensor]:
+    size = at.number(1, 4)
+    return regard.window(size, side="right"), (at.position + size > at.key) & (at.key >= at.position)
+
+
+def _window_in_the_middle(at: Place) -> tuple[Any, Tensor]:
+    size = at.number(1, 4)
+    return regard.window(2 * size + 1, side="both"), (at.key - at.position).abs() <= size
+
+
+def _documents(at: Place) -> tuple[Any, Tensor]:
+    ids, key_ids = at.numbers(2, *at.batch, at.queries), at.numbers(2, *at.batch, at.keys)
+    return regard.documents(ids, key_ids=key_ids), at.per_sequence(ids[..., :, None] == key_ids[..., None, :])
+
+
+def _strided(at: Place) -> tuple[Any, Tensor]:
+    stride = at.number(1, 4)
+    return regard.strided(stride), (at.key - at.position).abs() % stride == 0
+
+
+def _prefix(at: Place) -> tuple[Any, Tensor]:
+    size = at.number(1, 4)
+    return regard.prefix(size), (at.key < size) | (at.key <= at.position)
+
+
+def _blocks(at: Place) -> tuple[Any, Tensor]:
+    size = at.number(1, 4)
+    coarse = torch.rand(-(-at.queries // size), -(-at.keys // size), generator=at.generator) < 0.5
+    fine = coarse.repeat_interleave(size, 0).repeat_interleave(size, 1)
+    return regard.blocks(coarse, size), fine[: at.queries, : at.keys]
+
+
+MASKS: dict[str, Callable[[Place], tuple[Any, Tensor]]] = {
+    "none": lambda at: (None, torch.ones(1, 1, dtype=torch.bool)),
+    "lengths": _lengths,
+    "per query": _lengths_per_query,
+    "causal": lambda at: (regard.causal(), at.key <= at.position),
+    "offset": _offset,
+    "padding": _padding,
+    "dense": _dense,
+    "own": lambda at: (regard.predicate(lambda b, h, q, k: (q + 2 * k) % 3 > 0), (at.query + 2 * at.key) % 3 > 0),
+    "window": _window,
+    "right": _window_to_the_right,
+    "middle": _window_in_the_middle,
+    "documents": _documents,
+    "strided": _strided,
+    "blocks": _blocks,
+    "prefix": _prefix,
+}
+"""Each mask, and, written out by hand, the bool tensor that it stands for, which broadcasts to `full`."""
 
 
 def random_mask(
-    draw: st.DrawFn, batch: tuple[int, ...], full: tuple[int, ...], generator: torch.Generator
+    draw: Any, batch: tuple[int, ...], full: tuple[int, ...], generator: torch.Generator, masks: Sequence[str]
 ) -> tuple[Any, Tensor]:
-    """A mask and, written out by hand, the dense tensor that it stands for."""
-    queries, keys = full[-2:]
-    i, j = torch.arange(queries)[:, None], torch.arange(keys)
-    lead = len(full) - 2
-
-    def per_sequence(n: Tensor) -> Tensor:
-        return n.reshape(*n.shape, *[1] * (lead - n.dim() + 2))
-
-    kind = draw(
-        st.sampled_from(["none", "lengths", "per query", "causal", "offset", "padding", "dense", "own", *PATTERNS])
-    )
-    if kind in PATTERNS:
-        return pattern(kind, batch, full, generator)
-    if kind == "none":
-        return None, torch.ones(full, dtype=torch.bool)
-    if kind == "lengths":
-        n = torch.randint(0, keys + 1, batch, generator=generator)
-        return regard.lengths(n), (j < per_sequence(n)).expand(full)
-    if kind == "per query":
-        n = torch.randint(0, keys + 1, (*batch, queries), generator=generator)
-        shaped = n.reshape(*batch, *[1] * (lead - len(batch)), queries, 1)
-        return regard.lengths(n, per_query=True), (j < shaped).expand(full)
-    if kind == "causal":
-        return regard.causal(), (j <= i + keys - queries).expand(full)
-    if kind == "offset":
-        offset = draw(st.integers(-queries, keys))
-        return regard.causal(offset), (j <= i + offset).expand(full)
-    if kind == "padding":
-        keep = torch.rand((*batch, keys), generator=generator) < 0.6
-        shaped = keep.reshape(*batch, *[1] * (lead - len(batch)), 1, keys)
-        return regard.padding(keep), shaped.expand(full)
-    if kind == "dense":
-        shape = tuple(n if draw(st.booleans()) else 1 for n in full)
-        dense = torch.rand(shape, generator=generator) < 0.6
-        return dense, dense.expand(full)
-    return regard.predicate(lambda b, h, q, k: (q + 2 * k) % 3 > 0), ((i + 2 * j) % 3 > 0).expand(full)
+    """One of these masks and the dense tensor that it stands for."""
+    mask, allowed = MASKS[draw(st.sampled_from(masks))](Place(batch, full, draw, generator))
+    return mask, allowed.expand(full)
 
 
 def combined(
-    draw: st.DrawFn, batch: tuple[int, ...], full: tuple[int, ...], generator: torch.Generator
+    draw: Any,
+    batch: tuple[int, ...],
+    full: tuple[int, ...],
+    generator: torch.Generator,
+    masks: Sequence[str] = (),
 ) -> tuple[Any, Tensor]:
-    mask, allowed = random_mask(draw, batch, full, generator)
+    """A mask, alone or joined with another one; the first is one of `masks` (any, if empty)."""
+    mask, allowed = random_mask(draw, batch, full, generator, masks or tuple(MASKS))
     how = draw(st.sampled_from(["alone", "and", "or", "not"]))
     if how == "alone" or not isinstance(mask, regard.Mask):
         return mask, allowed
     if how == "not":
         return ~mask, ~allowed
-    other, also = random_mask(draw, batch, full, generator)
+    other, also = random_mask(draw, batch, full, generator, tuple(MASKS))
     if not isinstance(other, regard.Mask):
         return mask, allowed
     return (mask & other, allowed & also) if how == "and" else (mask | other, allowed | also)
 
 
 @st.composite
-def cases(draw: st.DrawFn, scores: Sequence[str] = ("dot", "scaled", "additive")) -> Case:
-    """A call; the masks, ranks, heads, biases and strides vary, the scores are those named."""
+def cases(draw: st.DrawFn, scores: Sequence[str] = ("dot", "scaled", "additive"), masks: Sequence[str] = ()) -> Case:
+    """A call; ranks, heads, biases and strides vary; the scores are those named, and so are the masks, if any is."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     batch = draw(st.sampled_from([(), (1,), (3,), (2, 3)]))
     groups = draw(st.sampled_from([1, 2])) if len(batch) else 1
@@ -150,7 +207,7 @@ def cases(draw: st.DrawFn, scores: Sequence[str] = ("dot", "scaled", "additive")
     if draw(st.booleans()):  # not contiguous
         query, value = query.mT.contiguous().mT, value.mT.contiguous().mT
     full = (*lead_q, queries, keys)
-    mask, allowed = combined(draw, batch, full, generator)
+    mask, allowed = combined(draw, batch, full, generator, masks)
     bias = None
     if draw(st.booleans()):
         bias = normal(*(n if draw(st.booleans()) else 1 for n in full))
@@ -164,7 +221,7 @@ def _width(normal: Callable[..., Tensor], heads: int) -> Tensor:
     return normal(heads).abs() + 0.5
 
 
-SCORES = {
+SCORES: dict[str, Callable[[Callable[..., Tensor], int, int], Any]] = {
     "dot": lambda normal, dim, heads: regard.Dot(),
     "scaled": lambda normal, dim, heads: regard.ScaledDot(),
     "additive": lambda normal, dim, heads: regard.Additive(normal(3), normal(3, dim), normal(3, dim)),
@@ -179,40 +236,51 @@ SCORES = {
     "constant": lambda normal, dim, heads: regard.Constant(),
     "custom": lambda normal, dim, heads: lambda q, k: -(q[..., :, None, :] - k[..., None, :, :]).abs().sum(-1),
 }
+"""Each score, from `normal(*shape)`, the width D of queries and keys, and the number of heads."""
+
+
+def _per_head(value: Any, query: Tensor) -> Tensor:
+    value = torch.as_tensor(value, dtype=torch.float64)
+    return value.reshape(-1, 1, 1) if query.dim() > 3 and value.dim() else value
+
+
+def _distance(query: Tensor, key: Tensor) -> Tensor:
+    return (query[..., :, None, :] - key[..., None, :, :]).norm(dim=-1)
+
+
+def _additive(score: Any, query: Tensor, key: Tensor) -> Tensor:
+    hidden = (query @ score.query_weight.double().T)[..., :, None, :]
+    hidden = hidden + (key @ score.key_weight.double().T)[..., None, :, :]
+    return hidden.tanh() @ score.vector.double()
+
+
+def _cosine(score: Any, query: Tensor, key: Tensor) -> Tensor:
+    norms = query.norm(dim=-1)[..., :, None] * key.norm(dim=-1)[..., None, :]
+    return _per_head(score.temperature, query) * (query @ key.mT) / norms
+
+
+FORMULAS: dict[type, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    regard.ScaledDot: lambda score, q, k: q @ k.mT * (1.0 if score.scale else q.shape[-1] ** -0.5),
+    regard.Additive: _additive,
+    regard.Cosine: _cosine,
+    regard.Bilinear: lambda score, q, k: q @ score.weight.double() @ k.mT,
+    regard.SoftCapped: lambda score, q, k: 1.5 * (q @ k.mT / 1.5).tanh(),
+    regard.Gaussian: lambda score, q, k: -(_distance(q, k) ** 2) / (2 * _per_head(score.width, q) ** 2),
+    regard.Laplacian: lambda score, q, k: -_distance(q, k) / _per_head(score.width, q),
+    regard.Boxcar: lambda score, q, k: (_distance(q, k) < score.width).double().log(),
+    regard.Epanechnikov: lambda score, q, k: (
+        (1 - (_distance(q, k) / _per_head(score.width, q)) ** 2).clamp_min(0).log()
+    ),
+    regard.Triangular: lambda score, q, k: (1 - _distance(q, k) / score.width).clamp_min(0).log(),
+    regard.Constant: lambda score, q, k: 0 * (q @ k.mT),
+    FunctionType: lambda score, q, k: -(q[..., :, None, :] - k[..., None, :, :]).abs().sum(-1),
+}
+"""Each score's formula in float64, for key heads already repeated."""
+
+ROUNDING: set[type] = {regard.Additive}
+"""Scores that project the vectors in the input's dtype, as any linear layer does: bf16 weights differ more by that."""
 
 
 def scores_by_hand(score: Any, query: Tensor, key: Tensor) -> Tensor:
-    """The formula of each score in float64, for key heads already repeated."""
-
-    def per_head(value: Tensor) -> Tensor:
-        value = torch.as_tensor(value, dtype=torch.float64)
-        return value.reshape(-1, 1, 1) if query.dim() > 3 and value.dim() else value
-
-    products, distance = query @ key.mT, (query[..., :, None, :] - key[..., None, :, :]).norm(dim=-1)
-    match score:
-        case regard.Additive():
-            hidden = (query @ score.query_weight.double().T)[..., :, None, :]
-            hidden = hidden + (key @ score.key_weight.double().T)[..., None, :, :]
-            return hidden.tanh() @ score.vector.double()
-        case regard.Cosine():
-            norms = query.norm(dim=-1)[..., :, None] * key.norm(dim=-1)[..., None, :]
-            return per_head(score.temperature) * products / norms
-        case regard.Bilinear():
-            return query @ score.weight.double() @ key.mT
-        case regard.SoftCapped():
-            return 1.5 * (products / 1.5).tanh()
-        case regard.ScaledDot():
-            return products * (1.0 if score.scale else query.shape[-1] ** -0.5)
-        case regard.Gaussian():
-            return -(distance**2) / (2 * per_head(score.width) ** 2)
-        case regard.Laplacian():
-            return -distance / per_head(score.width)
-        case regard.Boxcar():
-            return (distance < score.width).double().log()
-        case regard.Epanechnikov():
-            return (1 - (distance / per_head(score.width)) ** 2).clamp_min(0).log()
-        case regard.Triangular():
-            return (1 - distance / score.width).clamp_min(0).log()
-        case regard.Constant():
-            return 0 * products
-    return -(query[..., :, None, :] - key[..., None, :, :]).abs().sum(-1)
+    """What the formula of the score says, in float64, for key heads already repeated."""
+    return FORMULAS[type(score)](score, query, key)

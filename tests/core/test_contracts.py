@@ -1,7 +1,5 @@
 """The contracts, as properties over random calls, for every backend that runs them."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,49 +8,15 @@ from torch import Tensor
 
 import regard
 from regard.errors import BackendError
-from tests.core.random_calls import DTYPES, EVERYDAY, MAP_TOLERANCE, TOLERANCE, Case, cases, scores_by_hand
-
-
-def attend(case: Case, backend: str, **options: Any) -> Any:
-    """Run a case, or nothing where the backend says that it cannot."""
-    try:
-        return regard.attention(*case.tensors(), **case.options(), backend=backend, return_weights=True, **options)
-    except BackendError:
-        return None
-
-
-def by_hand(case: Case) -> tuple[Tensor, Tensor]:
-    """Output and weights in float64, written out once more, from the mask written out by hand."""
-    q, k, v = (t.double() for t in case.tensors())
-    if q.dim() >= 4:
-        group = q.shape[-3] // k.shape[-3]
-        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
-    scores = scores_by_hand(case.score, q, k)
-    if case.bias is not None:
-        scores = scores + case.bias.double()
-    exponentials = torch.where(case.allowed, scores, -torch.inf).exp()
-    total = exponentials.sum(-1, keepdim=True)
-    weights = exponentials / torch.where(total == 0, 1.0, total)
-    return weights @ v, weights
+from tests.core import contracts
+from tests.core.random_calls import DTYPES, EVERYDAY, Case, cases
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_output_and_weights_are_the_formula(backend: str, dtype: torch.dtype, case: Case) -> None:
-    case = case.to(dtype)
-    if (attended := attend(case, backend)) is None:
-        return
-    output, weights = by_hand(case)
-    assert attended.output.dtype == dtype
-    assert attended.output.shape == output.shape
-    assert attended.weights.shape == weights.shape
-    bound = max(1.0, float(output.detach().abs().max()))
-    torch.testing.assert_close(attended.output.double(), output, rtol=0, atol=TOLERANCE[dtype] * bound)
-    # The projections of an additive score round to the input's dtype, as any linear layer does.
-    rounded = dtype == torch.bfloat16 and isinstance(case.score, regard.Additive)
-    tolerance = TOLERANCE[dtype] if rounded else MAP_TOLERANCE[dtype]
-    torch.testing.assert_close(attended.weights.dense().double(), weights, rtol=0, atol=tolerance)
+    contracts.output_and_weights_are_the_formula(case.to(dtype), backend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -60,35 +24,14 @@ def test_output_and_weights_are_the_formula(backend: str, dtype: torch.dtype, ca
 @given(case=cases())
 def test_weights_times_value_is_the_output(backend: str, dtype: torch.dtype, case: Case) -> None:
     """Contract 1."""
-    case = case.to(dtype)
-    if (attended := attend(case, backend)) is None:
-        return
-    value = case.value.to(attended.weights.dtype)
-    if value.dim() >= 4:
-        value = value.repeat_interleave(case.query.shape[-3] // value.shape[-3], -3)
-    product = attended.weights.dense() @ value
-    bound = max(1.0, float(product.detach().abs().max()))
-    torch.testing.assert_close(attended.output.to(product.dtype), product, rtol=0, atol=TOLERANCE[dtype] * bound)
+    contracts.weights_times_value_is_the_output(case.to(dtype), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_asking_for_the_weights_changes_nothing(backend: str, case: Case) -> None:
     """Contract 2: the same bits, the same gradients, the same random state."""
-    case = case.to(torch.float32)
-    try:
-        torch.manual_seed(7)
-        plain = regard.attention(*case.tensors(), **case.options(), backend=backend)
-    except BackendError:
-        return
-    state = torch.get_rng_state()
-    gradients = torch.autograd.grad(plain.sum(), case.tensors())
-    torch.manual_seed(7)
-    asked = regard.attention(*case.tensors(), **case.options(), backend=backend, return_weights=True)
-    assert torch.equal(plain, asked.output)
-    assert torch.equal(state, torch.get_rng_state())
-    for one, other in zip(gradients, torch.autograd.grad(asked.output.sum(), case.tensors()), strict=True):
-        assert torch.equal(one, other)
+    contracts.asking_for_the_weights_changes_nothing(case.to(torch.float32), backend)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -131,50 +74,20 @@ def test_the_fused_kernel_is_the_one_that_torch_runs() -> None:
 @given(case=cases())
 def test_rows_sum_to_one_or_are_exactly_zero(backend: str, dtype: torch.dtype, case: Case) -> None:
     """Contract 3, with finite gradients."""
-    case = case.to(dtype)
-    if (attended := attend(case, backend)) is None:
-        return
-    weights, live = attended.weights.dense(), case.allowed.any(-1)
-    sums = weights.sum(-1)
-    torch.testing.assert_close(sums[live].double(), torch.ones(int(live.sum())).double(), rtol=0, atol=2e-4)
-    assert (weights[~live] == 0).all()
-    assert (weights.masked_select(~case.allowed) == 0).all()
-    assert (attended.output[~live] == 0).all()
-    loss = attended.output.float().sum() + weights.float().square().sum()
-    for gradient in torch.autograd.grad(loss, case.tensors()):
-        assert gradient.isfinite().all()
+    contracts.rows_sum_to_one_or_are_exactly_zero(case.to(dtype), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_gradients_are_those_of_the_formula(backend: str, case: Case) -> None:
     """Of the output and, through the map, of the weights; in float64."""
-    case = case.to(torch.float64)
-    if (attended := attend(case, backend)) is None:
-        return
-    output, weights = by_hand(case)
-    d_output, d_weights = torch.randn_like(output), torch.randn_like(weights)
-    loss = (attended.output * d_output).sum() + (attended.weights.dense() * d_weights).sum()
-    ours = torch.autograd.grad(loss, case.tensors())
-    theirs = torch.autograd.grad((output * d_output).sum() + (weights * d_weights).sum(), case.tensors())
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    contracts.gradients_are_those_of_the_formula(case, backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_the_order_of_keys_does_not_matter(backend: str, case: Case) -> None:
-    case = case.to(torch.float64)
-    order = torch.randperm(case.key.shape[-2])
-    mask = case.allowed
-    moved = Case(
-        case.query, case.key[..., order, :], case.value[..., order, :], mask[..., order], mask[..., order],
-        None if case.bias is None else case.bias.expand(mask.shape)[..., order], case.score,
-    )  # fmt: skip
-    one, other = attend(case, backend), attend(moved, backend)
-    if one is None or other is None:
-        return
-    torch.testing.assert_close(one.output, other.output, rtol=0, atol=1e-10)
+    contracts.the_order_of_keys_does_not_matter(case, backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)

@@ -1,5 +1,7 @@
 """What attention() refuses, and how: expected, got, what to do."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -91,3 +93,13 @@ def test_nan_propagates() -> None:
     v[1, 2] = torch.nan
     for backend in ("fused", "reference"):
         assert regard.attention(q, q, v, backend=backend).isnan().any()
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [lambda a, b: a and b, lambda a, b: a or b, lambda a, b: not a, lambda a, b: bool(a)],
+    ids=["and", "or", "not", "bool"],
+)
+def test_a_mask_is_no_truth_value(combine: Callable[[regard.Mask, regard.Mask], object]) -> None:
+    with pytest.raises(ArgumentError, match=r"combine masks with &, \| and ~"):
+        combine(regard.causal(), regard.lengths(3))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import regard
 from regard.errors import ShapeError
-from regard.mechanisms.masks.base import render
 from regard.mechanisms.shapes import Sizes
+from tests.core.contracts import every_rendering_asks_the_predicate, part
 from tests.core.random_calls import combined
 
 
@@ -61,38 +61,13 @@ def test_true_means_keep_for_a_tensor() -> None:
 
 
 @given(data=st.data())
-def test_the_range_of_keys_holds_all_that_is_allowed(data: st.DataObject) -> None:
-    """No tile can be skipped that the predicate wants."""
-    batch, full = (2,), (2, 3, 11, 13)
-    mask, allowed = combined(data.draw, batch, full, torch.Generator().manual_seed(data.draw(st.integers(0, 999))))
-    if not isinstance(mask, regard.Mask):
-        return
-    shape = Sizes(batch, 3, 3, 11, 13, True)
-    bound = mask.bind(shape, torch.device("cpu"))
-    start = data.draw(st.integers(0, 10))
-    rows = range(start, data.draw(st.integers(start + 1, 11)))
-    outside = allowed[:, :, rows.start : rows.stop].clone()
-    columns = bound.key_range(rows, shape)
-    outside[..., columns.start : columns.stop] = False
-    assert not outside.any()
-
-
-@given(data=st.data())
 def test_every_rendering_is_the_same_predicate(data: st.DataObject) -> None:
-    """Dense, by blocks, and along the axes that the mask says it depends on."""
+    """Dense, by blocks, along the axes that the mask depends on; no tile is skipped that the predicate wants."""
     batch, full = (2,), (2, 3, 11, 13)
     mask, allowed = combined(data.draw, batch, full, torch.Generator().manual_seed(data.draw(st.integers(0, 999))))
     if not isinstance(mask, regard.Mask):
         return
-    shape = Sizes(batch, 3, 3, 11, 13, True)
-    whole = mask.dense(shape)
-    assert torch.equal(whole.expand(full), allowed)
-    rows, columns = torch.tensor([3, 0, 10]), range(2, 9)
-    block = render(mask.bind(shape, torch.device("cpu")), rows, columns, sizes=shape, device=torch.device("cpu"))
-    assert torch.equal(block.expand(2, 3, 3, 7), allowed[:, :, rows, 2:9])
-    claimed = mask.bind(shape, torch.device("cpu")).depends_on()
-    for axis, size in zip(("batch", "head", "query", "key"), whole.shape, strict=True):
-        assert size == 1 or axis in claimed
+    every_rendering_asks_the_predicate(mask, allowed, part(data, 11), part(data, 13))
 
 
 def test_drawings_name_the_combination() -> None:

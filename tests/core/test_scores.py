@@ -9,8 +9,8 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, BackendError, ShapeError
+from tests.core.contracts import attend, by_hand
 from tests.core.random_calls import EVERYDAY, SCORES, Case, cases
-from tests.core.test_contracts import attend, by_hand
 
 OTHERS = [name for name in SCORES if name not in ("dot", "scaled", "additive")]
 

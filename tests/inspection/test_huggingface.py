@@ -156,7 +156,9 @@ def test_generation_with_an_encoder() -> None:
 
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["gpt2", "t5", "bert"])
-def test_other_contexts(name: str, context: type[Any]) -> None:
+def test_other_contexts(name: str, context: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if name != "t5" or context is torch.inference_mode:  # t5's learned bias takes it off the fused kernel
+        monkeypatch.setattr("regard.inspection.capture.factors.row_state", lambda call: 1 / 0)
     family = FAMILIES[name]
     model, inputs = family.build(), family.inputs()
     with context():
@@ -170,8 +172,6 @@ def test_other_contexts(name: str, context: type[Any]) -> None:
         assert not dense.requires_grad
         alive = (dense != 0).any(-1, keepdim=True)
         assert ((dense - eager) * alive).abs().max() < 1e-5
-    if name != "t5" or context is torch.inference_mode:  # t5's learned bias takes it off the fused kernel
-        assert all(call.map._factors.is_at_hand for call in seen.calls)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
@@ -226,7 +226,7 @@ def test_window_and_padding_masks_are_not_held_dense() -> None:
         model = family.build()
         with torch.no_grad(), regard.watch(model) as seen:
             model(**family.inputs())
-        assert not seen._keeper.dense_masks, name
+        assert not seen.record.keeper.dense_masks, name
 
 
 def test_a_dense_bias_is_held_once_and_reported() -> None:
@@ -234,5 +234,5 @@ def test_a_dense_bias_is_held_once_and_reported() -> None:
     model = family.build()
     with torch.no_grad(), regard.watch(model) as seen:
         model(**family.inputs())
-    assert len(seen._keeper.dense_masks) == 2  # the encoder's and the decoder's
+    assert len(seen.record.keeper.dense_masks) == 2  # the encoder's and the decoder's
     assert str(seen.report()).count("is held once") == 2

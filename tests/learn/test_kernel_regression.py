@@ -10,6 +10,7 @@ pytest.importorskip("sklearn")
 
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from regard.errors import ArgumentError
 from regard.kernel_regression import KERNELS, NadarayaWatson
 
 
@@ -91,14 +92,16 @@ def test_statsmodels_agrees(data: tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     [
         ({"kernel": "cubic"}, "one of gaussian.*got 'cubic'"),
         ({"width": 0.0}, "above 0 or 'loo', got 0.0"),
+        ({"width": "wide"}, "above 0 or 'loo', got 'wide'"),
         ({"width": "loo", "widths": [1.0, -1.0]}, "numbers above 0"),
+        ({"width": "loo", "widths": ["wide"]}, "numbers above 0"),
         ({"dtype": "int8"}, "got 'int8'"),
     ],
 )
 def test_a_wrong_option_is_named(
     options: dict[str, Any], message: str, data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         NadarayaWatson(**options).fit(data[0], data[1])
 
 

@@ -1,5 +1,6 @@
 """The drop-in MultiheadAttention against torch's, and what it does better."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 import regard
-from regard.nn.compat import MultiheadAttention
+from regard.nn.compat import MisfitError, MultiheadAttention
 
 SHAPES = {"embed_dim": 8, "num_heads": 2}
 
@@ -85,3 +86,106 @@ def test_from_torch_copies_the_weights() -> None:
         torch.testing.assert_close(ours(q, k, v), theirs(q, k, v)[0], rtol=0, atol=1e-12)
     with pytest.raises(regard.RegardError, match=r"use regard\.nn\.compat"):
         regard.nn.MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2, add_zero_attn=True))
+
+
+def test_causality_leaves_the_learned_key_and_the_zeros_to_every_query() -> None:
+    x, future = torch.randn(2, 5, 8, dtype=torch.float64), torch.ones(5, 5, dtype=torch.bool).triu(1)
+    padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
+    for options in ({"add_bias_kv": True}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}):
+        ours, theirs = both(**options, batch_first=True)
+        for masks in ({}, {"key_padding_mask": padding}):
+            output, weights = ours(x, x, x, is_causal=True, **masks)
+            expected, their_weights = theirs(x, x, x, attn_mask=future, **masks)
+            torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(weights, their_weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}])
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(3, 0, 4), (3, 2, 0), (0, 2, 4), (3, 0, 0)])
+def test_empty_sequences_and_batches_are_as_torch_has_them(
+    options: dict[str, bool], batch: int, queries: int, keys: int
+) -> None:
+    ours, theirs = both(**options, batch_first=True)
+    query = torch.randn(batch, queries, 8, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(batch, keys, 8, dtype=torch.float64)
+    for need_weights in (True, False):
+        output, weights = ours(query, key, key, need_weights=need_weights)
+        expected, their_weights = theirs(query, key, key, need_weights=need_weights)
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+        assert (weights is None) == (their_weights is None)
+        if weights is not None:
+            torch.testing.assert_close(weights, their_weights, rtol=0, atol=1e-12)
+    output.sum().backward()
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_what_torch_refuses_is_refused_in_words(batch_first: bool) -> None:
+    """torch's module broadcasts neither masks nor batches; its own tests name these messages."""
+    ours, theirs = both(batch_first=batch_first)
+
+    def batch(size: int, length: int, width: int = 8) -> torch.Tensor:
+        x = torch.randn(size, length, width, dtype=torch.float64)
+        return x if batch_first else x.transpose(0, 1)
+
+    q, k, no = batch(4, 5), batch(4, 3), torch.zeros
+    one, two = torch.randn(5, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
+    refused = {
+        r"to be 3-D but found 2-D and 3-D tensors respectively": (q, two, k),
+        r"to be 2-D but found 2-D and 3-D tensors respectively": (one, two, k),
+        r"received 4-D query tensor": (q[None], k[None], k[None]),
+        r"one batch; got query": (batch(1, 5), k, k),
+        r"one batch; got query .*": (q, batch(1, 3), batch(1, 3)),
+        r"one length": (q, k, batch(4, 2)),
+        r"must be 8, 8 and 8 wide": (batch(4, 5, 7), k, k),
+        r"weights' dtype, torch.float64": (q.float(), k.float(), k.float()),
+    }
+    for message, inputs in refused.items():
+        with pytest.raises(Exception):  # noqa: B017, PT011  (of several kinds)
+            theirs(*inputs)
+        with pytest.raises(MisfitError, match=message) as caught:
+            ours(*inputs)
+        assert isinstance(caught.value, AssertionError | regard.RegardError)
+    masks = [
+        (r"`attn_mask` shape to be \(5, 3\), got \(1, 3\)", {"attn_mask": no(1, 3, dtype=torch.bool)}),
+        (r"`attn_mask` shape to be \(5, 3\), got \(5, 1\)", {"attn_mask": no(5, 1, dtype=torch.bool)}),
+        (r"`attn_mask` shape to be \(8, 5, 3\), got \(4, 5, 3\)", {"attn_mask": no(4, 5, 3, dtype=torch.bool)}),
+        (r"`None`, 2-D or 3-D but found 4-D tensor instead", {"attn_mask": no(4, 2, 5, 3, dtype=torch.bool)}),
+        (r"must be bool \(True = drop\) or float", {"attn_mask": no(5, 3, dtype=torch.uint8)}),
+        (r"`key_padding_mask` shape to be \(4, 3\), got \(1, 3\)", {"key_padding_mask": no(1, 3, dtype=torch.bool)}),
+        (r"`None` or 2-D but found 1-D tensor instead", {"key_padding_mask": no(3, dtype=torch.bool)}),
+    ]
+    for message, given in masks:
+        with pytest.raises((RuntimeError, AssertionError)):
+            theirs(q, k, k, **given)
+        with pytest.raises(MisfitError, match=message):
+            ours(q, k, k, **given)
+    with pytest.raises(MisfitError, match="`None` or 1-D but found 2-D tensor instead"):
+        ours(one, two, two, key_padding_mask=no(1, 3, dtype=torch.bool))
+    with pytest.raises(MisfitError, match="nested tensors are not taken"):
+        ours(*[torch.nested.nested_tensor([one, two], layout=torch.jagged)] * 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 5, "vdim": 3}])
+def test_any_masks_together_are_torchs(options: dict[str, Any]) -> None:
+    """Bool and float masks of every shape that torch takes, with and without a batch; dead rows are NaN there."""
+    for batch_first, batched in itertools.product((True, False), (True, False)):
+        ours, theirs = both(**options, batch_first=batch_first)
+        n, t, s = (3 if batched else 1), 4, 6
+        query, key, value = (
+            torch.randn(*((n,) if batched else ()), length, width, dtype=torch.float64)
+            for length, width in ((t, 8), (s, options.get("kdim", 8)), (s, options.get("vdim", 8)))
+        )
+        if batched and not batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        for full, is_float in itertools.product((True, False), (True, False)):
+            drop = torch.rand((n * 2, t, s) if full else (t, s)) < 0.4
+            padding = torch.rand((n, s) if batched else (s,)) < 0.3
+            added = torch.zeros(drop.shape, dtype=torch.float64).masked_fill(drop, -torch.inf)
+            padded = torch.zeros(padding.shape, dtype=torch.float64).masked_fill(padding, -torch.inf)
+            masks = {"attn_mask": added if is_float else drop, "key_padding_mask": padded if is_float else padding}
+            output, weights = ours(query, key, value, **masks, average_attn_weights=False)
+            expected, their_weights = theirs(query, key, value, **masks, average_attn_weights=False)
+            assert weights is not None
+            torch.testing.assert_close(weights, their_weights.nan_to_num(), rtol=0, atol=1e-12)
+            alive = ~expected.isnan()
+            torch.testing.assert_close(output[alive], expected[alive], rtol=0, atol=1e-12)

@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.backends.base import Backend, Call
 from regard.backends.fused_kernels import Kernel, kernel_for
 from regard.backends.fused_plan import Block, Plan, plan
+from regard.backends.kernel_arguments import one_width, with_positive_scale
 from regard.errors import BackendError
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.transforms import in_forward_mode, in_transform
@@ -49,26 +50,17 @@ class Fused(Backend):
         assert kernel is not None, "why_not has said so"
         assert scale is not None, "why_not has said so"
         tensors = (t.to(call.query.dtype) for t in (call.query, call.key, value))
-        query, key, value_ = _one_width(*tensors)
+        # The kernels want one width, those of CUDA a multiple of 8.
+        same = one_width(*tensors, multiple=8 if value.device.type == "cuda" else 1)
+        # The CPU operator reads rows as if their stride were 1, and gives wrong numbers without a word where it is not.
+        query, key, value_ = (t if t.stride(-1) == 1 else t.contiguous() for t in same)
+        query, scale = with_positive_scale(query, scale)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value_)):
             output, lse = _FusedBlocks.apply(kernel, covering, scale, query, key, value_)
         else:
             output, lse, _ = _forward_blocks(kernel, covering, scale, query, key, value_)
         lse = lse if covering.per_row is None else lse + covering.per_row.to(lse.dtype)
         return output[..., : value.shape[-1]].to(value.dtype), lse
-
-
-def _one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Pad the narrower of query/key and value with zeros: the kernels want one width.
-
-    Zero columns change neither the scores nor the columns of the output that are kept.
-    """
-    width = max(t.shape[-1] for t in tensors)
-    if tensors[0].device.type == "cuda":
-        width += -width % 8
-    padded = (t if t.shape[-1] == width else torch.nn.functional.pad(t, (0, width - t.shape[-1])) for t in tensors)
-    # The CPU operator reads rows as if their stride were 1, and gives wrong numbers without a word where it is not.
-    return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in padded)
 
 
 class _FusedBlocks(torch.autograd.Function):

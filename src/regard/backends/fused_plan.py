@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Call
+from regard.backends.kernel_arguments import causal_offset, excluding_factors
 from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.masks.base import And, Mask, render
-from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.tile_sizes import fitting
 from regard.mechanisms.transforms import can_look
 
 BLOCK_ELEMENTS = 1 << 22
@@ -139,43 +140,29 @@ def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
 
 def plan(call: Call) -> Plan:
     """Split the call's mask into the flag, the bias per key, and blocks of queries."""
-    factors = [] if call.mask is None else [m for m in call.mask.factors() if not _always(m, call.sizes)]
-    flag = next((m for m in factors if _offset(m) == 0), None)
+    factors = excluding_factors(call)
+    flag = next((m for m in factors if causal_offset(m) == 0), None)
     others = tuple(m for m in factors if m is not flag)
-    bias, per_row = _per_key(call, factors)
-    whole = all("query" not in m.depends_on() for m in others) and (bias is None or _rows_of(bias) == 1)
+    bias, per_row = _reduced(call, factors)
+    whole = all("query" not in m.depends_on() for m in others) and (bias is None or bias.per_key is not None)
     if whole:
         everything = Block(range(call.sizes.queries), range(call.sizes.keys), flag is not None, others)
         blocks: tuple[Block, ...] = (everything,)
     else:
-        blocks = _least_work(tuple(factors), bias, call.sizes)
+        blocks = _least_work(factors, bias, call.sizes)
         blocks = blocks if bias is not None else tuple(_joined(blocks))
     return Plan(blocks, bias, per_row, call.sizes, call.query.dtype, call.query.device)
 
 
-def _offset(mask: Mask) -> int | None:
-    return mask.offset if isinstance(mask, Causal) and isinstance(mask.offset, int) else None
-
-
-def _always(mask: Mask, sizes: Sizes) -> bool:
-    """Whether a causal mask excludes nothing, as for the one query of a decoding step."""
-    offset = _offset(mask)
-    return offset is not None and offset >= sizes.keys - 1
-
-
-def _per_key(call: Call, factors: list[Mask]) -> tuple[Bias | None, Tensor | None]:
+def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor | None]:
     """The bias reduced to one number per key where that is possible, and what each row lost by it."""
     if call.bias is None:
         return None, None
     # Where queries stand at S - T + i, as a mask aligned to the end has it, "causal" means no key after them.
     end = call.sizes.keys - call.sizes.queries
-    causal = any((offset := _offset(m)) is not None and offset <= end for m in factors)
+    causal = any((offset := causal_offset(m)) is not None and offset <= end for m in factors)
     split = call.bias.split(call.sizes, call.query.device, causal=causal)
     return (call.bias, None) if split is None else (DenseBias(split[0]), split[1])
-
-
-def _rows_of(bias: Bias) -> int:
-    return bias.tensor.shape[-2] if isinstance(bias, DenseBias) else -1
 
 
 def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> tuple[Block, ...]:
@@ -186,7 +173,7 @@ def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> t
     batch = sizes.flat_batch if "batch" in axes else 1 if bias is None else batch_of_bias
     heads = sizes.heads if "head" in axes else 1 if bias is None else heads_of_bias
     fewest, *steps = BLOCK_ROWS
-    most = max(fewest, BLOCK_ELEMENTS // max(1, batch * heads * sizes.keys) // fewest * fewest)
+    most = fewest * fitting(BLOCK_ELEMENTS, batch * heads * sizes.keys * fewest)
     cuts = [] if mask is None else mask.row_cuts(sizes)
     # The whole, if blocks between cuts alone need no rendering.
     natural = tuple(_blocks(factors, bias, _ranges(mask, cuts, sizes, sizes.queries))) if cuts and bias is None else ()
@@ -208,7 +195,7 @@ def _ranges(mask: Mask | None, cuts: list[int], sizes: Sizes, step: int) -> list
 def _blocks(factors: tuple[Mask, ...], bias: Bias | None, ranges: list[tuple[range, range]]) -> Iterator[Block]:
     for rows, columns in ranges:
         left = tuple(m for m in factors if columns and not m.covers(rows, columns))
-        starts = [m for m in left if _offset(m) == columns.start - rows.start]
+        starts = [m for m in left if causal_offset(m) == columns.start - rows.start]
         if len(left) == len(starts) == 1 and bias is None:
             yield Block(rows, columns, is_causal=True)
         else:

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.backends.base import Backend, Call
 from regard.backends.counter_rng import kept_at
-from regard.mechanisms.transforms import in_forward_mode, in_transform
+from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
+from regard.mechanisms.transforms import has_values, in_forward_mode, in_transform
 
 TILE_ELEMENTS = 1 << 20
 """Pairs of a query and a key in a tile, so that a few tensors of that size stay in the cache: 4 MiB in float32."""
@@ -47,7 +48,7 @@ class Tiled(Backend):
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
         """Run the tiles and put their rows together."""
         dtype, (batch, heads) = value.dtype, call.query.shape[:2]
-        seed = _seed() if call.dropout else 0
+        seed = _seed(call.query) if call.dropout else 0
         # Upcast and repeat the key heads once, rather than in every tile.
         call, value = call.expanded(), value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
         if call.bias is not None:
@@ -104,9 +105,9 @@ class Tiling:
         """Every tile: few cells and many rows where both do not fit."""
         sizes = self.call.sizes
         cells, (few, rows) = sizes.flat_batch * sizes.heads, self._extent()
-        for cell in range(0, cells, few):
-            for row in range(0, sizes.queries, rows):
-                yield self._tile(range(cell, min(cell + few, cells)), range(row, min(row + rows, sizes.queries)))
+        for some in ranges(cells, few):
+            for block in ranges(sizes.queries, rows):
+                yield self._tile(some, block)
 
     def parts(self) -> Iterator[tuple[Tile, Call]]:
         """Every tile with the call on its cells, made once for all the rows."""
@@ -126,11 +127,11 @@ class Tiling:
     def _extent(self) -> tuple[int, int]:
         """The cells and the rows of one tile."""
         sizes = self.call.sizes
-        cells, a_row = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
-        most = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
-        rows = max(1, min(sizes.queries, TILE_ROWS, most // a_row))
-        few = max(1, min(cells, most // (a_row * rows)))
-        return few, max(rows, min(sizes.queries, most // (a_row * few)))
+        cells, row_size = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
+        budget = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
+        few, rows = tile_shape(cells, sizes.queries, row_size, budget=budget, few_rows=TILE_ROWS)
+        # Where no more cells are left to take, the tile takes more rows.
+        return few, max(rows, fitting(budget, row_size * few, sizes.queries))
 
     def _tile(self, cells: range, rows: range) -> Tile:
         sizes, mask = self.call.sizes, self.call.mask
@@ -289,10 +290,10 @@ def _twice(
     return tuple(next(found) if t.requires_grad else None for t in (*vectors, *learned))
 
 
-def _seed() -> int | Tensor:
-    """A number for the generators of the tiles; a tensor in a compiled graph, which must not depend on its value."""
+def _seed(query: Tensor) -> int | Tensor:
+    """A number for the generators of the tiles; a tensor where there are no values, as in a compiled graph."""
     seed = torch.randint(2**62, ())
-    return seed if torch.compiler.is_compiling() else int(seed.item())
+    return int(seed.item()) if has_values(seed) and has_values(query) else seed
 
 
 def _slice(where: range) -> slice:

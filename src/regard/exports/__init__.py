@@ -22,16 +22,16 @@ def export_run(folder: Path, *, to: ExportFormat, out: Path) -> list[Path]:
     """Write the best model of a translation run, and its tokenizers, for another runtime.
 
     Args:
-        folder: the run.
-        to: whose format.
-        out: a folder that is made, or is empty.
+        folder: the folder of the run.
+        to: the name of the format.
+        out: a folder that is empty or does not exist yet.
 
     Returns:
         The files that were written.
 
     Raises:
-        RunFolderError: it is not a translation run, or `out` holds something.
-        ArgumentError: the format cannot express the run's model; says why.
+        RunFolderError: the folder is not a translation run, or `out` is not empty.
+        ArgumentError: the format cannot express the run's model; the message says why.
         MissingExtraError: the library that writes the format is not installed.
         OSError: a file cannot be written.
     """

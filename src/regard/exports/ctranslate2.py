@@ -1,4 +1,4 @@
-"""A folder for CTranslate2 (Klein et al. 2020, OpenNMT's engine), whose int8 and threads serve on processors."""
+"""A folder for CTranslate2 (Klein et al. 2020, OpenNMT's engine), which runs with int8 and threads on CPUs."""
 
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,7 @@ def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
     """Write model.bin, config.json, the vocabularies and the tokenizers.
 
     Raises:
-        ArgumentError: the engine cannot express the model; says why.
+        ArgumentError: the engine cannot express the model; the message says why.
         MissingExtraError: ctranslate2 is not installed.
         OSError: a file cannot be written.
     """
@@ -105,7 +105,7 @@ def _layer(theirs: Any, ours: SelfAttentionLayer | DecoderLayer) -> None:
 
 
 def _linear(spec: Any, *linears: nn.Module) -> None:
-    """Layers that read one input, their rows one below the other."""
+    """Write layers with the same input as one layer: their rows stand one below the other."""
     parameters = [dict(linear.named_parameters()) for linear in linears]
     spec.weight = torch.cat([each["weight"] for each in parameters]).detach().numpy()
     if "bias" in parameters[0]:

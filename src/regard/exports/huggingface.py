@@ -1,12 +1,12 @@
-"""A folder for Hugging Face transformers: the family of theirs that computes exactly what the run's model does.
+"""A folder for Hugging Face transformers, in the model family that computes exactly what the run's model computes.
 
     norm_position="post", positions="sinusoidal"   Marian
     norm_position="pre",  positions="sinusoidal"   Pegasus
     norm_position="pre",  positions="learned"      Blenderbot
 
-LayerNorm, ReLU or GELU, a key/value head for each head. Their sines stand before their cosines, ours beside
-them: all vectors of the model are permuted alike, which changes no product. Two vocabularies become one
-size: the smaller is filled up with tokens that are never written.
+All have LayerNorm, ReLU or GELU, and a key/value head for each head. In these families the sines stand before the
+cosines, here each sine stands beside its cosine. So all vectors of the model are permuted alike, which changes no
+product. Two vocabularies get the same size: the smaller is filled up with tokens that are never generated.
 """
 
 import json
@@ -24,11 +24,12 @@ from regard.models.transformer import DecoderLayer
 from regard.storage.atomic import write_atomically, write_json
 from regard.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, Tokenizer
 
-NEVER = -1e9  # the logit of a token that no vocabulary has
+NEVER = -1e9
+"""The logit of a token that is in no vocabulary."""
 
 
 class TargetFamily(NamedTuple):
-    """One of their architectures."""
+    """An architecture of transformers."""
 
     model_type: str
     architecture: str
@@ -39,14 +40,14 @@ FAMILIES = {
     ("pre", "sinusoidal"): TargetFamily("pegasus", "PegasusForConditionalGeneration"),
     ("pre", "learned"): TargetFamily("blenderbot", "BlenderbotForConditionalGeneration"),
 }
-"""By norm_position and positions."""
+"""From norm_position and positions to the family."""
 
 
 def to_huggingface(trained: ExportedRun, out: Path) -> None:
     """Write config.json, generation_config.json, model.safetensors and the tokenizers.
 
     Raises:
-        ArgumentError: no family of theirs can express the model; says why.
+        ArgumentError: no family can express the model; the message says why.
         MissingExtraError: safetensors is not installed.
         OSError: a file cannot be written.
     """
@@ -107,7 +108,7 @@ def _config(trained: ExportedRun, family: TargetFamily) -> dict[str, Any]:
 
 
 def _is_tied(trained: ExportedRun) -> bool:
-    """Whether one matrix is all three; otherwise each is written by itself."""
+    """Whether one matrix serves as both embeddings and as output layer; else each matrix is written separately."""
     return trained.config.shared_embeddings and trained.config.tied_output
 
 
@@ -116,7 +117,7 @@ def _vocab_size(trained: ExportedRun) -> int:
 
 
 def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
-    """Their names, and our tensors as they need them."""
+    """The names in the family, with our tensors in the form that it needs."""
     model, config = trained.model, trained.config
     order = _order(trained)
 
@@ -146,13 +147,13 @@ def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
 
 
 def _order(trained: ExportedRun) -> Tensor:
-    """Which of our dimensions stands in each place of theirs."""
+    """For each dimension of the family, the index of our dimension."""
     order = torch.arange(trained.config.dim)
     return torch.cat([order[::2], order[1::2]]) if trained.config.positions == "sinusoidal" else order
 
 
 def _filled(matrix: Tensor, count: int, value: float) -> Tensor:
-    """Rows added at the end."""
+    """Add rows at the end."""
     return nn.functional.pad(matrix, (0, 0, 0, count - len(matrix)), value=value)
 
 
@@ -179,7 +180,7 @@ def _reads(name: str, linear: nn.Module, order: Tensor) -> Iterator[tuple[str, T
 
 
 def _writes(name: str, linear: nn.Module, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A linear layer whose output is."""
+    """A linear layer whose output is the model's vectors."""
     yield f"{name}.weight", linear.get_parameter("weight")[order]
     yield f"{name}.bias", linear.get_parameter("bias")[order]
 
@@ -190,7 +191,7 @@ def _norm(name: str, norm: nn.Module, order: Tensor) -> Iterator[tuple[str, Tens
 
 
 def write_tokenizers(trained: ExportedRun, out: Path) -> None:
-    """tokenizer.json, which ends a text with its mark, and target_tokenizer.json where the target has its own.
+    """Write tokenizer.json, which adds the end token to a text, and target_tokenizer.json if the target has its own.
 
     Raises:
         OSError: a file cannot be written.
@@ -206,7 +207,7 @@ def write_tokenizers(trained: ExportedRun, out: Path) -> None:
 
 
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Its JSON, with what our own code does before and after it: NFC, and the end mark."""
+    """The tokenizer's JSON, with the steps that our own code adds: NFC before it, and the end token after it."""
     content: dict[str, Any] = json.loads(tokenizer.to_json())
     steps = [{"type": "NFC"}, content["normalizer"]] if content["normalizer"] else [{"type": "NFC"}]
     content["normalizer"] = {"type": "Sequence", "normalizers": steps}

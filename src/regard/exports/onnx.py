@@ -3,7 +3,7 @@
     encoder   source (B, S), source_lengths (B,)                  -> memory (B, S, D)
     decoder   target (B, T), memory (B, S, D), source_lengths (B,) -> logits (B, V) of the token after the last
 
-The decoder keeps no cache: each step reads the target so far again. A target begins with id 1 and ends with 2.
+The decoder has no cache: each step reads the whole target so far again. A target begins with id 1 and ends with id 2.
 """
 
 import copy
@@ -25,7 +25,7 @@ from regard.nn import MultiHeadAttention
 
 
 class ExplicitAttention(nn.Module):
-    """A multi-head attention as products and a softmax, with sizes that a graph may leave open."""
+    """Multi-head attention as products and a softmax. A graph may leave its sizes open."""
 
     def __init__(self, attention: MultiHeadAttention) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class ExplicitAttention(nn.Module):
 
 
 def _allowed(mask: Mask, query: Tensor, key: Tensor) -> Tensor:
-    """The two masks of a Transformer, as tensors that broadcast to (B, H, T, S)."""
+    """The two kinds of masks of a Transformer, as tensors that broadcast to (B, H, T, S)."""
     keys = torch.arange(key.shape[-2], device=key.device)
     if isinstance(mask, Lengths):
         return (keys < mask.valid[:, None])[:, None, None, :]
@@ -65,7 +65,7 @@ def _allowed(mask: Mask, query: Tensor, key: Tensor) -> Tensor:
 
 
 class Encoder(nn.Module):
-    """The first graph."""
+    """The first graph: the encoder."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -77,14 +77,14 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The second."""
+    """The second graph: the decoder."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, target: Tensor, memory: Tensor, source_lengths: Tensor) -> Tensor:
-        """Logits of the token after the last."""
+        """Logits of the token after the last token."""
         return self.model.decode(target, memory, source_lengths)[:, -1]
 
 
@@ -92,7 +92,7 @@ def to_onnx(trained: ExportedRun, out: Path) -> None:
     """Write encoder.onnx, decoder.onnx and the tokenizers.
 
     Raises:
-        ArgumentError: rotary positions with a scaling, whose angles depend on the length.
+        ArgumentError: the model has rotary positions with a scaling, whose angles depend on the length.
         MissingExtraError: onnx or onnxscript is not installed.
         OSError: a file cannot be written.
     """
@@ -150,7 +150,7 @@ def _export(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of its own parts."""
+    """Hide the exporter's warnings about its own parts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""What is exported: a trained Transformer, its configuration and its tokenizers."""
+"""The input of an export: a trained Transformer, its configuration and its tokenizers."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from regard.tasks.translation.translator import TASK, Translator
 from regard.text.tokenizers import Tokenizer
 
 LONGEST = 1024
-"""Rows of a table of sinusoidal positions, in formats that hold a table."""
+"""The number of rows in a table of sinusoidal positions, for formats that store a table."""
 
 
 class ExportedRun(NamedTuple):
@@ -29,27 +29,27 @@ class ExportedRun(NamedTuple):
 
     @property
     def max_length(self) -> int:
-        """Tokens that a table of positions is made for."""
+        """The number of tokens in a table of positions."""
         return self.config.max_length if self.config.positions == "learned" else LONGEST
 
     def positions(self, module: nn.Module) -> Tensor:
-        """The table (max_length, D) of what a module of positions adds."""
+        """The table (max_length, D) that a module of positions adds."""
         if isinstance(module, LearnedPositions):
             return module.weight.detach()
         return sinusoidal(torch.arange(self.max_length), self.config.dim)
 
     @property
     def has_one_tokenizer(self) -> bool:
-        """Whether source and target are cut in the same way."""
+        """Whether source and target use the same tokenizer."""
         return self.source_tokenizer.fingerprint() == self.target_tokenizer.fingerprint()
 
 
 def load_run(folder: Path) -> ExportedRun:
-    """The best model of a run.
+    """Load the best model of a run.
 
     Raises:
-        RunFolderError: it is not a translation run, or is cut short.
-        ArgumentError: its model is not the Transformer.
+        RunFolderError: the folder is not a translation run, or is cut short.
+        ArgumentError: the run's model is not the Transformer.
     """
     config = RunFolder(folder).read_config(TASK, TranslationConfig)
     if config.model != "transformer":
@@ -62,15 +62,15 @@ def load_run(folder: Path) -> ExportedRun:
 
 
 def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ...]) -> None:
-    """Say that a format cannot express a configuration, unless it can.
+    """Raise an error if a format cannot express a configuration.
 
     Args:
-        format: its name.
-        config: the model's.
-        reads: field, and the values of it that the format can express.
+        format: the name of the format.
+        config: the model's configuration.
+        reads: for a field, the values that the format can express.
 
     Raises:
-        ArgumentError: names the first field that does not fit, its value and those that would.
+        ArgumentError: names the first field that does not fit, its value and the allowed values.
     """
     if config.num_kv_heads not in (None, config.num_heads):
         raise ArgumentError(f"{format} cannot express num_kv_heads={config.num_kv_heads}: there each head has its own")
@@ -81,7 +81,7 @@ def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ..
 
 
 def split_attention(attention: nn.Module) -> dict[str, nn.Linear]:
-    """Query, key, value and output projections as linear layers of their own."""
+    """Query, key, value and output projections as separate linear layers."""
     assert isinstance(attention, MultiHeadAttention)
     assert attention.in_bias is not None
     weights, biases = attention.in_weights[0].split(attention.sizes), attention.in_bias.split(attention.sizes)

@@ -1,9 +1,9 @@
 """Lazy maps in the `attentions` of Hugging Face models.
 
-`enable(model)` runs a model's attention through `regard.attention`, at the speed of the fused kernels;
-`model(..., output_attentions=True).attentions` is then a tuple of `AttentionMap`s. `regard.watch` asks nothing of
-a model and changes none of its bits; this is for code that reads `outputs.attentions` already, and for losses
-on attention, since these maps carry gradients.
+`enable(model)` runs a model's attention through `regard.attention`, at the speed of the fused kernels. Then
+`model(..., output_attentions=True).attentions` is a tuple of `AttentionMap`s. `regard.watch` needs no change of a model
+and leaves its results equal to the bit. `enable` is for code that already reads `outputs.attentions`, and for losses
+on attention, because these maps carry gradients.
 """
 
 from regard.huggingface.enable import Enabled as Enabled

@@ -11,7 +11,7 @@ from regard.huggingface.forward import forward
 from regard.huggingface.masks import lazy_mask
 
 NAME = "regard"
-"""What the implementation is called among transformers' own."""
+"""The name of this implementation among those of transformers."""
 
 
 def enable(model: nn.Module) -> "Enabled":
@@ -22,20 +22,20 @@ def enable(model: nn.Module) -> "Enabled":
         outputs.attentions[3].entropy()  # an AttentionMap; so are cross_attentions and decoder_attentions
         steps = model.generate(**inputs, output_attentions=True, return_dict_in_generate=True).attentions
 
-    The maps carry gradients, and nothing T x S is made: masks travel as predicates. Logits are those of the model's
-    own attention but for rounding, and for dropout, whose random bits differ. A query of padding has no key here, so
-    that its row is 0; "eager" spreads it evenly over all keys. The maps of a generation hold every step's keys; for a
-    long one take `regard.watch`, which holds those of the last.
+    The maps carry gradients, and no T x S tensor is made: masks are passed on as predicates. Logits equal those of
+    the model's own attention, except for rounding and for dropout, which draws other random bits. Here a padding
+    query has no key, so its row is 0; "eager" spreads it evenly over all keys. The maps of a generation hold the keys
+    of every step. For a long generation use `regard.watch`, which holds only the keys of the last step.
 
     Args:
-        model: a `transformers.PreTrainedModel`. It is changed in place; nothing else is, but that the two functions are
-            known to transformers from then on.
+        model: a `transformers.PreTrainedModel`. It is changed in place. Nothing else changes, except that transformers
+            knows the two functions from then on.
 
     Returns:
-        What was changed; `disable()` changes it back, as does leaving `with regard.huggingface.enable(model):`.
+        The changes. `disable()` takes them back, and so does the end of `with regard.huggingface.enable(model):`.
 
     Raises:
-        ArgumentError: not a transformers model, or one whose attention is not dispatched (DeBERTa-v2, MPNet, XLNet,
+        ArgumentError: it is not a transformers model, or its attention is not dispatched (DeBERTa-v2, MPNet, XLNet,
             Longformer, BigBird, GPT-Neo, GPT-J, BLOOM, Falcon): these write it out, and `regard.watch` reads that.
     """
     library: Any = sys.modules.get("transformers.modeling_utils")
@@ -47,7 +47,7 @@ def enable(model: nn.Module) -> "Enabled":
     configs = {id(c): c for part in parts for c in _nested(part.config)}.values()
     before = [(config, config._attn_implementation) for config in configs]
     model.set_attn_implementation(NAME)
-    # What does not dispatch keeps its implementation, without an error.
+    # A part that does not dispatch keeps its implementation, and transformers raises no error.
     left = {
         id(part.config): type(part).__name__ for part in reversed(parts) if part.config._attn_implementation != NAME
     }
@@ -62,7 +62,7 @@ def enable(model: nn.Module) -> "Enabled":
 
 
 def _nested(config: Any) -> Iterator[Any]:
-    """A config and those inside it, outside first."""
+    """A config and the configs inside it, outermost first."""
     yield config
     for name in config.sub_configs:
         if (inner := getattr(config, name, None)) is not None:
@@ -70,15 +70,15 @@ def _nested(config: Any) -> Iterator[Any]:
 
 
 class Enabled:
-    """What `enable` has changed, and the way back."""
+    """The changes that `enable` has made, and how to take them back."""
 
     def __init__(self, model: nn.Module, before: list[tuple[Any, str]], left: tuple[str, ...]) -> None:
         self.model, self._before = model, before
         self.left = left
-        """The classes of parts that write their attention out, which are as they were."""
+        """The classes of unchanged parts, which write their attention out themselves."""
 
     def disable(self) -> None:
-        """Give every part the implementation that it had."""
+        """Give every part its old implementation again."""
         for config, name in self._before:
             config._attn_implementation = name
 
@@ -89,6 +89,6 @@ class Enabled:
         self.disable()
 
     def __repr__(self) -> str:
-        """What it is, and what is left."""
+        """The model, and the parts that are unchanged."""
         left = f"; left as they were: {', '.join(self.left)}" if self.left else ""
         return f"Enabled({type(self.model).__name__}{left})"

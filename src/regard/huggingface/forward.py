@@ -1,4 +1,4 @@
-"""`regard.attention` with the signature that transformers' models call."""
+"""`regard.attention` with the signature that transformers' models use."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def forward(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, AttentionMap]:
-    """Attend as transformers' models ask for it.
+    """Attend with the arguments that transformers' models give.
 
     Args:
         module: the attention layer.
@@ -40,21 +40,21 @@ def forward(
         key: (B, G, S, D).
         value: (B, G, S, E).
         attention_mask: a `LazyMask`, a bool tensor (True = keep) or numbers to add, each (B or 1, H or 1, T or 1, S).
-            With None the layer's own `is_causal` counts, from the first key on.
-        dropout: of weights.
-        scaling: of scores; 1/sqrt(D) if None.
-        is_causal: in the layer's place.
-        position_bias: added to the scores (T5).
+            If it is None, the layer's own `is_causal` decides; a causal mask then starts at the first key.
+        dropout: of the weights.
+        scaling: of the scores; None means 1/sqrt(D).
+        is_causal: replaces the layer's own value.
+        position_bias: is added to the scores (T5).
         cache: a paged cache.
         softcap: c of c tanh(s / c) (Gemma 2).
         s_aux: a sink for each head (GPT-OSS).
-        others: nothing that changes what is computed.
+        others: arguments that do not change the computation.
 
     Returns:
         The output, (B, T, H, E), and the map.
 
     Raises:
-        ArgumentError: a paged cache.
+        ArgumentError: a paged cache is given.
     """
     if cache is not None:
         raise ArgumentError("attention over a paged cache (continuous batching) is not run by regard: disable() first")
@@ -62,7 +62,7 @@ def forward(
     score: Score = ScaledDot(scaling)
     attended = attention(
         query,
-        # A static cache is written to again, and would change what the map says.
+        # A static cache will be overwritten, which would change the map.
         copied(key) if may_be_overwritten(key) and not key.requires_grad else key,
         value,
         score=score if softcap is None else SoftCapped(score, softcap),

@@ -1,7 +1,8 @@
-"""The masks of transformers as predicates, and the tensor in whose shape they travel through a model.
+"""The masks of transformers as predicates, and the tensor subclass that carries them through a model.
 
-transformers builds masks from functions of (batch, head, query, key) on absolute positions, by `and_masks` of a few
-known ones. Those are taken apart into ours, which know which keys a query can see; any other is asked as it is.
+transformers builds masks from functions of (batch, head, query, key) on absolute positions: `and_masks` of a few known
+functions. The known functions become masks of this package, which know the keys that a query can see. Any other
+function is called as it is.
 Source: transformers 5.23, masking_utils.py.
 """
 
@@ -23,9 +24,9 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class LazyMask(Tensor):
-    """A bool mask (B, 1, T, S), True = keep, that takes no memory: a model hands it on, attention reads the predicate.
+    """A bool mask (B, 1, T, S), True = keep, without memory: a model passes it on, and attention reads the predicate.
 
-    To whatever else is done with it, it is the tensor that it stands for.
+    For any other operation it acts as the tensor that it stands for.
 
     >>> mask = LazyMask(causal(0), (1, 1, 2, 2), torch.device("cpu"))
     >>> mask.shape, ~mask
@@ -34,9 +35,9 @@ class LazyMask(Tensor):
     """
 
     allowed: Mask | None
-    """None allows everything."""
+    """None means that everything is allowed."""
 
-    # A result is an ordinary tensor.
+    # The result of an operation is an ordinary tensor.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __new__(cls, allowed: Mask | None, shape: tuple[int, int, int, int], device: torch.device) -> "LazyMask":
@@ -64,7 +65,7 @@ class LazyMask(Tensor):
         return self.allowed.dense(sizes, self.device).expand(self.shape).clone()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """What it says."""
+        """The mask as text."""
         return f"LazyMask({tuple(self.shape)}, {'everything' if self.allowed is None else self.allowed})"
 
 
@@ -80,9 +81,9 @@ def lazy_mask(
     device: torch.device | str = "cpu",
     **settings: Any,
 ) -> Tensor:
-    """What transformers calls to make a mask: the arguments and their names are its own."""
+    """transformers calls this to make a mask, so the arguments and their names are those of transformers."""
     if mask_function is None or use_vmap:
-        # A function that is not written for tensors of positions: transformers makes its T x S numbers.
+        # The function is not written for tensors of positions, so transformers makes its T x S numbers.
         masking = sys.modules["transformers.masking_utils"]
         given = {} if mask_function is None else {"mask_function": mask_function}
         return masking.sdpa_mask(
@@ -102,13 +103,13 @@ def lazy_mask(
 
 
 def _parts(function: MaskFunction) -> Sequence[MaskFunction]:
-    """The functions of which this one is the conjunction."""
+    """The functions whose conjunction this function is."""
     functions = _closed_over(function, "and_masks").get("mask_functions")
     return (function,) if functions is None else [part for inner in functions for part in _parts(inner)]
 
 
 def _ours(function: MaskFunction, start: int, kv_offset: int, keys: int) -> Mask | None:
-    """The mask of one function, for queries from `start` and keys from `kv_offset` on; None if it allows everything."""
+    """The mask for one function, with queries from `start` and keys from `kv_offset`; None if it allows everything."""
     offset = start - kv_offset
     match _name(function):
         case "causal_mask_function":
@@ -116,7 +117,7 @@ def _ours(function: MaskFunction, start: int, kv_offset: int, keys: int) -> Mask
         case "bidirectional_mask_function":
             return None
     if size := _closed_over(function, "sliding_window_overlay").get("sliding_window"):
-        # It bounds the past alone: no key lies `keys` and more after a query.
+        # The function limits the past only, and no key lies `keys` or more after a query.
         return Window(size - 1, keys, offset)
     if size := _closed_over(function, "sliding_window_bidirectional_overlay").get("sliding_window"):
         return Window(size, size, offset)
@@ -128,14 +129,14 @@ def _ours(function: MaskFunction, start: int, kv_offset: int, keys: int) -> Mask
 
 
 def _name(function: Any) -> str:
-    """A function's name, if it is one of transformers' own."""
+    """The name of a function if it is one of transformers' own; else the empty string."""
     if getattr(function, "__module__", None) != "transformers.masking_utils":
         return ""
     return function.__qualname__
 
 
 def _closed_over(function: Any, maker: str) -> dict[str, Any]:
-    """What a function that `maker` made has closed over."""
+    """The variables that a function made by `maker` has closed over."""
     if not _name(function).startswith(f"{maker}.<locals>."):
         return {}
     return dict(inspect.getclosurevars(function).nonlocals)

@@ -2,15 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from regard.inspection.maps import WatchedMap
+from regard.inspection.observed import Observed, Record
 from regard.mechanisms.byte_size import human
-
-if TYPE_CHECKING:
-    from regard.inspection.watch import Observed, Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +14,7 @@ class Report:
     """What was seen and what not; `print` it."""
 
     model: str
-    calls: tuple["Observed", ...]
+    calls: tuple[Observed, ...]
     missed: tuple[tuple[str, str], ...]
     """(module path, reason) of what could not be read or seen."""
     notes: tuple[str, ...]
@@ -37,70 +33,72 @@ class Report:
         return "\n".join([*lines, *self.notes])
 
 
-def report(seen: "Seen") -> Report:
+def report(record: Record) -> Report:
     """The report of a watch, after a look at the row states that no one has asked for yet."""
-    for call in seen.calls:
-        if isinstance(call.map, WatchedMap):
-            call.map._factors.settle()
-    missed = missed_by(seen)
+    for call in record.calls:
+        if call.factors is not None:
+            call.factors.settle()
+    missed = missed_by(record)
     notes = []
-    if not seen.calls and not missed:
+    if not record.calls and not missed:
         notes.append("no attention was observed: nothing ran, or the model attends in a way that is not known here")
-    if seen._skipped:
-        notes.append(f"{count(seen._skipped, 'call')} of modules that were not asked for")
-    if seen._outside:
-        notes.append(f"{count(seen._outside, 'call')} outside the model that is watched")
-    for path, n in seen._recomputed.items():
+    if record.skipped:
+        notes.append(f"{count(record.skipped, 'call')} of modules that were not asked for")
+    if record.outside:
+        notes.append(f"{count(record.outside, 'call')} outside the model that is watched")
+    for path, n in record.recomputed.items():
         notes.append(f"{path}: {count(n, 'call')} recomputed in the backward pass, not kept again")
-    for given in seen._keeper.dense_masks:
+    for given in record.keeper.dense_masks:
         if given.dense is not None:
             notes.append(f"a dense mask or bias {tuple(given.dense.shape)} is held once: {human(given.bytes)}")
-    return Report(type(seen.modules[""]).__name__, tuple(seen.calls), tuple(missed), tuple(notes), held_bytes(seen))
+    return Report(
+        type(record.modules[""]).__name__, tuple(record.calls), tuple(missed), tuple(notes), held_bytes(record)
+    )
 
 
-def missed_by(seen: "Seen") -> list[tuple[str, str]]:
+def missed_by(record: Record) -> list[tuple[str, str]]:
     """(module path, reason) of what could not be read or seen."""
-    missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in seen.calls if call.map is None]
-    missed += [(path, _times(reason, n)) for (path, reason), n in seen._unread.items()]
-    missed += [(path, _times("it ran, but no attention of it could be observed", n)) for path, n in _silent(seen)]
-    return missed + [(path, "TorchScript, whose calls cannot be observed") for path in _scripted(seen)]
+    missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in record.calls if call.map is None]
+    missed += [(path, _times(reason, n)) for (path, reason), n in record.unreadable.items()]
+    missed += [(path, _times("it ran, but no attention of it could be observed", n)) for path, n in _silent(record)]
+    return missed + [(path, "TorchScript, whose calls cannot be observed") for path in _scripted(record)]
 
 
-def held_bytes(seen: "Seen") -> int:
+def held_bytes(record: Record) -> int:
     """The bytes of all factors, each storage once."""
     storages: dict[int, int] = {}
-    for call in seen.calls:
+    for call in record.calls:
         if call.map is not None:
             storages |= call.map.storages()
-    return sum(storages.values()) + sum(given.bytes for given in seen._keeper.dense_masks)
+    return sum(storages.values()) + sum(given.bytes for given in record.keeper.dense_masks)
 
 
-def _silent(seen: "Seen") -> list[tuple[str, int]]:
+def _silent(record: Record) -> list[tuple[str, int]]:
     """Modules that look like attention and ran, though neither they nor anything around or inside was observed."""
-    known = {call.name for call in seen.calls} | {path for path, _ in seen._unread} | set(seen._recomputed)
+    known = {call.name for call in record.calls} | {path for path, _ in record.unreadable} | set(record.recomputed)
     silent = []
-    for path, n in seen._ran.items():
+    for path, n in record.ran.items():
         related = any(_inside(other, path) or _inside(path, other) for other in known)
-        within = any(other != path and _inside(other, path) for other in seen._ran)
-        if not related and not within and seen._wanted(path):
+        within = any(other != path and _inside(other, path) for other in record.ran)
+        if not related and not within and record.wanted(path):
             silent.append((path, n))
     return silent
 
 
-def _scripted(seen: "Seen") -> list[str]:
+def _scripted(record: Record) -> list[str]:
     """The outermost modules that are TorchScript."""
     found: list[str] = []
-    for path, module in seen.modules.items():
+    for path, module in record.modules.items():
         if isinstance(module, torch.jit.ScriptModule) and not any(_inside(path, other) for other in found):
             found.append(path)
-    return [path for path in found if seen._wanted(path)]
+    return [path for path in found if record.wanted(path)]
 
 
 def _inside(path: str, other: str) -> bool:
     return not other or path == other or path.startswith(f"{other}.")
 
 
-def _table(calls: "list[Observed]") -> list[str]:
+def _table(calls: list[Observed]) -> list[str]:
     """One line for each module: its calls' shape, how they were seen, errors and notes."""
     lines = []
     for name in dict.fromkeys(call.name for call in calls):

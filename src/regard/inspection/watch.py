@@ -1,30 +1,19 @@
 """`regard.watch`: every attention call of a PyTorch model becomes an `AttentionMap`."""
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import get_args, overload
 
-import torch
 from torch import nn
 
-from regard.errors import ArgumentError, NotSeenError, ShapeError
-from regard.inspection.capture import (  # noqa: F401  (they say what they observe)
-    multi_head_calls,
-    regard_calls,
-    sdpa_calls,
-    softmax_calls,
-)
+from regard.errors import ArgumentError, NotSeenError
 from regard.inspection.capture.module_names import Names, chooser, not_seen
-from regard.inspection.capture.module_stack import Frame, Thread, looks_like_attention, this_thread
-from regard.inspection.capture.observed_call import Source
+from regard.inspection.capture.module_stack import Thread, this_thread
+from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper, Where
-from regard.inspection.capture.shared_keys import share_keys
-from regard.inspection.maps import StoredMap, WatchedMap
+from regard.inspection.observed import Observed, Record
 from regard.inspection.report import Report, count, missed_by, report
-from regard.inspection.summaries import Summarize, SummaryMap, joined, summarized
+from regard.inspection.summaries import Summarize, SummaryMap, joined
 from regard.maps.base import LazyMap
 from regard.maps.derived import stack
 from regard.weights import AttentionMap
@@ -61,6 +50,7 @@ def watch(
     Raises:
         ArgumentError: a compiled model, a name that no module has, or an unknown `keep`.
 
+    >>> import torch
     >>> class Block(nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
@@ -80,25 +70,8 @@ def watch(
     modules = dict(model.named_modules())
     _refuse_compiled(modules)
     where: Where = "summary" if summary else "cpu" if keep == "cpu" else "factors"
-    return Seen(modules, chooser(names, modules), Keeper(where, copy=copy), verify=verify, summary=summary)
-
-
-@dataclass(slots=True, eq=False)
-class Observed:
-    """One observed call."""
-
-    name: str
-    index: int
-    how: str
-    map: WatchedMap | SummaryMap | None
-    """None if it could not be read."""
-    is_stored: bool = False
-    """Whether it was read from weights that the model computed itself."""
-    notes: list[str] = field(default_factory=list)
-    error: float | str | None = None
-    """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
-    at: int = 0
-    """How many calls its thread had observed by then, this one included."""
+    keeper = Keeper(where, copy=copy)
+    return Seen(Record(modules, chooser(names, modules), keeper, verify=verify, summary=summary))
 
 
 class Seen:
@@ -108,39 +81,31 @@ class Seen:
     is that of its third call. `print(seen.report())` says what was seen, and what could not be and why.
     """
 
-    def __init__(
-        self,
-        modules: dict[str, nn.Module],
-        wanted: Callable[[str], bool],
-        keeper: Keeper,
-        *,
-        verify: bool,
-        summary: Summarize | None = None,
-    ) -> None:
-        # Held, so that the id of none of them becomes another's while its name stands for it.
-        self.modules = modules
-        self.calls: list[Observed] = []
-        self.paths = {id(module): path for path, module in modules.items()}
-        self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
-        self._wanted, self._keeper, self._verify, self._summary = wanted, keeper, verify, summary
-        self._lock = threading.RLock()
-        self._count: Counter[str] = Counter()
-        self._recomputed: Counter[str] = Counter()
-        self._ran: Counter[str] = Counter()
-        self._unread: Counter[tuple[str, str]] = Counter()
-        self._skipped = self._outside = 0
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        """What the observed calls were, and what was passed over."""
         self._entered: list[tuple[Thread, int]] = []
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The model's modules by path; the model itself is ""."""
+        return self.record.modules
+
+    @property
+    def calls(self) -> list[Observed]:
+        """Every call that was observed, in their order, also those that could not be read."""
+        return self.record.calls
 
     # -- watching ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Seen":
         thread = this_thread()
-        self._entered.append((thread, thread.enter(self)))
+        self._entered.append((thread, thread.enter(self.record, OBSERVERS)))
         return self
 
     def __exit__(self, *exception: object) -> None:
         thread, mark = self._entered.pop()
-        thread.leave(self, mark)
+        thread.leave(self.record, mark)
 
     @contextmanager
     def attach(self) -> Iterator["Seen"]:
@@ -150,67 +115,15 @@ class Seen:
             ArgumentError: the watch itself is not entered, or watches this thread already.
         """
         thread = this_thread()
-        if not self._entered or self in thread.watches:
+        if not self._entered or self.record in thread.watches:
             raise ArgumentError(
                 "attach() belongs into another thread than the one whose `with regard.watch(...)` is open"
             )
-        mark = thread.enter(self)
+        mark = thread.enter(self.record, OBSERVERS)
         try:
             yield self
         finally:
-            thread.leave(self, mark)
-
-    def entered(self, module: nn.Module) -> None:
-        """Count the modules that look like attention, so that none is passed over, and those that are recomputed."""
-        if (path := self._suspects.get(id(module))) is not None:
-            self._ran[path] += 1
-        if _is_in_backward() and (path := self.paths.get(id(module))) is not None and path in self._count:
-            self._recomputed[path] += 1
-
-    def take(self, thread: Thread, source: Source) -> None:
-        """Keep a call, if it is wanted. Nothing that goes wrong here may disturb the model."""
-        path = thread.path(self)
-        with self._lock:
-            if path is None:
-                self._outside += 1
-            elif not self._wanted(path):
-                self._skipped += 1
-            elif _is_in_backward():
-                self._recomputed.setdefault(path, 1)
-            else:
-                self._keep(path, source, thread.taken)
-
-    def _keep(self, path: str, source: Source, at: int) -> None:
-        index = self._count[path]
-        self._count[path] += 1
-        try:
-            if torch._C._functorch.peek_interpreter_stack() is not None:
-                raise ShapeError("inside torch.func (vmap, grad) a call has no tensors of its own that could be kept")
-            with torch.no_grad():
-                reading = source.read(self._keeper, path)
-                weights = StoredMap(reading.factors) if reading.is_stored else WatchedMap(reading.factors)
-                observed = Observed(path, index, source.how, weights, reading.is_stored, reading.notes, at=at)
-                if self._verify:
-                    observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
-                if self._summary is not None:
-                    observed.map = summarized(weights, self._summary)
-                elif index and reading.grows:
-                    share_keys([o for o in self.calls if o.name == path][-1].map, weights)
-        except Exception as error:
-            notes = [f"{type(error).__name__}: {error}"]
-            observed = Observed(path, index, source.how, None, notes=notes, at=at)
-        self.calls.append(observed)
-
-    def unread(self, thread: Thread, frame: Frame | None, reason: str) -> None:
-        """Remember what cannot be read: a softmax in blocks, of which others that looked whole are parts as well."""
-        path = thread.path(self)
-        if path is None or not self._wanted(path):
-            return
-        with self._lock:
-            self._unread[path, reason] += 1
-            for call in self.calls:
-                if frame is not None and call.name == path and call.at > frame.taken and call.is_stored:
-                    call.map, call.notes = None, ["one softmax of several that the module attends by, in blocks"]
+            thread.leave(self.record, mark)
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -232,7 +145,7 @@ class Seen:
         name, index = (key, None) if isinstance(key, str) else key
         calls = [call for call in self.calls if call.name == name]
         if index is not None:
-            calls = [call for call in calls if call.index == (index if index >= 0 else self._count[name] + index)]
+            calls = [call for call in calls if call.index == (index if index >= 0 else self.record.count[name] + index)]
         if not calls:
             raise NotSeenError(self._why_not(name, index))
         maps = [call.map for call in calls if call.map is not None]
@@ -243,9 +156,9 @@ class Seen:
         return maps[0] if index is not None or len(maps) == 1 else list(maps)
 
     def _why_not(self, name: str, index: int | None) -> str:
-        if self._count[name]:
-            return f"{name!r} was called {self._count[name]} times, numbered from 0; there is no call {index}"
-        reasons = [reason for path, reason in self._unread if path == name]
+        if calls := self.record.count[name]:
+            return f"{name!r} was called {calls} times, numbered from 0; there is no call {index}"
+        reasons = [reason for path, reason in self.record.unreadable if path == name]
         return f"{name!r}: {reasons[0]}" if reasons else not_seen(name, [call.name for call in self.calls])
 
     def joined(self, name: str) -> LazyMap:
@@ -281,19 +194,14 @@ class Seen:
 
     def report(self) -> Report:
         """What was seen and how, what it holds, and what could not be seen and why; print it."""
-        return report(self)
+        return report(self.record)
 
     def __repr__(self) -> str:
         """One line."""
         names = len({call.name for call in self.calls if call.map is not None})
-        missed = missed_by(self)
+        missed = missed_by(self.record)
         tail = f"; {len(missed)} not: print(seen.report())" if missed else ""
         return f"Seen({type(self.modules['']).__name__}: {count(len(self), 'map')} of {count(names, 'module')}{tail})"
-
-
-def _is_in_backward() -> bool:
-    """Whether a backward pass is running, in which a forward runs only to be recomputed: checkpointing."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _refuse_compiled(modules: dict[str, nn.Module]) -> None:

@@ -55,9 +55,9 @@ class DotSoftmax:
             if not isinstance(call.bias, DenseBias) and any(t.requires_grad for t in call.bias.learned()):
                 return None
             covering = plan(call)
-            if not isinstance(covering.bias, DenseBias) or covering.bias.tensor.shape[-2] != 1:
+            per_key, per_query = None if covering.bias is None else covering.bias.per_key, covering.per_row
+            if per_key is None:
                 return None
-            per_key, per_query = covering.bias.tensor, covering.per_row
             per_key = per_key.to(call.compute_dtype).expand(*per_key.shape[:-1], call.sizes.keys)
         dtype = call.compute_dtype
         call = replace(call, query=call.query.to(dtype), key=call.key.to(dtype), dropout=0.0)
@@ -156,7 +156,8 @@ def _mask_of_swapped(factors: tuple[Mask, ...], sizes: Sizes) -> tuple[Mask | No
     """
     if not factors:
         return None, False
-    if len(factors) == 1 and isinstance(factors[0], Causal) and factors[0].offset == sizes.keys - sizes.queries:
+    offset = factors[0].offset if len(factors) == 1 and isinstance(factors[0], Causal) else None
+    if isinstance(offset, int | torch.SymInt) and offset == sizes.keys - sizes.queries:
         return Causal(0), True
     masks = tuple(swapped(mask) for mask in factors)
     return masks[0] if len(masks) == 1 else And(masks), False

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.backends.tiled import Tile
+from regard.mechanisms.tile_sizes import ranges, tile_shape
 
 TILE_ELEMENTS = 1 << 20
 """Numbers that a tile's largest tensor may hold, 4 MiB in float32: what fewer save in the cache, calls cost."""
@@ -64,12 +65,12 @@ class Source(ABC):
         a_row = max(1, self.keys * self.width)
         # Buffers of a small map that were larger would take longer to touch for the first time than to fill.
         limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, self.cells * self.queries * a_row // 8))
-        rows = max(1, min(self.queries, TILE_ROWS, limit // a_row))
-        few = max(1, min(self.cells, limit // (a_row * rows)))
+        few, rows = tile_shape(self.cells, self.queries, a_row, budget=limit, few_rows=TILE_ROWS)
+        # As many tiles, but of the same number of cells.
         few = -(-self.cells // -(-self.cells // few))
         cuts = list(self._cuts(few, rows, limit))
-        for cell in range(0, self.cells, few):
-            yield range(cell, min(cell + few, self.cells)), cuts
+        for cells in ranges(self.cells, few):
+            yield cells, cuts
 
     def _cuts(self, cells: int, step: int, limit: int) -> Iterator[range]:
         """Rows of tiles, `step` and more where the mask leaves them few keys."""

@@ -1,1 +1,1 @@
-"""What a call of attention is made of: scores, masks, biases, rotary positions, normalizations."""
+"""The parts that make a call of attention: scores, masks, biases, rotary positions, normalizations."""

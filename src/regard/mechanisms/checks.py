@@ -1,6 +1,6 @@
-"""`checking`: look at the values of every call, not only at shapes.
+"""`checking`: check the values of every call, not only the shapes.
 
-A check of values costs a pass over every tensor, waits for a GPU and would break a compiled graph, so that calls
+A check of values costs a pass over every tensor, waits for a GPU and would break a compiled graph. Calls therefore
 check shapes alone. Under `regard.checking()` they check values too.
 """
 
@@ -22,19 +22,20 @@ _IS_ON: ContextVar[bool] = ContextVar("regard.checking", default=False)
 
 @contextmanager
 def checking(enabled: bool = True) -> Iterator[None]:
-    """Check the values of every `attention` call within: one error that says what, where and what to do.
+    """Check the values of every `attention` call inside the block; the error says what is wrong, where, and what to do.
 
-    What is checked: query, key, value and every tensor of the score, the normalization and the bias are finite (-inf in
-    a bias excludes and is fine); kernel widths are above 0; lengths lie within 0..S; positions and document ids are
-    integers. It holds for the thread or task that entered it. Calls that torch.compile traces are not checked.
+    These are checked: query, key, value and every tensor of the score, the normalization and the bias are finite
+    (-inf in a bias excludes a pair and is allowed); kernel widths are above 0; lengths lie within 0..S; positions and
+    document ids are integers. The checks hold for the thread or task that entered the block. Calls that
+    torch.compile traces are not checked.
 
     Args:
-        enabled: False turns the checks of a surrounding `checking()` off.
+        enabled: False switches off the checks of a surrounding `checking()`.
 
     Raises:
-        NonFiniteError: from a call within, for NaN or infinity.
-        ArgumentError: from a call within, for a length or a width out of its range.
-        ShapeError: from a call within, for positions or ids that are not integers.
+        NonFiniteError: a call inside the block has NaN or infinity.
+        ArgumentError: a call inside the block has a length or a width out of its range.
+        ShapeError: a call inside the block has positions or ids that are not integers.
 
     >>> import regard
     >>> x = torch.tensor([[0.0, 1.0], [2.0, torch.nan]])
@@ -51,7 +52,7 @@ def checking(enabled: bool = True) -> Iterator[None]:
 
 
 def is_checking() -> bool:
-    """Whether the values of calls are to be checked here and now."""
+    """Whether the values of calls are checked at this point."""
     return not torch.compiler.is_compiling() and _IS_ON.get()
 
 
@@ -59,7 +60,7 @@ def check_values(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> N
     """Check the tensors of a call as the caller gave them, and those inside its score, mask, bias and so on.
 
     Raises:
-        NonFiniteError, ArgumentError, ShapeError: as `checking` says.
+        NonFiniteError, ArgumentError, ShapeError: in the cases that `checking` lists.
     """
     for name, tensor in {"query": query, "key": key, "value": value}.items():
         _require_finite(name, tensor)
@@ -84,7 +85,7 @@ def _check_part(name: str, part: Any, *, keys: int) -> None:
 
 
 def _check_fields(name: str, part: Any) -> None:
-    """The floats and float tensors that a score, a normalization or a bias is made of."""
+    """Check the floats and float tensors that a score, a normalization or a bias is made of."""
     for field, number in _fields(part):
         if not isinstance(number, float | Tensor):
             continue
@@ -96,7 +97,7 @@ def _check_fields(name: str, part: Any) -> None:
 
 
 def _parts(option: Any) -> Iterator[Any]:
-    """An option and, where it is made of others (`a & b`, a soft-capped score), all of them."""
+    """An option and all the parts that it is made of (`a & b`, a soft-capped score)."""
     yield option
     for _, inner in _fields(option):
         for one in inner if isinstance(inner, tuple) else (inner,):
@@ -135,7 +136,7 @@ def _require_integers(what: str, positions: Any) -> None:
 
 
 def _first(wrong: Tensor) -> tuple[int, ...] | None:
-    """Where the first True stands."""
+    """The index of the first True; None if there is none."""
     return tuple(wrong.nonzero()[0].tolist()) if bool(wrong.any()) else None
 
 

@@ -16,7 +16,7 @@ from regard.mechanisms.transforms import can_look, in_forward_mode
 
 
 class Normalization(ABC):
-    """What a normalization answers: weights with their row state, and weights from a row state."""
+    """A normalization gives weights with their row state, and weights from a row state."""
 
     @property
     def base(self) -> "Normalization":
@@ -24,7 +24,7 @@ class Normalization(ABC):
         return self
 
     def finish(self, output: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn the base's output (B, H, T, E) and row state (B, H, T) into this one's."""
+        """Turn the output (B, H, T, E) and the row state (B, H, T) of the base into those of this normalization."""
         return output, state
 
     def select(self, heads: Tensor) -> "Normalization":
@@ -35,7 +35,7 @@ class Normalization(ABC):
     def normalize(
         self, scores: Float[Tensor, "*batch T S"]
     ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
-        """Weights of whole rows of scores, and the row state. Excluded keys have the score -inf."""
+        """Weights of whole rows of scores, and the row state. The score of an excluded key is -inf."""
 
     @abstractmethod
     def weights(
@@ -44,17 +44,17 @@ class Normalization(ABC):
         """Weights of a block of scores, given the state of its rows."""
 
     def weights_(self, scores: Tensor, state: Tensor) -> Tensor:
-        """`weights` where nobody needs the scores any more: they may be written into."""
+        """`weights`, when nobody needs the scores any more: it may overwrite them."""
         return self.weights(scores, state)
 
     @abstractmethod
     def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
-        """Gradient of whole rows of scores (..., t, S), from those of the weights and of the row state.
+        """Gradient of whole rows of scores (..., t, S), from the gradients of the weights and of the row state.
 
         Args:
             weights: P.
-            grad: dP, which may be written into.
-            grad_state: the row state's (..., t), or None.
+            grad: dP, which may be overwritten.
+            grad_state: the gradient of the row state (..., t), or None.
             inner: sum_j P_ij dP_ij (..., t), which is dO_i . O_i.
         """
 
@@ -63,7 +63,7 @@ class Normalization(ABC):
 class Softmax(Normalization):
     r"""$P_{ij} = \exp(s_{ij} - \mathrm{lse}_i)$ with $\mathrm{lse}_i = \log \sum_j \exp(s_{ij})$.
 
-    Every row that has a key sums to 1. A row with none is exactly 0 and its state is -inf.
+    Every row that has a key sums to 1. A row that has no key is exactly 0, and its state is -inf.
 
     >>> weights, lse = Softmax().normalize(torch.tensor([[0.0, 0.0], [-torch.inf, -torch.inf]]))
     >>> weights
@@ -83,13 +83,13 @@ class Softmax(Normalization):
         total = exponentials.sum(-1, keepdim=True)
         dead = total == 0
         weights = exponentials / total.masked_fill(dead, 1.0)
-        # log(0) has an infinite gradient, which 0 * inf would turn into NaN: dead rows take log(1) instead.
+        # log(0) has an infinite gradient, and 0 * inf would turn it into NaN. Rows without a key therefore take log(1).
         lse = (torch.log(total.masked_fill(dead, 1.0)) + peak).masked_fill(dead, -torch.inf)
         return weights, lse.squeeze(-1)
 
     @staticmethod
     def _in_one_pass(scores: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
-        """The same with torch's own softmax: the largest weight is exp(peak - lse), which gives the lse."""
+        """The same with torch's own softmax. The largest weight is exp(peak - lse), which gives the lse."""
         weights, dead = torch.softmax(scores, -1), peak == -torch.inf
         if not can_look(dead) or bool(dead.any()):
             weights = weights.masked_fill_(dead, 0.0)
@@ -100,11 +100,11 @@ class Softmax(Normalization):
         self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
     ) -> Float[Tensor, "*batch t s"]:
         """exp(scores - lse); rows whose state is -inf are exactly 0."""
-        # Where the state is -inf all scores are.
+        # Where the state is -inf, all scores are -inf too.
         return torch.exp(scores - state.masked_fill(state == -torch.inf, 0.0)[..., None])
 
     def weights_(self, scores: Tensor, state: Tensor) -> Tensor:
-        """The same, in place."""
+        """The same, written over the scores."""
         return scores.sub_(state.masked_fill(state == -torch.inf, 0.0)[..., None]).exp_()
 
     def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
@@ -119,8 +119,9 @@ class Softmax(Normalization):
 class SoftmaxWithSink(Softmax):
     r"""$P_{ij} = \exp(s_{ij}) / (\exp(z) + \sum_l \exp(s_{il}))$: softmax with one more key of score z and value 0.
 
-    Rows sum to at most 1. z = 0 is "off by one" (Miller 2023); a learned z for each head is what GPT-OSS has.
-    The backends run the softmax, whose log-sum-exp is corrected: $\mathrm{lse}' = \log(\exp(\mathrm{lse}) + \exp(z))$.
+    Rows sum to at most 1. z = 0 is "off by one" (Miller 2023); GPT-OSS learns one z for each head.
+    The backends run the plain softmax; its log-sum-exp is then corrected:
+    $\mathrm{lse}' = \log(\exp(\mathrm{lse}) + \exp(z))$.
 
     >>> scores = torch.zeros(1, 3)
     >>> state = SoftmaxWithSink().finish(torch.ones(1, 1), torch.logsumexp(scores, -1))[1]
@@ -129,7 +130,7 @@ class SoftmaxWithSink(Softmax):
     """
 
     sink: float | Float[Tensor, "..."] = 0.0
-    """z: a number, a learned scalar, or one for each head (H,)."""
+    """z: a number, a learned scalar, or one number for each head (H,)."""
 
     @property
     def base(self) -> Normalization:
@@ -154,7 +155,7 @@ class SoftmaxWithSink(Softmax):
 
 @dataclass(frozen=True, slots=True)
 class Sigmoid(Normalization):
-    r"""$P_{ij} = \sigma(s_{ij} + b)$: each weight by itself, in (0, 1). Rows need not sum to 1.
+    r"""$P_{ij} = \sigma(s_{ij} + b)$: each weight is computed alone, in (0, 1). Rows need not sum to 1.
 
     Source: Ramapuram et al. 2024 (arXiv:2409.04431), whose b is -log S.
 
@@ -168,7 +169,7 @@ class Sigmoid(Normalization):
     def normalize(
         self, scores: Float[Tensor, "*batch T S"]
     ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
-        """The weights, and a state that says nothing."""
+        """The weights, and a row state that holds no information."""
         return torch.sigmoid(scores + self.shift), scores.new_zeros(scores.shape[:-1])
 
     def weights(
@@ -187,7 +188,7 @@ class Sigmoid(Normalization):
 
 @dataclass(frozen=True, slots=True)
 class Unnormalized(Normalization):
-    r"""$P_{ij} = \exp(s_{ij})$: kernel weights as they are, in [0, inf).
+    r"""$P_{ij} = \exp(s_{ij})$: the values of a kernel themselves are the weights, in [0, inf).
 
     >>> Unnormalized().normalize(torch.tensor([[0.0, -torch.inf]]))[0]
     tensor([[1., 0.]])
@@ -196,7 +197,7 @@ class Unnormalized(Normalization):
     def normalize(
         self, scores: Float[Tensor, "*batch T S"]
     ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
-        """The weights, and a state that says nothing."""
+        """The weights, and a row state that holds no information."""
         return torch.exp(scores), scores.new_zeros(scores.shape[:-1])
 
     def weights(
@@ -214,24 +215,24 @@ class Unnormalized(Normalization):
 
 
 class _Threshold(Normalization):
-    """Weights that are exactly 0 below a threshold tau, the row state; +inf where a row has no key."""
+    """Weights that are exactly 0 below a threshold tau. The row state is tau, or +inf where a row has no key."""
 
     def weights(
         self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
     ) -> Float[Tensor, "*batch t s"]:
-        """What stands above the threshold."""
+        """The part of each score that stands above the threshold."""
         return self._above(scores, state[..., None])
 
     def normalize(
         self, scores: Float[Tensor, "*batch T S"]
     ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
-        """Weights of whole rows, and their tau."""
+        """Weights of whole rows, and the threshold tau of each row."""
         dead = (scores == -torch.inf).all(-1, keepdim=True)
         tau = self._tau(scores.masked_fill(dead, 0.0)).masked_fill(dead, torch.inf)
         return self._above(scores, tau), tau.squeeze(-1)
 
     def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
-        """g (dP - sum g dP / sum g) with g = dP/ds at a fixed threshold, and the threshold's own part."""
+        """g (dP - sum g dP / sum g) with g = dP/ds at a fixed threshold, plus the gradient through the threshold."""
         slope = self._slope(weights)
         share = slope / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)
         answer = slope * (grad - (share * grad).sum(-1, keepdim=True))
@@ -293,7 +294,8 @@ class Entmax15(_Threshold):
         ordered = (scores / 2).sort(-1, descending=True).values
         count = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
         finite = ordered.masked_fill(ordered == -torch.inf, 0.0)
-        # The sums are taken from the largest score, near which the threshold lies, or squares would cancel.
+        # The sums are taken relative to the largest score, because the threshold lies near it. Squares of larger
+        # numbers would cancel.
         peak = finite[..., :1]
         finite = finite - peak
         mean, square = finite.cumsum(-1) / count, finite.square().cumsum(-1) / count

@@ -14,7 +14,7 @@ from regard.mechanisms.masks.patterns import documents
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Sequences one after the other, and where each begins."""
+    """Sequences in one row, one after the other, with the place where each begins."""
 
     values: Float[Tensor, "total *rest"]
     """The sequences, concatenated along their first dimension."""
@@ -23,7 +23,7 @@ class Packed:
 
     @property
     def mask(self) -> Mask:
-        """Each document to itself; combine it with `causal(0)` for language models."""
+        """The mask that lets each document attend to itself; combine it with `causal(0)` for language models."""
         return documents(offsets=self.offsets)
 
     @property
@@ -33,7 +33,7 @@ class Packed:
         return torch.arange(len(self.values), device=self.values.device) - starts
 
     def unpack(self, values: Tensor | None = None, *, dim: int = 0) -> list[Tensor]:
-        """The sequences again, or those of another tensor whose dimension `dim` is packed in the same way.
+        """The single sequences, or the parts of another tensor whose dimension `dim` is packed in the same way.
 
         Raises:
             ShapeError: that dimension has another length.
@@ -49,7 +49,7 @@ def pack(sequences: Sequence[Tensor]) -> Packed:
     """Put sequences (length_n, ...) into one row.
 
     Raises:
-        ShapeError: no sequence, or sequences whose other dimensions, dtypes or devices differ.
+        ShapeError: there is no sequence, or the other dimensions, dtypes or devices of the sequences differ.
 
     >>> import regard
     >>> packed = pack([torch.randn(2, 4), torch.randn(3, 4)])

@@ -1,4 +1,4 @@
-"""Where a token stands, as vectors that are added to its embedding."""
+"""The position of a token as a vector that is added to its embedding."""
 
 import math
 
@@ -10,7 +10,7 @@ from regard.errors import ArgumentError
 
 
 def require_even(dim: int) -> None:
-    """Positions by sines and cosines come in pairs.
+    """Refuse an odd dim, because sines and cosines come in pairs.
 
     Raises:
         ArgumentError: dim is odd or not positive.
@@ -28,8 +28,8 @@ def sinusoidal(
         positions: integer positions of any shape.
         dim: d, even.
         base: the slowest wave has a period of about 2 pi base tokens.
-        dtype: of the answer. Angles are computed in float64: in float32 they would err by 6e-8 of themselves,
-            which is 6e-3 at position 100,000.
+        dtype: of the result. The angles are computed in float64. In float32 their relative error would be 6e-8,
+            which is an error of 6e-3 at position 100,000.
 
     Raises:
         ArgumentError: dim is odd or not positive.

@@ -1,12 +1,12 @@
-"""The legend of shapes, and the only door checks of query, key, value and bias.
+"""The legend of shapes, and the one place where query, key, value and bias are checked.
 
     B  batch (any number of dimensions)     T  queries       D  query/key dim
     H  query heads                          S  keys          E  value dim
     G  key/value heads (G divides H)
 
-Layout `(batch..., H, T, D)`; 3-D input is `(B, T, D)` with one head and 2-D is `(T, D)`. Inside the
-package every tensor is canonical: `(B, H, T, D)` with one flat batch dimension. `Sizes` remembers what
-came in, so that outputs, masks, biases and maps follow the rank of the input.
+The layout is `(batch..., H, T, D)`; 3-D input is `(B, T, D)` with one head, and 2-D input is `(T, D)`. Inside the
+package every tensor is canonical: `(B, H, T, D)` with one flat batch dimension. `Sizes` remembers the rank of the
+input, so that outputs, masks, biases and maps follow it.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -55,10 +55,10 @@ def canonical(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     """Check query, key and value against each other and give them four dimensions.
 
     Returns query `(B, H, T, Dq)`, key `(B, G, S, Dk)`, value `(B, G, S, E)` and their `Sizes`. Batch
-    dimensions broadcast, as views. Whether Dq must equal Dk is for the score to say.
+    dimensions broadcast, as views. The score decides whether Dq must equal Dk.
 
     Raises:
-        ShapeError: ranks, lengths, heads, dtypes or devices that do not fit, or an empty sequence.
+        ShapeError: ranks, lengths, heads, dtypes or devices do not fit each other, or a sequence is empty.
 
     >>> q, k, v, sizes = canonical(torch.ones(5, 4), torch.ones(7, 4), torch.ones(7, 3))
     >>> q.shape, sizes.map_shape
@@ -89,8 +89,9 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     ...     [t.dtype for t in as_autocast(torch.ones(2), torch.ones(2, dtype=torch.float64))]
     [torch.bfloat16, torch.float64]
     """
-    kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"  # what is none is named later
-    if not torch.is_autocast_enabled(kind):
+    # A later check names the argument that is not a tensor.
+    kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
+    if not is_autocasting(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(
@@ -100,9 +101,18 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Nothing is cast inside, on the device of this tensor."""
+    """A context in which nothing is cast on the device of this tensor."""
     kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if is_autocasting(kind) else nullcontext()
+
+
+def is_autocasting(kind: str) -> bool:
+    """Whether autocast is on for a kind of device; never for one that has no autocast, as `meta`.
+
+    >>> is_autocasting("meta")
+    False
+    """
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def restore(output: Tensor, sizes: Sizes) -> Tensor:
@@ -113,10 +123,10 @@ def restore(output: Tensor, sizes: Sizes) -> Tensor:
 def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
     """Give a mask or bias over (query, key) pairs the canonical rank of 4, each dimension full or 1.
 
-    It has the input's rank with each dimension full or 1, or is 2-D `(T, S)`.
+    The tensor has the input's rank with each dimension full or 1, or it is 2-D `(T, S)`.
 
     Raises:
-        ShapeError: any other shape; the message says which shapes would do.
+        ShapeError: the shape is another; the message says which shapes fit.
     """
     full = sizes.map_shape
     fits = tensor.dim() == len(full) and all(n in (1, m) for n, m in zip(tensor.shape, full, strict=True))
@@ -166,7 +176,7 @@ def take(tensor: Tensor, rows: range | Tensor) -> Tensor:
 
 def _common_batch(tensors: dict[str, Tensor]) -> torch.Size:
     batches = [_batch_of(t) for t in tensors.values()]
-    # Nearly always equal; torch.broadcast_shapes takes as long as all the other checks.
+    # They are nearly always equal, and torch.broadcast_shapes takes as long as all the other checks.
     if batches.count(batches[0]) == len(batches):
         return batches[0]
     try:

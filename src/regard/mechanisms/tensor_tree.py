@@ -1,4 +1,4 @@
-"""The tensors inside the frozen objects that make a call."""
+"""Change the tensors inside the frozen objects that describe a call."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -23,7 +23,7 @@ def tensors_mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def rebuilt(kind: type, values: dict[str, Any]) -> Any:
-    """A dataclass from the values of its fields, as they were: nothing is computed or checked again."""
+    """A dataclass made directly from the values of its fields: nothing is computed or checked again."""
     made: Any = object.__new__(kind)
     for name, value in values.items():
         object.__setattr__(made, name, value)

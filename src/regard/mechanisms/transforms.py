@@ -1,7 +1,7 @@
 """Which of torch's transforms the code runs under: compilation, forward mode, vmap, torch.func's gradients.
 
-torch has no public way to ask. Whoever computes has to know, since a fused kernel has no forward derivative and no rule
-for vmap, and an autograd.Function of ours hides from torch.func what its backward pass does.
+torch has no public way to ask this. The code that computes has to know it: a fused kernel has no forward derivative and
+no rule for vmap, and an autograd.Function of ours hides its backward pass from torch.func.
 """
 
 import torch
@@ -22,7 +22,7 @@ def in_forward_mode() -> bool:
 
 
 def in_transform(*kinds: str) -> bool:
-    """Whether one of the transforms around is "Vmap", "Jvp" or "Grad" (torch.func.grad, vjp, jacrev, hessian).
+    """Whether the code runs inside a transform "Vmap", "Jvp" or "Grad" (torch.func.grad, vjp, jacrev, hessian).
 
     >>> import torch
     >>> torch.func.vmap(lambda x: (print(in_transform("Vmap"), in_transform("Grad")), x)[1])(torch.ones(1))
@@ -39,10 +39,24 @@ def in_transform(*kinds: str) -> bool:
 def can_look(tensor: Tensor) -> bool:
     """Whether the values of a tensor may decide what is computed.
 
-    Not on a GPU, where looking waits for the device; nor in a compiled graph or under vmap, where there are none yet.
+    They may not on a GPU, where reading a value waits for the device. They may not in a compiled graph or under vmap
+    either, where there are no values yet.
 
     >>> import torch
     >>> can_look(torch.ones(2))
     True
     """
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not in_transform("Vmap")
+    return tensor.device.type == "cpu" and has_values(tensor) and not in_transform("Vmap")
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether there are numbers behind the tensor: not on the `meta` device, in a `FakeTensorMode` or while compiling.
+
+    >>> import torch
+    >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
+    (True, False)
+    """
+    if torch.compiler.is_compiling() or tensor.device.type == "meta":
+        return False
+    fake = torch._C._TorchDispatchModeKey.FAKE
+    return not hasattr(tensor, "fake_mode") and torch._C._get_dispatch_mode(fake) is None

@@ -1,4 +1,4 @@
-"""Models built from `regard.nn`: Transformers of one stack and of two, the recurrent model, and their named sizes."""
+"""Models built from `regard.nn`: Transformers of one stack and of two, the recurrent model, and named sizes of them."""
 
 from regard.models.decoder_only import DecoderOnly as DecoderOnly
 from regard.models.decoder_only import DecoderOnlyConfig as DecoderOnlyConfig

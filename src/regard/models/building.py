@@ -1,4 +1,4 @@
-"""What happens to each layer of a stack as soon as it is made, before the next one is."""
+"""An action on each layer of a stack as soon as it is made, before the next layer is made."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ _given_to: ContextVar[Callable[[nn.Module], object] | None] = ContextVar("_given
 
 @contextmanager
 def each_layer_given_to(act: Callable[[nn.Module], object]) -> Iterator[None]:
-    """Within it, `act` is called with every layer of every stack that a model is built of, one after the other.
+    """In this context, `act` is called with every layer of every stack of a model, one layer after the other.
 
-    A layer that is shared out among ranks at once needs no memory when the next one is made.
+    If each layer is divided among the ranks at once, it needs no memory while the next layer is made.
 
     >>> with each_layer_given_to(lambda layer: layer.requires_grad_(False)):
     ...     stack = stack_of(2, lambda: nn.Linear(1, 1))
@@ -28,7 +28,7 @@ def each_layer_given_to(act: Callable[[nn.Module], object]) -> Iterator[None]:
 
 
 def stack_of(num_layers: int, make: Callable[[], nn.Module]) -> nn.ModuleList:
-    """So many layers, each given to whom `each_layer_given_to` names, if anybody."""
+    """Make `num_layers` layers. Inside `each_layer_given_to`, its `act` is called with each of them."""
     act, stack = _given_to.get(), nn.ModuleList()
     for _ in range(num_layers):
         layer = make()

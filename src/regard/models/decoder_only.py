@@ -1,4 +1,4 @@
-"""The decoder-only Transformer: each token is predicted from those before it (Radford et al. 2018)."""
+"""The decoder-only Transformer: it predicts each token from the tokens before it (Radford et al. 2018)."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -23,46 +23,46 @@ class DecoderOnlyConfig(StackConfig):
     """The sizes and parts of a decoder-only Transformer."""
 
     num_layers: int = 4
-    """Layers of the stack."""
+    """The number of layers in the stack."""
     activation: Literal["relu", "gelu", "swiglu"] = "gelu"
     """Activation of the feed-forward networks; swiglu is gated."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
-    """Positions that are added to the embeddings, or by which self-attention turns its queries and keys."""
+    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
     tied_output: bool = True
     """The output layer is the embedding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderOnlyState:
-    """What decoding hands from step to step, N sequences first."""
+    """The state that decoding passes from step to step; N sequences are the first dimension."""
 
     caches: tuple[KeyValue | None, ...]
-    """Keys and values of the text so far, by layer."""
+    """Keys and values of the text so far, one entry per layer."""
     position: int | Int[Tensor, " N"]
-    """Where the next token stands; one number where all prompts were of one length."""
+    """The position of the next token; one number if all prompts have the same length."""
     seen: tuple[Int[Tensor, " N"], int] | None
-    """Of prompts that were padded: their lengths, and the width that they were padded to."""
+    """If prompts were padded: their lengths, and the width that they were padded to; else None."""
 
 
 class DecoderOnly(OneStack):
-    """A stack of causal self-attention: a language model.
+    """A stack of layers with causal self-attention: a language model.
 
     Args:
         config: sizes and names of parts, or the parts themselves.
         vocab_size: number of tokens, V.
 
     Raises:
-        ArgumentError: a part that does not exist, or sizes that do not fit together.
+        ArgumentError: a part does not exist, or the sizes do not fit each other.
 
-    Source: Radford et al. 2018, "Improving language understanding by generative pre-training", section 3.1; the
-    norm before each sublayer is Radford et al. 2019, "Language models are unsupervised multitask learners".
+    Source: Radford et al. 2018, "Improving language understanding by generative pre-training", section 3.1. The
+    norm before each sublayer is from Radford et al. 2019, "Language models are unsupervised multitask learners".
 
     >>> model = DecoderOnly(DecoderOnlyConfig(dim=8, num_heads=2), vocab_size=11).eval()
     >>> text = torch.randint(4, 11, (2, 5))
     >>> model(text).shape
     torch.Size([2, 5, 11])
 
-    In decoding the source is the text that stands before the first token that a search passes in:
+    In decoding, the source is the text before the first token that a search passes in:
 
     >>> state = model.start(text[:, :4], torch.tensor([4, 4]))
     >>> torch.allclose(model.step(state, text[:, 4]).logits, model(text)[:, 4], atol=1e-5)
@@ -76,13 +76,13 @@ class DecoderOnly(OneStack):
     def forward(
         self, tokens: Int[Tensor, "B T"], *, loss: OutputLoss | None = None
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
-        """Logits of the token after each; what is padded at the end has logits too, and changes no other's.
+        """Logits of the token after each token. Padding at the end has logits too, and does not change other logits.
 
-        With `loss`, what it makes of them: it is called in place of the output layer, with what that layer reads and
+        With `loss`, the result of `loss`: it is called instead of the output layer, with the input of that layer and
         the layer.
 
         Raises:
-            ArgumentError: a sequence longer than learned positions.
+            ArgumentError: a sequence is longer than the learned positions.
         """
         return self.read_out(self.run(tokens, causal(), None, "decoder"), loss)
 
@@ -93,14 +93,14 @@ class DecoderOnly(OneStack):
         return maps
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> DecoderOnlyState:
-        """Read the texts to go on from, all but their last tokens: these are what the first step is given.
+        """Read all but the last tokens of the texts that will be continued. The first step reads the last tokens.
 
         Args:
-            source: token ids, padded at the end with any; may be of width 0.
-            source_lengths: how many of them are real, 0 or more.
+            source: token ids, padded at the end with any id; the width may be 0.
+            source_lengths: the number of real tokens in each text, 0 or more.
 
         Raises:
-            ArgumentError: a length that is not in 0..S, or a text longer than learned positions.
+            ArgumentError: a length is not in 0..S, or a text is longer than the learned positions.
         """
         width = source.shape[1]
         if len(source_lengths) and not 0 <= int(source_lengths.min()) <= int(source_lengths.max()) <= width:
@@ -118,7 +118,7 @@ class DecoderOnly(OneStack):
         return Step(self.read_out(x)[:, 0], None, replace(state, caches=caches, position=state.position + 1))
 
     def reorder(self, state: DecoderOnlyState, index: Int[Tensor, " N"]) -> DecoderOnlyState:
-        """Sequences `index` of the state."""
+        """The state of the sequences `index`, in that order."""
         caches = tuple(None if cache is None else cache.reorder(index) for cache in state.caches)
         if state.seen is None:
             return replace(state, caches=caches)
@@ -129,7 +129,7 @@ class DecoderOnly(OneStack):
     def _extend(
         self, tokens: Tensor, caches: tuple[KeyValue | None, ...], mask: Mask, offset: int | Tensor
     ) -> tuple[tuple[KeyValue, ...], Tensor]:
-        """The tokens that follow those of the caches: longer caches, and what the last layer answered."""
+        """Read tokens that follow those of the caches: the longer caches, and the output of the last layer."""
         x, bias, longer = self.embed(tokens, offset), shared_bias(self.relative), []
         for layer, cache in zip(self.each_layer(), caches, strict=True):
             x, extended = layer.extend(x, cache, mask, bias, offset)
@@ -138,7 +138,7 @@ class DecoderOnly(OneStack):
 
 
 def _mask(state: DecoderOnlyState) -> Mask:
-    """Who the next token may attend to: all before it but what was padding."""
+    """The mask of the next token: it sees all tokens before it, except padding."""
     if state.seen is None:
         return causal()
     (lengths, width), cache = state.seen, state.caches[0]

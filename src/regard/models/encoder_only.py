@@ -1,4 +1,4 @@
-"""The encoder-only Transformer: each token is predicted from those on both sides (Devlin et al. 2018)."""
+"""The encoder-only Transformer: it predicts each token from the tokens on both sides (Devlin et al. 2018)."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,27 +21,27 @@ class EncoderOnlyConfig(StackConfig):
     """The sizes and parts of an encoder-only Transformer."""
 
     num_layers: int = 4
-    """Layers of the stack."""
+    """The number of layers in the stack."""
     activation: Literal["relu", "gelu", "swiglu"] = "gelu"
     """Activation of the feed-forward networks; swiglu is gated."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
-    """Positions that are added to the embeddings, or by which self-attention turns its queries and keys."""
+    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
     tied_output: bool = True
     """The output layer is the embedding."""
 
 
 class EncoderOnly(OneStack):
-    """A stack of self-attention in both directions, trained to fill in masked tokens.
+    """A stack of layers with self-attention in both directions, trained to fill in masked tokens.
 
     Args:
         config: sizes and names of parts, or the parts themselves.
-        vocab_size: number of tokens, V; the one that masks others is counted.
+        vocab_size: number of tokens, V, including the mask token.
 
     Raises:
-        ArgumentError: a part that does not exist, or sizes that do not fit together.
+        ArgumentError: a part does not exist, or the sizes do not fit each other.
 
     Source: Devlin et al. 2018 (arXiv:1810.04805), section 3. The head before the output layer (linear, GELU,
-    norm) is the one of their released code, `get_masked_lm_output`.
+    norm) follows their released code, `get_masked_lm_output`.
 
     >>> import torch
     >>> model = EncoderOnly(EncoderOnlyConfig(dim=8, num_heads=2), vocab_size=11)
@@ -61,16 +61,16 @@ class EncoderOnly(OneStack):
         *,
         loss: OutputLoss | None = None,
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
-        """Logits of the token at each place; what lies beyond a sequence's length is never looked at.
+        """Logits of the token at each position. Tokens beyond a sequence's length are never attended to.
 
         Args:
-            tokens: ids.
-            token_lengths: how many of them are real.
-            segments: which kind of text each belongs to, for a model that tells them apart; all to the first if None.
-            loss: called in place of the output layer, with what that layer reads and the layer.
+            tokens: token ids.
+            token_lengths: the number of real tokens in each sequence.
+            segments: the kind of text of each token, for a model that tells kinds apart; None means the first kind.
+            loss: is called instead of the output layer, with the input of that layer and the layer.
 
         Raises:
-            ArgumentError: a sequence longer than learned positions.
+            ArgumentError: a sequence is longer than the learned positions.
         """
         return self.read_out(self.run(tokens, lengths(token_lengths), None, "encoder", segments), loss)
 
@@ -96,7 +96,7 @@ class EncoderOnly(OneStack):
 
 
 class _Head(nn.Sequential):
-    """Linear, GELU, norm."""
+    """A linear layer, GELU and a norm."""
 
     def __init__(self, config: EncoderOnlyConfig) -> None:
         super().__init__(Linear(config.dim, config.dim), nn.GELU(), NORMS[config.norm](config.dim))

@@ -1,8 +1,8 @@
-"""A trained Transformer made ready to decode: the same model, with nothing left to decide at each step.
+"""A trained Transformer prepared for decoding: the same model, with all decisions made before the first step.
 
-Its answers are those of `regard.models.Transformer.start` and `step`. What differs is where time goes: weights are
-laid out once (`regard.nn.FixedLinear`), the keys of the source are projected for all layers in one product, the
-hypotheses of one source are queries of one call, and a step writes its keys and values in place.
+Its results are those of `regard.models.Transformer.start` and `step`, but it is faster: weights are laid out once
+(`regard.nn.FixedLinear`), the keys of the source are projected for all layers in one product, the hypotheses of one
+source are queries of one call, and a step writes its keys and values in place.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNor
 from regard.nn.fixed_linear import Activation, FixedLinear
 
 FIRST_ROOM = 32
-"""Positions that a cache has room for at first; it doubles."""
+"""The number of positions that a cache has room for at first. The room doubles when it is full."""
 
 
 class FixedAlignment:
-    """What one step attended to in the source: (N, H, 1, S), computed when it is read."""
+    """The attention of one step to the source: (N, H, 1, S), computed when it is read."""
 
     def __init__(self, query: Tensor, key: Tensor, bias: Tensor | None, scale: float, rows: int) -> None:
         self._parts, self._scale, self._rows = (query, key, bias), scale, rows
@@ -46,43 +46,43 @@ class FixedAlignment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """The projected source, A sources first, and how many hypotheses answer each."""
+    """The projected source, A sources first. Each source may have several hypotheses."""
 
     key: tuple[Float[Tensor, "A G S D"], ...]
-    """By layer."""
+    """One entry per layer."""
     value: tuple[Float[Tensor, "A G S D"], ...]
     bias: Float[Tensor, "A 1 1 S"] | None
-    """-inf at padding; None without any."""
+    """-inf at padding; None if there is no padding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedState:
-    """What decoding hands from step to step: N = A * K hypotheses, the K of a source side by side."""
+    """The state that decoding passes from step to step: N = A * K hypotheses, the K of a source side by side."""
 
     memory: Memory
     sources: Int[Tensor, " N"]
-    """Which source each hypothesis answers, as numbered at the start."""
+    """The number of the source that each hypothesis translates, as counted at the start."""
     cache: tuple[Float[Tensor, "N capacity W"], ...]
-    """Keys and values of the target so far, side by side, by layer."""
+    """Keys and values of the target so far, side by side, one entry per layer."""
     position: int
-    """How much of the cache is filled."""
+    """The number of filled positions in the cache."""
     spare: tuple[Float[Tensor, "N capacity W"], ...] = ()
-    """Buffers like those of the cache, which nobody reads any more."""
+    """Buffers like those of the cache, which are no longer in use."""
 
 
 def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
-    """A decoder with the model's answers that is faster, or the model itself where there is none.
+    """A faster decoder with the model's results; the model itself if there is no faster decoder.
 
-    There is one for encoder-decoder Transformers on the CPU whose parts are those of `TransformerConfig`, or of a
-    Marian or BART folder: no relative biases, no scores but the scaled dot product.
+    It exists for encoder-decoder Transformers on the CPU whose parts are those of `TransformerConfig`, or of a Marian
+    or BART folder: the model has no relative biases, and its only score is the scaled dot product.
 
     Args:
-        model: in evaluation mode. Its weights are copied: what is done to it later does not show.
-        dtype: of the linear layers' weights and products, float32 or bfloat16; the model's own if None. All
-            else stays in the model's dtype, the output layer too.
+        model: in evaluation mode. Its weights are copied, so later changes of the model have no effect.
+        dtype: of the linear layers' weights and products, float32 or bfloat16; None means the model's own. All the
+            rest stays in the model's dtype, including the output layer.
 
     Raises:
-        ArgumentError: a dtype other than the model's, and there is no faster decoder for the model.
+        ArgumentError: the dtype is not the model's, and there is no faster decoder for the model.
 
     >>> from regard.generation.greedy import greedy
     >>> from regard.models import TransformerConfig
@@ -96,14 +96,14 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
     reason = why_not(model)
     if reason is None:
         return FixedTransformer(cast(Transformer, model), dtype)
-    own = next(cast(nn.Module, model).parameters()).dtype
-    if dtype is not None and dtype != own:
-        raise ArgumentError(f"this model decodes in {own} only, got {dtype}: {reason}")
+    model_dtype = next(cast(nn.Module, model).parameters()).dtype
+    if dtype is not None and dtype != model_dtype:
+        raise ArgumentError(f"this model decodes in {model_dtype} only, got {dtype}: {reason}")
     return model
 
 
 def why_not(model: Any) -> str | None:
-    """Why `prepare` has no faster decoder for a model; None if it has."""
+    """The reason why `prepare` has no faster decoder for a model; None if it has one."""
     if type(model) is not Transformer:
         return f"there is no faster decoder for a {type(model).__name__}"
     if next(model.parameters()).device.type != "cpu":
@@ -126,7 +126,7 @@ def why_not(model: Any) -> str | None:
 
 
 class FixedTransformer:
-    """See `prepare`. The state that `step` and `reorder` are given must not be used again."""
+    """The decoder of `prepare`. A state that was given to `step` or `reorder` must not be used again."""
 
     def __init__(self, model: Transformer, dtype: torch.dtype | None) -> None:
         dtype = model.output.weight.dtype if dtype is None else dtype
@@ -138,7 +138,7 @@ class FixedTransformer:
         self._encoder_norm, self._decoder_norm = _norm(model.encoder_norm), _norm(model.decoder_norm)
         across = [cast(DecoderLayer, layer).cross_attention for layer in model.decoder]
         self._memory = _joined([_projection(attention, 1, 3) for attention in across], dtype)
-        # Logits stay in the model's own dtype: in bfloat16, 1.5 % of a trained model's scores moved by over 1e-2.
+        # Logits stay in the model's own dtype: in bfloat16, 1.5 % of a trained model's scores changed by over 1e-2.
         self._output = FixedLinear(model.output.weight, model.output.bias)
 
     @torch.no_grad()
@@ -177,7 +177,7 @@ class FixedTransformer:
 
     @torch.no_grad()
     def reorder(self, state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
-        """Sequences `index` of the state. Where they answer the same sources as before, no memory is copied."""
+        """The state of the sequences `index`. If their sources are the same as before, no memory is copied."""
         sources, position = state.sources[index], state.position
         if len(index) == len(state.sources):
             cache = state.spare or tuple(map(torch.empty_like, state.cache))
@@ -187,7 +187,7 @@ class FixedTransformer:
             torch.index_select(old[:, :position], 0, index, out=new[:, :position])
         if torch.equal(sources, state.sources):
             return replace(state, cache=cache, spare=state.cache)
-        # The rows of the memory are one for each source, if each has as many hypotheses, else one for each of those.
+        # The memory has one row per source if all sources have equally many hypotheses; else one row per hypothesis.
         kept, counts = torch.unique_consecutive(sources, return_counts=True)
         whole = bool((counts == counts[0]).all()) if len(kept) else False
         places = index[:: int(counts[0])] if whole else index
@@ -205,16 +205,16 @@ class FixedTransformer:
 
 
 class _Embedding:
-    """Tokens and positions as vectors; the positions are tabulated."""
+    """Tokens and positions as vectors. The positions come from a table."""
 
     def __init__(self, embedding: nn.Module, positions: nn.Module, norm: nn.Module) -> None:
         self._weight = cast(Tensor, embedding.weight).detach() * cast(float, embedding.scale)
-        self._positions, self._norm = _own(positions), _norm(norm)
+        self._positions, self._norm = _frozen(positions), _norm(norm)
         self._table = self._weight.new_zeros(0, self._weight.shape[1])
         self.dtype = self._weight.dtype
 
     def __call__(self, tokens: Int[Tensor, "*shape"], start: int, stop: int) -> Float[Tensor, "*shape M"]:
-        """Vectors of tokens at the positions from `start` to `stop`; the last dimension of tokens, or one for all."""
+        """Vectors of tokens at the positions from `start` to `stop`: one per token of a row, or one for all tokens."""
         if stop > len(self._table):
             limit = cast(Any, self._positions).max_length
             size = max(stop, 2 * len(self._table), 64)
@@ -225,7 +225,7 @@ class _Embedding:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """H heads of width D, of which each of G groups shares keys and values."""
+    """H heads of width D in G groups; the heads of a group share keys and values."""
 
     heads: int
     groups: int
@@ -240,14 +240,14 @@ class _Shape:
         return self.groups * self.dim
 
     def split_kv(self, both: Float[Tensor, "N S W"]) -> tuple[Float[Tensor, "N G S D"], Float[Tensor, "N G S D"]]:
-        """Keys and values that stand side by side, as views."""
+        """The keys and the values, which stand side by side in `both`, as views."""
         count, length, _ = both.shape
         key, value = both.view(count, length, 2, self.groups, self.dim).permute(2, 0, 3, 1, 4).unbind()
         return key, value
 
 
 class _Attention:
-    """One `MultiHeadAttention` that no longer learns."""
+    """A `MultiHeadAttention` for inference."""
 
     def __init__(self, module: MultiHeadAttention, last_part: int, dtype: torch.dtype) -> None:
         self.shape = _Shape(module.num_heads, module.num_kv_heads, module.head_dim)
@@ -261,7 +261,7 @@ class _Attention:
 
 
 class _Residual:
-    """Where the norm of a sublayer stands."""
+    """The skip connection and the norm of a sublayer."""
 
     def __init__(self, residual: nn.Module) -> None:
         self._norm, self._before = _norm(cast(nn.Module, residual.norm)), isinstance(residual, PreNorm)
@@ -270,13 +270,13 @@ class _Residual:
         return self._norm(x) if self._before else x
 
     def leave(self, x: Tensor, last: FixedLinear, y: Tensor) -> Tensor:
-        """The skip connection x around a sublayer whose last layer is still to be applied to y."""
+        """Apply the last layer of a sublayer to y, add the skip connection x, and apply a norm that comes last."""
         x = last(y, plus=x)
         return x if self._before else self._norm(x)
 
 
 class _FeedForward:
-    """`FeedForward` or `GatedFeedForward` between its skip connection and its norm."""
+    """`FeedForward` or `GatedFeedForward` with its skip connection and its norm."""
 
     def __init__(self, module: nn.Module, residual: nn.Module, dtype: torch.dtype) -> None:
         self._residual = _Residual(residual)
@@ -329,7 +329,7 @@ class _DecoderLayer:
         self.feed_forward = _FeedForward(layer.feed_forward, layer.residuals[2], dtype)
 
     def look_back(self, x: Float[Tensor, "N M"], cache: Float[Tensor, "N T W"], position: int) -> Float[Tensor, "N M"]:
-        """Self-attention of the last of T positions; its key and value are written into the cache."""
+        """Self-attention of the last of T positions. Its key and value are written into the cache."""
         attention, shape, residual = self.back, self.back.shape, self._residuals[0]
         projected = attention.into(residual.enter(x), dtype=x.dtype)
         query = projected[:, : shape.width]
@@ -342,14 +342,14 @@ class _DecoderLayer:
         else:
             cache[:, -1] = projected[:, shape.width :]
         key, value = shape.split_kv(cache)
-        # The heads of a group are queries of one call.
+        # The heads of a group are the queries of one call.
         heads = attention.attend(query.view(len(x), shape.groups, -1, shape.dim), key, value, None)
         return residual.leave(x, attention.out, heads.reshape(len(x), -1))
 
     def look_across(
         self, x: Float[Tensor, "N M"], key: Float[Tensor, "A G S D"], value: Tensor, bias: Tensor | None
     ) -> tuple[Float[Tensor, "N M"], Float[Tensor, "A G Q D"]]:
-        """Attention to the source; so are the hypotheses of a source. Also the queries."""
+        """Attention to the source: the new x, and the queries. The hypotheses of a source are queries of one call."""
         attention, shape, residual = self.across, self.across.shape, self._residuals[1]
         sources, hypotheses, shared = len(key), len(x) // len(key), shape.heads // shape.groups
         query = attention.into(residual.enter(x), dtype=x.dtype)
@@ -361,18 +361,18 @@ class _DecoderLayer:
 
 
 def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What a norm does, on a copy of its weights; without a module's hooks, which cost as much as the norm of a row."""
-    own = _own(module)
-    if type(own) is nn.Identity:
+    """A norm on a copy of its weights, without the hooks of a module, which take as long as the norm of a row."""
+    frozen = _frozen(module)
+    if type(frozen) is nn.Identity:
         return lambda x: x
-    if type(own) is not nn.LayerNorm:
-        return own
-    shape, weight, bias, eps = own.normalized_shape, own.weight, own.bias, own.eps
+    if type(frozen) is not nn.LayerNorm:
+        return frozen
+    shape, weight, bias, eps = frozen.normalized_shape, frozen.weight, frozen.bias, frozen.eps
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
 
 
-def _own(module: nn.Module) -> nn.Module:
-    """A copy whose weights no longer change."""
+def _frozen(module: nn.Module) -> nn.Module:
+    """A copy whose weights take no gradient."""
     return deepcopy(module).requires_grad_(False)
 
 
@@ -383,14 +383,14 @@ def _projection(module: MultiHeadAttention, first: int, last: int) -> tuple[Tens
 
 
 def _joined(parts: Sequence[tuple[Tensor, Tensor | None]], dtype: torch.dtype) -> FixedLinear:
-    """Several layers of one input as one."""
+    """Several layers with the same input, joined into one layer."""
     weights, biases = zip(*parts, strict=True)
     bias = None if biases[0] is None else torch.cat(cast(Any, biases))
     return FixedLinear(torch.cat(weights), bias, dtype=dtype)
 
 
 def _bias(lengths: Int[Tensor, " B"], length: int, dtype: torch.dtype) -> Float[Tensor, "B 1 1 S"] | None:
-    """-inf at padding; None without any."""
+    """-inf at padding; None if there is no padding."""
     padding = torch.arange(length, device=lengths.device) >= lengths[:, None]
     if not bool(padding.any()):
         return None

@@ -1,4 +1,4 @@
-"""What the decoder-only and the encoder-only Transformer share: one stack from token ids to logits."""
+"""The common part of the decoder-only and the encoder-only Transformer: one stack from token ids to logits."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -18,7 +18,7 @@ from regard.nn.arguments import require_sizes
 
 
 class OneStack(nn.Module):
-    """Embedding, layers of self-attention, output layer; the two kinds say who may attend to whom."""
+    """Embedding, layers of self-attention, output layer. The two subclasses decide who may attend to whom."""
 
     def __init__(self, parts: OneStackParts, vocab_size: int) -> None:
         super().__init__()
@@ -43,14 +43,14 @@ class OneStack(nn.Module):
     def embed(
         self, tokens: Int[Tensor, "B T"], offset: int | Tensor = 0, segments: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """What the first layer reads; without `segments` all is of the first."""
+        """The input of the first layer. Without `segments`, all tokens belong to the first segment."""
         x = self.embedding(tokens)
         if self.segments is not None:
             x = x + self.segments(torch.zeros_like(tokens) if segments is None else segments)
         return self.dropout(self.embedding_norm(self.positions(x, offset=offset)))
 
     def read_out(self, x: Float[Tensor, "B T D"], loss: OutputLoss | None = None) -> Any:
-        """Logits (B, T, V) from what the last layer answered; or what `loss` makes of them."""
+        """Logits (B, T, V) from the output of the last layer; with `loss`, the result of `loss`."""
         x = self.head(self.final_norm(x))
         return self.output(x) if loss is None else loss(x, self.output)
 
@@ -62,12 +62,12 @@ class OneStack(nn.Module):
         name: str,
         segments: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """What the last layer answers; the maps of the pass are called `name`.n."""
+        """The output of the last layer. The maps of the pass are named `name`.n."""
         x, bias = self.embed(tokens, segments=segments), shared_bias(self.relative)
         for number, layer in enumerate(self.layers):
             x = layer(x, mask, bias, record, f"{name}.{number}")
         return x
 
     def each_layer(self) -> Iterator[SelfAttentionLayer]:
-        """The layers, first to last."""
+        """The layers, from first to last."""
         return (cast(SelfAttentionLayer, layer) for layer in self.layers)

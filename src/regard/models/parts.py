@@ -1,4 +1,4 @@
-"""What a Transformer is built from: makers of its parts, so that a variant is another maker and no flag."""
+"""The makers of a Transformer's parts: a variant of the model is another maker, not a flag."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import nn
 from regard.nn import MultiHeadAttention, PostNorm, PreNorm
 
 Maker = Callable[[], nn.Module]
-"""Makes one module; called anew for each place in the model."""
+"""A function that makes one module. It is called once for each place in the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,28 +16,28 @@ class StackParts:
     """The parts of an encoder or of a decoder."""
 
     num_layers: int
-    """Layers of the stack."""
+    """The number of layers in the stack."""
     attention: Callable[[], MultiHeadAttention]
-    """Each self-attention, and in a decoder each attention to the source."""
+    """Makes each self-attention and, in a decoder, each attention to the source."""
     feed_forward: Maker
-    """Each feed-forward network, (..., D) to (..., D)."""
+    """Makes each feed-forward network, (..., D) to (..., D)."""
     residual: Callable[[], PreNorm | PostNorm]
-    """What stands around each of these: the skip connection and the norm."""
+    """Makes the skip connection and the norm around each of these."""
     positions: Maker
-    """Adds positions to embeddings, (B, T, D) to (B, T, D), called with an `offset`."""
+    """Makes the module that adds positions to embeddings, (B, T, D) to (B, T, D); it is called with an `offset`."""
     relative: Maker | None = None
-    """Answers, without arguments, the bias that the self-attention of every layer shares."""
+    """Makes the module that returns, without arguments, the bias that the self-attention of every layer shares."""
     embedding_norm: Maker = nn.Identity
-    """After the positions."""
+    """Makes the norm after the positions are added."""
     final_norm: Maker = nn.Identity
-    """After the last layer."""
+    """Makes the norm after the last layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerParts:
     """The parts of an encoder-decoder Transformer.
 
-    `TransformerConfig` describes those that are trained here; the weights of other families bring their own.
+    `TransformerConfig` describes the parts of models that are trained here. Weights of other families need other parts.
     """
 
     dim: int
@@ -45,15 +45,15 @@ class TransformerParts:
     encoder: StackParts
     decoder: StackParts
     embedding_scale: float | None = None
-    """Embeddings are multiplied by it; None is the square root of `dim`."""
+    """The factor of the embeddings; None means the square root of `dim`."""
     dropout: float = 0.0
     """Probability of dropping an entry of the embeddings."""
     shared_embeddings: bool = False
-    """One matrix for source and target embeddings."""
+    """Whether source and target embeddings share one matrix."""
     tied_output: bool = True
-    """The output layer is the target embedding."""
+    """Whether the output layer shares the matrix of the target embedding."""
     output_bias: bool = False
-    """A number for each token of the vocabulary is added to its logits."""
+    """Whether a learned number for each token of the vocabulary is added to its logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +64,14 @@ class OneStackParts:
     """Width of the model."""
     stack: StackParts
     num_segments: int = 0
-    """Kinds of text with a learned vector each, which is added to the embeddings; 0 for none."""
+    """The number of kinds of text; each has a learned vector that is added to the embeddings. 0 means none."""
     embedding_scale: float | None = None
-    """Embeddings are multiplied by it; None is the square root of `dim`."""
+    """The factor of the embeddings; None means the square root of `dim`."""
     dropout: float = 0.0
     """Probability of dropping an entry of the embeddings."""
     head: Maker = nn.Identity
-    """Between the last layer and the output layer, (..., D) to (..., D)."""
+    """Makes the module between the last layer and the output layer, (..., D) to (..., D)."""
     tied_output: bool = True
-    """The output layer is the embedding."""
+    """Whether the output layer shares the matrix of the embedding."""
     output_bias: bool = False
-    """A number for each token of the vocabulary is added to its logits."""
+    """Whether a learned number for each token of the vocabulary is added to its logits."""

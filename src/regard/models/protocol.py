@@ -1,4 +1,4 @@
-"""What every sequence-to-sequence model answers: training, decoding, and what it attends to."""
+"""The interface of every sequence-to-sequence model: training, decoding, and its attention maps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from regard.weights import AttentionMap
 
 OutputLoss = Callable[[Tensor, nn.Linear], tuple[Tensor, Tensor]]
-"""Given what the output layer reads and that layer: a summed loss and its count, without all logits at once.
+"""From the input of the output layer and that layer itself: a summed loss and its count, without all logits at once.
 
-`regard.training.output_loss.output_cross_entropy` with its targets is one.
+`regard.training.output_loss.output_cross_entropy`, with its targets, is such a function.
 """
 
 
@@ -20,16 +20,16 @@ class Step(NamedTuple):
 
     logits: Float[Tensor, "N V"]
     alignment: AttentionMap | None
-    """What the step attended to in the source: (N, H, 1, S), computed only if it is read; None without a source."""
+    """The attention of the step to the source: (N, H, 1, S), computed only if it is read; None without a source."""
     state: Any
 
 
 @runtime_checkable
 class Seq2Seq(Protocol):
-    """A model from token ids to token ids. B sequences, S source and T target tokens, V the vocabulary."""
+    """A model from token ids to token ids: B sequences, S source tokens, T target tokens, a vocabulary of V."""
 
     max_length: int | None
-    """The longest source or target that the model takes; None for any."""
+    """The longest source or target that the model takes; None means no limit."""
 
     def __call__(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
@@ -38,15 +38,15 @@ class Seq2Seq(Protocol):
         ...
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:
-        """Read the source; the state before the first step."""
+        """Read the source, and return the state before the first step."""
         ...
 
     def step(self, state: Any, tokens: Int[Tensor, " N"]) -> Step:
-        """Read one token for each sequence; may reuse the buffers of the state that it was given."""
+        """Read one token for each sequence. The step may reuse the buffers of the given state."""
         ...
 
     def reorder(self, state: Any, index: Int[Tensor, " N"]) -> Any:
-        """The state of sequences `index`, in that order; an index may repeat."""
+        """The state of the sequences `index`, in that order; an index may occur several times."""
         ...
 
     def attend(
@@ -57,5 +57,5 @@ class Seq2Seq(Protocol):
 
     @property
     def alignment_names(self) -> list[str]:
-        """Which of the maps align the target with the source."""
+        """The names of the maps that align the target with the source."""
         ...

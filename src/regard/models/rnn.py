@@ -23,21 +23,21 @@ class RNNConfig:
     """The sizes and parts of the recurrent model."""
 
     embedding_dim: int = 256
-    """Width of the word vectors; Bahdanau's m."""
+    """The width of the word vectors; Bahdanau's m."""
     hidden_dim: int = 256
-    """Width of the decoder's state, and of the encoder's in each direction; Bahdanau's n."""
+    """The width of the decoder's state, and of the encoder's state in each direction; Bahdanau's n."""
     attention_dim: int = 256
-    """Hidden units of the additive score; Bahdanau's n'."""
+    """The number of hidden units of the additive score; Bahdanau's n'."""
     decoder: Literal["bahdanau", "luong"] = "bahdanau"
-    """Attend with the state before the step (Bahdanau) or after it (Luong)."""
+    """Whether the decoder attends with the state before the step (Bahdanau) or after it (Luong)."""
     score: Literal["additive", "dot"] = "additive"
     """Additive score (Bahdanau), or the dot product with projected keys (Luong's general)."""
     input_feeding: bool = True
-    """Luong only: the last attentional vector is an input of the next step."""
+    """For Luong only: whether the last attentional vector is an input of the next step."""
     encoder_layers: int = 1
-    """Layers of the bidirectional GRU encoder."""
+    """The number of layers of the bidirectional GRU encoder."""
     dropout: float = 0.2
-    """Probability of dropping a word vector's entry or one of the readout's."""
+    """The probability of dropping an entry of a word vector or of the readout."""
 
 
 class AdditiveAligner(nn.Module):
@@ -48,7 +48,7 @@ class AdditiveAligner(nn.Module):
         self.attention = AdditiveAttention(config.hidden_dim, 2 * config.hidden_dim, config.attention_dim)
 
     def project(self, annotations: Float[Tensor, "B S annotation"]) -> Float[Tensor, "B S A"]:
-        """U_a h_j, once for a source."""
+        """U_a h_j, computed once for a source."""
         return self.attention.project(annotations)
 
     def forward(self, query: Tensor, projected: Tensor, annotations: Tensor, mask: Mask) -> Attended:
@@ -64,7 +64,7 @@ class DotAligner(nn.Module):
         self.weight = Linear(2 * config.hidden_dim, config.hidden_dim, bias=False)
 
     def project(self, annotations: Float[Tensor, "B S annotation"]) -> Float[Tensor, "B S n"]:
-        """W h_j, once for a source."""
+        """W h_j, computed once for a source."""
         return self.weight(annotations)
 
     def forward(self, query: Tensor, projected: Tensor, annotations: Tensor, mask: Mask) -> Attended:
@@ -78,27 +78,27 @@ Aligner = AdditiveAligner | DotAligner
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RNNState:
-    """What decoding hands from step to step, N sequences first."""
+    """The state that decoding passes from step to step; N sequences are the first dimension."""
 
     hidden: Float[Tensor, "N n"]
     """s_{i-1}"""
     fed: Float[Tensor, "N n"]
-    """Luong's attentional vector of the last step; zeros at first, and unused without input feeding."""
+    """Luong's attentional vector of the last step; it is zero at first, and unused without input feeding."""
     annotations: Float[Tensor, "N S annotation"]
     projected: Float[Tensor, "N S A"]
     source_lengths: Int[Tensor, " N"]
     sources: Int[Tensor, " N"]
-    """Which source each sequence answers, as numbered at the start: hypotheses of one source share annotations."""
+    """The number of each sequence's source, as counted at the start. Hypotheses of one source share annotations."""
 
 
 class BahdanauDecoder(nn.Module):
-    r"""Attend with $s_{i-1}$, step with the context, read out through a maxout layer.
+    r"""Attends with $s_{i-1}$, makes a step with the context, and reads out through a maxout layer.
 
     $c_i = \sum_j \alpha_{ij} h_j,\quad s_i = \mathrm{GRU}([E y_{i-1}; c_i], s_{i-1}),\quad
     t_i = \mathrm{maxout}(U_o s_{i-1} + V_o E y_{i-1} + C_o c_i)$, logits $W_o t_i$.
 
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.2.2. torch's GRU applies the reset gate after
-    the recurrent product and swaps z for 1 - z; the equations are the paper's otherwise.
+    the recurrent product and exchanges z and 1 - z; otherwise the equations are those of the paper.
     """
 
     def __init__(self, config: RNNConfig) -> None:
@@ -109,7 +109,7 @@ class BahdanauDecoder(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
-        """(what the readout reads, the query of the attention, the state after, what was attended)."""
+        """Returns the input of the readout, the query of the attention, the next state, and the attention."""
         mask = lengths(state.source_lengths)
         attended = aligner(state.hidden[:, None], state.projected, state.annotations, mask)
         context = attended.output[:, 0]
@@ -118,12 +118,12 @@ class BahdanauDecoder(nn.Module):
         return features, state.hidden, replace(state, hidden=hidden), attended
 
     def read(self, features: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch n"]:
-        """t: the larger of each pair of units."""
+        """t: the larger number of each pair of units."""
         return self.dropout(self.readout(features).unflatten(-1, (-1, 2)).amax(-1))
 
 
 class LuongDecoder(nn.Module):
-    r"""Step first, attend with $s_i$, and predict from $\tilde s_i = \tanh(W_c [c_i; s_i])$.
+    r"""Makes a step first, attends with $s_i$, and predicts from $\tilde s_i = \tanh(W_c [c_i; s_i])$.
 
     Source: Luong et al. 2015 (arXiv:1508.04025), equation 5; input feeding is their section 3.3.
     """
@@ -137,7 +137,7 @@ class LuongDecoder(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
-        """(what the readout reads, the query of the attention, the state after, what was attended)."""
+        """Returns the input of the readout, the query of the attention, the next state, and the attention."""
         inputs = torch.cat([word, state.fed], dim=-1) if self.input_feeding else word
         hidden = self.cell(inputs, state.hidden)
         mask = lengths(state.source_lengths)
@@ -163,7 +163,7 @@ class RNNSeq2Seq(nn.Module):
         target_vocab_size: number of target tokens, V; the paper's K_y.
 
     Raises:
-        ArgumentError: a part that does not exist, or a size below 1.
+        ArgumentError: a part does not exist, or a size is below 1.
 
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), appendix A; with decoder="luong", Luong et al. 2015
     (arXiv:1508.04025).
@@ -199,7 +199,7 @@ class RNNSeq2Seq(nn.Module):
         *,
         loss: OutputLoss | None = None,
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
-        """Logits of each next target token, teacher forced, or what `loss` makes of them; see `Transformer.forward`."""
+        """Logits of each next target token (teacher forcing); with `loss`, its result. See `Transformer.forward`."""
         features, _, _ = self._run(source, source_lengths, target_input)
         x = self.decoder.read(features)
         return self.output(x) if loss is None else loss(x, self.output)
@@ -219,7 +219,7 @@ class RNNSeq2Seq(nn.Module):
         """Annotations of the source, their keys, and $s_0 = \\tanh(W_s \\overleftarrow{h}_1)$ (section A.2.2).
 
         Raises:
-            ArgumentError: a length that is not in 1..S.
+            ArgumentError: a length is not in 1..S.
         """
         counts = source_lengths.cpu()
         if len(counts) and not 1 <= int(counts.min()) <= int(counts.max()) <= source.shape[1]:
@@ -230,19 +230,19 @@ class RNNSeq2Seq(nn.Module):
         packed = nn.utils.rnn.pack_padded_sequence(words, counts, batch_first=True, enforce_sorted=False)
         outputs, last = self.encoder(packed)
         annotations, _ = nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
-        # The backward direction ends at the first word: its last state is the paper's h_1 from the right.
+        # The backward direction ends at the first word. Its last state is the paper's backward state h_1.
         hidden = torch.tanh(self.bridge(last[-1]))
         projected = self.aligner.project(annotations)
         sources = torch.arange(len(source), device=source.device)
         return RNNState(hidden, torch.zeros_like(hidden), annotations, projected, source_lengths, sources)
 
     def step(self, state: RNNState, tokens: Int[Tensor, " N"]) -> Step:
-        """Logits after one more token, and what the step attended to."""
+        """Logits after one more token, and the attention of the step."""
         features, _, after, attended = self.decoder.step(state, self.target_embedding(tokens), self.aligner)
         return Step(self.output(self.decoder.read(features)), attended.weights.with_heads(), after)
 
     def reorder(self, state: RNNState, index: Int[Tensor, " N"]) -> RNNState:
-        """Sequences `index` of the state. Where they answer the same sources as before, no annotation is copied."""
+        """The state of the sequences `index`. If their sources are the same as before, no annotation is copied."""
         hidden, fed, sources = (t.index_select(0, index) for t in (state.hidden, state.fed, state.sources))
         if torch.equal(sources, state.sources):
             return replace(state, hidden=hidden, fed=fed)
@@ -259,15 +259,15 @@ class RNNSeq2Seq(nn.Module):
 
     @property
     def alignment_names(self) -> list[str]:
-        """The one map."""
+        """The name of the only map."""
         return ["decoder.cross"]
 
 
 def _check(config: RNNConfig, source_vocab_size: int, target_vocab_size: int) -> None:
-    """Sizes and names.
+    """Refuse sizes below 1 and unknown names of parts.
 
     Raises:
-        ArgumentError: names the field, what it may be and what it is.
+        ArgumentError: names the field, its allowed values and its value.
     """
     require_one_of("decoder", config.decoder, DECODERS)
     require_one_of("score", config.score, ALIGNERS)

@@ -1,5 +1,5 @@
-"""Named sizes, each the one of a paper: widths, heads, layers and dropout. The names of parts are that paper's too
-where `StackConfig` has them; what else was particular to a model is said beside it.
+"""Named sizes, each from a paper: widths, heads, layers and dropout. The names of parts also follow that paper if
+`StackConfig` has such parts; a comment says what else was special in the model.
 """
 
 from types import MappingProxyType
@@ -32,17 +32,17 @@ TRANSFORMER_SIZES = MappingProxyType[Size, TransformerConfig](
         ),
     }
 )
-"""The encoder-decoder Transformer."""
+"""Sizes of the encoder-decoder Transformer."""
 
 DECODER_ONLY_SIZES = MappingProxyType[Size, DecoderOnlyConfig](
     {
-        # Eldan and Li 2023 (arXiv:2305.07759), the released TinyStories-8M: GPT-Neo of width 256, whose every
-        # second layer looks back 256 tokens only.
+        # Eldan and Li 2023 (arXiv:2305.07759), the released TinyStories-8M: a GPT-Neo of width 256, in which every
+        # second layer looks back only 256 tokens.
         "tiny": DecoderOnlyConfig(
             dim=256, num_heads=16, num_layers=8, feed_forward_dim=1024, positions="learned", dropout=0.0
         ),
         # Biderman et al. 2023 (arXiv:2304.01373), table 1, Pythia-70M: its layers run attention and feed-forward
-        # network in parallel, and turn a quarter of each head.
+        # network in parallel, and rotary positions turn a quarter of each head.
         "small": DecoderOnlyConfig(
             dim=512, num_heads=8, num_layers=6, feed_forward_dim=2048, tied_output=False, dropout=0.0
         ),
@@ -52,7 +52,7 @@ DECODER_ONLY_SIZES = MappingProxyType[Size, DecoderOnlyConfig](
         ),
     }
 )
-"""The decoder-only Transformer."""
+"""Sizes of the decoder-only Transformer."""
 
 ENCODER_ONLY_SIZES = MappingProxyType[Size, EncoderOnlyConfig](
     {
@@ -69,4 +69,4 @@ ENCODER_ONLY_SIZES = MappingProxyType[Size, EncoderOnlyConfig](
         ),
     }
 )
-"""The encoder-only Transformer."""
+"""Sizes of the encoder-only Transformer."""

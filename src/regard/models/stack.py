@@ -1,4 +1,4 @@
-"""What every Transformer here shares: the configuration of a stack of layers, and the layer of self-attention."""
+"""The common part of all Transformers: the configuration of a stack of layers, and the layer of self-attention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from regard.nn.arguments import require_dropout, require_one_of, require_sizes
 from regard.weights import AttentionMap
 
 Record = Callable[[str, AttentionMap], None]
-"""Told the name and the map of every attention call of a pass."""
+"""A function that is called with the name and the map of every attention call of a pass."""
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 BLOCKS: dict[str, type[PreNorm] | type[PostNorm]] = {"pre": PreNorm, "post": PostNorm}
@@ -48,36 +48,36 @@ class StackConfig:
     """The widths and parts of a stack of Transformer layers."""
 
     dim: int = 256
-    """Width of the model; the paper's d_model."""
+    """The width of the model; the paper's d_model."""
     num_heads: int = 4
-    """Attention heads; the paper's h."""
+    """The number of attention heads; the paper's h."""
     num_kv_heads: int | None = None
-    """Key/value heads that the heads share; None: one each."""
+    """The number of key/value heads, which the query heads share; None means one for each query head."""
     feed_forward_dim: int = 1024
-    """Hidden width of the feed-forward networks; the paper's d_ff."""
+    """The hidden width of the feed-forward networks; the paper's d_ff."""
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    """Activation of the feed-forward networks; swiglu is gated."""
+    """The activation of the feed-forward networks; swiglu is gated."""
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm or RMSNorm."""
     norm_position: Literal["pre", "post"] = "pre"
-    """Norm before each sublayer (trains without care) or after it (the paper)."""
+    """The norm stands before each sublayer (easy to train) or after it (as in the paper)."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """Positions that are added to the embeddings, or by which self-attention turns its queries and keys."""
+    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
     max_length: int = 1024
-    """Longest sequence of tokens, where positions are learned."""
+    """The longest sequence in tokens, if positions are learned."""
     dropout: float = 0.1
-    """Probability of dropping an embedding, a sublayer's output or a hidden unit."""
+    """The probability of dropping an entry of an embedding or of a sublayer's output."""
     activation_dropout: float | None = None
-    """Of a hidden unit of the feed-forward networks, if it is another; the paper drops none."""
+    """The probability of dropping a hidden unit of the feed-forward networks (the paper: 0); None means `dropout`."""
     attention_dropout: float = 0.0
-    """Probability of dropping an attention weight; above 0 the fused kernels cannot run."""
+    """The probability of dropping an attention weight; above 0 the fused kernels cannot run."""
 
 
 def make_stack(config: StackConfig, num_layers: int) -> StackParts:
-    """The makers that a configuration names.
+    """The makers of the parts that a configuration names.
 
     Raises:
-        ArgumentError: names the field, what it may be and what it is.
+        ArgumentError: names the field, its allowed values and its value.
 
     >>> make_stack(StackConfig(dim=8, num_heads=2, norm="rms"), 2).final_norm()
     RMSNorm((8,), eps=None, elementwise_affine=True)
@@ -112,7 +112,7 @@ def make_stack(config: StackConfig, num_layers: int) -> StackParts:
 
 
 class SelfAttentionLayer(nn.Module):
-    """Self-attention, then a feed-forward network: the layer of an encoder, and of a decoder-only model."""
+    """Self-attention, then a feed-forward network: a layer of an encoder or of a decoder-only model."""
 
     def __init__(self, parts: StackParts) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class SelfAttentionLayer(nn.Module):
     def extend(
         self, x: Tensor, cache: KeyValue | None, mask: Mask, bias: Bias | None, offset: int | Tensor
     ) -> tuple[Tensor, KeyValue]:
-        """The positions (N, T, D) that follow those of a cache, and the cache with them; see `MultiHeadAttention`."""
+        """Read positions (N, T, D) that follow those of a cache; see `MultiHeadAttention.extend`."""
         caches: list[KeyValue] = []
 
         def look_back(y: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def told(
     mask: Mask,
     bias: Bias | None = None,
 ) -> Tensor:
-    """Run an attention module and tell the record, if there is one, its name and map."""
+    """Run an attention module; if there is a record, call it with the name and the map."""
     attended = attention(*inputs, mask=mask, bias=bias, return_weights=record is not None)
     if not isinstance(attended, Attended):
         return attended
@@ -158,5 +158,5 @@ def told(
 
 
 def shared_bias(relative: nn.Module | None) -> Bias | None:
-    """The bias that the layers of a stack share, from the module that holds it."""
+    """The bias that all layers of a stack share, from the module that holds it."""
     return None if relative is None else relative()

@@ -27,13 +27,13 @@ class TransformerConfig(StackConfig):
     """The sizes and parts of an encoder-decoder Transformer."""
 
     encoder_layers: int = 3
-    """Layers of the encoder; the paper's N."""
+    """The number of layers in the encoder; the paper's N."""
     decoder_layers: int = 3
-    """Layers of the decoder."""
+    """The number of layers in the decoder."""
     shared_embeddings: bool = False
-    """One matrix for source and target embeddings; needs one vocabulary."""
+    """Whether source and target embeddings share one matrix, which requires one vocabulary."""
     tied_output: bool = True
-    """The output layer is the target embedding."""
+    """Whether the output layer shares the matrix of the target embedding."""
 
 
 class DecoderLayer(nn.Module):
@@ -49,7 +49,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, mask: Mask, bias: Bias | None, record: Record | None, name: str
     ) -> Tensor:
-        """(B, T, D) to (B, T, D); `mask` says which memory is padding, `bias` is the self-attention's."""
+        """(B, T, D) to (B, T, D); `mask` excludes the padding of the memory, `bias` is added in self-attention."""
         x = self.residuals[0](
             x, lambda y: told(self.self_attention, record, f"{name}.self", y, mask=causal(), bias=bias)
         )
@@ -59,7 +59,7 @@ class DecoderLayer(nn.Module):
     def step(
         self, x: Float[Tensor, "N 1 D"], cache: KeyValue | None, memory: KeyValue, mask: Mask, bias: Bias | None
     ) -> tuple[Tensor, KeyValue, AttentionMap]:
-        """One position, with the cache of those before it; hands back the longer cache and the alignment."""
+        """One position, with the cache of the positions before it; also returns the longer cache and the alignment."""
         caches: list[KeyValue] = []
         alignments: list[AttentionMap] = []
 
@@ -80,20 +80,20 @@ class DecoderLayer(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransformerState:
-    """What decoding hands from step to step, N sequences first."""
+    """The state that decoding passes from step to step; N sequences are the first dimension."""
 
     caches: tuple[KeyValue | None, ...]
-    """Keys and values of the target so far, by layer."""
+    """Keys and values of the target so far, one entry per layer."""
     memory: tuple[KeyValue, ...]
-    """Keys and values of the source, by layer."""
+    """Keys and values of the source, one entry per layer."""
     source_lengths: Int[Tensor, " N"]
     sources: Int[Tensor, " N"]
-    """Which source each sequence answers, as numbered at the start: hypotheses of one source share its memory."""
+    """The number of the source of each sequence, as counted at the start. Hypotheses of one source share its memory."""
     position: int
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder with attention alone.
+    """An encoder and a decoder that are built on attention alone.
 
     Args:
         config: sizes and names of parts, or the parts themselves.
@@ -101,10 +101,10 @@ class Transformer(nn.Module):
         target_vocab_size: number of target tokens, V.
 
     Raises:
-        ArgumentError: a part that does not exist, or sizes that do not fit together.
+        ArgumentError: a part does not exist, or the sizes do not fit each other.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3 and figure 1, with norm_position="post" and
-    shared_embeddings; normalisation before the sublayers is Xiong et al. 2020 (arXiv:2002.04745).
+    shared_embeddings. Norms before the sublayers are from Xiong et al. 2020 (arXiv:2002.04745).
 
     >>> import torch
     >>> model = Transformer(TransformerConfig(dim=8, num_heads=2), source_vocab_size=11, target_vocab_size=13)
@@ -156,17 +156,17 @@ class Transformer(nn.Module):
         *,
         loss: OutputLoss | None = None,
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
-        """Logits of each next target token, teacher forced; or what `loss` makes of them.
+        """Logits of each next target token (teacher forcing); with `loss`, the result of `loss`.
 
         Args:
-            source: token ids; what lies beyond a sequence's length is never looked at.
-            source_lengths: number of source tokens of each sequence.
-            target_input: the target shifted right, beginning with the begin mark.
-            loss: called in place of the output layer, with what that layer reads and the layer.
+            source: token ids. Tokens beyond a sequence's length are never attended to.
+            source_lengths: the number of source tokens in each sequence.
+            target_input: the target shifted right; it starts with the begin token.
+            loss: is called instead of the output layer, with the input of that layer and the layer.
 
         Raises:
-            ArgumentError: a sequence longer than learned positions.
-            ShapeError: a batch of targets that is not that of the sources.
+            ArgumentError: a sequence is longer than the learned positions.
+            ShapeError: the batch of targets differs from that of the sources.
         """
         x = self._decoded(target_input, self.encode(source, source_lengths), source_lengths, None)
         return self.output(x) if loss is None else loss(x, self.output)
@@ -192,7 +192,7 @@ class Transformer(nn.Module):
         return self.output(self._decoded(target_input, memory, source_lengths, record))
 
     def _decoded(self, target_input: Tensor, memory: Tensor, source_lengths: Tensor, record: Record | None) -> Tensor:
-        """What the output layer reads, (B, T, D)."""
+        """The input of the output layer, (B, T, D)."""
         x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
         mask, bias = lengths(source_lengths), shared_bias(self.decoder_bias)
         for number, layer in enumerate(self.decoder):
@@ -210,11 +210,11 @@ class Transformer(nn.Module):
 
     @property
     def alignment_names(self) -> list[str]:
-        """The decoder's attention to the source, first layer first."""
+        """The names of the decoder's attention to the source, first layer first."""
         return [f"decoder.{number}.cross" for number in range(len(self.decoder))]
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> TransformerState:
-        """Encode the source and project its keys and values once for each decoder layer."""
+        """Encode the source, and project its keys and values once for each decoder layer."""
         encoded = self.encode(source, source_lengths)
         memory = tuple(layer.cross_attention.project(encoded) for layer in self._decoder_layers())
         sources = torch.arange(len(source), device=source.device)
@@ -235,7 +235,7 @@ class Transformer(nn.Module):
         return (cast(DecoderLayer, layer) for layer in self.decoder)
 
     def reorder(self, state: TransformerState, index: Int[Tensor, " N"]) -> TransformerState:
-        """Sequences `index` of the state. Where they answer the same sources as before, no memory is copied."""
+        """The state of the sequences `index`. If their sources are the same as before, no memory is copied."""
         caches = tuple(None if cache is None else cache.reorder(index) for cache in state.caches)
         sources = state.sources[index]
         if torch.equal(sources, state.sources):
@@ -245,10 +245,10 @@ class Transformer(nn.Module):
 
 
 def _parts(config: TransformerConfig) -> TransformerParts:
-    """The makers that a configuration names.
+    """The makers of the parts that a configuration names.
 
     Raises:
-        ArgumentError: names the field, what it may be and what it is.
+        ArgumentError: names the field, its allowed values and its value.
     """
     require_sizes(encoder_layers=config.encoder_layers, decoder_layers=config.decoder_layers)
     return TransformerParts(

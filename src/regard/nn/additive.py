@@ -19,11 +19,11 @@ class AdditiveAttention(nn.Module):
     Args:
         query_dim: width of the queries.
         key_dim: width of the keys.
-        hidden_dim: number of hidden units, A; the paper's n'.
-        dropout: probability that a weight is dropped in training, in [0, 1).
+        hidden_dim: the number of hidden units, A; the paper's n'.
+        dropout: the probability that a weight is dropped in training, in [0, 1).
 
     Raises:
-        ArgumentError: sizes below 1, or a dropout outside its range.
+        ArgumentError: a size is below 1, or the dropout is outside its range.
 
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.1.2: their $v_a$, $W_a$ and $U_a$ are our `vector`,
     `query_weight` and `key_weight`.
@@ -34,7 +34,7 @@ class AdditiveAttention(nn.Module):
     >>> attend(torch.randn(2, 1, 4), memory, mask=regard.lengths(torch.tensor([2, 5]))).shape
     torch.Size([2, 1, 6])
 
-    Keys that many queries attend to, one after the other, are projected once:
+    If many queries attend to the same keys, one after the other, project the keys once:
 
     >>> projected = attend.project(memory)
     >>> attend.attend(torch.randn(2, 1, 4), projected, memory).shape
@@ -52,7 +52,7 @@ class AdditiveAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot uniform; v as the row of a layer with one output."""
+        """Glorot uniform; v is initialised as the row of a layer with one output."""
         nn.init.xavier_uniform_(self.query_weight)
         nn.init.xavier_uniform_(self.key_weight)
         nn.init.xavier_uniform_(self.vector.detach()[None])
@@ -96,14 +96,14 @@ class AdditiveAttention(nn.Module):
             (batch..., T, E), or the named tuple (output, weights).
 
         Raises:
-            ShapeError: inputs that do not fit.
+            ShapeError: the inputs do not fit each other.
         """
         value = key if value is None else value
         projected = self.project(key)
         return self.attend(query, projected, value, mask=mask, backend=backend, return_weights=return_weights)
 
     def project(self, key: Float[Tensor, "*batch S key_dim"]) -> Float[Tensor, "*batch S A"]:
-        """W_k k, to be handed to `attend`, once or often."""
+        """W_k k, which is then given to `attend`, once or many times."""
         if key.shape[-1] != self.key_weight.shape[1]:
             raise ShapeError(f"the key must be {self.key_weight.shape[1]} wide, got {key.shape[-1]}")
         return nn.functional.linear(key, self.key_weight)
@@ -133,7 +133,7 @@ class AdditiveAttention(nn.Module):
         backend: str | None = None,
         return_weights: bool = False,
     ) -> Tensor | Attended:
-        """Attend to keys that are already projected; otherwise as `forward`."""
+        """Attend to keys that are already projected; the rest is as in `forward`."""
         return attention(
             query,
             projected,

@@ -6,10 +6,10 @@ from regard.errors import ArgumentError
 
 
 def require_sizes(**sizes: int) -> None:
-    """Every size is at least 1.
+    """Refuse a size below 1.
 
     Raises:
-        ArgumentError: one is not.
+        ArgumentError: a size is below 1.
 
     >>> require_sizes(dim=4, hidden_dim=0)
     Traceback (most recent call last):
@@ -20,10 +20,10 @@ def require_sizes(**sizes: int) -> None:
 
 
 def require_dropout(**probabilities: float) -> None:
-    """Every probability of dropping is in [0, 1).
+    """Refuse a probability of dropping outside [0, 1).
 
     Raises:
-        ArgumentError: one is not.
+        ArgumentError: a probability is outside [0, 1).
     """
     for name, probability in probabilities.items():
         if not 0.0 <= probability < 1.0:
@@ -31,10 +31,10 @@ def require_dropout(**probabilities: float) -> None:
 
 
 def require_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """The value is one of the names that there are.
+    """Refuse a value that is none of the allowed names.
 
     Raises:
-        ArgumentError: it is not.
+        ArgumentError: the value is none of them.
     """
     if value not in (allowed := list(allowed)):
         raise ArgumentError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Projected keys and values: the state that attention is handed, and hands back."""
+"""Projected keys and values: the state that is passed into attention and handed back."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyValue:
-    """Projected keys and values of S positions, over buffers that may have room for more.
+    """Projected keys and values of S positions, in buffers that may have room for more.
 
-    Made by `MultiHeadAttention.project`; extended by `append`. Appending may write into the free room of
-    the buffers, so the object that was appended to keeps its own positions but must not be appended to again.
+    `MultiHeadAttention.project` makes it, and `append` extends it. Appending may write into the free room of the
+    buffers. The old object keeps its own positions, but must not be appended to again.
 
     >>> kv = KeyValue.of(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
     >>> kv.append(KeyValue.of(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))).key.shape
@@ -22,11 +22,11 @@ class KeyValue:
     key_buffer: Float[Tensor, "*batch G capacity D"]
     value_buffer: Float[Tensor, "*batch G capacity D"]
     length: int
-    """S: how many positions of the buffers are filled."""
+    """S: the number of filled positions in the buffers."""
 
     @classmethod
     def of(cls, key: Float[Tensor, "*batch G S D"], value: Float[Tensor, "*batch G S D"]) -> "KeyValue":
-        """Keys and values with no free room."""
+        """Keys and values without free room."""
         return cls(key, value, key.shape[-2])
 
     @property
@@ -42,8 +42,8 @@ class KeyValue:
     def append(self, new: "KeyValue") -> "KeyValue":
         """These positions followed by the new ones.
 
-        While gradients are recorded the buffers are never written to. Otherwise they are, where they have
-        room, and grow to twice the length where they have none: n appends copy no more than 2n positions.
+        While gradients are recorded, the buffers are never written to. Otherwise the new positions are written into the
+        free room. If there is none, the buffers grow to twice the length: n appends copy at most 2n positions.
         """
         if torch.is_grad_enabled():
             return KeyValue.of(torch.cat([self.key, new.key], -2), torch.cat([self.value, new.value], -2))
@@ -54,7 +54,7 @@ class KeyValue:
         return KeyValue(room.key_buffer, room.value_buffer, length)
 
     def reorder(self, index: Int[Tensor, " N"]) -> "KeyValue":
-        """Rows `index` of the first batch dimension, in that order; in buffers of their own."""
+        """Rows `index` of the first batch dimension, in that order, in new buffers."""
         return KeyValue(self.key_buffer.index_select(0, index), self.value_buffer.index_select(0, index), self.length)
 
     def _with_capacity(self, capacity: int) -> "KeyValue":

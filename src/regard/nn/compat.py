@@ -6,15 +6,20 @@ from torch import Tensor, nn
 from regard.errors import ShapeError
 from regard.functional import attention
 from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.masks.basic import as_mask, causal
+from regard.mechanisms.masks.basic import DenseMask, causal, predicate
+from regard.mechanisms.shapes import is_autocasting
+
+
+class MisfitError(ShapeError, AssertionError):
+    """Inputs or masks that do not fit. Torch's module raises `AssertionError` for them, which programs may catch."""
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """A drop-in `torch.nn.MultiheadAttention`: the same arguments, parameters and state dict.
 
-    What differs: `need_weights=True` costs what reading the weights costs, and changes neither the output
-    nor its gradients; a row whose keys are all masked is 0, with finite gradients, where torch has NaN;
-    `is_causal=True` needs no mask beside it. Masks keep torch's meaning here: True = drop, a float mask adds.
+    There are three differences. `need_weights=True` computes the weights apart, and changes neither the output nor its
+    gradients. A row whose keys are all masked is 0, with finite gradients, where torch has NaN. `is_causal=True` needs
+    no mask. Masks keep torch's meaning here: True = drop, and a float mask is added.
 
     >>> ours, theirs = MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2)
     >>> _ = ours.load_state_dict(theirs.state_dict())
@@ -34,32 +39,75 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch's, see there; returns (output, weights or None).
+        """The same as torch's `forward`, see there. Returns (output, weights or None).
 
         Raises:
-            ShapeError: inputs or masks that do not fit.
+            MisfitError: the inputs or masks do not fit. It is a `ShapeError` and an `AssertionError`.
         """
+        self._check_inputs(query, key, value)
         batched = query.dim() == 3
         if not batched:
-            query, key, value = (x[:, None] if not self.batch_first else x[None] for x in (query, key, value))
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+            query, key, value = (x[None] if self.batch_first else x[:, None] for x in (query, key, value))
         if not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        sizes = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
+        key_padding_mask, attn_mask = _checked_masks(key_padding_mask, attn_mask, sizes, batched=batched)
         q, k, v = self._heads(query, key, value)
-        k, v, key_padding_mask, attn_mask = self._extended(k, v, key_padding_mask, attn_mask)
-        mask, bias = _merged(key_padding_mask, attn_mask, is_causal, q.shape[:2])
-        attended = attention(
-            q, k, v, mask=mask, bias=bias, dropout=self.dropout if self.training else 0.0, return_weights=True
+        k, v = self._extended(k, v)
+        mask, bias = _merged(
+            *(_for_more_keys(given, k.shape[2] - sizes[3]) for given in (key_padding_mask, attn_mask)),
+            causal=_causal_before(sizes[3], k.shape[2]) if is_causal and attn_mask is None else None,
         )
-        output = self.out_proj(attended.output.transpose(1, 2).flatten(2))
+        attended, weights = self._attend(q, k, v, mask, bias, need_weights=need_weights)
+        output = self.out_proj(attended.transpose(1, 2).flatten(2))
         output = output if self.batch_first else output.transpose(0, 1)
-        weights = None
-        if need_weights:
-            weights = attended.weights.dense(limit_bytes=2**62).to(query.dtype)
+        if weights is not None:
+            weights = weights.to(query.dtype)
             weights = weights.mean(1) if average_attn_weights else weights
         if batched:
             return output, weights
         return output.squeeze(0 if self.batch_first else 1), None if weights is None else weights.squeeze(0)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, *, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output (N, H, T, D) and, if they are needed, the weights (N, H, T, S)."""
+        if not (q.shape[2] and k.shape[2]):
+            # `attention` refuses empty sequences, of which torch's module makes empty weights, with a gradient.
+            weights = q @ k.mT
+            return weights @ v, weights if need_weights else None
+        dropout = self.dropout if self.training else 0.0
+        if not need_weights:
+            return attention(q, k, v, mask=mask, bias=bias, dropout=dropout), None
+        output, lazy = attention(q, k, v, mask=mask, bias=bias, dropout=dropout, return_weights=True)
+        return output, lazy.dense(limit_bytes=2**62)
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Refuse what torch's module refuses: other ranks, lengths, batches and widths, which would broadcast here."""
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise MisfitError("nested tensors are not taken: pad them and give key_padding_mask")
+        ranks = query.dim(), key.dim(), value.dim()
+        if ranks[0] not in (2, 3):
+            raise MisfitError(
+                f"query should be unbatched 2D or batched 3D tensor but received {ranks[0]}-D query tensor"
+            )
+        if ranks[1:] != (ranks[0], ranks[0]):
+            raise MisfitError(
+                f"for a {ranks[0]}-D `query`, expected `key` and `value` to be {ranks[0]}-D but found {ranks[1]}-D and "
+                f"{ranks[2]}-D tensors respectively"
+            )
+        shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"
+        widths = self.embed_dim, self.kdim, self.vdim
+        if (query.shape[-1], key.shape[-1], value.shape[-1]) != widths:
+            raise MisfitError(
+                f"query, key and value must be {widths[0]}, {widths[1]} and {widths[2]} wide; got {shapes}"
+            )
+        batch = 0 if self.batch_first else 1
+        if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[batch] != key.shape[batch]):
+            raise MisfitError(f"key and value must have one length, and query, key and value one batch; got {shapes}")
+        dtype, dtypes = self.out_proj.weight.dtype, (query.dtype, key.dtype, value.dtype)
+        if set(dtypes) != {dtype} and not is_autocasting(query.device.type):
+            raise MisfitError(f"query, key and value must be of the weights' dtype, {dtype}; got {dtypes}")
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """Projected heads (N, H, length, D)."""
@@ -73,52 +121,71 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         return tuple(x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in projected)
 
-    def _extended(
-        self, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """With the learned key and value (`add_bias_kv`) and the zero ones (`add_zero_attn`) appended."""
+    def _extended(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """With the learned key and value (`add_bias_kv`) and the zero ones (`add_zero_attn`) behind the others."""
         extra = []
         if self.bias_k is not None and self.bias_v is not None:
-            extra.append(
-                tuple(
-                    b.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for b in (self.bias_k, self.bias_v)
-                )
-            )
+            learned = (self.bias_k, self.bias_v)
+            extra.append(tuple(b.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for b in learned))
         if self.add_zero_attn:
             zero = key.new_zeros(1, self.num_heads, 1, self.head_dim)
             extra.append((zero, zero))
         for more_key, more_value in extra:
-            key = torch.cat([key, more_key.expand(len(key), -1, -1, -1)], 2)
-            value = torch.cat([value, more_value.expand(len(value), -1, -1, -1)], 2)
-            padding = None if padding is None else nn.functional.pad(padding, (0, 1))
-            mask = None if mask is None else nn.functional.pad(mask, (0, 1))
-        return key, value, padding, mask
+            key = torch.cat([key, more_key.to(key.dtype).expand(len(key), -1, -1, -1)], 2)
+            value = torch.cat([value, more_value.to(value.dtype).expand(len(value), -1, -1, -1)], 2)
+        return key, value
 
 
-def _merged(
-    padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool, heads: torch.Size
-) -> tuple[Mask | None, Tensor | None]:
-    """torch's masks (True = drop, float = add) as a mask and a bias."""
-    mask: Mask | None = None
-    bias: Tensor | None = None
-    for name, tensor in (("key_padding_mask", padding), ("attn_mask", _with_heads(attn_mask, heads))):
-        if tensor is None:
+def _checked_masks(
+    padding: Tensor | None, attn_mask: Tensor | None, sizes: tuple[int, int, int, int], *, batched: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The padding as (N, 1, 1, S) and the mask as (1 or N, 1 or H, T, S); torch's module broadcasts neither.
+
+    Raises:
+        MisfitError: another shape or kind.
+    """
+    batch, heads, queries, keys = sizes
+    if padding is not None:
+        rank, wanted = (2, (batch, keys)) if batched else (1, (keys,))
+        _check_mask("key_padding_mask", padding, f"`None` or {rank}-D", {rank: wanted})
+        padding = padding.reshape(batch, 1, 1, keys)
+    if attn_mask is not None:
+        shapes = {2: (queries, keys), 3: (batch * heads, queries, keys)}
+        _check_mask("attn_mask", attn_mask, "`None`, 2-D or 3-D", shapes)
+        attn_mask = attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask.view(batch, heads, queries, keys)
+    return padding, attn_mask
+
+
+def _check_mask(name: str, mask: Tensor, ranks: str, shapes: dict[int, tuple[int, ...]]) -> None:
+    if mask.dim() not in shapes:
+        raise MisfitError(f"expected `{name}` to be {ranks} but found {mask.dim()}-D tensor instead")
+    if tuple(mask.shape) != shapes[mask.dim()]:
+        raise MisfitError(f"Expected `{name}` shape to be {shapes[mask.dim()]}, got {tuple(mask.shape)}")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise MisfitError(f"`{name}` must be bool (True = drop) or float (added), got {mask.dtype}")
+
+
+def _for_more_keys(given: Tensor | None, more: int) -> Tensor | None:
+    """A mask with as many keys behind its own, which all may attend to: False drops nothing and 0 adds nothing."""
+    return None if given is None else nn.functional.pad(given, (0, more))
+
+
+def _causal_before(keys: int, all_keys: int) -> Mask:
+    """Causality among the first keys; those behind them (the learned one, the zeros) are for every query."""
+    if all_keys == keys:
+        return causal(0)
+    return causal(0) | predicate(lambda batch, head, query, key: key >= keys)
+
+
+def _merged(*given: Tensor | None, causal: Mask | None) -> tuple[Mask | None, Tensor | None]:
+    """torch's masks of four dimensions (True = drop, float = add) as one mask and one bias."""
+    mask, bias = causal, None
+    for one in given:
+        if one is None:
             continue
-        shaped = tensor[:, None, None] if name == "key_padding_mask" else tensor
-        if tensor.dtype == torch.bool:
-            kept = as_mask(~shaped)
-            mask = kept if mask is None or kept is None else mask & kept
-        elif tensor.is_floating_point():
-            bias = shaped if bias is None else bias + shaped
+        if one.dtype == torch.bool:
+            kept = DenseMask(~one)
+            mask = kept if mask is None else mask & kept
         else:
-            raise ShapeError(f"{name} must be bool (True = drop) or float (added), got {tensor.dtype}")
-    if is_causal and attn_mask is None:
-        mask = causal(0) if mask is None else mask & causal(0)
+            bias = one if bias is None else bias + one
     return mask, bias
-
-
-def _with_heads(mask: Tensor | None, heads: torch.Size) -> Tensor | None:
-    """(T, S) or (N * H, T, S) as torch takes it, to a rank that regard takes."""
-    if mask is None or mask.dim() == 2:
-        return mask
-    return mask.unflatten(0, tuple(heads))

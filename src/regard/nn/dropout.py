@@ -1,4 +1,4 @@
-"""Dropout whose random numbers cost little: on a CPU they are what `torch.nn.Dropout` spends its time on."""
+"""Dropout with cheap random numbers: on a CPU, `torch.nn.Dropout` spends most of its time on them."""
 
 from typing import Any, NamedTuple
 
@@ -8,21 +8,22 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 
 LEVELS = 1 << 16
-"""A probability is kept to so many parts: 16 random bits decide over each number."""
+"""The number of steps of a probability: 16 random bits decide about each number."""
 
 
 class Dropout(nn.Module):
-    r"""Zeroes each number with probability p while training, and divides what is left by 1 - p.
+    r"""Zeroes each number with probability p during training, and divides the other numbers by 1 - p.
 
     Args:
-        p: in [0, 1), rounded to a 65,536th; what is left is divided by exactly what it was kept with, so that the
-            expectation stays.
+        p: in [0, 1), rounded to a multiple of 1/65,536. The other numbers are divided by the exact probability with
+            which they are kept, so the expectation does not change.
 
-    On a CPU the bits come as whole random words (four decisions from each), which is about four times as fast as
-    `torch.nn.Dropout` and draws other numbers from the same generator. Elsewhere, and compiled, it is that module.
+    On a CPU the bits come as whole random words (four decisions from each word). This is about four times as fast as
+    `torch.nn.Dropout`, and draws other numbers from the same generator. On other devices, and when compiled, it is
+    `torch.nn.Dropout`.
 
     Raises:
-        ArgumentError: a probability outside [0, 1).
+        ArgumentError: the probability is outside [0, 1).
 
     Source: Srivastava et al. 2014 (JMLR 15, 1929-1958), section 4, in the inverted form.
 
@@ -38,7 +39,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape, to the same."""
+        """Drop numbers of x, which may have any shape."""
         if not self.training or not self.p:
             return x
         if _leaves_it_to_torch(x):
@@ -46,13 +47,13 @@ class Dropout(nn.Module):
         return _Masked.apply(x, self._bits(x))
 
     def relu(self, x: Tensor) -> Tensor:
-        """`dropout(relu(x))` with the same bits; only the answer is kept for the way back: what is above 0 was kept."""
+        """`dropout(relu(x))` with the same bits. Only the result is saved, whose numbers above 0 are those kept."""
         if not self.training or not self.p or _leaves_it_to_torch(x):
             return self(nn.functional.relu(x))
         return _MaskedRelu.apply(x, self._bits(x))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """`x + dropout(y)` with the same bits, in one pass less."""
+        """`x + dropout(y)` with the same bits, in one pass fewer."""
         if not self.training or not self.p or _leaves_it_to_torch(y):
             return x + self(y)
         return _MaskedSum.apply(x, y, self._bits(y))
@@ -74,26 +75,26 @@ def _leaves_it_to_torch(x: Tensor) -> bool:
 
 
 class _Bits(NamedTuple):
-    """What decides over the numbers of a tensor."""
+    """The random decisions for the numbers of a tensor."""
 
     bits: Tensor
-    """16 random ones for each number, as int16 in the tensor's shape."""
+    """16 random bits for each number, as int16 in the tensor's shape."""
     least: int
-    """From here on the number is kept."""
+    """A number is kept if its bits are at least this."""
     scale: float
-    """What is kept is multiplied by it."""
+    """The factor of the kept numbers."""
 
     def kept(self, dtype: torch.dtype) -> Tensor:
-        """1 where the number is kept, otherwise 0: comparing into numbers takes a third of the time that bools take."""
+        """1 where the number is kept, else 0. Comparing into numbers is three times as fast as into bools."""
         return torch.ge(self.bits, self.least, out=torch.empty(self.bits.shape, dtype=dtype))
 
 
 class _Masked(torch.autograd.Function):
-    """x * kept * scale; only the bits are kept for the way back."""
+    """x * kept * scale. Only the bits are saved for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bits: _Bits) -> Tensor:
-        ctx.save_for_backward(bits.bits)  # which checkpointing drops and makes again
+        ctx.save_for_backward(bits.bits)  # gradient checkpointing drops them and makes them again
         ctx.decision = bits[1:]
         return (x * bits.kept(x.dtype)).mul_(bits.scale)
 

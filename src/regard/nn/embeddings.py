@@ -11,23 +11,23 @@ from regard.mechanisms.rotary.layouts import Interleaved, Layout
 from regard.nn.arguments import require_sizes
 
 Offset = int | Int[Tensor, "*batch"]
-"""Where the first of a sequence's vectors stands: a number, or one for each sequence of the batch."""
+"""The position of a sequence's first vector: a number, or one number for each sequence of the batch."""
 
 
 class TokenEmbedding(nn.Module):
-    r"""$x_t = c\, E_{w_t}$, with $c = \sqrt d$ unless given.
+    r"""$x_t = c\, E_{w_t}$, with $c = \sqrt d$ unless c is given.
 
-    That factor is the one of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4; with the initialisation
-    $E \sim N(0, 1/d)$ it makes entries of unit variance, and the same matrix serves as output layer.
+    The default is that of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4. With the initialisation
+    $E \sim N(0, 1/d)$ it makes entries of unit variance, and the same matrix can serve as output layer.
 
     Args:
         vocab_size: number of tokens.
         dim: d.
-        pad_id: a token whose vector starts at zero and takes no gradient here.
-        scale: c; None is the square root of d.
+        pad_id: a token whose vector starts at zero and gets no gradient from this layer.
+        scale: c; None means the square root of d.
 
     Raises:
-        ArgumentError: sizes below 1, or a pad_id outside the vocabulary.
+        ArgumentError: a size is below 1, or the pad_id is outside the vocabulary.
 
     >>> TokenEmbedding(10, 4, pad_id=0)(torch.tensor([[1, 2, 0]])).shape
     torch.Size([1, 3, 4])
@@ -56,12 +56,12 @@ class TokenEmbedding(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds `regard.mechanisms.positions.sinusoidal`; any length, nothing to learn.
+    """Adds `regard.mechanisms.positions.sinusoidal`, for any length and without parameters.
 
     Args:
         dim: width of the vectors.
-        layout: which dimensions hold the sine and the cosine of one wave: neighbours as in the paper, or those
-            half the width apart (`Half()`: Tensor2Tensor and Marian).
+        layout: the dimensions that hold the sine and the cosine of one wave: neighbours as in the paper, or
+            dimensions half the width apart (`Half()`: Tensor2Tensor and Marian).
 
     Raises:
         ArgumentError: dim is odd or not positive.
@@ -87,7 +87,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class NoPositions(nn.Module):
-    """Adds nothing: for models whose attention knows the positions.
+    """Adds nothing; for models whose attention handles the positions.
 
     >>> NoPositions()(torch.ones(1, 1, 2), offset=3)
     tensor([[[1., 1.]]])
@@ -96,7 +96,7 @@ class NoPositions(nn.Module):
     max_length = None
 
     def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
-        """X itself."""
+        """x itself."""
         return x
 
 
@@ -105,12 +105,12 @@ class RelativeBias(nn.Module):
 
     Args:
         num_heads: H.
-        num_buckets: rows of the table.
-        bidirectional: whether keys after the query have buckets of their own.
-        max_distance: from here on all distances share the last bucket.
+        num_buckets: the number of rows of the table.
+        bidirectional: whether keys after the query have their own buckets.
+        max_distance: from this distance on, all distances share the last bucket.
 
     Raises:
-        ArgumentError: sizes below 1; or, when called, buckets and max_distance that do not fit together.
+        ArgumentError: a size is below 1; or, in a call, the buckets and max_distance do not fit each other.
 
     Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1.
 
@@ -127,15 +127,15 @@ class RelativeBias(nn.Module):
         self.bidirectional, self.max_distance = bidirectional, max_distance
 
     def forward(self) -> T5Bias:
-        """The bias, to be passed to attention."""
+        """The bias, which is then passed to attention."""
         return T5Bias(self.weight, bidirectional=self.bidirectional, max_distance=self.max_distance)
 
 
 class LearnedPositions(nn.Module):
-    """Adds one learned vector per position, up to `max_length`.
+    """Adds one learned vector for each position up to `max_length`.
 
     Raises:
-        ArgumentError: sizes below 1.
+        ArgumentError: a size is below 1.
 
     Source: Gehring et al. 2017 (arXiv:1705.03122), section 3.1.
 
@@ -151,14 +151,14 @@ class LearnedPositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 0.02^2), as GPT-2 does."""
+        """N(0, 0.02^2), as in GPT-2."""
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """x plus the vectors of positions offset .. offset + T - 1.
 
         Raises:
-            ArgumentError: a position at or beyond `max_length`.
+            ArgumentError: a position is `max_length` or more.
         """
         last = offset if isinstance(offset, int) else int(offset.max())
         end = last + x.shape[-2]

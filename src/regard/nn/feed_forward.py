@@ -15,13 +15,13 @@ class FeedForward(nn.Module):
 
     Args:
         dim: width of input and output; the paper's d_model.
-        hidden_dim: number of hidden units; the paper's d_ff.
+        hidden_dim: the number of hidden units; the paper's d_ff.
         activation: a.
-        dropout: probability that a hidden unit is dropped in training.
+        dropout: the probability that a hidden unit is dropped in training.
         bias: whether the two layers have b_1 and b_2.
 
     Raises:
-        ArgumentError: sizes below 1.
+        ArgumentError: a size is below 1.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 2 (a = ReLU).
 
@@ -49,15 +49,16 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """The network at each position."""
         hidden = self.up(x)
-        # In one with the activation that the paper has: nothing else of the network's widest tensors is then kept.
+        # ReLU and dropout run together, as in the paper: then only one of the network's widest tensors is saved.
         is_relu = self.activation is nn.functional.relu
         return self.down(self.dropout.relu(hidden) if is_relu else self.dropout(self.activation(hidden)))
 
 
 class GatedFeedForward(nn.Module):
-    r"""$W_2\, \mathrm{drop}(a(W_g x) \odot W_1 x)$; SwiGLU with a = SiLU. No biases unless asked for.
+    r"""$W_2\, \mathrm{drop}(a(W_g x) \odot W_1 x)$; SwiGLU with a = SiLU. By default it has no biases.
 
-    Args and errors as for `FeedForward`. At equal numbers of parameters its hidden_dim is 2/3 of theirs.
+    Arguments and errors are those of `FeedForward`. With equal numbers of parameters, its hidden_dim is 2/3 of the
+    hidden_dim there.
 
     Source: Shazeer 2020 (arXiv:2002.05202), equation 6.
 

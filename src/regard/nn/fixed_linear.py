@@ -10,16 +10,16 @@ Activation = Literal["none", "relu"]
 
 
 class FixedLinear:
-    r"""$a(x W^\top + b)$ for inference: no gradients, the weights laid out once for the processor.
+    r"""$a(x W^\top + b)$ for inference: without gradients, and with weights that are laid out once for the processor.
 
-    On the CPU the product is oneDNN's, which takes its weights in an order of its own; `F.linear` takes them as
-    they are, in float32 through another library, which has its best kernels for one maker's processors. Where
-    oneDNN is not, or for other types and devices, this is `F.linear`.
+    On the CPU oneDNN computes the product, with weights in its own order. `F.linear` takes the weights in their given
+    order, and computes float32 by another library, whose best kernels are for the processors of one maker. If oneDNN is
+    not available, or for other types and devices, this is `F.linear`.
 
     Args:
         weight: W.
         bias: b.
-        dtype: of the weights, the product and the answer; float32 and bfloat16 are laid out. W's own if None.
+        dtype: of the weights, the product and the result; float32 and bfloat16 are laid out. None means that of W.
         activation: a, "none" or "relu".
 
     >>> weight, x = torch.randn(5, 3), torch.randn(7, 3)
@@ -43,12 +43,12 @@ class FixedLinear:
     def __call__(
         self, x: Float[Tensor, "N in"], *, plus: Float[Tensor, "N out"] | None = None, dtype: torch.dtype | None = None
     ) -> Float[Tensor, "N out"]:
-        """The layer of each row.
+        """Apply the layer to each row.
 
         Args:
-            x: the rows; rounded to the layer's dtype.
-            plus: is added to the answer, which then has its dtype.
-            dtype: of the answer without `plus`; the layer's if None.
+            x: the rows, which are rounded to the layer's dtype.
+            plus: is added to the result, which then has the dtype of `plus`.
+            dtype: of the result without `plus`; None means that of the layer.
         """
         x = x if x.dtype == self.dtype else x.to(self.dtype)
         if plus is not None:
@@ -58,7 +58,7 @@ class FixedLinear:
 
 
 class _Plain:
-    """The product as `F.linear` has it."""
+    """The product computed by `F.linear`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> None:
         self._weight, self._bias, self._activation = weight, bias, activation
@@ -72,10 +72,10 @@ class _Plain:
 
 
 class _LaidOut:
-    """The product of oneDNN, with weights in its own order."""
+    """The product computed by oneDNN, with weights in its own order."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> None:
-        # What torch.compile makes of a linear layer whose weights are frozen; torch gives it no public name.
+        # torch.compile calls this for a linear layer with frozen weights. torch gives it no public name.
         product: Any = torch.ops.mkldnn._linear_pointwise
         self._plain, self._adding = product.default, product.binary
         self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight), bias
@@ -91,7 +91,7 @@ class _LaidOut:
 
 
 def _laid_out(weight: Tensor, bias: Tensor | None, activation: Activation) -> _LaidOut | None:
-    """OneDNN's product, if this torch, processor and type have it."""
+    """The product of oneDNN, if this torch, processor and type have it; else None."""
     if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Linear layers; on processors for which MKL has no fast code, training takes their float32 products to oneDNN."""
+"""Linear layers. If MKL has no fast code for the processor, oneDNN computes their float32 products in training."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from regard.mechanisms.transforms import in_forward_mode, in_transform
 
 WORTH_IT = 1 << 23
-"""Multiplications below which a product is left where it is."""
+"""The number of multiplications below which a product is not given to oneDNN."""
 
 
 class Linear(nn.Linear):
-    r"""$x W^\top + b$: a `torch.nn.Linear` by `linear`.
+    r"""$x W^\top + b$: a `torch.nn.Linear` that calls `linear`.
 
     >>> Linear(4, 2)(torch.ones(3, 4)).shape
     torch.Size([3, 2])
     """
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
-        """Any batch dimensions."""
+        """Apply the layer; x may have any batch dimensions."""
         return linear(x, self.weight, self.bias)
 
 
@@ -33,10 +33,9 @@ def linear(
 ) -> Float[Tensor, "*batch E"]:
     r"""$x W^\top + b$, as `torch.nn.functional.linear`, in the same precision.
 
-    torch multiplies float32 by MKL, which gives processors of other makers than Intel no AVX-512 code: on an AMD
-    Zen 5, oneDNN (also part of torch) makes the same products in half the time. Where that is so, a product
-    whose gradient will be asked for, and the products of that gradient, go there. The order of summation differs, so
-    the last bits do.
+    torch multiplies float32 by MKL, which has AVX-512 code for Intel's processors only. On an AMD Zen 5, oneDNN (also
+    part of torch) computes the same products in half the time. On such a processor oneDNN computes those products that
+    need a gradient, and the products of that gradient. It sums in another order, so the last bits differ.
 
     >>> x, weight = torch.randn(5, 4), torch.randn(2, 4)
     >>> torch.allclose(linear(x, weight), x @ weight.T)
@@ -63,7 +62,7 @@ def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """The product and, written out, its gradients: autograd would take these to MKL."""
+    """The product, with its gradients written out: autograd would compute them by MKL."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -86,10 +85,10 @@ class _Linear(torch.autograd.Function):
 
 @contextmanager
 def by_onednn() -> Iterator[None]:
-    """Inside, torch's float32 matrix products go to oneDNN where `onednn_is_faster`.
+    """In this context oneDNN computes torch's float32 matrix products if `onednn_is_faster`.
 
-    torch has this switch for letting oneDNN round to bfloat16 as it multiplies; where the processor gains nothing by
-    that, oneDNN multiplies in float32. It is not for attention kernels, whose many small products it slows down.
+    torch has this switch to let oneDNN round to bfloat16 when it multiplies. If the processor gains nothing from that,
+    oneDNN multiplies in float32. The switch is not for attention kernels: it slows down their many small products.
     """
     if not onednn_is_faster():
         yield
@@ -111,9 +110,10 @@ def _switched() -> Iterator[None]:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether oneDNN multiplies float32 faster than MKL here, in full precision: by the processor's name, no timing.
+    """Whether oneDNN multiplies float32 faster than MKL here, in full precision. The processor's name decides.
 
-    A resumed run has to choose the same again. Processors with AMX would round to bfloat16, and are left out.
+    Nothing is timed, because a resumed run has to choose the same again. Processors with AMX would round to bfloat16,
+    so the answer for them is no.
     """
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
@@ -129,7 +129,7 @@ def _is_amd() -> bool:
 
 
 def _stays_float32() -> bool:
-    """Whether a product under the switch has float32's error: bfloat16 would be off by a thousandth."""
+    """Whether a product with the switch has the error of float32; in bfloat16 it would err by a thousandth."""
     x = torch.linspace(1.0, 2.0, 256 * 256).view(256, 256)
     with _switched():
         product = x @ x

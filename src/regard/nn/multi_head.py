@@ -24,19 +24,19 @@ class MultiHeadAttention(nn.Module):
     Args:
         dim: width of the query input and of the output.
         num_heads: H.
-        num_kv_heads: G, a divisor of H; H / G query heads share one key/value head (1 is multi-query
-            attention, Shazeer 2019, arXiv:1911.02150; between, Ainslie et al. 2023, arXiv:2305.13245).
+        num_kv_heads: G, a divisor of H; H / G query heads share one key/value head. G = 1 is multi-query attention
+            (Shazeer 2019, arXiv:1911.02150), and G between 1 and H is Ainslie et al. 2023 (arXiv:2305.13245).
         key_dim: width of the key input; `dim` if None.
         value_dim: width of the value input; `key_dim` if None.
         head_dim: width of one head; dim / H if None.
         bias: whether the projections have biases.
-        dropout: probability that a weight is dropped in training, in [0, 1).
+        dropout: the probability that a weight is dropped in training, in [0, 1).
         rotary: turns queries and keys by their positions in self-attention (`forward` without a key, and
-            `extend`); the two sides of cross-attention have no positions in common, and are left alone.
-        score: how the heads of query and key become a number; T5 takes `Dot()`, without a scale.
+            `extend`). Cross-attention is not turned, because its two sides have no positions in common.
+        score: makes a number from a query and a key of one head; T5 uses `Dot()`, which has no scale.
 
     Raises:
-        ArgumentError: sizes below 1, heads that do not divide, or a dropout outside its range.
+        ArgumentError: a size is below 1, the heads do not divide, or the dropout is outside its range.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
 
@@ -48,13 +48,13 @@ class MultiHeadAttention(nn.Module):
     >>> attend(x, mask=regard.causal()).shape, attend(x, memory).shape
     (torch.Size([2, 5, 16]), torch.Size([2, 5, 16]))
 
-    State is passed in and handed back: `project` the keys and values once, `attend` as often as you like.
+    State is passed in and handed back: `project` the keys and values once, and `attend` as often as needed.
 
     >>> keys_and_values = attend.project(memory)
     >>> torch.equal(attend.attend(x, keys_and_values), attend(x, memory))
     True
 
-    Causal self-attention a few positions at a time, as in decoding:
+    Causal self-attention of a few positions at a time, as in decoding:
 
     >>> first, cache = attend.extend(x[:, :4], None)
     >>> last, cache = attend.extend(x[:, 4:], cache)
@@ -93,7 +93,7 @@ class MultiHeadAttention(nn.Module):
             raise ArgumentError(f"rotary must turn heads of width {self.head_dim}, got Rotary({rotary.dim})")
         self.dropout, self.rotary, self.score = dropout, rotary, score
         inner, kv_inner = num_heads * self.head_dim, num_kv_heads * self.head_dim
-        # One matrix for all inputs of one width: one product is faster than three.
+        # Inputs of the same width share one matrix: one product is faster than three.
         self.widths = (dim, key_dim, value_dim)
         self.sizes = (inner, kv_inner, kv_inner)
         if len(set(self.widths)) == 1:
@@ -108,10 +108,10 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """The same attention with the weights of a `torch.nn.MultiheadAttention`, copied; batch first always.
+        """The same attention with a copy of the weights of a `torch.nn.MultiheadAttention`; its inputs are batch first.
 
         Raises:
-            ArgumentError: the module has `add_bias_kv` or `add_zero_attn`; `regard.nn.compat` has these.
+            ArgumentError: the module has `add_bias_kv` or `add_zero_attn`; use `regard.nn.compat` for these.
 
         >>> theirs = nn.MultiheadAttention(8, 2, batch_first=True)
         >>> x = torch.randn(3, 5, 8)
@@ -140,7 +140,7 @@ class MultiHeadAttention(nn.Module):
         return ours.train(module.training)
 
     def reset_parameters(self) -> None:
-        """Glorot uniform for each projection by itself, zero biases."""
+        """Glorot uniform for each projection separately; zero biases."""
         for weight in (*self._weights(), self.out.weight):
             nn.init.xavier_uniform_(weight.detach())
         for bias in (self.in_bias, self.out.bias):
@@ -180,7 +180,7 @@ class MultiHeadAttention(nn.Module):
             key: (batch..., S, key_dim); the query itself if None (self-attention).
             value: (batch..., S, value_dim); the key if None.
             mask: as `regard.attention` takes it, over (batch..., H, T, S).
-            bias: added to the scores, likewise.
+            bias: is added to the scores; it has the same shapes.
             backend: as `regard.attention` takes it.
             return_weights: also return the weights, an `AttentionMap` of shape (batch..., H, T, S).
 
@@ -188,7 +188,7 @@ class MultiHeadAttention(nn.Module):
             (batch..., T, dim), or the named tuple (output, weights).
 
         Raises:
-            ShapeError: inputs that do not fit, or without a batch dimension.
+            ShapeError: the inputs do not fit each other, or have no batch dimension.
         """
         if key is None and value is None and len(self.in_weights) == 1:
             heads, k, v = self._project(query, 0, 1, 2)
@@ -202,7 +202,7 @@ class MultiHeadAttention(nn.Module):
     def project(
         self, key: Float[Tensor, "*batch S key_dim"], value: Float[Tensor, "*batch S value_dim"] | None = None
     ) -> KeyValue:
-        """Keys, and values (the key itself if None), as heads: to be attended to by `attend`, once or often."""
+        """Keys and values as heads, which `attend` can use once or many times. If `value` is None, it is the key."""
         if (value is None or value is key) and len(self.in_weights) == 1:
             return KeyValue.of(*self._project(key, 1, 2))
         return KeyValue.of(*self._project(key, 1), *self._project(key if value is None else value, 2))
@@ -232,7 +232,7 @@ class MultiHeadAttention(nn.Module):
         backend: str | None = None,
         return_weights: bool = False,
     ) -> Tensor | Attended:
-        """Attend to keys and values that are already projected; otherwise as `forward`."""
+        """Attend to keys and values that are already projected; the rest is as in `forward`."""
         (heads,) = self._project(query, 0)
         return self._attend(heads, key_value, mask, bias, backend, return_weights)
 
@@ -250,18 +250,18 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: (batch..., T, dim), the new positions.
-            cache: what the call before handed back; None at the beginning. It must not be extended again.
-            mask: over (batch..., H, T, S), with S the positions of the cache and the new ones.
-            bias: added to the scores, likewise.
-            offset: where the first new position stands, for `rotary`; the length of the cache if None. A tensor of
-                the batch's shape where the sequences of a padded cache stand at different places.
+            cache: the cache that the last call handed back; None at the beginning. It must not be extended again.
+            mask: over (batch..., H, T, S), where S counts the positions of the cache and the new ones.
+            bias: is added to the scores; it has the same shapes.
+            offset: the position of the first new vector, for `rotary`; None means the length of the cache. A tensor of
+                the batch's shape is needed if the sequences of a padded cache stand at different places.
             backend: as `regard.attention` takes it.
 
         Returns:
             (batch..., T, dim), and the cache with the new positions in it.
 
         Raises:
-            ShapeError: inputs that do not fit.
+            ShapeError: the inputs do not fit each other.
         """
         if len(self.in_weights) > 1:
             raise ShapeError(f"self-attention needs keys and values as wide as the queries, here {self.widths}")
@@ -300,7 +300,7 @@ class MultiHeadAttention(nn.Module):
         return Attended(output, attended.weights) if isinstance(attended, Attended) else output
 
     def _turned(self, offset: int | Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Heads (batch..., heads, T, D) turned by their positions from `offset` on, where there is a `rotary`."""
+        """Heads (batch..., heads, T, D), turned by their positions from `offset` on if there is a `rotary`."""
         return heads if self.rotary is None else tuple(self.rotary.rotate(part, offset) for part in heads)
 
     def _weights(self) -> tuple[Tensor, ...]:
@@ -309,7 +309,7 @@ class MultiHeadAttention(nn.Module):
         return packed.split(self.sizes) if len(self.in_weights) == 1 else tuple(self.in_weights)
 
     def _project(self, x: Tensor, *parts: int) -> list[Tensor]:
-        """Consecutive parts (0 query, 1 key, 2 value) of one input as heads (batch..., heads, T, D): one product."""
+        """Consecutive parts (0 query, 1 key, 2 value) of one input as heads (batch..., heads, T, D), by one product."""
         first, last = parts[0], parts[-1] + 1
         if x.dim() < 3:
             raise ShapeError(f"MultiHeadAttention takes (batch..., length, dim), got {tuple(x.shape)}: pass x[None]")
@@ -319,7 +319,7 @@ class MultiHeadAttention(nn.Module):
         rows = slice(sum(self.sizes[:first]), sum(self.sizes[:last]))
         whole = len(self.in_weights) == 1 and (first, last) == (0, 3)
         weight = self.in_weights[0 if len(self.in_weights) == 1 else first]
-        # (A slice of all rows would cost a copy on the way back.)
+        # (A slice of all rows would cost a copy in the backward pass.)
         weight = weight if whole or len(self.in_weights) > 1 else weight[rows]
         bias = self.in_bias if whole or self.in_bias is None else self.in_bias[rows]
         projected = linear(x, weight, bias).split(self.sizes[first:last], dim=-1)

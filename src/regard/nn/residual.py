@@ -1,4 +1,4 @@
-"""A sublayer between its skip connection and its norm."""
+"""A sublayer with its skip connection and its norm."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ Norm = Callable[[int], nn.Module]
 class PreNorm(nn.Module):
     r"""$x + \mathrm{drop}(f(\mathrm{norm}(x)))$.
 
-    Source: Xiong et al. 2020 (arXiv:2002.04745), figure 1b. A last norm after the stack belongs to it.
+    Source: Xiong et al. 2020 (arXiv:2002.04745), figure 1b. It needs one more norm after the last layer of the stack.
 
     >>> import torch
     >>> PreNorm(4)(torch.ones(1, 4), lambda x: x)

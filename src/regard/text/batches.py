@@ -1,4 +1,4 @@
-"""Batches of sentences of like length under a budget of tokens, in an order that can be resumed and shared out."""
+"""Batches of sentences of similar length within a budget of tokens, in an order that can be resumed and divided."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -16,18 +16,18 @@ OURS = Marks()
 
 
 class Batch(NamedTuple):
-    """B pairs as tensors of int64, padded at the end: S and T are the longest source and target."""
+    """B pairs as tensors of int64, padded at the end. S and T are the longest source and target."""
 
     source: Tensor
     """(B, S), each sentence followed by EOS."""
     source_lengths: Tensor
-    """(B,), EOS counted."""
+    """(B,), including EOS."""
     target_input: Tensor
-    """(B, T): BOS, then the sentence; what the decoder is fed."""
+    """(B, T): BOS, then the sentence. This is the input of the decoder."""
     target_output: Tensor
-    """(B, T): the sentence, then EOS; what the decoder is to answer."""
+    """(B, T): the sentence, then EOS. The decoder has to predict this."""
     target_lengths: Tensor
-    """(B,), EOS counted."""
+    """(B,), including EOS."""
 
     @property
     def tokens(self) -> int:
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
     @property
     def padded_tokens(self) -> int:
-        """Places of source and target_output, padding included."""
+        """All positions of source and target_output, including padding."""
         return self.source.numel() + self.target_output.numel()
 
 
@@ -47,10 +47,10 @@ def collate(
     source_marks: Marks = OURS,
     target_marks: Marks = OURS,
 ) -> Batch:
-    """One batch of pairs that are given by their tokens, special ones not included, with the marks around them.
+    """One batch of pairs of token lists. The lists have no special tokens; this function adds them.
 
     Raises:
-        ArgumentError: there is no pair, or not as many targets as sources.
+        ArgumentError: there is no pair, or the numbers of sources and targets differ.
 
     >>> batch = collate([[7, 8], [9]], [[5], [5, 6]])
     >>> batch.source.tolist(), batch.target_input.tolist(), batch.target_output.tolist()
@@ -68,7 +68,7 @@ def collate(
 
 
 def padding_share(batches: Iterable[Batch]) -> float:
-    """Share of the places of source and target that hold padding, 0..1.
+    """The share of the positions of source and target that hold padding, 0..1.
 
     >>> round(padding_share([collate([[7, 8], [9]], [[5], [5, 6]])]), 3)
     0.167
@@ -88,29 +88,28 @@ def plan_batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[Indices]:
-    """The batches of an epoch or a section of one: each pair once, pairs of like length together, batches shuffled.
+    """The batches of an epoch or of one section of it: each pair once, similar lengths together, batches shuffled.
 
-    A pure function of its arguments, so that an epoch and the number of batches done are enough to go
-    on from. Pairs of the same lengths meet others in every epoch. Padding grows with the spread of
-    lengths in a batch: some percent where an epoch has a hundred batches or more, far above that where
-    it has a few.
+    The result depends on the arguments alone, so an epoch and the number of finished batches are enough to resume.
+    Pairs of the same lengths come together with other pairs in every epoch. Padding grows with the spread of lengths
+    in a batch: it is a few percent if an epoch has a hundred batches or more, and far above that if it has only a few.
 
     Args:
-        source_lengths: tokens of each source, special ones not counted, shape (pairs,).
-        target_lengths: tokens of each target, likewise.
-        max_tokens: the most places that a batch may have in source and target, EOS and padding
-            included; with several ranks, their batches together.
-        seed: what the shuffling goes by, together with the epoch.
+        source_lengths: the tokens of each source without special tokens, shape (pairs,).
+        target_lengths: the same for each target.
+        max_tokens: the most positions that a batch may have in source and target, including EOS and padding.
+            With several ranks, this counts their batches together.
+        seed: decides the shuffling, together with the epoch.
         epoch: the number of the pass over the data, from 0.
-        section: which part of that pass these pairs are, from 0.
-        rank: which share of every batch to return.
-        world_size: how many shares there are. Batch k of all ranks together is batch k of one rank.
+        section: the part of that pass to which these pairs belong, from 0.
+        rank: the share of every batch to return.
+        world_size: the number of shares. Batch k of all ranks together equals batch k of a single rank.
 
     Returns:
         For each batch, the pairs of this rank, shape (pairs of the batch,).
 
     Raises:
-        ArgumentError: a pair exceeds the budget by itself, or a batch has fewer pairs than there are ranks.
+        ArgumentError: one pair alone exceeds the budget, or a batch has fewer pairs than there are ranks.
 
     >>> lengths = np.array([5, 2, 5, 2])
     >>> [sorted(batch.tolist()) for batch in plan_batches(lengths, lengths, max_tokens=24, seed=0, epoch=0)]
@@ -127,7 +126,7 @@ def plan_batches(
 
 
 def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Rows as one tensor, padded at the end, and their lengths."""
+    """Rows as one tensor, padded at the end, and the lengths of the rows."""
     lengths = [len(row) for row in rows]
     padded = np.full((len(rows), max(lengths)), pad_id, np.int64)
     for place, row in zip(padded, rows, strict=True):
@@ -136,7 +135,7 @@ def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]
 
 
 def _with_end(lengths: Integers) -> npt.NDArray[np.int64]:
-    """Lengths with EOS, in numbers that hold their sums."""
+    """Lengths with EOS, in a dtype that can hold their sums."""
     return lengths.astype(np.int64) + 1
 
 
@@ -152,16 +151,16 @@ def _check_budget(source: Integers, target: Integers, max_tokens: int) -> None:
 
 
 def _by_length(source: Integers, target: Integers, generator: np.random.Generator) -> Indices:
-    """Sorted by source length, longest first, then by target length up and down in turn; ties in random order.
+    """Sorted by source length, longest first; within it by target length, ascending and descending in turn.
 
-    Up and down, so that target lengths do not jump where the source length changes.
+    Because of the turns, target lengths do not jump where the source length changes. Ties are in random order.
     """
     in_turn = np.where(source % 2 == 0, target, -target)
     return np.lexsort((generator.random(len(source)), in_turn, -source))
 
 
 def _cuts(source: Integers, target: Integers, max_tokens: int) -> list[int]:
-    """Where to cut pairs in that order into batches: as late as the budget allows."""
+    """The places at which the sorted pairs are cut into batches, each as late as the budget allows."""
     cuts = []
     start, longest_source, longest_target = 0, 0, 0
     for i, (s, t) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
@@ -173,7 +172,7 @@ def _cuts(source: Integers, target: Integers, max_tokens: int) -> list[int]:
 
 
 def _level_last(cuts: list[int], source: Integers, target: Integers, max_tokens: int) -> list[int]:
-    """Share out what the last two batches hold: a last batch of one pair could not be split between ranks."""
+    """Divide the last two batches evenly, because a last batch of one pair could not be divided among ranks."""
     start = cuts[-2] if len(cuts) > 1 else 0
     middle = (start + len(source)) // 2
     places = (len(source) - middle) * (source[middle:].max() + target[middle:].max())

@@ -1,4 +1,4 @@
-"""Blocks of running text for language models, in an order that can be resumed and shared out."""
+"""Blocks of running text for language models, in an order that can be resumed and divided among ranks."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -12,12 +12,14 @@ from regard.errors import ArgumentError
 from regard.text.sections import Integers, sections
 from regard.text.tokenizers import BOS, EOS, PAD, UNK
 
-# Of the blocks that begin inside a document, one in so many has BOS in place of its first token: the model learns
-# to begin anywhere, so that what it is asked to write needs no beginning that stood in the text.
 BEGIN_ONE_IN = 16
+"""Among the blocks that begin inside a document, one in this many has BOS in place of its first token.
 
-# BERT masks 15 % of the tokens: of these, 80 % become the mask, 10 % another token, 10 % stay as they are.
+The model thus learns to begin anywhere: a text that it writes need not begin as a document of the corpus does.
+"""
+
 MASKED_SHARE, REPLACED_BY_MASK, REPLACED_BY_ANOTHER = 0.15, 0.8, 0.1
+"""BERT masks 15 % of the tokens. Of these, 80 % become the mask, 10 % another token, and 10 % stay unchanged."""
 
 
 class TextBatch(NamedTuple):
@@ -26,25 +28,25 @@ class TextBatch(NamedTuple):
     tokens: Tensor
     """(B, T), padded at the end."""
     targets: Tensor
-    """(B, T): what is to be predicted at each place; PAD where nothing is."""
+    """(B, T): the token to be predicted at each position; PAD where nothing is predicted."""
     lengths: Tensor
-    """(B,): tokens of each row."""
+    """(B,): the number of tokens in each row."""
 
     @property
     def predicted(self) -> int:
-        """Places at which something is to be predicted."""
+        """The number of positions at which a token is predicted."""
         return int((self.targets != PAD).sum())
 
 
 class TextWindow(NamedTuple):
-    """A stretch of text and what is to be predicted in it, arrays of one length."""
+    """A stretch of text and the tokens to be predicted in it, as arrays of the same length."""
 
     tokens: Integers
     targets: Integers
 
 
 class TextBlocks(NamedTuple):
-    """B stretches of text, and a random number for each, which depends on the text and the epoch alone."""
+    """B stretches of text, and a random number for each. The number depends on the text and the epoch alone."""
 
     tokens: npt.NDArray[np.int64]
     """(B, T)."""
@@ -53,20 +55,21 @@ class TextBlocks(NamedTuple):
 
 
 class BlockPlan:
-    """Blocks of `length + overlap` tokens, cut anew in every epoch, shuffled, a share for each rank.
+    """Blocks of `length + overlap` tokens, cut anew and shuffled in every epoch, with a share for each rank.
 
-    An epoch cuts the text from a random place on, so that no token always stands at the end of a block; what is
-    left over at both ends, and the last batch if it is not full, is left out of that epoch. More than a million
-    blocks are shuffled in sections (`regard.text.sections`), each with a last batch of its own.
+    An epoch starts to cut the text at a random position, so that no token always stands at the end of a block. The
+    text that is left over at both ends is not used in that epoch, and neither is a last batch that is not full. If
+    there are more than a million blocks, they are shuffled in sections (`regard.text.sections`), each with its own
+    last batch.
 
     Args:
         tokens: the whole text.
-        length: tokens that a block is cut after.
-        overlap: tokens of the next block that it also has.
-        batch_tokens: tokens of a batch, of all ranks together.
-        seed: what cutting and shuffling go by, together with the epoch.
-        rank: which share of every batch to return.
-        world_size: how many shares there are.
+        length: the number of tokens after which a new block begins.
+        overlap: the number of tokens of the next block that a block also has.
+        batch_tokens: the number of tokens in a batch, of all ranks together.
+        seed: decides cutting and shuffling, together with the epoch.
+        rank: the share of every batch to return.
+        world_size: the number of shares.
 
     Raises:
         ArgumentError: the text is shorter than a block, or a batch has fewer blocks than there are ranks.
@@ -102,7 +105,7 @@ class BlockPlan:
             )
 
     def epoch(self, epoch: int, start: int) -> Iterator[TextBlocks]:
-        """This rank's blocks of each batch from index `start` on."""
+        """The blocks of this rank in each batch, beginning with the batch at index `start`."""
         generator = np.random.default_rng([self.seed, epoch])
         spare = len(self.tokens) - self.overlap - self.rows * self.length
         phase = int(generator.integers(min(self.length, spare + 1)))
@@ -117,7 +120,7 @@ class BlockPlan:
     def _of_section(
         self, begins: npt.NDArray[np.int64], start: int, generator: np.random.Generator
     ) -> Iterator[TextBlocks]:
-        """This rank's share of the blocks that begin there, shuffled."""
+        """This rank's share of the blocks that begin at these places, shuffled."""
         order = generator.permutation(begins)
         seeds = generator.integers(2**32, size=len(begins))
         for at in range(start * self.rows, len(begins) - self.rows + 1, self.rows):
@@ -127,7 +130,7 @@ class BlockPlan:
 
 
 def next_tokens(blocks: TextBlocks) -> TextBatch:
-    """Each token but the last, and the one that follows it; one block in sixteen is told to begin.
+    """All tokens but the last as input, and the token after each of them as target; one block in sixteen gets BOS.
 
     >>> blocks = TextBlocks(np.array([[5, 6, 7], [8, 9, 4]]), seeds=np.array([1, 32]))
     >>> next_tokens(blocks).tokens.tolist(), next_tokens(blocks).targets.tolist()
@@ -139,15 +142,15 @@ def next_tokens(blocks: TextBlocks) -> TextBatch:
 
 
 def mask_tokens(blocks: TextBlocks, *, vocab_size: int, mask_id: int) -> TextBatch:
-    """Rows of which some tokens are masked, and these to be predicted.
+    """Rows in which some tokens are masked and have to be predicted.
 
-    15 % of the tokens are chosen, at least one a row; of these 80 % become the mask, 10 % another token of the
-    vocabulary, and 10 % stay, so that the model has to know each token whether it sees the mask or not.
+    15 % of the tokens are chosen, at least one in each row. Of these, 80 % become the mask, 10 % another token of
+    the vocabulary, and 10 % stay unchanged, so that the model has to know each token whether it sees the mask or not.
 
     Args:
-        blocks: what to mask.
-        vocab_size: of the tokenizer, the mask not counted.
-        mask_id: the token that masks.
+        blocks: the text to be masked.
+        vocab_size: of the tokenizer, without the mask token.
+        mask_id: the id of the mask token.
 
     Source: Devlin et al. 2018 (arXiv:1810.04805), section 3.1, task 1.
     """
@@ -156,14 +159,14 @@ def mask_tokens(blocks: TextBlocks, *, vocab_size: int, mask_id: int) -> TextBat
 
 
 def masked_windows(tokens: Integers, *, length: int, vocab_size: int, mask_id: int) -> Iterator[TextWindow]:
-    """Windows of at most `length` tokens one after the other, masked as in training, always in the same places."""
+    """Consecutive windows of at most `length` tokens, masked as in training, but always in the same places."""
     for begin in range(0, len(tokens), length):
         row = np.asarray(tokens[begin : begin + length]).astype(np.int64)
         yield _masked(row, begin, vocab_size=vocab_size, mask_id=mask_id)
 
 
 def one_masked_windows(tokens: Integers, *, length: int, mask_id: int, every: int = 1) -> Iterator[TextWindow]:
-    """Each token (or every so many) masked alone, in the window of at most `length` tokens that it stands in.
+    """One window for each token (or each `every`-th token): only this token is masked in its window.
 
     >>> [window.tokens.tolist() for window in one_masked_windows(np.array([1, 5, 6, 2]), length=4, mask_id=9)]
     [[1, 9, 6, 2], [1, 5, 9, 2]]
@@ -191,11 +194,11 @@ def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> TextW
 def next_token_windows(tokens: Integers, *, length: int, stride: int) -> Iterator[TextWindow]:
     """Windows of at most `length` tokens in which every token but the first is predicted exactly once.
 
-    A window begins `stride` after the one before, and predicts what that one did not: the smaller the stride, the
-    more each token is told of what stands before it.
+    A window begins `stride` tokens after the last one, and predicts the tokens that the last one did not predict.
+    The smaller the stride, the more text stands before each predicted token.
 
     Raises:
-        ArgumentError: a stride that is not in 1..length.
+        ArgumentError: the stride is not in 1..length.
 
     >>> [window.targets.tolist() for window in next_token_windows(np.arange(4, 10), length=4, stride=2)]
     [[5, 6, 7, 8], [0, 0, 9]]
@@ -214,7 +217,7 @@ def next_token_windows(tokens: Integers, *, length: int, stride: int) -> Iterato
 
 
 def window_batches(windows: Iterable[TextWindow], *, places: int) -> Iterator[TextBatch]:
-    """Windows in their order, as many together as `places` allows (at least one), padded at the end."""
+    """Windows in their order, padded at the end; as many in one batch as `places` allows, but at least one."""
     iterator = iter(windows)
     rows: list[TextWindow] = []
     for window in iterator:
@@ -237,7 +240,7 @@ def _padded(rows: list[TextWindow]) -> TextBatch:
 
 
 def _batch(tokens: Integers, targets: Integers) -> TextBatch:
-    # Where a document begins follows from the end of the one before: nothing is to be learnt from it.
+    # The place where a document begins follows from the end of the last document, so there is nothing to learn.
     targets = np.where(targets == BOS, PAD, targets)
     lengths = torch.full((len(tokens),), tokens.shape[1])
     return TextBatch(torch.from_numpy(tokens), torch.from_numpy(targets), lengths)

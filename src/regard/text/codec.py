@@ -1,4 +1,4 @@
-"""Which tokens are no text."""
+"""The interface of tokenizers, and the tokens that are not text."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -7,7 +7,7 @@ from regard.text.labels import Label
 
 
 class Marks(NamedTuple):
-    """The ids of the tokens around a text; the defaults are those of the tokenizers that are trained here."""
+    """The ids of the special tokens around a text. The defaults are those of the tokenizers trained here."""
 
     pad_id: int = 0
     begin_id: int = 1
@@ -15,34 +15,34 @@ class Marks(NamedTuple):
 
 
 class Codec(Protocol):
-    """Text to ids and back, whoever trained it."""
+    """Text to ids and back, for any tokenizer."""
 
     @property
     def marks(self) -> Marks:
-        """What stands around a text."""
+        """The special tokens around a text."""
         ...
 
     def __len__(self) -> int:
-        """Number of tokens."""
+        """The number of tokens."""
         ...
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text, without the end mark."""
+        """The ids of each text, without the end token."""
         ...
 
     @property
     def unknown_id(self) -> int | None:
-        """The token of what the vocabulary lacks; None where tokens can write any text."""
+        """The token for text that the vocabulary lacks; None if tokens can write any text."""
         ...
 
     def surfaces(self, text: str) -> list[str]:
-        """The stretch of a text that each of its tokens stands for, spaces included; empty for a mark."""
+        """For each token, the stretch of the text that it stands for, including spaces; empty for a special token."""
         ...
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
-        """The text of ids, without marks; `unknown` is what to write for each unknown token, U+FFFD unless given."""
+        """The text of ids, without special tokens. `unknown` has the text for each unknown token, else it is U+FFFD."""
         ...
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """What to print for the tokens on an axis, in order."""
+        """The labels of the tokens on an axis, in order."""
         ...

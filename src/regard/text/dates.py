@@ -1,9 +1,9 @@
-"""The built-in task: dates as people write them, in 25 languages, to ISO 8601.
+"""The built-in task: to translate dates as people write them, in 25 languages, to ISO 8601.
 
-The dates are written as CLDR has it, the data that software prints dates by: the full, long and medium
-format of each locale, through `babel`. Where CLDR has a narrow no-break space, which no keyboard has,
-the format is there with a plain space too. Formats that are read as another date in another locale are
-left out; which these are is computed, see `left_out`.
+The dates are written in the forms of CLDR, the data by which software prints dates: the full, long and medium format
+of each locale, through `babel`. If CLDR has a narrow no-break space, which no keyboard has, the format also exists
+with a plain space. Formats that another locale reads as another date are left out. The code computes these, see
+`left_out`.
 """
 
 import functools
@@ -29,16 +29,15 @@ LOCALES = (
     "el", "fi", "cs", "hu", "vi", "id", "zh", "ja", "ko", "ar", "he", "hi", "th",
 )
 # fmt: on
+"""The locales of the task."""
 LANGUAGES = tuple(dict.fromkeys(locale.split("_")[0] for locale in LOCALES))
 WIDTHS = ("full", "long", "medium")
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2099, 12, 31)
 HELD_OUT_SHARE = 20
-"""Of so many days, one is held out for validation and one for the test."""
+"""One day in this many is held out for validation, and one for the test."""
 
 NARROW_SPACE = "\N{NARROW NO-BREAK SPACE}"
 
-# What a symbol of a CLDR pattern prints depends on one number of the day. With each symbol: that number,
-# and days in which it takes all its values.
 _YEARS = [date(year, 1, 1) for year in range(FIRST_DAY.year, LAST_DAY.year + 1)]
 _MONTHS = [date(2000, month, 1) for month in range(1, 13)]
 _JANUARY = [date(2000, 1, day) for day in range(1, 32)]
@@ -50,11 +49,12 @@ _SYMBOLS: dict[str, tuple[Callable[[date], int], Sequence[date]]] = {
     "c": (lambda day: day.weekday(), _JANUARY[:7]),
     "G": (lambda day: 0, _JANUARY[:1]),
 }
+"""For each symbol of a CLDR pattern: the number of the day that decides its text, and days with all its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A piece of a form: texts, and the number of the day that chooses one."""
+    """A part of a form: texts, and the number of the day that chooses one of them."""
 
     number: Callable[[date], int]
     texts: Mapping[int, str]
@@ -83,18 +83,18 @@ class Form:
 
 
 def pairs(split: Split, count: int, seed: int = 0) -> Iterator[Pair]:
-    """Dates in a form drawn at random, each with its ISO 8601 form; no two alike in both day and form.
+    """Dates in random forms, each with its ISO 8601 form. No two have both the same day and the same form.
 
-    A day belongs to one split for good, whatever the seed: what is held out was never seen in training,
+    Each day always belongs to the same split, whatever the seed is. So no held-out day was ever seen in training,
     in any language.
 
     Args:
         split: "train" (nine days of ten), "valid" or "test".
-        count: how many.
-        seed: which.
+        count: the number of pairs.
+        seed: decides which pairs.
 
     Raises:
-        ArgumentError: there is no such split, or it has not as many pairs.
+        ArgumentError: there is no such split, or it has fewer pairs.
         MissingExtraError: babel is not installed.
 
     >>> for source, target in pairs("test", 3, seed=1):
@@ -113,12 +113,12 @@ def pairs(split: Split, count: int, seed: int = 0) -> Iterator[Pair]:
 
 
 def forms() -> tuple[Form, ...]:
-    """The forms that the task has, in all locales."""
+    """The forms of the task, in all locales."""
     return _kept_and_left_out()[0]
 
 
 def left_out() -> tuple[Form, ...]:
-    """The forms that it has not, because another locale reads them as another date.
+    """The forms that the task leaves out, because another locale reads them as another date.
 
     >>> [(form.locale, form.pattern) for form in left_out() if form.locale != "ar"]
     [('de', 'dd.MM.y'), ('fi', 'd.M.y'), ('cs', 'd. M. y')]
@@ -128,7 +128,7 @@ def left_out() -> tuple[Form, ...]:
 
 @functools.cache
 def _days(split: Split) -> tuple[date, ...]:
-    """The days of a split, chosen by a hash of the day alone."""
+    """The days of a split. A hash of the day alone decides."""
     if split not in get_args(Split):
         raise ArgumentError(f"expected a split out of {', '.join(get_args(Split))}, got {split!r}")
     every_day = (FIRST_DAY + timedelta(days=n) for n in range((LAST_DAY - FIRST_DAY).days + 1))
@@ -174,9 +174,10 @@ def _symbol(locale: str, symbol: str, width: int) -> _Part:
 
 @functools.cache
 def _kept_and_left_out() -> tuple[tuple[Form, ...], tuple[Form, ...]]:
-    """All forms, sorted by whether every day, written in them, has one reading.
+    """All forms in two groups: those in which every day has only one reading, and the others.
 
-    A leap year and a common one are enough: every form names the year, and only the weekdays depend on it.
+    It is enough to check a leap year and a common year, because every form names the year, and only the weekdays
+    depend on it.
     """
     every_form = [form for locale in LOCALES for form in _forms_of(locale)]
     days = [date(2000, 1, 1) + timedelta(days=n) for n in range(366 + 365)]
@@ -191,7 +192,7 @@ def _kept_and_left_out() -> tuple[tuple[Form, ...], tuple[Form, ...]]:
 
 
 def _readings_as_numbers(text: str) -> set[date]:
-    """What a date in numbers alone says to people of each locale, whatever the marks between the numbers."""
+    """The dates that people of each locale read in a date of numbers alone, whatever stands between the numbers."""
     numbers = [int(number) for number in re.findall(r"\d+", text)]
     if len(numbers) != 3 or any(character.isalpha() for character in text):
         return set()

@@ -1,4 +1,4 @@
-"""What to print for tokens on an axis: readable text, with the pieces that share a character made one label."""
+"""Labels of tokens on an axis: readable text, with one label for all pieces that share a character."""
 
 import codecs
 import functools
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Label(NamedTuple):
-    """What to print, and the first and the last (inclusive) of the tokens that it stands for."""
+    """The text of a label, and the first and last (inclusive) token that it stands for."""
 
     text: str
     pieces: tuple[int, int]
@@ -17,7 +17,7 @@ class Label(NamedTuple):
 def byte_values() -> dict[str, int]:
     """The byte that each character of the byte-level alphabet stands for.
 
-    Printable bytes of Latin-1 stand for themselves; the other 68 are, in order, the characters from U+0100 on.
+    Printable bytes of Latin-1 stand for themselves. The other 68 are, in order, the characters from U+0100.
 
     >>> byte_values()["a"], byte_values()["\u0120"]
     (97, 32)
@@ -28,7 +28,7 @@ def byte_values() -> dict[str, int]:
 
 
 def byte_string(piece: str) -> bytes:
-    """The bytes that a byte-level piece stands for.
+    """The bytes of a byte-level piece.
 
     >>> byte_string("Ġof")
     b' of'
@@ -37,7 +37,7 @@ def byte_string(piece: str) -> bytes:
 
 
 def printed(text: str) -> str:
-    """Text as an axis shows it: without the spaces around it, a mark where nothing would be left.
+    """Text as an axis shows it: without spaces around it, and with a symbol if nothing else would be left.
 
     >>> printed(" of"), printed(" "), printed("")
     ('of', '␣', '')
@@ -46,11 +46,11 @@ def printed(text: str) -> str:
 
 
 def byte_level_labels(pieces: Sequence[str], special: Sequence[bool]) -> list[Label]:
-    """Labels of byte-level pieces: those which share a character are merged.
+    """Labels of byte-level pieces. Pieces that share a character get one label.
 
     Args:
-        pieces: the tokens as the vocabulary writes them, a special token already as it is to be printed.
-        special: whether each is a special token, which is never merged.
+        pieces: the tokens as the vocabulary writes them; special tokens are given as they are to be printed.
+        special: whether each token is special. Special tokens are never merged.
 
     >>> byte_level_labels(["Ġ", "æ", "Ĺ", "¥"], [False] * 4)
     [Label(text='␣', pieces=(0, 0)), Label(text='日', pieces=(1, 3))]

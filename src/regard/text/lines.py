@@ -1,4 +1,4 @@
-"""Lines of text from a file, gzipped or not, or from standard input: only the line feed ends a line."""
+"""Lines of text from a file, gzipped or not, or from standard input. Only the line feed ends a line."""
 
 import gzip
 import os
@@ -19,31 +19,31 @@ BadLines = Literal["stop", "skip"]
 STANDARD_INPUT = "-"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
-# A file without line ends is no text, and is not to fill the memory before that is said.
 LONGEST_LINE_BYTES = 2**24
+"""The longest line that is read. A file without line ends is not text, and must not fill the memory."""
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
 class Line(NamedTuple):
-    """A line as it stands in the file, without its end, and where it stands: "file:line"."""
+    """A line of a file, without its end, and its place: "file:line"."""
 
     place: str
     raw: bytes
 
 
 class Reader(Iterator[T], Generic[T]):
-    """What was read, item by item, with a count of the bad lines that were skipped.
+    """The items of an input, one by one, with a count of the bad lines that were skipped.
 
-    A bad line ends the reading with a DataError that names file and line, or is skipped and counted,
-    as `bad_lines` asks. Faults of a whole file (absent, cut short) always end it.
+    `bad_lines` decides about a bad line: it ends the reading with a DataError that names file and line, or it is
+    skipped and counted. Faults of a whole file (absent, cut short) always end the reading.
     """
 
     skipped: int
-    """Bad lines skipped so far."""
+    """The number of bad lines skipped so far."""
     first_skipped: str | None
-    """What was wrong with the first of them, and where."""
+    """The fault of the first skipped line, and its place."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Reader(Iterator[T], Generic[T]):
         bad_lines: BadLines,
         must_hold: str | None = None,
     ) -> None:
-        """Read records lazily; `must_hold` names what an input without any good item should have held."""
+        """Read records lazily. `must_hold` says what an input without any good item should have held."""
         if bad_lines not in get_args(BadLines):
             raise ArgumentError(f"expected bad_lines to be 'stop' or 'skip', got {bad_lines!r}")
         self.skipped = 0
@@ -86,21 +86,21 @@ class Reader(Iterator[T], Generic[T]):
 
 
 def read_lines(path: StrPath = STANDARD_INPUT, *, bad_lines: BadLines = "stop") -> Reader[str]:
-    """Lines of UTF-8 text, brought to NFC, without their ends; an empty line is an empty text.
+    """Lines of UTF-8 text in NFC, without their ends. An empty line is an empty text.
 
     Args:
         path: a file, gzipped or not, or "-" for standard input. It is opened when the first line is
-            asked for, and read line by line.
+            needed, and read line by line.
         bad_lines: "stop" at a line that is not UTF-8, or "skip" and count it.
 
     Raises:
-        DataError: while reading: no such file, not UTF-8, gzip data cut short.
+        DataError: while reading, if the file does not exist, is not UTF-8, or is gzip data cut short.
     """
     return Reader(raw_lines(path), lambda line: decoded(*line), bad_lines=bad_lines)
 
 
 def decoded(place: str, raw: bytes) -> str:
-    r"""The text of a line, brought to NFC.
+    r"""The text of a line in NFC.
 
     >>> decoded("notes.txt:7", b"caf\xe9")
     Traceback (most recent call last):

@@ -28,18 +28,18 @@ def read_pairs(
     """Pairs from files, gzipped or not, read line by line and brought to NFC.
 
     Args:
-        paths: one file, or several of one form, read one after the other; or two whose lines belong
-            together, or several such two; "-" is standard input. Each is opened when its first pair is
-            asked for.
-        format: "tsv" (source, tab, target), "tsv-extra" (the same, with further columns to leave
-            out), "jsonl" ({"source": ..., "target": ...} a line) or "aligned" (a.en a.de b.en b.de ...);
-            None goes by the number of files and their names.
+        paths: one file, or several files of one format, which are read one after the other; or two files with
+            aligned lines, or several such twos. "-" is standard input. Each file is opened when its first
+            pair is needed.
+        format: "tsv" (source, tab, target), "tsv-extra" (the same, with further columns, which are
+            ignored), "jsonl" ({"source": ..., "target": ...} on each line) or "aligned" (a.en a.de b.en b.de ...).
+            None decides by the number and the names of the files.
         bad_lines: "stop" at the first bad line, or "skip" and count them in the reader's `skipped`.
 
     Raises:
-        ArgumentError: the format is unknown, is not to be told, or takes another number of files.
-        DataError: while reading: a bad line (an empty sentence is one), aligned files of unequal
-            length, no pair at all, or a file that cannot be read.
+        ArgumentError: the format is unknown, cannot be decided, or needs another number of files.
+        DataError: while reading, if a line is bad (for example, a sentence is empty), aligned files have
+            different lengths, there is no pair at all, or a file cannot be read.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -88,7 +88,7 @@ def _format(files: Sequence[StrPath], format: PairFormat | None) -> PairFormat:
 
 
 def is_json_lines(path: StrPath) -> bool:
-    """Whether a file's name says that it holds a JSON object a line.
+    """Whether the name of a file says that each of its lines is a JSON object.
 
     >>> is_json_lines("pairs.jsonl.gz"), is_json_lines("pairs.tsv")
     (True, False)
@@ -131,7 +131,7 @@ def _from_json(line: Line) -> Pair:
 
 
 def _shape(record: object) -> str:
-    """What a JSON value is, without printing all of it."""
+    """A short description of a JSON value, without all of its content."""
     if not isinstance(record, dict):
         return f"a JSON {type(record).__name__}"
     held = ", ".join(f'"{key[:40]}": {type(value).__name__}' for key, value in list(record.items())[:5])

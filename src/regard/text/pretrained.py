@@ -1,4 +1,4 @@
-"""Tokenizers that came with a model from elsewhere: Marian's SentencePiece files, or a tokenizer.json."""
+"""Tokenizers of models from elsewhere: Marian's SentencePiece files, or a tokenizer.json."""
 
 import json
 import re
@@ -12,20 +12,22 @@ from regard.text.labels import Label, byte_level_labels, byte_string, printed
 from regard.text.tokenizers import REPLACEMENT, is_byte_level, tokenizers_library
 from regard.text.unicode import normalise
 
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""The character that SentencePiece writes for a space."""
 UNKNOWN = "<unk>"
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # how a vocabulary with byte fallback writes a byte
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+"""A byte, as a vocabulary with byte fallback writes it."""
 
 
 class SentencePieces:
-    """Marian's: a SentencePiece model cuts the text, and a vocabulary of its own numbers the pieces.
+    """Marian's tokenizer: a SentencePiece model cuts the text, and a separate vocabulary numbers the pieces.
 
     A language code such as `>>fra<<` at the beginning of a text stays one token.
 
     Args:
         model: a .spm file.
-        vocabulary: a JSON object, piece to id.
-        marks: what stands around a text.
+        vocabulary: a JSON object from piece to id.
+        marks: the special tokens around a text.
 
     Raises:
         RunFolderError: a file cannot be read, or the vocabulary has no unknown token.
@@ -42,7 +44,7 @@ class SentencePieces:
         return max(self._names) + 1
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text, brought to NFC first; no mark is added."""
+        """The ids of each text, which is brought to NFC first. No special token is added."""
         return [self._encode(normalise(text)) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
@@ -55,34 +57,34 @@ class SentencePieces:
 
     @property
     def unknown_id(self) -> int | None:
-        """The token of pieces that the vocabulary lacks."""
+        """The token for pieces that the vocabulary lacks."""
         return self._ids[UNKNOWN]
 
     def surfaces(self, text: str) -> list[str]:
-        """The piece of text that each token stands for; one that begins a word has a space before it."""
+        """The piece of text that each token stands for. A piece that begins a word has a space before it."""
         return [piece.replace(SPACE, " ") for piece in self._cut(normalise(text))]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
-        """The text of ids: marks are dropped, an unknown token prints as U+FFFD or what `unknown` has for it."""
+        """The text of ids without special tokens. An unknown token is U+FFFD, or the text that `unknown` has for it."""
         words = iter(unknown)
         pieces = [self._names.get(i, UNKNOWN) for i in ids if i not in self.marks]
         text = "".join(next(words, REPLACEMENT) if piece == UNKNOWN else piece for piece in pieces)
         return text.replace(SPACE, " ").strip()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """A label a token, without the spaces around it."""
+        """One label for each token, without the spaces around it."""
         return [Label(_piece_label(self._names.get(i, UNKNOWN)), (n, n)) for n, i in enumerate(ids)]
 
 
 class TokenizerFile:
-    """A tokenizer.json, with what its own template puts before a text; the end mark is left to the batch.
+    """A tokenizer.json, with the tokens that its template puts before a text. The batch adds the end token.
 
     Args:
         path: the file.
-        marks: what stands around a text.
+        marks: the special tokens around a text.
 
     Raises:
-        RunFolderError: it cannot be read, or is not a tokenizer.
+        RunFolderError: the file cannot be read, or is not a tokenizer.
         MissingExtraError: tokenizers is not installed.
     """
 
@@ -102,14 +104,14 @@ class TokenizerFile:
         return max(self._backend.get_vocab().values()) + 1
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text, brought to NFC first; without the end mark."""
+        """The ids of each text, which is brought to NFC first, without the end token."""
         encoded = self._backend.encode_batch([normalise(text) for text in texts])
-        # Nothing but marks is an empty text: it must look like one.
+        # If there are only special tokens, the text is empty, and the result must be empty too.
         return [[] if all(one.special_tokens_mask) else _without_end(one.ids, self.marks.end_id) for one in encoded]
 
     @property
     def unknown_id(self) -> int | None:
-        """The token of what the vocabulary lacks; None where it writes any text, byte by byte if need be."""
+        """The token for text that the vocabulary lacks; None if it writes any text, if necessary byte by byte."""
         if self._byte_level:
             return None
         model = json.loads(self._backend.to_str())["model"]
@@ -119,9 +121,10 @@ class TokenizerFile:
         return model.get("unk_id") if name is None else self._backend.token_to_id(name)
 
     def surfaces(self, text: str) -> list[str]:
-        """The stretch of a text that each token stands for; empty for what the template adds.
+        """The stretch of the text that each token stands for; empty for tokens that the template adds.
 
-        Where stretches overlap (a mark for the beginning of a word has the word's first letter), the later has all.
+        If stretches overlap (a token for the beginning of a word includes the word's first letter), the later token
+        gets the whole overlap.
         """
         text, found, next_first = normalise(text), [], len(text)
         for first, end in reversed(self._backend.encode(text).offsets):
@@ -130,7 +133,7 @@ class TokenizerFile:
         return found[::-1]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
-        """The text of ids without the tokenizer's special tokens; `unknown` is written for its unknown ones."""
+        """The text of ids without the tokenizer's special tokens. `unknown` replaces its unknown tokens."""
         kept = [i for i in ids if i not in self.marks]
         if not unknown:
             return str(self._backend.decode(kept, skip_special_tokens=True)).strip()
@@ -146,7 +149,7 @@ class TokenizerFile:
         return {i for i, token in self._backend.get_added_tokens_decoder().items() if token.special}
 
     def bytes_of(self, token: int) -> bytes:
-        """What a token adds to a text, in UTF-8; perhaps part of a character only. A special token adds nothing."""
+        """The UTF-8 bytes that a token adds to a text, perhaps only a part of a character; none for a special token."""
         piece = self._backend.id_to_token(token) or ""
         added = self._backend.get_added_tokens_decoder().get(token)
         if token in self.marks or (added is not None and added.special):
@@ -158,7 +161,7 @@ class TokenizerFile:
         return piece.replace(SPACE, " ").encode()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """A label a token; byte-level pieces that share a character are one label."""
+        """One label for each token. Byte-level pieces that share a character get one label."""
         pieces = [self._backend.id_to_token(i) or UNKNOWN for i in ids]
         if not self._byte_level:
             return [Label(_piece_label(piece), (n, n)) for n, piece in enumerate(pieces)]
@@ -167,10 +170,10 @@ class TokenizerFile:
 
 
 def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[Codec, Codec]:
-    """The source and target tokenizers of a folder: tokenizer.json, else Marian's SentencePiece files.
+    """The source and target tokenizers of a folder, from tokenizer.json or else from Marian's SentencePiece files.
 
     Raises:
-        RunFolderError: there is neither, or a file cannot be read.
+        RunFolderError: the folder has neither, or a file cannot be read.
         MissingExtraError: the library that reads them is not installed.
     """
     one, separate = folder / "tokenizer.json", folder / "target_tokenizer.json"
@@ -213,7 +216,7 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def _language_code(text: str) -> tuple[list[str], str]:
-    """What stands in >>...<< at the beginning, and the rest.
+    """The language code >>...<< at the beginning of a text, and the rest of the text.
 
     >>> _language_code(">>fra<< a rose"), _language_code("a rose")
     ((['>>fra<<'], ' a rose'), ([], 'a rose'))

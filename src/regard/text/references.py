@@ -1,4 +1,4 @@
-"""Sentences and the several translations that theirs are judged by."""
+"""Sentences with the reference translations by which a translation of them is judged."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -11,21 +11,21 @@ from regard.text.unicode import normalise
 
 
 class Judged(NamedTuple):
-    """A sentence and its reference translations, one or more."""
+    """A sentence and its reference translations, at least one."""
 
     source: str
     references: tuple[str, ...]
 
 
 def read_references(source: StrPath, references: Sequence[StrPath]) -> Reader[Judged]:
-    """Lines of a file, each with the lines of the same number in others: one file a set of references.
+    """The lines of a file, each with the lines of the same number in other files: one file for each set of references.
 
-    A sentence may lack some of its references, whose lines are then empty, but not all.
+    A sentence may lack some references, but not all. Its lines in those files are then empty.
 
     Raises:
         ArgumentError: there is no file of references.
-        DataError: while reading: a line that is not UTF-8, an empty source, a sentence without a reference,
-            files of unequal length, or none that can be read.
+        DataError: while reading, if a line is not UTF-8, a source is empty, a sentence has no reference,
+            files have different lengths, or no line can be read.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -43,10 +43,10 @@ def read_references(source: StrPath, references: Sequence[StrPath]) -> Reader[Ju
 
 
 def read_judged(path: StrPath) -> Reader[Judged]:
-    """JSON lines: {"source": ..., "target": ...}, where the target is a text or a list of several.
+    """Read JSON lines: {"source": ..., "target": ...}, where the target is a text or a list of texts.
 
     Raises:
-        DataError: while reading: a line that is something else, an empty text, or none that can be read.
+        DataError: while reading, if a line is something else, a text is empty, or no line can be read.
     """
     return Reader(raw_lines(path), _judged_json, bad_lines="stop", must_hold=f"sentences in {path}")
 

@@ -1,4 +1,4 @@
-"""Large corpora in pieces that fit memory: as random as may be, and read in runs of neighbours."""
+"""Large corpora in sections that fit into memory. Rows are shuffled, but read from the disk in runs of neighbours."""
 
 from collections.abc import Iterator
 
@@ -8,18 +8,18 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.int64]
 
-# Rows that are looked at together: what bounds the memory, about 100 bytes a row while their batches are planned.
 SECTION_ROWS = 2**20
-# Neighbours that stay together, so that the disk reads in a row.
+"""The rows of a section. They bound the memory: about 100 bytes per row while their batches are planned."""
 RUN_ROWS = 2**8
+"""The neighbouring rows that stay together, so that the disk reads them in one go."""
 
 
 def sections(count: int, *, seed: int, epoch: int) -> Iterator[Indices]:
-    """The rows 0 to count - 1 in sections, each row in one, by a random choice that differs from epoch to epoch.
+    """The rows 0 to count - 1 in sections, each row in one section. The random choice differs from epoch to epoch.
 
-    Up to 2**20 rows are one section, in their order. Where there are more, runs of 256 neighbours are shuffled, and
-    a section is many of them: it holds rows from all over the corpus. What is kept in memory is one section, and
-    8 bytes for each run.
+    Up to 2**20 rows are one section, in their order. If there are more, runs of 256 neighbours are shuffled, and a
+    section consists of many such runs from all parts of the corpus. The memory holds one section, and 8 bytes for
+    each run.
 
     >>> [rows.tolist() for rows in sections(5, seed=0, epoch=0)]
     [[0, 1, 2, 3, 4]]

@@ -16,9 +16,9 @@ from regard.text.unicode import normalise
 
 PAD, BOS, EOS, UNK = range(4)
 
-# No piece of text takes one of these names, and with it the id: all recipes cut between letters and
-# punctuation, or between all characters.
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+"""The names of ids 0 to 3. No piece of text gets one of these names, and with it the id: all recipes cut between
+letters and punctuation, or between all characters."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 BYTE_ALPHABET_SIZE = 256
@@ -28,7 +28,7 @@ def tokenizers_library() -> ModuleType:
     """The `tokenizers` package.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: the package is not installed.
     """
     try:
         import tokenizers
@@ -43,11 +43,11 @@ def is_byte_level(backend: Any) -> bool:
 
 
 class Tokenizer:
-    """A trained tokenizer: text to ids and back; made by a recipe's `train`, or by `load`.
+    """A trained tokenizer: text to ids and back. It is made by the `train` of a recipe, or by `load`.
 
-    Ids 0 to 3 are padding, beginning, end and unknown. Text never turns into the first three, whatever
-    it says. The library encodes batches with several threads: a process that forks afterwards is told
-    so on standard error, unless the environment sets TOKENIZERS_PARALLELISM.
+    Ids 0 to 3 are padding, beginning, end and unknown. Text never becomes one of the first three, whatever it
+    contains. The library encodes batches with several threads. If a process forks afterwards, the library warns
+    on standard error, unless the environment sets TOKENIZERS_PARALLELISM.
 
     >>> tokenizer = ByteLevelBPE(vocab_size=300).train(["a rose is a rose is a rose"])
     >>> tokenizer.decode(tokenizer.encode("is a <pad> 日本 a rose?"))
@@ -59,8 +59,8 @@ class Tokenizer:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        # The library forgets this switch when it saves: without it, a special token's name in the
-        # user's text would become that token.
+        # The library forgets this switch when it saves. Without it, the name of a special token in the user's
+        # text would become that token.
         backend.encode_special_tokens = True
         self._byte_level = is_byte_level(backend)
         self._has_words = isinstance(backend.normalizer, tokenizers_library().normalizers.Sequence)
@@ -77,7 +77,7 @@ class Tokenizer:
         return _from_json, (self._backend.to_str(),)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, brought to NFC first; no special token is added.
+        """The ids of a text, which is brought to NFC first. No special token is added.
 
         Raises:
             DataError: the text holds half of a surrogate pair.
@@ -85,17 +85,17 @@ class Tokenizer:
         return list(self._backend.encode(normalise(text), add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text, as `encode` gives them, with several threads."""
+        """The ids of each text, as by `encode`, with several threads."""
         batch = [normalise(text) for text in texts]
         return [encoded.ids for encoded in self._backend.encode_batch_fast(batch, add_special_tokens=False)]
 
     @property
     def unknown_id(self) -> int | None:
-        """The token of what the vocabulary lacks; None of a byte-level tokenizer, which writes any text."""
+        """The token for text that the vocabulary lacks; None for a byte-level tokenizer, which writes any text."""
         return None if self._byte_level else UNK
 
     def surfaces(self, text: str) -> list[str]:
-        """The stretch of a text that each of its tokens stands for, with the space that a word takes along.
+        """The stretch of the text that each token stands for; a word has the space before it.
 
         >>> tokenizer = Words().train(["to be"])
         >>> tokenizer.surfaces("to see, or be"), tokenizer.encode("to see, or be")
@@ -105,13 +105,13 @@ class Tokenizer:
         return [text[first:end] for first, end in self._backend.encode(text, add_special_tokens=False).offsets]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
-        """The text of ids: padding, beginning and end are dropped, an unknown token prints as U+FFFD.
+        """The text of ids, without padding, beginning and end. An unknown token is written as U+FFFD.
 
-        Bytes that do not make a character, which a model may well produce, print as U+FFFD too.
+        Bytes that form no character, which a model can produce, are also written as U+FFFD.
 
         Args:
             ids: tokens.
-            unknown: what to print for each unknown token instead, in order.
+            unknown: the texts for the unknown tokens, in order, instead of U+FFFD.
 
         Raises:
             ArgumentError: an id is not in the vocabulary.
@@ -120,7 +120,7 @@ class Tokenizer:
         >>> tokenizer.decode([5, 3], unknown=["see"])
         'to see'
         """
-        # Byte-level text has no unknown token: where a model says so anyway, it says nothing.
+        # Byte-level text has no unknown token. If a model predicts it anyway, nothing is written.
         dropped = UNK if self._byte_level else EOS
         kept = [i for i in self._checked(ids) if i > dropped]
         if not unknown:
@@ -132,13 +132,13 @@ class Tokenizer:
         return str(self._backend.decoder.decode(pieces))
 
     def decode_batch(self, batch: Iterable[Sequence[int]]) -> list[str]:
-        """The text of each sequence of ids, as `decode` gives it."""
+        """The text of each sequence of ids, as by `decode`."""
         return [self.decode(ids) for ids in batch]
 
     def bytes_of(self, token: int) -> bytes:
-        """What a token adds to a text, in UTF-8; a byte-level token may hold part of a character only.
+        """The UTF-8 bytes that a token adds to a text. A byte-level token may be only a part of a character.
 
-        The text of several, one after the other, is what `decode` gives, but that words begin with a space.
+        The bytes of several tokens together are the text of `decode`, except that words begin with a space.
 
         Raises:
             ArgumentError: the id is not in the vocabulary.
@@ -158,11 +158,11 @@ class Tokenizer:
         return piece.encode()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """What to print for the tokens of a text on an axis, in order; no token is left out.
+        """The labels of the tokens of a text on an axis, in order; no token is left out.
 
         Returns:
-            A label a token, without the spaces around it, and the range of tokens that it stands for,
-            both ends inclusive: byte-level pieces that share a character are one label.
+            Labels without the spaces around them, each with the range of tokens that it stands for, both ends
+            inclusive. There is one label for each token, but one for byte-level pieces that share a character.
 
         Raises:
             ArgumentError: an id is not in the vocabulary.
@@ -178,7 +178,7 @@ class Tokenizer:
         return [Label(printed(piece), (n, n)) for n, piece in enumerate(pieces)]
 
     def piece(self, number: int) -> str:
-        """The token of an id as the vocabulary writes it: not text, but what other programs call the token.
+        """The token of an id as the vocabulary writes it. It is not text, but the name that other programs use.
 
         Raises:
             ArgumentError: the id is not in the vocabulary.
@@ -186,15 +186,15 @@ class Tokenizer:
         return str(self._backend.id_to_token(self._checked([number])[0]))
 
     def to_json(self) -> str:
-        """What `save` writes, on one line."""
+        """The content that `save` writes, on one line."""
         return str(self._backend.to_str())
 
     def fingerprint(self) -> str:
-        """Sixty-four hexadecimal digits that differ for tokenizers which differ."""
+        """64 hexadecimal digits that differ for different tokenizers."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokenizer as one tokenizer.json, whole or not at all."""
+        """Write the tokenizer as one tokenizer.json, completely or not at all."""
         with replacing(path) as file:
             file.write(self._backend.to_str(pretty=True).encode())
 
@@ -203,7 +203,7 @@ class Tokenizer:
         """Read a tokenizer.json that `save` wrote.
 
         Raises:
-            RunFolderError: the file is absent, cut short, or another program's.
+            RunFolderError: the file is absent, cut short, or written by another program.
         """
         try:
             return _from_json(Path(path).read_text(encoding="utf-8"))
@@ -239,23 +239,23 @@ def _from_json(text: str) -> Tokenizer:
 
 
 class Recipe(Protocol):
-    """How to make a tokenizer from text."""
+    """A method to make a tokenizer from text."""
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Learn a vocabulary from texts, read once."""
+        """Learn a vocabulary from texts, which are read once."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByteLevelBPE:
-    """Pieces learnt by merging frequent neighbours, from bytes on: takes any text, and gives it back.
+    """Pieces learnt by merging frequent neighbours, starting with bytes. It can write any text without loss.
 
     >>> len(ByteLevelBPE(vocab_size=8000).train(["too little text for so large a vocabulary"])) < 8000
     True
     """
 
     vocab_size: int = 8000
-    """Tokens in the vocabulary: 4 special, 256 bytes, the rest merges as far as the text offers them."""
+    """The size of the vocabulary: 4 special tokens, 256 bytes, and as many merges as the text allows."""
     min_count: int = 2
     """How often two neighbours must occur to be merged."""
 
@@ -265,7 +265,7 @@ class ByteLevelBPE:
         _check_at_least("min_count", self.min_count, 1)
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Learn the merges from texts, read once.
+        """Learn the merges from texts, which are read once.
 
         Raises:
             DataError: there is no text.
@@ -286,10 +286,10 @@ class ByteLevelBPE:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """Words as spaces and punctuation set them apart; runs of spaces count as one space.
+    """Words that are separated by spaces and punctuation. Several spaces count as one space.
 
-    A word takes the space before it along, so that decoding sets punctuation as it was. For scripts
-    that write no spaces (Chinese, Japanese, Thai), take another recipe.
+    A word includes the space before it, so that decoding restores the punctuation. For scripts without spaces
+    (Chinese, Japanese, Thai), use another recipe.
 
     >>> tokenizer = Words().train(["to be, or not to be"])
     >>> tokenizer.decode(tokenizer.encode("not  to see, or be"))
@@ -297,7 +297,7 @@ class Words:
     """
 
     vocab_size: int = 30_000
-    """The most tokens in the vocabulary, the 4 special ones included: the most frequent words."""
+    """The largest size of the vocabulary, including the 4 special tokens; the most frequent words are kept."""
     min_count: int = 1
     """How often a word must occur to be in the vocabulary."""
 
@@ -307,7 +307,7 @@ class Words:
         _check_at_least("min_count", self.min_count, 1)
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Count the words of texts, read once.
+        """Count the words of texts, which are read once.
 
         Raises:
             DataError: there is no text.
@@ -326,7 +326,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Characters:
-    """One token a character (a Unicode code point), spaces included.
+    """One token for each character (a Unicode code point), including spaces.
 
     >>> tokenizer = Characters().train(["abc"])
     >>> tokenizer.decode(tokenizer.encode("cabin"))
@@ -334,14 +334,14 @@ class Characters:
     """
 
     vocab_size: int = 8000
-    """The most tokens in the vocabulary, the 4 special ones included: the most frequent characters."""
+    """The largest size of the vocabulary, including the 4 special tokens; the most frequent characters are kept."""
 
     def __post_init__(self) -> None:
         """Check the range once."""
         _check_at_least("vocab_size of characters", self.vocab_size, len(SPECIAL_TOKENS) + 1)
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Count the characters of texts, read once.
+        """Count the characters of texts, which are read once.
 
         Raises:
             DataError: there is no text.
@@ -354,7 +354,7 @@ class Characters:
 
 
 def recipe(name: str, vocab_size: int) -> Recipe:
-    """The recipe of that name: "bpe", "words" or "characters".
+    """The recipe with this name: "bpe", "words" or "characters".
 
     Raises:
         ArgumentError: there is no such recipe, or the vocabulary is too small for it.

@@ -1,4 +1,4 @@
-"""One form of Unicode for all text: NFC, so that two ways to write the same letter are the same text."""
+"""One form of Unicode for all text: NFC, so that different encodings of the same letter become the same text."""
 
 import unicodedata
 
@@ -9,7 +9,7 @@ def normalise(text: str) -> str:
     r"""Bring text into Unicode's composed form, NFC.
 
     Raises:
-        DataError: the text holds half of a surrogate pair, which no file in UTF-8 can hold.
+        DataError: the text holds half of a surrogate pair, which cannot be written as UTF-8.
 
     >>> normalise("e\u0301") == "\u00e9"
     True

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.shapes import is_autocasting
 from regard.mechanisms.transforms import can_look
 from regard.nn.linear import by_onednn
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
@@ -69,7 +70,7 @@ def output_cross_entropy(
     tensors = (flat, output.weight, output.bias)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     kind = flat.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else output.weight.dtype
+    dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else output.weight.dtype
     return _OutputCrossEntropy.apply(*tensors, targets.reshape(-1), label_smoothing, dtype, wanted), count
 
 

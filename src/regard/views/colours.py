@@ -1,8 +1,8 @@
-"""One ramp of colours for every view, from no weight to all of it, in even steps of lightness.
+"""One scale of colours for every view, from weight 0 to weight 1, in even steps of lightness.
 
-Made in OKLCH (Björn Ottosson, "A perceptual color space for image processing", 2020,
-https://bottosson.github.io/posts/oklab/): lightness falls linearly with the weight, so that equal
-differences of weight look equally large, in print and to a colour-blind reader too.
+It is made in OKLCH (Björn Ottosson, "A perceptual color space for image processing", 2020,
+https://bottosson.github.io/posts/oklab/). Lightness falls linearly with the weight, so that equal
+differences of weight look equally large, also in print and to a colour-blind reader.
 """
 
 from math import cos, pi, sin
@@ -14,8 +14,8 @@ def ramp(*, dark: bool = False, steps: int = STEPS) -> list[tuple[float, float, 
     """The colours of weights from 0 to 1 as sRGB triples in 0..1.
 
     Args:
-        dark: for a dark background: the ramp starts near black and rises.
-        steps: number of colours, at least 2.
+        dark: whether the background is dark; the scale then starts near black and becomes lighter.
+        steps: the number of colours, at least 2.
 
     >>> [round(channel, 2) for channel in ramp(steps=2)[0]]
     [0.97, 0.98, 0.99]
@@ -40,7 +40,7 @@ def _colour(
     share: float, first: tuple[float, float, float], last: tuple[float, float, float]
 ) -> tuple[float, float, float]:
     lightness, chroma, hue = (a + (b - a) * share for a, b in zip(first, last, strict=True))
-    # The ends are nearly grey; the middle may be vivid, as far as sRGB reaches at its lightness.
+    # The ends are nearly grey. The middle may be vivid, as far as sRGB allows at its lightness.
     chroma += 0.11 * sin(pi * share)
     while max(_rgb(lightness, chroma, hue)) > 1 or min(_rgb(lightness, chroma, hue)) < 0:
         chroma *= 0.995
@@ -49,7 +49,7 @@ def _colour(
 
 
 def _rgb(lightness: float, chroma: float, hue: float) -> tuple[float, float, float]:
-    """Linear sRGB of an OKLCH colour; outside 0..1 where the screen cannot show it."""
+    """Linear sRGB of an OKLCH colour. It lies outside 0..1 if the screen cannot show the colour."""
     a, b = chroma * cos(hue * pi / 180), chroma * sin(hue * pi / 180)
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3

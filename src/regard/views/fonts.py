@@ -1,8 +1,8 @@
-"""Fonts for every script: which font families draw a label, and what to print where none does.
+"""Fonts for every script: the font families that draw a label, and the text that replaces missing characters.
 
-Fonts are tried in this order: the families that matplotlib is set to use, the Noto fonts of the
-extra `view`, the fonts of the system. Noto is registered under family names of our own, so that
-no other figure of the process changes. matplotlib shapes and orders the text itself (3.11 and later).
+Fonts are tried in this order: the families that matplotlib is set to use, the Noto fonts of the extra `view`, the
+fonts of the system. Noto is registered under family names of this package, so that no other figure of the process
+changes. matplotlib shapes and orders the text itself (3.11 and later).
 """
 
 import importlib.util
@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Packages that are folders of Noto fonts, without code of their own.
 PACKAGES = ("manimgx_fonts", "manimgx_fonts_cjk")
+"""Packages that are folders of Noto fonts, without code of their own."""
 
 
 class Face(NamedTuple):
@@ -24,27 +24,27 @@ class Face(NamedTuple):
     path: str
     number: int
     thin: bool = False
-    """A thin cut, to be drawn with a stroke: Noto Sans CJK as matplotlib reads it, without its weights."""
+    """Whether the face is thin and is drawn with a stroke: Noto Sans CJK, whose weights matplotlib does not read."""
 
 
 class Lettering(NamedTuple):
-    """How to draw one label."""
+    """The way to draw one label."""
 
     text: str
-    """The label, with the code point in place of a character that no font has."""
+    """The label, with the code point written in place of a character that no font has."""
     families: tuple[str, ...]
-    """Font families for matplotlib, tried glyph by glyph in this order."""
+    """Font families for matplotlib, which are tried for each glyph in this order."""
     thin: bool
-    """Whether one of them is a thin cut."""
+    """Whether one of the families is thin."""
     missing: str
-    """The characters that no font has; mostly empty."""
+    """The characters that no font has; usually empty."""
 
 
 def letter(labels: Sequence[str]) -> list[Lettering]:
-    """Choose fonts for the labels of one axis, together: kana among them make Han characters Japanese.
+    """Choose fonts for all labels of one axis together: if there is kana, Han characters are drawn as Japanese.
 
     Returns:
-        One lettering a label.
+        One lettering for each label.
 
     >>> [lettering.text for lettering in letter(["2026年", "月"])]
     ['2026年', '月']
@@ -57,7 +57,7 @@ def _letter(label: str, script: str) -> Lettering:
     chosen: list[Face] = []
     needed = {char for char in label if not _draws_nothing(char)}
     for face in _faces(script):
-        # A word's letters are joined within one font only: a font that has them all stands alone.
+        # The letters of a word are joined only within one font. So a font that has all of them is used alone.
         if all(_has(face, char) for char in label if not _draws_nothing(char)):
             chosen, needed = [face], set()
         elif found := {char for char in needed if _has(face, char)}:
@@ -71,7 +71,7 @@ def _letter(label: str, script: str) -> Lettering:
 
 
 def _draws_nothing(char: str) -> bool:
-    # Joiners, direction marks and variation selectors act on their neighbours.
+    # Joiners, direction marks and variation selectors draw nothing; they act on their neighbours.
     return unicodedata.category(char) in ("Cf", "Zs") or "\ufe00" <= char <= "\ufe0f"
 
 
@@ -86,25 +86,25 @@ def _has(face: Face, char: str) -> bool:
 
 
 def _east_asian(text: str) -> str:
-    """The cut of Noto Sans CJK that suits the text: Japanese, Korean or simplified Chinese."""
+    """The variant of Noto Sans CJK for the text: Japanese, Korean or simplified Chinese."""
     if any("\u3040" <= char <= "\u30ff" for char in text):
         return "JP"
     return "KR" if any("\uac00" <= char <= "\ud7a3" for char in text) else "SC"
 
 
 def _faces(script: str) -> Iterator[Face]:
-    """Every font there is, best first; the system's are opened only when a character is still missing."""
+    """All fonts, best first. The fonts of the system are opened only if a character is still missing."""
     from matplotlib.font_manager import FontProperties, fontManager
 
     for family in FontProperties().get_family():
         path = fontManager.findfont(FontProperties(family=[family]))
         yield Face(family, path.path, path.face_index)
     packaged = _packaged(fontManager)
-    # False sorts before True: all that is not CJK, then the cut that suits, then the other cuts.
+    # False sorts before True: first all fonts that are not CJK, then the right CJK variant, then the others.
     yield from sorted(packaged, key=lambda face: (face.thin, not face.family.endswith(script)))
     own = {face.family for face in packaged}
     for entry in fontManager.ttflist:
-        # Last Resort has a box for every character, which is what we are here to avoid.
+        # Last Resort is left out: it has a box for every character, and boxes must be avoided here.
         if entry.name not in own and entry.size == "scalable" and "Last" not in entry.name:
             yield Face(entry.name, entry.fname, entry.index)
 
@@ -119,7 +119,7 @@ def _packaged(manager: Any) -> list[Face]:
     for path in _font_files():
         for index in range(FT2Font(path).num_faces):
             entry = ttfFontProperty(FT2Font(path, face_index=index))
-            # As weight 400 whatever the file says, or matplotlib logs that it found no regular weight.
+            # The weight is set to 400, whatever the file says. Else matplotlib logs that it found no regular weight.
             entry = replace(entry, name=f"regard {entry.name}", weight=400)
             if entry.style == "normal":
                 manager.ttflist.append(entry)

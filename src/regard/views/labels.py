@@ -1,4 +1,4 @@
-r"""Token labels: what to print for a token, which way a script runs, how wide a label is.
+r"""Token labels: the printed text of a token, the direction of its script, and the width of a label.
 
 >>> printable(" the\n"), printable("")
 ('␣the↵', '')
@@ -9,16 +9,18 @@ from collections.abc import Iterable, Sequence
 
 from regard.errors import ArgumentError, ShapeError
 
-# Marks that a reader can see, for characters that print as nothing. Every other space is marked as
-# the plain one is, and the other control characters have pictures of their own, from U+2400 on.
 MARKS = {"\n": "↵", "\t": "⇥", "\x7f": "␡", "\xa0": "⍽", "\u202f": "⍽"}
+"""Visible symbols for characters that print as nothing.
+
+Every other space gets the symbol of the plain space, and every other control character its picture from U+2400 on.
+"""
 
 
 def printable(label: str, *, limit: int = 0) -> str:
     """The label with spaces and control characters made visible.
 
     Args:
-        limit: longest answer in characters, a longer one ends in "…"; 0 for no limit.
+        limit: the longest result in characters; a longer label ends in "…". 0 means no limit.
 
     >>> printable("internationalisation", limit=8)
     'interna…'
@@ -34,7 +36,7 @@ def _visible(char: str) -> str:
 
 
 def right_to_left(labels: Iterable[str]) -> bool:
-    """True where more letters of the labels run right to left than left to right.
+    """Whether more letters of the labels run right to left than left to right.
 
     >>> right_to_left(["السبت", "2026"]), right_to_left(["samedi"])
     (True, False)
@@ -47,7 +49,7 @@ def right_to_left(labels: Iterable[str]) -> bool:
 
 
 def width(label: str) -> int:
-    """Columns that the label takes: 2 for a wide (CJK) character, 0 for a combining mark, else 1.
+    """The columns that the label takes: 2 for a wide (CJK) character, 0 for a combining mark, else 1.
 
     >>> width("2026年"), width("नवंबर")
     (6, 4)
@@ -59,10 +61,10 @@ def width(label: str) -> int:
 
 
 def axis_labels(labels: Sequence[str] | None, count: int, axis: str) -> list[str]:
-    """One label for each of `count` tokens: those given, or the positions from 0.
+    """One label for each of `count` tokens: the given labels, or the positions from 0.
 
     Raises:
-        ShapeError: the number of labels is not `count`.
+        ShapeError: the number of labels differs from `count`.
         ArgumentError: a label is not a string.
 
     >>> axis_labels(None, 3, "rows")

@@ -1,7 +1,7 @@
-"""Where the maps of a figure go, in inches: cells of one size, as many panels in a row as fit.
+"""The places of the maps in a figure, in inches: cells have one size, and rows take as many panels as fit.
 
-Plain arithmetic over the labels, without matplotlib: a figure is laid out before it exists, so that
-cells are square and labels have room whatever the script and the number of tokens.
+This is arithmetic over the labels, without matplotlib. A figure is laid out before it exists, so that cells are square
+and labels have room, whatever the script and the number of tokens are.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,17 @@ from typing import NamedTuple
 from regard.views.labels import printable, width
 from regard.views.values import Picture
 
-# Sizes in inches for labels of FONT_POINTS: a cell, a column of label text, a line of text.
 FONT_POINTS, TITLE_POINTS = 8, 9
+"""Font sizes of labels and titles in points."""
 CELL, GLYPH, LINE = 0.19, 0.074, 0.16
+"""Inches of a cell, of a column of label text, and of a line of text, for labels of FONT_POINTS."""
 GAP, MARGIN, SHORTEST_SIDE = 0.3, 0.15, 0.4
+"""In inches: the gap between panels, the margin of the figure, and the smallest side of a map."""
 COLOUR_BAR = 0.5
+"""Inches that the colour bar takes at the foot of the figure."""
 
 LABEL_CHARACTERS = 24
-"""Longest label as printed; the rest of a longer one becomes "…"."""
+"""The longest label in characters as printed. The rest of a longer label becomes "…"."""
 
 
 class Box(NamedTuple):
@@ -30,7 +33,7 @@ class Box(NamedTuple):
 
 
 class FigureSize(NamedTuple):
-    """What one panel needs, in inches."""
+    """The inches that one panel needs."""
 
     width: float
     height: float
@@ -39,11 +42,11 @@ class FigureSize(NamedTuple):
     above: float
     """Room for the title and the column labels."""
     title: float
-    """Width of the title."""
+    """The width of the title."""
 
 
 def panel_size(drawn: Picture, title: str, *, longest_side: float) -> FigureSize:
-    """The inches that a map takes with its labels; its cells are squares unless one side is a sliver."""
+    """The inches that a map takes with its labels. Its cells are squares, unless one side would be too narrow."""
     rows, columns = drawn.values.shape
     cell = min(CELL, longest_side / max(rows, columns))
     across = max(SHORTEST_SIDE, columns * cell)
@@ -58,30 +61,30 @@ def panel_size(drawn: Picture, title: str, *, longest_side: float) -> FigureSize
 
 
 def longest(labels: Sequence[str]) -> int:
-    """Columns of text of the longest label as printed."""
+    """The width of the longest label as printed, in columns of text."""
     return max(width(printable(label, limit=LABEL_CHARACTERS)) for label in labels)
 
 
 def upright(labels: Sequence[str], across: float) -> bool:
-    """Whether the labels stand side by side over so many inches, without being turned."""
+    """Whether the labels fit side by side into so many inches without being turned."""
     return GLYPH * (longest(labels) + 0.5) <= across / len(labels)
 
 
 def label_step(count: int, side: float) -> int:
-    """Every how many-th of `count` labels is printed along so many inches."""
+    """The step n, if every n-th of `count` labels is printed along so many inches."""
     return max(1, -(-round(1.1 * FONT_POINTS / 72 * count * 100) // round(side * 100)))
 
 
 def flow(sizes: Sequence[FigureSize], *, across: int | None = None, title: float = 0.0) -> tuple[Box, list[Box]]:
-    """Place panels in rows, as words in a paragraph: the figure, and a box for each map.
+    """Place panels in rows, like words in a paragraph. Returns the figure, and a box for each map.
 
     Args:
-        sizes: what the panels need.
-        across: panels in a row; None fills rows to a width that makes the figure about 3 to 2.
-        title: inches that the figure's title is wide; 0 for none.
+        sizes: the inches that the panels need.
+        across: the number of panels in a row; None fills rows to a width that makes the figure about 3 to 2.
+        title: the width of the figure's title in inches; 0 means no title.
 
     Returns:
-        The figure, with room for a colour bar at its foot, and the maps without their labels.
+        The figure, with room for a colour bar at its foot, and the boxes of the maps without their labels.
 
     >>> one = FigureSize(width=1.0, height=1.0, left=0.5, above=0.5, title=0.0)
     >>> figure, boxes = flow([one, one, one], across=2)
@@ -103,7 +106,7 @@ def flow(sizes: Sequence[FigureSize], *, across: int | None = None, title: float
 
 
 def _fill(sizes: Sequence[FigureSize]) -> list[list[int]]:
-    """The panels of each row, filled up to a width that makes the whole about 3 to 2."""
+    """The panels of each row. Rows are filled up to a width that makes the whole about 3 to 2."""
     area = sum(_outer(size) * (size.above + size.height + GAP) for size in sizes)
     limit = max((1.5 * area) ** 0.5, max(_outer(size) for size in sizes))
     rows: list[list[int]] = [[]]
@@ -118,5 +121,5 @@ def _fill(sizes: Sequence[FigureSize]) -> list[list[int]]:
 
 
 def _outer(size: FigureSize) -> float:
-    """Inches across that a panel takes in its row, the gap to the next one included."""
+    """The width of a panel in its row in inches, including the gap to the next panel."""
     return size.left + max(size.width, size.title) + GAP

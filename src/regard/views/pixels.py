@@ -1,4 +1,4 @@
-"""Figures as numbers, for those who take pictures that way: TensorBoard, videos, tests."""
+"""Figures as arrays of numbers, for programs that need pictures as arrays: TensorBoard, videos, tests."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def pixels(figure: "Figure") -> npt.NDArray[np.uint8]:
-    """What a figure looks like, (height, width, 3), red, green and blue from 0 to 255.
+    """The picture of a figure, (height, width, 3): red, green and blue from 0 to 255.
 
     >>> from regard.views import heatmap
     >>> import torch

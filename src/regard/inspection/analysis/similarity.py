@@ -8,7 +8,8 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.base import LazyMap
-from regard.maps.tiles import TILE_ELEMENTS, Source
+from regard.maps.tiles import TILE_ELEMENTS, TILE_ROWS, Source
+from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
 
 
 class Difference(NamedTuple):
@@ -116,21 +117,18 @@ def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 
 def _rows(source: Source, cells: range) -> Iterator[Tensor]:
     """The weights of cells (cells, t, S), some rows at a time."""
-    step = max(1, TILE_ELEMENTS // (len(cells) * source.keys * source.width))
+    step = fitting(TILE_ELEMENTS, len(cells) * source.keys * source.width)
     part = source.part(cells, reuse=True)
-    for start in range(0, source.queries, step):
-        yield part(range(start, min(start + step, source.queries)), range(source.keys)).weights
+    for rows in ranges(source.queries, step):
+        yield part(rows, range(source.keys)).weights
 
 
 def _side_by_side(one: Source, other: Source) -> Iterator[tuple[Tensor, Tensor, int]]:
     """The weights of both (cells, t, S), some rows at a time, and the number of the first."""
-    width = one.width + other.width
-    few = max(1, min(one.cells, TILE_ELEMENTS // (one.keys * width * min(one.queries, 64))))
-    for first in range(0, one.cells, few):
-        cells = range(first, min(first + few, one.cells))
-        step = max(1, TILE_ELEMENTS // (len(cells) * one.keys * width))
+    row_size = one.keys * (one.width + other.width)
+    few, _ = tile_shape(one.cells, one.queries, row_size, budget=TILE_ELEMENTS, few_rows=TILE_ROWS)
+    for cells in ranges(one.cells, few):
         parts = [source.part(cells, reuse=True) for source in (one, other)]
-        for start in range(0, one.queries, step):
-            rows = range(start, min(start + step, one.queries))
+        for rows in ranges(one.queries, fitting(TILE_ELEMENTS, len(cells) * row_size)):
             p, q = (part(rows, range(one.keys)).weights for part in parts)
-            yield p, q, start
+            yield p, q, rows.start

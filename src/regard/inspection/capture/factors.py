@@ -14,6 +14,7 @@ from regard.inspection.capture.snapshot import Kept
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.tile_sizes import fitting, ranges
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 """By how much the one row that is checked may miss a sum of 1 before a kernel's log-sum-exp is not believed."""
@@ -87,11 +88,6 @@ class Factors:
         """Whether the model has written to what the call is read from."""
         held = self.held if self.keys is None else (*self.held, self.keys.kept)
         return any(kept.is_stale for kept in held)
-
-    @property
-    def is_at_hand(self) -> bool:
-        """Whether the row state is known already."""
-        return isinstance(self._state, Tensor)
 
     def settle(self) -> None:
         """Check a kernel's row state now, if it can still be read."""
@@ -179,9 +175,8 @@ def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
     with undisturbed():
         sizes, pieces = call.sizes, []
         value = value.to(call.compute_dtype).repeat_interleave(sizes.heads // value.shape[1], dim=1)
-        step = max(1, CHUNK_ELEMENTS // (sizes.flat_batch * sizes.heads * sizes.keys))
-        for start in range(0, sizes.queries, step):
-            rows = range(start, min(start + step, sizes.queries))
+        step = fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)
+        for rows in ranges(sizes.queries, step):
             scores = call.scores(rows, range(sizes.keys))
             pieces.append(call.normalization.weights(scores, state[..., rows.start : rows.stop]) @ value)
         return torch.cat(pieces, dim=2)

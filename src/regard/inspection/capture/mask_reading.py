@@ -18,6 +18,7 @@ from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import DenseMask, causal
 from regard.mechanisms.masks.patterns import window
 from regard.mechanisms.shapes import Sizes, canonical_pairwise
+from regard.mechanisms.tile_sizes import fitting
 
 HIDDEN = -1e8
 """At and below this, float32 numbers are 8 apart or more: a score added to them is lost."""
@@ -166,8 +167,7 @@ def _says(keep: Tensor, pattern: Mask | None, keys: Tensor, even: Tensor | None)
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:
     """Some rows at a time, so that looking at a mask takes little memory."""
-    rows = max(1, CHUNK_ELEMENTS // max(1, tensor.numel() // tensor.shape[-2]))
-    return iter(tensor.split(rows, dim=-2))
+    return iter(tensor.split(fitting(CHUNK_ELEMENTS, tensor.numel() // tensor.shape[-2]), dim=-2))
 
 
 def _if_pairs(tensor: Tensor) -> Tensor | None:

@@ -7,9 +7,9 @@ of its own.
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,28 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.inspection.capture.observed_call import Source
 
-Handler = Callable[["Thread", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+FunctionObserver = Callable[["Thread", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Runs a function (thread, function, args, kwargs) in its own place, and hands what it saw to the thread."""
+ModuleObserver = Callable[["Thread", "Frame", nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
+"""Is told of a module whose forward came to its end: (thread, frame, module, args, kwargs, output)."""
+
+
+class Observers(NamedTuple):
+    """Who observes what."""
+
+    functions: Mapping[object, FunctionObserver]
+    modules: Mapping[object, ModuleObserver]
+    """By the forward function itself, so that a subclass with its own is not mistaken for its base."""
+
+    def may_run_fused(self, module: nn.Module) -> bool:
+        """Whether torch may run the module in one operator, if no mode is active: then none may be."""
+        if not isinstance(module, TORCHS):
+            return False
+        forward = forward_of(module)
+        if forward not in self.modules and not _calls_super(forward):
+            return False
+        takes_gradients = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        return not (module.training or takes_gradients)
 
 
 class Watcher(Protocol):
@@ -59,10 +80,15 @@ class Thread:
         self.meant: nn.Module | None = None
         self.mode = _Functions(self)
         self.hidden = False
+        self.observers = Observers({}, {})
 
-    def enter(self, watch: Watcher) -> int:
-        """Serve a watch; the answer is the mark to leave with."""
+    def enter(self, watch: Watcher, observers: Observers) -> int:
+        """Serve a watch by those observers, which serve all watches of a thread; the answer is the mark to leave with.
+
+        A second watch is served by the first one's observers.
+        """
         if not self.watches:
+            self.observers = observers
             _install()
             _push_mode(self.mode)
         self.watches.append(watch)
@@ -140,27 +166,10 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        handler = HANDLERS.get(func)
-        if handler is None or torch.compiler.is_compiling():
+        observe = self._thread.observers.functions.get(func)
+        if observe is None or torch.compiler.is_compiling():
             return func(*args, **(kwargs or {}))
-        return handler(self._thread, func, args, kwargs or {})
-
-
-HANDLERS: dict[object, Handler] = {}
-"""Who observes which function; filled by the observers."""
-MODULES: dict[object, Callable[[Thread, Frame, nn.Module, tuple[Any, ...], dict[str, Any], Any], None]] = {}
-"""Who observes which module's forward, by the function itself, so that a subclass with its own is not mistaken."""
-
-
-def may_run_fused(module: nn.Module) -> bool:
-    """Whether torch may run the module in one operator, if no mode is active: then none may be."""
-    if not isinstance(module, TORCHS):
-        return False
-    forward = _forward_of(module)
-    if forward not in MODULES and not _calls_super(forward):
-        return False
-    takes_gradients = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-    return not (module.training or takes_gradients)
+        return observe(self._thread, func, args, kwargs or {})
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -168,8 +177,8 @@ def is_plain(module: nn.Module) -> bool:
     return type(module) in PLAIN and not module._forward_pre_hooks and "forward" not in module.__dict__
 
 
-def _forward_of(module: nn.Module) -> object:
-    # A TorchScript module's class has none.
+def forward_of(module: nn.Module) -> object:
+    """The function that a module's class runs as `forward`; None of a TorchScript module, whose class has none."""
     return getattr(type(module), "forward", None)
 
 
@@ -240,7 +249,7 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     if is_plain(module):
         thread.hide(True)
         return
-    thread.hide(may_run_fused(module))
+    thread.hide(thread.observers.may_run_fused(module))
     for watch in thread.watches:
         watch.entered(module)
 
@@ -268,10 +277,10 @@ def _finish(thread: Thread, frame: Frame, args: tuple[Any, ...], kwargs: dict[st
     """Observe a module whose forward came to its end."""
     module = frame.module
     if isinstance(module, TORCHS):
-        observer = MODULES.get(_forward_of(module))
-        if observer is not None:
-            thread.try_to(observer, thread, frame, module, args, kwargs, output)
-        elif may_run_fused(module) and thread.taken == frame.taken:
+        observe = thread.observers.modules.get(forward_of(module))
+        if observe is not None:
+            thread.try_to(observe, thread, frame, module, args, kwargs, output)
+        elif thread.observers.may_run_fused(module) and thread.taken == frame.taken:
             thread.unread(frame, FUSED_SUBCLASS)
     if frame.pending:
         _close(thread, frame)

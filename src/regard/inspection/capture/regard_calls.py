@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.functional import Attended, attention
 from regard.inspection.capture.factors import Factors, output_error, weighted
-from regard.inspection.capture.module_stack import HANDLERS, Thread
+from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import Reading, Source
 from regard.inspection.capture.retention import Keeper
 from regard.mechanisms.shapes import canonical
@@ -40,11 +40,9 @@ class Own(Source):
         return Reading(factors, verify=verify, grows=call.sizes.queries < call.sizes.keys)
 
 
-def _observe(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run `regard.attention` with its weights, which the thread's watches get."""
     # Asking for the weights changes neither the output's bits nor the kernel that makes it.
     attended = attention(*args, **{**kwargs, "return_weights": True})
     thread.give(Own(attended, args[:3]))
     return attended if kwargs.get("return_weights") else attended.output
-
-
-HANDLERS[attention] = _observe

@@ -13,7 +13,7 @@ from regard.functional import make_call
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.mask_reading import GivenMask
-from regard.inspection.capture.module_stack import HANDLERS, Thread
+from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import Reading, Source
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.snapshot import Kept
@@ -139,7 +139,8 @@ def _arguments(
     return dict(locals())
 
 
-def _observe(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run F.scaled_dot_product_attention, and hand its arguments and its kernel's lse to the thread's watches."""
     with KernelLse() as kernel:
         output = func(*args, **kwargs)
     thread.try_to(_give, thread, args, kwargs, output, kernel)
@@ -176,6 +177,3 @@ def _not_repeated(call: Sdpa, group: int) -> Sdpa:
     if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
         return call
     return replace(call, key=grouped[:, :, 0], enable_gqa=True)
-
-
-HANDLERS[torch.nn.functional.scaled_dot_product_attention] = _observe

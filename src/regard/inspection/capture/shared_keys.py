@@ -3,23 +3,21 @@
 import torch
 from torch import Tensor
 
-from regard.inspection.capture.factors import Keys
-from regard.inspection.maps import WatchedMap
-from regard.weights import AttentionMap
+from regard.inspection.capture.factors import Factors, Keys
 
 
-def share_keys(before: AttentionMap | None, after: WatchedMap) -> None:
+def share_keys(before: Factors | None, after: Factors) -> None:
     """Where a step's keys are those of the step before and more, keep the longer ones for both."""
-    if not isinstance(before, WatchedMap) or before._factors.is_stale:
+    if before is None or before.is_stale:
         return
-    longer = after._call.key
-    if not _begins_with(longer, before._call.key):
+    longer = after.call.key
+    if not _begins_with(longer, before.call.key):
         return
-    keys = before._factors.keys or Keys(longer, after._factors.held[1])
-    keys.tensor, keys.kept = longer, after._factors.held[1]
-    if before._factors.keys is None:
-        before._factors.follow(keys)
-    after._factors.follow(keys)
+    keys = before.keys or Keys(longer, after.held[1])
+    keys.tensor, keys.kept = longer, after.held[1]
+    if before.keys is None:
+        before.follow(keys)
+    after.follow(keys)
 
 
 def _begins_with(longer: Tensor, key: Tensor) -> bool:

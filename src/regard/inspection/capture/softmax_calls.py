@@ -8,11 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from regard.inspection.capture.module_stack import HANDLERS, Frame, Thread
+from regard.inspection.capture.module_stack import Frame, Thread
 from regard.inspection.capture.observed_call import Reading, Source
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.maps import stored
@@ -41,7 +39,8 @@ class WrittenOut(Source):
         return Reading(factors, verify="the weights are the model's own", is_stored=True)
 
 
-def _softmax(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_softmax(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a softmax, and remember its result in the running module: it may turn out to be attention."""
     weights = func(*args, **kwargs)
     thread.try_to(_remember, thread, weights, kwargs.get("dim", args[1] if len(args) > 1 else None))
     return weights
@@ -53,7 +52,8 @@ def _remember(thread: Thread, weights: Tensor, dim: object) -> None:
         frame.pending.append(weights)
 
 
-def _product(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_product(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a product, and look whether one side is a softmax that was remembered."""
     frame = _frame(thread)
     if frame is not None and frame.pending:
         thread.try_to(_settle, thread, frame, [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)])
@@ -84,9 +84,3 @@ def _frame(thread: Thread) -> Frame | None:
     """The running module whose code this is: not an nn.Softmax, which is a function in a module's clothes."""
     frames = [frame for frame in thread.stack[-2:] if not isinstance(frame.module, nn.Softmax)]
     return frames[-1] if frames else None
-
-
-for function in (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax):
-    HANDLERS[function] = _softmax
-for function in (torch.matmul, torch.bmm, torch.baddbmm, torch.einsum, Tensor.matmul, Tensor.bmm, Tensor.__matmul__):
-    HANDLERS[function] = _product

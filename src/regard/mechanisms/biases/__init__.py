@@ -1,4 +1,4 @@
-"""What is added to scores: tensors, and functions of where query and key stand."""
+"""Biases are added to scores: tensors, and functions of the positions of query and key."""
 
 from regard.mechanisms.biases.alibi import ALiBi as ALiBi
 from regard.mechanisms.biases.alibi import alibi_slopes as alibi_slopes

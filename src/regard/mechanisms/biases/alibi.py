@@ -1,4 +1,4 @@
-"""ALiBi: a bias that falls with the distance, in proportion."""
+"""ALiBi: a bias that falls in proportion to the distance."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,21 @@ from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.biases.relative import Relative, bound_offset, query_offset, require_heads
 from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.transforms import has_values
 
 SPLIT_REACH = 128.0
-"""The largest bias above the middle query's that ALiBi is split into keys and queries with, in float32."""
+"""The largest bias, relative to that of the middle query, at which ALiBi is split into keys and queries in float32."""
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, " H"]:
     r"""The slopes of ALiBi: $m_h = 2^{-8h/H}$ for h = 1, ..., H, where H is a power of two.
 
-    For any other H: the slopes of the power of two n below it, then every other slope of 2n, from the first.
+    For any other H: the slopes of the power of two n below H, then every second slope of 2n, starting with the first.
 
     Raises:
         ArgumentError: fewer than one head.
 
-    Source: Press et al. 2022 (arXiv:2108.12409), section 3; H that is no power of two as in the authors' code.
+    Source: Press et al. 2022 (arXiv:2108.12409), section 3; for an H that is no power of two, the authors' code.
 
     >>> alibi_slopes(4)
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
@@ -43,16 +44,16 @@ class ALiBi(Relative):
     r"""Attention with linear biases: $b_{hij} = -m_h \, |i - j|$.
 
     Args:
-        slopes: m, (H,); or the number of heads H, for `alibi_slopes(H)`. It may take a gradient.
-        offset: query i stands at position offset + i; None is S - T.
+        slopes: m, (H,); or the number of heads H, which means `alibi_slopes(H)`. The slopes may take a gradient.
+        offset: query i stands at position offset + i; None means S - T.
 
     Raises:
         ArgumentError: fewer than one head.
-        ShapeError: the slopes are not one float per head; or, when it meets a call, are not H.
+        ShapeError: the slopes are not one float per head; or, in a call, their number is not H.
 
-    Under a causal mask it is a sum of one number per key and one per query, so the fused kernels run it as
-    they run a padding mask, where m_h times half the length is at most 128; beyond that, float32 would round
-    the scores by more than the weights may err, and the bias goes in by blocks of queries.
+    Under a causal mask the bias is a sum of one number per key and one per query. The fused kernels then run it like a
+    padding mask, as long as m_h times half the length is at most 128. Beyond that, float32 would round the scores by
+    more than the weights may err, and the bias is computed by blocks of queries.
 
     Source: Press et al. 2022 (arXiv:2108.12409), section 3.
 
@@ -82,7 +83,7 @@ class ALiBi(Relative):
         return (self._m,) if self._m.requires_grad else ()
 
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
-        """Resolve the offset; one slope for each head."""
+        """Resolve the offset, and check that there is one slope for each head."""
         require_heads("ALiBi", "slopes", self._m.shape[0], sizes)
         return ALiBi(self._m.to(device), query_offset(self.offset, sizes))
 
@@ -91,18 +92,18 @@ class ALiBi(Relative):
         return self._m[head] * -distance.abs()
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor] | None:
-        """Where no query sees a key after it: m (j - c) per key and m (c - i) per query, for any c."""
+        """If no query sees a later key: m (j - c) per key and m (c - i) per query, for any c."""
         offset = bound_offset(self.offset)
-        # `causal` speaks of queries at S - T + i; where they stand later still, no key is after them either.
+        # `causal` says so for queries at S - T + i. If they stand later still, no key is after them either.
         if not causal or offset < sizes.keys - sizes.queries:
             return None
-        # How far the slopes reach is a value, on which a compiled graph must not depend.
-        if torch.compiler.is_compiling():
+        # The largest slope is a value of a tensor, and a compiled graph must not depend on values.
+        if not has_values(self._m):
             return None
-        # Numbers near 0 round least: c is the middle query's position, and the only one's when decoding.
+        # Numbers near 0 are rounded least. So c is the position of the middle query (in decoding, of the only query).
         middle = offset + sizes.queries // 2
         m = self._m[:, None]
-        # A score is rounded at the size of its bias: beyond this the weights would be off by more than 5e-6.
+        # A score is rounded in proportion to its bias. Beyond this limit the weights would err by more than 5e-6.
         if float(m.max()) * max(sizes.queries // 2, sizes.keys - 1 - middle) > SPLIT_REACH:
             return None
         per_key = m * (torch.arange(sizes.keys, device=device) - middle)

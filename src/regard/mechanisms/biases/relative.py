@@ -1,14 +1,14 @@
-"""Where query and key stand, as something added to their score.
+"""Biases that depend on the positions of query and key.
 
-    ALiBi(8)                        -m_h |i - j|                       a slope per head, nothing learned
-    T5Bias(table)                   table[bucket(j - i), h]            a number per bucket and head
+    ALiBi(8)                        -m_h |i - j|                       one slope per head; nothing is learned
+    T5Bias(table)                   table[bucket(j - i), h]            one number per bucket and head
     Shaw(table)                     c q_i . table[clip(j - i)]         reads the query
     TransformerXL(u, v, positions)  c ((q_i + v) . r_{i-j} + u . k_j)  reads query and key
 
-Query i stands at position offset + i and key j at position j; "i - j" above means the distance of their
-positions. The offset is S - T unless given, which aligns the last query with the last key, as `causal()`
-does and a key-value cache needs. Any of them is passed to `attention` as `bias=`, with any mask; none
-makes a T x S tensor outside the `reference` backend.
+Query i stands at position offset + i and key j at position j; "i - j" above is the distance of these positions. If no
+offset is given, it is S - T, which aligns the last query with the last key, as in `causal()` and as a key-value cache
+needs it. Each of them is passed to `attention` as `bias=`, together with any mask. None of them makes a T x S tensor,
+except on the `reference` backend.
 """
 
 from abc import abstractmethod
@@ -25,29 +25,29 @@ from regard.mechanisms.shapes import Sizes
 
 
 class Relative(Bias):
-    """A bias that depends on the head and on the distance j - (offset + i) alone. Subclasses say `of`."""
+    """A bias that depends on the head and on the distance j - (offset + i) alone. Subclasses define `of`."""
 
     offset: int | None
-    """Query i stands at offset + i; None is S - T."""
+    """Query i stands at offset + i; None means S - T."""
 
     @abstractmethod
     def of(self, head: Tensor, distance: Tensor) -> Tensor:
-        """The bias at signed distances, negative where the key stands first; index tensors that broadcast."""
+        """The bias at signed distances, which are negative for a key before its query. The index tensors broadcast."""
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The bias at each pair's distance."""
+        """The bias at the distance of each pair."""
         return self.of(head, j - i - bound_offset(self.offset))
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """For neighbours, the t + s - 1 distances laid out along the diagonals, where gradients add up too."""
+        """For adjacent rows and columns: the t + s - 1 distances along the diagonals. Their gradients add up."""
         if not isinstance(rows, range) or not isinstance(columns, range):
             return super().block(rows, columns, query=query, key=key, sizes=sizes)
         return per_head_diagonals(self, torch.arange(sizes.heads, device=query.device)[:, None], rows, columns)[None]
 
     def laid_out(self, sizes: Sizes, device: torch.device) -> Bias:
-        """One number for each head and distance: (H, T + S - 1) of them, computed and differentiated once."""
+        """One number for each head and distance: (H, T + S - 1) numbers, computed and differentiated once."""
         first = 1 - sizes.queries - bound_offset(self.offset)
         distances = torch.arange(first, first + sizes.queries + sizes.keys - 1, device=device)
         values = self.of(torch.arange(sizes.heads, device=device)[:, None], distances)
@@ -66,27 +66,27 @@ class Diagonals(Bias):
     """(H, T + S - 1), or (heads of the choice, T + S - 1)."""
     origin: int
     heads: Tensor | None = None
-    """After a choice: pair n stands in batch row n, head 0, and reads the values of heads[n]."""
+    """After a choice of heads: pair n stands in batch row n, head 0, and reads the values of heads[n]."""
 
     def learned(self) -> tuple[Tensor, ...]:
         """The values, if they take a gradient."""
         return (self.values,) if self.values.requires_grad else ()
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """At each pair."""
+        """The value at the diagonal of each pair."""
         each = head if self.heads is None else self.heads[:, None, None, None]
         return self.values[each, j - i + self.origin]
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """The t + s - 1 values of a block of neighbours, laid out along its diagonals."""
+        """The t + s - 1 values of a block of adjacent rows and columns, laid out along its diagonals."""
         if not isinstance(rows, range) or not isinstance(columns, range):
             return super().block(rows, columns, query=query, key=key, sizes=sizes)
-        # Window w of the values is the row that stands w places before the last.
+        # Window w of the values is row t - 1 - w of the block.
         values = self.values if self.heads is None else self.values[self.heads]
         upwards = torch.arange(len(rows) - 1, -1, -1, device=values.device)
-        # (index_select, since flip would lay the block out by columns.)
+        # (flip would give a block that is stored by columns; index_select stores it by rows.)
         block = values[:, self._places(rows, columns)].unfold(-1, len(columns), 1).index_select(-2, upwards)
         return block[None] if self.heads is None else block[:, None]
 
@@ -123,7 +123,7 @@ def diagonal_sums(block: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch d
     """
     *batch, t, s = block.shape
     width = t + s - 1
-    # Row i shifted by t - 1 - i, so that diagonals become columns.
+    # Row i is shifted by t - 1 - i, so that diagonals become columns.
     skewed = block.new_zeros(*batch, t, width)
     strides = (*skewed.stride()[:-2], width - 1, 1)
     skewed.as_strided(block.shape, strides, t - 1).copy_(block)
@@ -132,7 +132,7 @@ def diagonal_sums(block: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch d
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OfHeads(Bias):
-    """A bound relative bias seen through a choice of heads: pair n stands in batch row n, head 0."""
+    """A bound relative bias with a choice of heads: pair n stands in batch row n, head 0."""
 
     bias: Relative
     heads: Tensor
@@ -158,7 +158,7 @@ def per_head_diagonals(bias: Relative, head: Tensor, rows: range, columns: range
     """A block (..., t, s) that is the same along each diagonal, for heads (..., 1)."""
     first = columns.start - (rows.stop - 1) - bound_offset(bias.offset)
     distances = torch.arange(first, first + len(rows) + len(columns) - 1, device=head.device)
-    # Window w of the distances is the row that stands w places before the last.
+    # Window w of the distances is row t - 1 - w of the block.
     return bias.of(head, distances).unfold(-1, len(columns), 1).flip(-2)
 
 
@@ -168,30 +168,30 @@ def gather_offsets(products: Tensor, index: Tensor) -> Tensor:
 
 
 def scaled_vectors(vectors: Tensor, scale: float | None) -> Tensor:
-    """The vectors times the scale, which is 1 / sqrt(D) unless it is given."""
+    """The vectors times the scale; None means 1 / sqrt(D)."""
     return vectors * (vectors.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def query_offset(offset: int | None, sizes: Sizes) -> int:
-    """Where the first query stands: S - T unless it is given."""
+    """The position of the first query; None means S - T."""
     return sizes.keys - sizes.queries if offset is None else offset
 
 
 def bound_offset(offset: int | None) -> int:
-    """The offset of a bias that has met its call."""
+    """The offset of a bias that is bound to its call."""
     if offset is None:
         raise ArgumentError("this bias has not met a call yet: bind it, or give it an offset")
     return offset
 
 
 def require_heads(name: str, what: str, got: int, sizes: Sizes) -> None:
-    """Refuse a number of heads that is not the query's."""
+    """Refuse a number of heads that is not that of the query."""
     if got != sizes.heads:
         raise ShapeError(f"{name} needs one for each of the query's {sizes.heads} heads, got {got} {what}")
 
 
 def require_table(name: str, what: str, table: Tensor, *, dims: int) -> None:
-    """Refuse a table that is no float tensor of so many dimensions."""
+    """Refuse a table that is not floating or has not this number of dimensions."""
     if table.dim() != dims or not table.is_floating_point() or 0 in table.shape:
         raise ShapeError(f"{name} takes a float tensor {what}, got {table.dtype} of shape {tuple(table.shape)}")
 

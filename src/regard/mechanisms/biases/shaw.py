@@ -1,4 +1,4 @@
-"""Shaw's relative positions: vectors of the distance, added to the keys."""
+"""Shaw's relative positions: one vector for each distance is added to the keys."""
 
 from dataclasses import dataclass, replace
 
@@ -23,19 +23,19 @@ from regard.mechanisms.shapes import Sizes
 class Shaw(Bias):
     r"""Relative position representations: $b_{ij} = c \, q_i \cdot a_{\mathrm{clip}(j - i, -k, k)}$.
 
-    Added to c q_i . k_j it makes the paper's $e_{ij} = c \, q_i \cdot (k_j + a_{ij})$.
+    Together with the score c q_i . k_j this gives the paper's $e_{ij} = c \, q_i \cdot (k_j + a_{ij})$.
 
     Args:
-        table: $a^K$, (2k + 1, D), the vector of distance -k first (the key stands k before the query). All
-            heads share it, as in the paper.
-        scale: c, the score's own: None is 1/sqrt(D), as in `ScaledDot()`; give both the same otherwise.
-        offset: query i stands at position offset + i; None is S - T.
+        table: $a^K$, (2k + 1, D); the first row is the vector of distance -k (the key stands k before the query). All
+            heads share the table, as in the paper.
+        scale: c, which must be that of the score. None means 1/sqrt(D), as in `ScaledDot()`.
+        offset: query i stands at position offset + i; None means S - T.
 
-    The paper's other half, vectors $a^V$ added to the values (equation 3), is not a bias and not here.
+    The other half of the paper, vectors $a^V$ added to the values (equation 3), is not a bias and is not implemented.
 
     Raises:
-        ShapeError: the table is not 2-D and floating with an odd number of rows; or, when it meets a call,
-            is not as wide as the query.
+        ShapeError: the table is not 2-D and floating with an odd number of rows; or, in a call, its rows
+            are not as wide as the query.
 
     Source: Shaw et al. 2018 (arXiv:1803.02155), equations 4 and 5 and section 3.2.
 
@@ -68,7 +68,7 @@ class Shaw(Bias):
         return replace(self, table=self.table.to(device), offset=query_offset(self.offset, sizes))
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """One product with the 2k + 1 vectors per query, read at each pair's distance."""
+        """Multiply each query with the 2k + 1 vectors once, and read the products at the distance of each pair."""
         require_width("Shaw", "table", self.table, query)
         furthest = self.table.shape[0] // 2
         products = scaled_vectors(query, self.scale) @ self.table.to(query.dtype).mT

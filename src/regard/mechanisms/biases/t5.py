@@ -16,20 +16,20 @@ from regard.mechanisms.shapes import Sizes
 def t5_bucket(
     distance: Int[Tensor, "*shape"], *, num_buckets: int, bidirectional: bool = True, max_distance: int = 128
 ) -> Int[Tensor, "*shape"]:
-    r"""Which of T5's buckets a signed distance j - i falls into.
+    r"""The bucket of T5 that a signed distance j - i falls into.
 
-    Of the n buckets on a side, the first n/2 hold one distance each, the others logarithmic ranges:
+    Of the n buckets on one side, the first n/2 hold one distance each. The others hold logarithmic ranges:
     $n/2 + \lfloor \tfrac n2 \log(\tfrac{d}{n/2}) / \log(\tfrac{d_{max}}{n/2}) \rfloor$, at most n - 1.
 
     Args:
-        distance: j - i; negative where the key stands first.
-        num_buckets: all buckets; half of them on each side if `bidirectional`.
-        bidirectional: keys after the query have buckets of their own (the second half); otherwise they share
+        distance: j - i; negative if the key stands before the query.
+        num_buckets: the number of all buckets; if `bidirectional`, each side has half of them.
+        bidirectional: keys after the query have their own buckets (the second half); otherwise they share
             the bucket of distance 0.
-        max_distance: from here on all distances share the last bucket.
+        max_distance: from this distance on, all distances share the last bucket.
 
-    Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1; the formula is in Mesh TensorFlow's
-    `_relative_position_bucket`, in float32 as here, so that each distance falls where checkpoints learned it.
+    Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1. The formula is `_relative_position_bucket` of Mesh
+    TensorFlow, in float32 there and here, so that each distance falls into the bucket that checkpoints learned for it.
 
     >>> t5_bucket(torch.tensor([-200, -9, -8, -1, 0, 1, 8]), num_buckets=32)
     tensor([15,  8,  8,  1,  0, 17, 24])
@@ -49,15 +49,15 @@ class T5Bias(Relative):
     Args:
         table: (buckets, H), T5's `relative_attention_bias.weight`.
         bidirectional: see `t5_bucket`; True in T5's encoder, False in its decoder.
-        max_distance: from here on all distances share the last bucket.
-        offset: query i stands at position offset + i; None is S - T.
+        max_distance: from this distance on, all distances share the last bucket.
+        offset: query i stands at position offset + i; None means S - T.
 
     T5 does not scale its scores: `attention(..., score=ScaledDot(scale=1.0), bias=T5Bias(...))`.
 
     Raises:
-        ShapeError: the table is not 2-D and floating; or, when it meets a call, has not H columns.
-        ArgumentError: an odd number of buckets or fewer than 4 if bidirectional, fewer than 2 otherwise; a
-            `max_distance` that leaves no logarithmic range.
+        ShapeError: the table is not 2-D and floating; or, in a call, it does not have H columns.
+        ArgumentError: the number of buckets is odd or below 4 if bidirectional, or below 2 otherwise; or
+            `max_distance` leaves no logarithmic range.
 
     Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1.
 
@@ -93,7 +93,7 @@ class T5Bias(Relative):
         return (self.table,) if self.table.requires_grad else ()
 
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
-        """Resolve the offset; one column for each head."""
+        """Resolve the offset, and check that there is one column for each head."""
         require_heads("T5Bias", "columns in its table", self.table.shape[1], sizes)
         return replace(self, table=self.table.to(device), offset=query_offset(self.offset, sizes))
 

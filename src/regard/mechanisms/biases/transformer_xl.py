@@ -24,7 +24,7 @@ from regard.mechanisms.shapes import Sizes
 class TransformerXL(Bias):
     r"""Transformer-XL's positions: $b_{hij} = c \, ((q_i + v_h) \cdot r_{h,i-j} + u_h \cdot k_j)$.
 
-    Added to c q_i . k_j it makes c times the paper's
+    Together with the score c q_i . k_j this gives c times the paper's
     $A^{rel}_{ij} = q_i \cdot k_j + q_i \cdot r_{i-j} + u \cdot k_j + v \cdot r_{i-j}$, terms (a) to (d).
 
     Args:
@@ -32,15 +32,15 @@ class TransformerXL(Bias):
         position_bias: v, (H, D).
         positions: r, (H, N, D): row n is $W_{k,R} R_n$, the projected sinusoid of distance i - j = first + n,
             where `sinusoidal(torch.arange(first, first + N), ...)` is R.
-        first: the distance of the first row. With 0, as in the paper, there is no r for a key after its query:
-            such a pair is excluded (its bias is -inf). For attention in both directions it is -(T - 1), when
-            T = S.
-        scale: c, the score's own: None is 1/sqrt(D), as in `ScaledDot()`; give both the same otherwise.
-        offset: query i stands at position offset + i; None is S - T.
+        first: the distance of the first row. If it is 0, as in the paper, there is no r for a key after its query.
+            Such a pair is excluded (its bias is -inf). For attention in both directions, when T = S, it is
+            -(T - 1).
+        scale: c, which must be that of the score. None means 1/sqrt(D), as in `ScaledDot()`.
+        offset: query i stands at position offset + i; None means S - T.
 
     Raises:
-        ShapeError: tensors that do not fit each other; or, when it meets a call, another H or D, or too few
-            rows for the furthest key.
+        ShapeError: the tensors do not fit each other; or, in a call, H or D differ, or there are too few rows
+            for the furthest key.
 
     Source: Dai et al. 2019 (arXiv:1901.02860), section 3.3.
 
@@ -78,7 +78,7 @@ class TransformerXL(Bias):
         return tuple(t for t in (self.content_bias, self.position_bias, self.positions) if t.requires_grad)
 
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
-        """Resolve the offset; heads and rows enough for the call."""
+        """Resolve the offset, and check that there are heads and rows enough for the call."""
         require_heads("TransformerXL", "heads in its positions", self.positions.shape[0], sizes)
         offset = query_offset(self.offset, sizes)
         furthest, rows = offset + sizes.queries - 1, self.positions.shape[1]
@@ -91,7 +91,7 @@ class TransformerXL(Bias):
         return replace(self, content_bias=u, position_bias=v, positions=r, offset=offset)
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Terms (b), (c) and (d); the products with every r are made once per query, and read by distance."""
+        """Terms (b), (c) and (d). Each query is multiplied with all r once; the products are read by distance."""
         require_width("TransformerXL", "positions", self.positions, query)
         each = head[..., 0]  # (H, 1), or (N, 1, 1) for a choice of heads
         u, v = (t.to(query.dtype)[each] for t in (self.content_bias, self.position_bias))

@@ -1,4 +1,4 @@
-"""Who may attend to whom: True = keep, everywhere."""
+"""Masks say who may attend to whom: everywhere, True = keep."""
 
 from regard.mechanisms.masks.base import Mask as Mask
 from regard.mechanisms.masks.basic import as_mask as as_mask

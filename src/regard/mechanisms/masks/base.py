@@ -1,8 +1,8 @@
-"""Who MAY attend to whom. True = keep, everywhere.
+"""Masks say who MAY attend to whom: everywhere, True = keep.
 
-A mask is a predicate on absolute positions, `allowed(batch, head, query, key)`, and every rendering (a
-dense tensor, a tile, a range of keys, a drawing) asks the same predicate, so that none can disagree.
-Masks combine with `&`, `|` and `~`.
+A mask is a predicate on absolute positions, `allowed(batch, head, query, key)`. Every rendering (a dense tensor, a
+tile, a range of keys, a drawing) asks the same predicate, so that no two renderings can disagree. Masks combine with
+`&`, `|` and `~`.
 
     lengths(n)             key < n                      one length per sequence
     lengths(n, per_query)  key < n[query]               one length per query (d2l's 2-D valid_lens)
@@ -14,8 +14,8 @@ Masks combine with `&`, `|` and `~`.
 
 and, in `regard.mechanisms.masks.patterns`, windows, prefixes, packed documents, strides and blocks.
 
-A mask is built before it knows the call it will serve. `bind` resolves it against the call's sizes
-(causal's default offset, the shape of lengths), and checks it there.
+A mask is built before it knows the call that it will serve. `bind` resolves it against the sizes of the call
+(causal's default offset, the shape of lengths) and checks it there.
 """
 
 from abc import ABC, abstractmethod
@@ -26,22 +26,24 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import ArgumentError, RegardError
 from regard.mechanisms.shapes import Sizes, index_tensor
+from regard.mechanisms.tile_sizes import ranges
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
 AXES = frozenset({"batch", "head", "query", "key"})
+"""The names of the four arguments that a mask may depend on."""
 
 
 FLEX_BLOCK = 128
-"""Queries, and keys, of one block of FlexAttention's."""
+"""The number of queries, and of keys, in one block of FlexAttention."""
 
 
 class Mask(ABC):
-    """A predicate on positions. Subclasses say `allowed`, and what they know of their structure."""
+    """A predicate on positions. Subclasses define `allowed`, and say what they know of their structure."""
 
     @abstractmethod
     def allowed(
@@ -53,36 +55,36 @@ class Mask(ABC):
     ) -> Bool[Tensor, "..."]:
         """True where the query may attend to the key, for index tensors that broadcast together.
 
-        The answer is only as large as the positions it depends on: a mask on keys alone answers with
-        the shape of `key` (and batch), whatever the number of queries.
+        The result is only as large as the positions that it depends on: the result of a mask on keys alone has the
+        shape of `key` (and batch), whatever the number of queries is.
         """
 
     def depends_on(self) -> frozenset[str]:
-        """Which of batch, head, query and key the predicate looks at; all, unless a subclass knows less."""
+        """Which of batch, head, query and key the predicate reads; all of them, unless a subclass knows better."""
         return AXES
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The keys outside which no query of `rows` may attend; all keys, unless a subclass knows less."""
+        """The range of keys outside which no query of `rows` may attend; all keys, unless a subclass knows better."""
         return range(sizes.keys)
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
-        """Rows at which a block of queries had better begin, since what may be attended to changes there."""
+        """Rows at which a block of queries should begin, because the allowed keys change there."""
         return []
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether every query of `rows` may attend to every key of `columns`; False where that is not known cheaply."""
+        """Whether every query of `rows` may attend to every key of `columns`; False if that is not known cheaply."""
         return False
 
     def is_relative(self) -> bool:
-        """Whether the predicate looks at key - query alone, so that blocks along a diagonal are alike."""
+        """Whether the predicate depends on key - query alone, so that all blocks on a diagonal are equal."""
         return False
 
     def bind(self, sizes: Sizes, device: torch.device) -> "Mask":
-        """Resolve the mask against a call: definite offsets, flat batch, tensors on the call's device."""
+        """Resolve the mask against a call: definite offsets, a flat batch, tensors on the call's device."""
         return self
 
     def factors(self) -> tuple["Mask", ...]:
-        """The masks whose conjunction this is."""
+        """The masks that all have to agree, if this mask is a conjunction; else the mask itself."""
         return (self,)
 
     def dense(self, sizes: Sizes, device: torch.device | str = "cpu") -> Bool[Tensor, "..."]:
@@ -92,18 +94,17 @@ class Mask(ABC):
         return render(self.bind(sizes, device), rows, columns, sizes=sizes, device=device)
 
     def block_mask(self, sizes: Sizes, device: torch.device | str = "cpu") -> "BlockMask":
-        """The mask as FlexAttention's BlockMask, rendered for one row of blocks at a time."""
+        """The mask as FlexAttention's BlockMask. One row of blocks is rendered at a time."""
         from torch.nn.attention.flex_attention import BlockMask
 
         device = torch.device(device)
         bound = self.bind(sizes, device)
 
-        # FlexAttention tells a mask by the number of a plain function's arguments.
+        # FlexAttention recognizes a mask by the number of arguments of a plain function.
         def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return bound.allowed(batch, head, query, key)
 
-        starts = range(0, sizes.queries, FLEX_BLOCK)
-        rows = (range(start, min(start + FLEX_BLOCK, sizes.queries)) for start in starts)
+        rows = ranges(sizes.queries, FLEX_BLOCK)
         blocks = [_blocks(render(bound, r, range(sizes.keys), sizes=sizes, device=device), len(r), sizes) for r in rows]
         some, every = (torch.stack(list(kind), dim=2) for kind in zip(*blocks, strict=True))
         return BlockMask.from_kv_blocks(
@@ -128,7 +129,7 @@ class Mask(ABC):
         return "\n".join("".join("#" if allowed else "." for allowed in row) for row in rows)
 
     def __repr__(self) -> str:
-        """Its name, and a drawing where it needs no batch."""
+        """The name of the mask, and a drawing if it needs no batch."""
         try:
             return f"{self}\n{self.draw()}"
         except (RegardError, IndexError, RuntimeError):
@@ -140,6 +141,17 @@ class Mask(ABC):
     def __or__(self, other: "Mask") -> "Mask":
         return Or((self, other)) if isinstance(other, Mask) else NotImplemented
 
+    def __bool__(self) -> bool:
+        """A mask is no truth value: `and`, `or` and `not` would drop a mask without a word.
+
+        Raises:
+            ArgumentError: always; the message names the operators that combine masks.
+        """
+        raise ArgumentError(
+            f"a mask ({self}) is neither true nor false: combine masks with &, | and ~, and not with and, or and not; "
+            "compare with `is None` to see whether there is one"
+        )
+
     def __invert__(self) -> "Mask":
         return Not(self)
 
@@ -149,7 +161,7 @@ def render(
 ) -> Bool[Tensor, "..."]:
     """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
     axes = mask.depends_on()
-    # An axis that the mask does not look at is asked for one position.
+    # An axis that the mask does not read needs one position only.
     batch = torch.arange(sizes.flat_batch if "batch" in axes else 1, device=device)[:, None, None, None]
     head = torch.arange(sizes.heads if "head" in axes else 1, device=device)[:, None, None]
     allowed = mask.allowed(batch, head, index_tensor(rows, device)[:, None], index_tensor(columns, device))
@@ -157,28 +169,31 @@ def render(
 
 
 def _blocks(allowed: Tensor, rows: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Of one row of blocks, which hold a pair that is allowed, and which hold no other: (B or 1, H or 1, blocks)."""
+    """Two answers for each block of one row of blocks: whether any pair is allowed, and whether all are.
+
+    Both have the shape (B or 1, H or 1, blocks).
+    """
     allowed = allowed.expand(*allowed.shape[:2], rows, sizes.keys)
-    # What lies beyond the last query or key is not allowed.
+    # Pairs beyond the last query or key are not allowed.
     padded = torch.nn.functional.pad(allowed, (0, -sizes.keys % FLEX_BLOCK, 0, FLEX_BLOCK - rows))
     counts = padded.unflatten(-1, (-1, FLEX_BLOCK)).sum((-3, -1))
     return counts > 0, counts == FLEX_BLOCK**2
 
 
 def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of each row are chosen, and which: their indices first, in order."""
+    """The number of chosen entries in each row, and their indices first, in order."""
     order = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class And(Mask):
-    """Where all agree."""
+    """The pairs that all of the masks allow."""
 
     masks: tuple[Mask, ...]
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Bind each."""
+        """Bind each mask."""
         return And(tuple(mask.bind(sizes, device) for mask in self.masks))
 
     def factors(self) -> tuple[Mask, ...]:
@@ -186,14 +201,14 @@ class And(Mask):
         return self.masks
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """True where all are."""
+        """True where all masks allow the pair."""
         answer = self.masks[0].allowed(batch, head, query, key)
         for mask in self.masks[1:]:
             answer = answer & mask.allowed(batch, head, query, key)
         return answer
 
     def depends_on(self) -> frozenset[str]:
-        """All that any depends on."""
+        """Every axis that any of the masks depends on."""
         return frozenset(axis for mask in self.masks for axis in mask.depends_on())
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
@@ -203,15 +218,15 @@ class And(Mask):
         return range(start, max(start, min(r.stop for r in ranges)))
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
-        """Every mask's."""
+        """The cuts of all masks."""
         return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Where all do."""
+        """Whether all masks cover the block."""
         return all(mask.covers(rows, columns) for mask in self.masks)
 
     def is_relative(self) -> bool:
-        """If all are."""
+        """Whether all masks are relative."""
         return all(mask.is_relative() for mask in self.masks)
 
     def __str__(self) -> str:
@@ -220,41 +235,41 @@ class And(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Or(Mask):
-    """Where any agrees."""
+    """The pairs that any of the masks allows."""
 
     masks: tuple[Mask, ...]
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Bind each."""
+        """Bind each mask."""
         return Or(tuple(mask.bind(sizes, device) for mask in self.masks))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """True where any is."""
+        """True where any mask allows the pair."""
         answer = self.masks[0].allowed(batch, head, query, key)
         for mask in self.masks[1:]:
             answer = answer | mask.allowed(batch, head, query, key)
         return answer
 
     def depends_on(self) -> frozenset[str]:
-        """All that any depends on."""
+        """Every axis that any of the masks depends on."""
         return frozenset(axis for mask in self.masks for axis in mask.depends_on())
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The hull of the ranges that are not empty."""
+        """The smallest range that holds all ranges that are not empty."""
         ranges = [mask.key_range(rows, sizes) for mask in self.masks]
         ranges = [r for r in ranges if r]
         return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
-        """Every mask's."""
+        """The cuts of all masks."""
         return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Where one of them does."""
+        """Whether one of the masks covers the block."""
         return any(mask.covers(rows, columns) for mask in self.masks)
 
     def is_relative(self) -> bool:
-        """If all are."""
+        """Whether all masks are relative."""
         return all(mask.is_relative() for mask in self.masks)
 
     def __str__(self) -> str:
@@ -263,7 +278,7 @@ class Or(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Not(Mask):
-    """Where the mask says no. Its range of keys is unknown, so that nothing is skipped."""
+    """The pairs that the mask forbids. Their range of keys is unknown, so no block is skipped."""
 
     mask: Mask
 
@@ -272,15 +287,15 @@ class Not(Mask):
         return Not(self.mask.bind(sizes, device))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Not what the mask says."""
+        """True where the inner mask is False."""
         return ~self.mask.allowed(batch, head, query, key)
 
     def depends_on(self) -> frozenset[str]:
-        """What the mask depends on."""
+        """The axes that the inner mask depends on."""
         return self.mask.depends_on()
 
     def is_relative(self) -> bool:
-        """As the mask is."""
+        """Whether the inner mask is relative."""
         return self.mask.is_relative()
 
     def __str__(self) -> str:

@@ -17,13 +17,13 @@ def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask
     """Attend to the first n keys: True where key < n.
 
     Args:
-        valid: n, of the batch's shape; with `per_query`, or one more dimension of size T, one n for each
-            query. A length of 0 leaves the row no key: its weights and output are 0.
-        per_query: whether the last dimension of `valid` counts queries. Only needed where the shape
-            leaves it open (T queries without a batch).
+        valid: n, in the batch's shape: one n for each sequence. With `per_query`, or with one more dimension of
+            size T: one n for each query. A row of length 0 has no key, and its weights and output are 0.
+        per_query: whether the last dimension of `valid` counts queries. It is needed only if the shape is
+            ambiguous (T queries without a batch).
 
     Raises:
-        ShapeError: `valid` is not made of integers, or (when the mask meets a call) its shape does not fit.
+        ShapeError: `valid` is not made of integers, or (in a call) its shape does not fit.
 
     >>> lengths(torch.tensor([1, 3])).dense(Sizes((2,), 1, 1, 1, 3, False)).squeeze()
     tensor([[ True, False, False],
@@ -43,7 +43,7 @@ def padding(tokens: Tensor, pad_id: int | None = None) -> Mask:
         pad_id: the id of the padding token.
 
     Raises:
-        ShapeError: ids without a `pad_id`, or a float mask.
+        ShapeError: ids are given without a `pad_id`, or the tensor is a float mask.
 
     >>> padding(torch.tensor([[5, 7, 0]]), pad_id=0).dense(Sizes((1,), 1, 1, 1, 3, False)).squeeze()
     tensor([ True,  True, False])
@@ -59,9 +59,9 @@ def causal(offset: int | Int[Tensor, " B"] | None = None) -> Mask:
     """Attend to the present and the past: True where key <= query + offset.
 
     Args:
-        offset: query i stands at position offset + i. None aligns the last query with the last key
-            (offset S - T), which is what a key-value cache needs; 0 aligns the first with the first
-            (what torch's `is_causal` does). A tensor of the batch's shape gives each sequence its own.
+        offset: query i stands at position offset + i. None means S - T, which aligns the last query with the last
+            key, as a key-value cache needs it. 0 aligns the first query with the first key, as torch's
+            `is_causal` does. A tensor of the batch's shape gives each sequence its own offset.
 
     >>> causal().dense(Sizes((), 1, 1, 2, 3, False)).squeeze()
     tensor([[ True,  True, False],
@@ -71,7 +71,7 @@ def causal(offset: int | Int[Tensor, " B"] | None = None) -> Mask:
 
 
 def predicate(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Mask:
-    """A mask of one's own: `function(batch, head, query, key)` on index tensors that broadcast.
+    """A mask defined by the caller: `function(batch, head, query, key)` on index tensors that broadcast.
 
     >>> even = predicate(lambda batch, head, query, key: (query - key) % 2 == 0)
     >>> even.dense(Sizes((), 1, 1, 2, 3, False)).squeeze()
@@ -82,7 +82,7 @@ def predicate(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> M
 
 
 def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
-    """A mask from what a caller may hand over: a `Mask`, a bool tensor (True = keep) or None.
+    """The mask for what the caller gave: a `Mask`, a bool tensor (True = keep) or None.
 
     Raises:
         ShapeError: a float tensor, which is a bias.
@@ -99,7 +99,7 @@ def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Lengths(Mask):
-    """key < n. See `lengths`."""
+    """`key < n`. See `lengths`."""
 
     valid: Tensor
     per_query: bool = False
@@ -114,21 +114,21 @@ class Lengths(Mask):
         return Lengths(flat, per_query)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Key < n."""
+        """`key < n`."""
         return key < (self.valid[batch, query] if self.per_query else self.valid[batch])
 
     def depends_on(self) -> frozenset[str]:
-        """Batch and key, and the query where each has its own length."""
+        """Batch and key, and also the query if each query has its own length."""
         return frozenset({"batch", "key", "query"} if self.per_query else {"batch", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """Up to the longest."""
+        """The keys up to the longest length."""
         if not can_look(self.valid) or not self.valid.numel():
             return range(sizes.keys)
         return range(max(0, min(sizes.keys, int(self._of(rows).max()))))
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Up to the shortest."""
+        """Whether the columns end within the shortest length."""
         return can_look(self.valid) and bool((self._of(rows) >= columns.stop).all())
 
     def _of(self, rows: range) -> Tensor:
@@ -140,7 +140,7 @@ class Lengths(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Padding(Mask):
-    """keep[key]. See `padding`."""
+    """`keep[key]`. See `padding`."""
 
     keep: Tensor
 
@@ -152,7 +152,7 @@ class Padding(Mask):
         return Padding(canonical_per_sequence(keep, sizes, sizes.keys, name="padding"))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """keep[batch, key]."""
+        """`keep[batch, key]`."""
         return self.keep[batch, key]
 
     def depends_on(self) -> frozenset[str]:
@@ -160,7 +160,7 @@ class Padding(Mask):
         return frozenset({"batch", "key"})
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Where all of the keys are real."""
+        """Whether all of these keys are real tokens."""
         return can_look(self.keep) and bool(self.keep[:, columns.start : columns.stop].all())
 
     def __str__(self) -> str:
@@ -169,12 +169,12 @@ class Padding(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Causal(Mask):
-    """Key <= query + offset. See `causal`."""
+    """`key <= query + offset`. See `causal`."""
 
     offset: int | Tensor | None = None
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Align the last query with the last key where no offset was given."""
+        """Align the last query with the last key if no offset was given."""
         if self.offset is None:
             return Causal(sizes.keys - sizes.queries)
         if isinstance(self.offset, int):
@@ -183,28 +183,28 @@ class Causal(Mask):
         return Causal(canonical_per_sequence(offset, sizes, name="causal's offset"))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Key <= query + offset."""
+        """`key <= query + offset`."""
         offset = self.offset[batch] if isinstance(self.offset, Tensor) else self.offset
         if offset is None:
             raise ArgumentError("this causal mask has not met a call yet: bind it, or give it an offset")
         return key <= query + offset
 
     def depends_on(self) -> frozenset[str]:
-        """Query and key, and the batch where each sequence has its own offset."""
+        """Query and key, and also the batch if each sequence has its own offset."""
         return frozenset({"batch", "query", "key"} if isinstance(self.offset, Tensor) else {"query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """Up to the last row's own position."""
+        """The keys up to the position of the last row."""
         if not isinstance(self.offset, int):
             return range(sizes.keys)
         return range(max(0, min(sizes.keys, rows.stop + self.offset)))
 
     def covers(self, rows: range, columns: range) -> bool:
-        """What lies before the first row's own position."""
+        """Whether the columns end at or before the position of the first row."""
         return isinstance(self.offset, int) and columns.stop <= rows.start + self.offset + 1
 
     def is_relative(self) -> bool:
-        """With one offset."""
+        """True if one offset holds for the whole batch."""
         return isinstance(self.offset, int)
 
     def __str__(self) -> str:
@@ -213,12 +213,12 @@ class Causal(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Predicate(Mask):
-    """A function of the caller's. See `predicate`."""
+    """A function given by the caller. See `predicate`."""
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """What the function says."""
+        """The result of the function."""
         answer = self.function(batch, head, query, key)
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             raise ShapeError(f"a mask's predicate must return a bool tensor, got {answer!r}")
@@ -230,7 +230,7 @@ class Predicate(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DenseMask(Mask):
-    """A bool tensor of the caller's, True = keep: the input's rank with each dimension full or 1, or (T, S)."""
+    """A bool tensor given by the caller, True = keep: the input's rank with each dimension full or 1, or (T, S)."""
 
     tensor: Tensor
 
@@ -239,13 +239,13 @@ class DenseMask(Mask):
         return DenseMask(canonical_pairwise(self.tensor.to(device), sizes, "mask"))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Tensor[batch, head, query, key], where dimensions of size 1 serve every index."""
+        """`tensor[batch, head, query, key]`; a dimension of size 1 serves every index."""
         index = (batch, head, query, key)
         zero = torch.zeros_like(batch)
         return self.tensor[tuple(i if n > 1 else zero for i, n in zip(index, self.tensor.shape, strict=True))]
 
     def depends_on(self) -> frozenset[str]:
-        """The dimensions that are not 1."""
+        """The dimensions whose size is not 1."""
         axes = ("batch", "head", "query", "key")
         if self.tensor.dim() != 4:
             return AXES

@@ -1,13 +1,13 @@
 """Masks with a structure that saves work: windows, prefixes, packed documents, strides, blocks.
 
-    window(W)              the last W keys, the query's own included
+    window(W)              the last W keys, including the query's own
     prefix(n)              causal, but every query sees the first n keys
-    documents(ids)         keys of the query's own document, for sequences packed into one row
+    documents(ids)         the keys of the query's own document, for sequences packed into one row
     strided(n)             every n-th key before and after the query's own position
     blocks(pattern, size)  a coarse pattern of size x size blocks
 
-Each knows the range of keys that a block of queries can see, so that what lies outside is never computed.
-As everywhere, query i stands at position offset + i, by default offset S - T.
+Each mask knows the range of keys that a block of queries can see, so that nothing outside is computed.
+As everywhere, query i stands at position offset + i, and the default offset is S - T.
 """
 
 from dataclasses import dataclass
@@ -22,20 +22,20 @@ from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal, lengths
 from regard.mechanisms.shapes import Sizes, canonical_per_sequence
-from regard.mechanisms.transforms import can_look, in_transform
+from regard.mechanisms.transforms import can_look, has_values, in_transform
 
 
 def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset: int | None = None) -> Mask:
     """Attend to `size` keys around the query's own position, which is one of them.
 
     Args:
-        size: W. On the left: positions p - W + 1 .. p (sliding-window attention, which is causal by itself);
-            on the right p .. p + W - 1; both: W positions with p in the middle, W odd.
-        side: which.
-        offset: query i stands at offset + i; S - T if None.
+        size: W. "left" sees the positions p - W + 1 .. p (sliding-window attention, which is causal by itself);
+            "right" sees p .. p + W - 1; "both" sees W positions with p in the middle, and W must be odd.
+        side: "left", "right" or "both".
+        offset: query i stands at offset + i; None means S - T.
 
     Raises:
-        ArgumentError: a size below 1, an even size in the middle, or another side.
+        ArgumentError: the size is below 1, or it is even with "both", or the side is another.
 
     >>> window(2).dense(Sizes((), 1, 1, 3, 3, False)).int().squeeze()
     tensor([[1, 0, 0],
@@ -52,7 +52,7 @@ def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset
 
 
 def prefix(size: int | Int[Tensor, "..."]) -> Mask:
-    """Causal, but the first `size` keys are seen by every query: a prefix language model.
+    """Causal, but every query sees the first `size` keys: the mask of a prefix language model.
 
     Source: Raffel et al. 2020 (arXiv:1910.10683), figure 4 ("causal with prefix").
 
@@ -70,16 +70,16 @@ def documents(
     key_ids: Int[Tensor, "..."] | None = None,
     offsets: Int[Tensor, " N"] | None = None,
 ) -> Mask:
-    """Attend within one's own document, where several are packed into one sequence.
+    """Attend within the query's own document, when several documents are packed into one sequence.
 
     Args:
-        ids: the document of each query, (batch..., T), and of each key where these are as many.
-        key_ids: the document of each key, (batch..., S), where it differs from `ids`.
-        offsets: instead of ids, where each document begins and the last one ends: 0, n_1, n_1 + n_2, ...
+        ids: the document of each query, (batch..., T), and of each key if there are as many keys as queries.
+        key_ids: the document of each key, (batch..., S), if it differs from `ids`.
+        offsets: instead of ids, the places where the documents begin and the last one ends: 0, n_1, n_1 + n_2, ...
 
     Raises:
-        ArgumentError: neither or both of ids and offsets, or offsets that do not rise from 0.
-        ShapeError: ids that do not fit the call.
+        ArgumentError: neither or both of ids and offsets are given, or the offsets do not rise from 0.
+        ShapeError: the ids do not fit the call.
 
     >>> documents(offsets=torch.tensor([0, 2, 3])).dense(Sizes((), 1, 1, 3, 3, False)).int().squeeze()
     tensor([[1, 1, 0],
@@ -116,14 +116,14 @@ def strided(stride: int, *, offset: int | None = None) -> Mask:
 
 
 def blocks(pattern: Bool[Tensor, "..."], size: int) -> Mask:
-    """Attend where a coarse pattern says so: query i to key j where pattern[..., i // size, j // size].
+    """Attend where a coarse pattern allows it: query i sees key j where pattern[..., i // size, j // size].
 
     Args:
-        pattern: bool (rows, columns), or (H, rows, columns) for each head its own.
-        size: queries and keys in a block.
+        pattern: bool (rows, columns), or (H, rows, columns) with a pattern for each head.
+        size: the number of queries, and of keys, in a block.
 
     Raises:
-        ShapeError: a pattern that is not bool, or that does not cover the call.
+        ShapeError: the pattern is not bool, or does not cover the call.
 
     >>> blocks(torch.eye(2, dtype=torch.bool), 2).dense(Sizes((), 1, 1, 3, 3, False)).int().squeeze()
     tensor([[1, 1, 0],
@@ -140,18 +140,18 @@ def blocks(pattern: Bool[Tensor, "..."], size: int) -> Mask:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Window(Mask):
-    """position - before <= key <= position + after. See `window`."""
+    """`position - before <= key <= position + after`. See `window`."""
 
     before: int
     after: int
     offset: int | None = None
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Align the last query with the last key where no offset was given."""
+        """Align the last query with the last key if no offset was given."""
         return Window(self.before, self.after, sizes.keys - sizes.queries if self.offset is None else self.offset)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Near enough."""
+        """True where the key is within the window."""
         distance = key - query - _bound(self.offset)
         return (distance >= -self.before) & (distance <= self.after)
 
@@ -160,17 +160,17 @@ class Window(Mask):
         return frozenset({"query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """From what the first row sees to what the last one sees."""
+        """The keys from the first that the first row sees to the last that the last row sees."""
         offset = _bound(self.offset)
         return _clip(rows.start + offset - self.before, rows.stop + offset + self.after, sizes.keys)
 
     def covers(self, rows: range, columns: range) -> bool:
-        """What both the first row and the last one see."""
+        """Whether both the first row and the last row see all of the columns."""
         first, last = rows.start + _bound(self.offset), rows.stop - 1 + _bound(self.offset)
         return columns.start >= last - self.before and columns.stop - 1 <= first + self.after
 
     def is_relative(self) -> bool:
-        """Yes."""
+        """True: a window depends on key - query alone."""
         return True
 
     def __str__(self) -> str:
@@ -180,42 +180,42 @@ class Window(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Documents(Mask):
-    """id of the query == id of the key. See `documents`."""
+    """`id of the query == id of the key`. See `documents`."""
 
     ids: Tensor
     key_ids: Tensor
     places: "_Places | None" = None
-    """Where the documents are, once the mask is bound."""
+    """The places of the documents, once the mask is bound."""
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
         """Flatten the batch, and find where each query's document begins and ends."""
         ids = _per_sequence(self.ids, sizes, sizes.queries, "document ids of queries", device)
         key_ids = _per_sequence(self.key_ids, sizes, sizes.keys, "document ids of keys", device)
-        # Where documents end is a value, on which no graph may depend; numpy cannot read torch.func's tensors.
-        if torch.compiler.is_compiling() or in_transform("Vmap", "Jvp", "Grad"):
+        # The ends of documents are values, and no graph may depend on values; numpy cannot read torch.func's tensors.
+        if not has_values(ids) or in_transform("Vmap", "Jvp", "Grad"):
             return Documents(ids, key_ids)
         return Documents(ids, key_ids, _Places.of(ids.cpu(), key_ids.cpu()))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The same document."""
+        """True where query and key belong to the same document."""
         return self.ids[batch, query] == self.key_ids[batch, key]
 
     def depends_on(self) -> frozenset[str]:
-        """Not the head."""
+        """Batch, query and key."""
         return frozenset({"batch", "query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """From the first key of the rows' documents to the last."""
+        """The keys from the first to the last of the rows' documents."""
         if self.places is None:
             return range(sizes.keys)
         return _clip(*self.places.seen_by(rows), sizes.keys)
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Within one document, in every sequence of the batch."""
+        """Whether rows and columns lie within one document, in every sequence of the batch."""
         return self.places is not None and self.places.is_one_document(rows, columns)
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
-        """Where a new document begins in every sequence of the batch."""
+        """The rows where a new document begins in every sequence of the batch."""
         if self.places is None:
             return []
         change = (self.ids[:, 1:] != self.ids[:, :-1]).all(0)
@@ -227,17 +227,17 @@ class Documents(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Strided(Mask):
-    """(position - key) % stride == 0. See `strided`."""
+    """`(position - key) % stride == 0`. See `strided`."""
 
     stride: int
     offset: int | None = None
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Align the last query with the last key where no offset was given."""
+        """Align the last query with the last key if no offset was given."""
         return Strided(self.stride, sizes.keys - sizes.queries if self.offset is None else self.offset)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """A whole number of strides away."""
+        """True where the distance is a multiple of the stride."""
         return (query + _bound(self.offset) - key) % self.stride == 0
 
     def depends_on(self) -> frozenset[str]:
@@ -245,7 +245,7 @@ class Strided(Mask):
         return frozenset({"query", "key"})
 
     def is_relative(self) -> bool:
-        """Yes."""
+        """True: a stride depends on key - query alone."""
         return True
 
     def __str__(self) -> str:
@@ -254,7 +254,7 @@ class Strided(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Blocks(Mask):
-    """pattern[head, query // size, key // size]. See `blocks`."""
+    """`pattern[head, query // size, key // size]`. See `blocks`."""
 
     pattern: Tensor
     size: int
@@ -270,17 +270,17 @@ class Blocks(Mask):
         return Blocks(self.pattern.to(device), self.size)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """What the block says."""
+        """The value of the pattern at the block of the pair."""
         head = head if len(self.pattern) > 1 else torch.zeros_like(head)
         return self.pattern[head, query // self.size, key // self.size]
 
     def depends_on(self) -> frozenset[str]:
-        """Query and key, and the head where each has its own pattern."""
+        """Query and key, and also the head if each head has its own pattern."""
         return frozenset({"query", "key", "head"} if len(self.pattern) > 1 else {"query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The hull of the rows' blocks."""
-        if torch.compiler.is_compiling() or in_transform("Vmap"):
+        """The keys from the first to the last block that the rows see."""
+        if not has_values(self.pattern) or in_transform("Vmap"):
             return range(sizes.keys)
         part = self.pattern[:, rows.start // self.size : -(-rows.stop // self.size)].flatten(0, 1).any(0)
         where = part.nonzero()
@@ -289,12 +289,12 @@ class Blocks(Mask):
         return _clip(int(where[0]) * self.size, (int(where[-1]) + 1) * self.size, sizes.keys)
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Where the whole part of the pattern says so."""
+        """Whether all blocks of the pattern that the rows and columns touch are allowed."""
         down, across = (slice(r.start // self.size, -(-r.stop // self.size)) for r in (rows, columns))
         return can_look(self.pattern) and bool(self.pattern[:, down, across].all())
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
-        """Between blocks."""
+        """The first row of each block, except of the first block."""
         return list(range(self.size, sizes.queries, self.size))
 
     def __str__(self) -> str:
@@ -320,16 +320,16 @@ def _per_sequence(ids: Tensor, sizes: Sizes, length: int, name: str, device: tor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Places:
-    """Where the documents of bound ids are; on the CPU, where numpy answers small questions quickly."""
+    """The places of the documents of bound ids. They are on the CPU, where numpy answers small questions quickly."""
 
     first: Tensor
-    """By query (T,): the first key of its document, the least over the batch."""
+    """For each query (T,): the first key of its document, the smallest over the batch."""
     last: Tensor
-    """By query (T,): one beyond the last key of its document, the greatest over the batch."""
+    """For each query (T,): the place after the last key of its document, the greatest over the batch."""
     ids: tuple[Tensor, Tensor]
-    """Of queries (B, T) and of keys (B, S)."""
+    """The ids of the queries (B, T) and of the keys (B, S)."""
     changes: tuple[Tensor, Tensor]
-    """By query and by key: how often the document has changed up to there, in some sequence of the batch."""
+    """For each query and for each key: how often the document has changed so far, in any sequence of the batch."""
 
     @classmethod
     def of(cls, ids: Tensor, key_ids: Tensor) -> "_Places":
@@ -338,7 +338,7 @@ class _Places:
         return cls(torch.from_numpy(first), torch.from_numpy(last), (ids, key_ids), (next(changes), next(changes)))
 
     def seen_by(self, rows: range) -> tuple[int, int]:
-        """The first key of the rows' documents, and one beyond the last."""
+        """The first key of the rows' documents, and the place after the last."""
         first, last = (_array(t)[rows.start : rows.stop] for t in (self.first, self.last))
         return int(first.min()), int(last.max())
 
@@ -352,18 +352,18 @@ class _Places:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    # A map that was moved to a device took its masks along.
+    # The masks of a map were moved together with the map, perhaps to a GPU.
     return tensor.cpu().numpy()
 
 
 def _extent(ids: np.ndarray, key_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By query: the first key of its document and one beyond the last, the widest over the batch."""
+    """For each query: the first key of its document and the place after the last, the widest over the batch."""
     first, last = [], []
     for of_query, of_key in zip(ids, key_ids, strict=True):
         is_sorted = bool((of_key[1:] >= of_key[:-1]).all())
         order = None if is_sorted else np.argsort(of_key, kind="stable")
         in_order = of_key if order is None else of_key[order]
-        # Documents begin where their number does; a stable order keeps their keys in order too.
+        # Documents begin where their number first occurs. A stable order keeps the keys of a document in order.
         begin, end = (np.searchsorted(in_order, of_query, side) for side in ("left", "right"))
         none = begin == end
         begin, end = np.minimum(begin, len(of_key) - 1), np.maximum(end - 1, 0)

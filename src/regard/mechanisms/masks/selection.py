@@ -10,23 +10,23 @@ from regard.mechanisms.shapes import Sizes
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SelectedMask(Mask):
-    """A bound mask seen through a choice of (batch, head) pairs: pair n stands in batch row n, head 0."""
+    """A bound mask with a choice of (batch, head) pairs: pair n stands in batch row n, head 0."""
 
     mask: Mask
     batches: Tensor
     heads: Tensor
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """What the mask says of the pair."""
+        """The answer of the mask for the chosen batch and head."""
         return self.mask.allowed(self.batches[batch], self.heads[batch], query, key)
 
     def depends_on(self) -> frozenset[str]:
-        """Heads have become batch rows."""
+        """The axes of the mask, where the head has become the batch."""
         inner = self.mask.depends_on()
         return frozenset("batch" if axis == "head" else axis for axis in inner)
 
     def factors(self) -> tuple[Mask, ...]:
-        """The mask's own, each seen through the choice if it looks at batch or head."""
+        """The factors of the mask. Those that read batch or head get the same choice."""
         factors = self.mask.factors()
         chosen = (SelectedMask(mask, self.batches, self.heads) for mask in factors)
         return tuple(
@@ -34,15 +34,15 @@ class SelectedMask(Mask):
         )
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The mask's own, which holds for every pair."""
+        """The range of the mask, which holds for every pair."""
         return self.mask.key_range(rows, sizes)
 
     def covers(self, rows: range, columns: range) -> bool:
-        """As the mask does, for every pair."""
+        """Whether the mask covers the block, for every pair."""
         return self.mask.covers(rows, columns)
 
     def is_relative(self) -> bool:
-        """As the mask is."""
+        """Whether the mask is relative."""
         return self.mask.is_relative()
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Masks with the roles of query and key swapped: who may be attended to by whom."""
+"""Masks with the roles of query and key swapped: by whom a key may be attended to."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from regard.mechanisms.masks.selection import SelectedMask
 from regard.mechanisms.shapes import Sizes
 
 OTHER_ROLE = {"query": "key", "key": "query", "batch": "batch", "head": "head"}
+"""From each axis to the axis that it becomes when query and key exchange their roles."""
 
 
 def swapped(mask: Mask) -> Mask:
@@ -50,12 +51,12 @@ def swapped(mask: Mask) -> Mask:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class NotBefore(Mask):
-    """Key >= query + offset: what a causal mask is from the side of its keys."""
+    """`key >= query + offset`: a causal mask with queries and keys swapped."""
 
     offset: int
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Key >= query + offset."""
+        """`key >= query + offset`."""
         return key >= query + self.offset
 
     def depends_on(self) -> frozenset[str]:
@@ -63,7 +64,7 @@ class NotBefore(Mask):
         return frozenset({"query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """From the first row's own position."""
+        """The keys from the position of the first row."""
         return range(max(0, min(sizes.keys, rows.start + self.offset)), sizes.keys)
 
     def __str__(self) -> str:
@@ -72,16 +73,16 @@ class NotBefore(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Swapped(Mask):
-    """A bound mask asked with the roles swapped. Its range is unknown, so that nothing is skipped."""
+    """A bound mask with the roles swapped. Its range of keys is unknown, so no block is skipped."""
 
     mask: Mask
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """What the mask says of the key as the query."""
+        """The answer of the mask with query and key exchanged."""
         return self.mask.allowed(batch, head, key, query)
 
     def depends_on(self) -> frozenset[str]:
-        """The mask's, with the roles swapped."""
+        """The axes of the mask, with query and key exchanged."""
         return frozenset(OTHER_ROLE[axis] for axis in self.mask.depends_on())
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Rotary positions: query and key turned by angles, and how the angles are scaled for longer contexts."""
+"""Rotary positions: query and key are turned by angles, which can be scaled for longer contexts."""
 
 from regard.mechanisms.rotary.layouts import Half as Half
 from regard.mechanisms.rotary.layouts import Interleaved as Interleaved

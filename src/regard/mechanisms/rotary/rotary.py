@@ -1,12 +1,12 @@
-"""Where a token stands, as an angle by which query and key are turned.
+"""The position of a token as an angle by which query and key are turned.
 
     rotary = Rotary(dim=64)
     query, key = rotary.rotate(query, offset=S - T), rotary.rotate(key)
     attention(query, key, value)
 
-Turned by p angles, a query at p and a key at p' meet with the angle between them changed by p - p': their
-score depends on the distance alone. A longer context than the one trained on is reached by slower
-frequencies, which a `Scaling` computes; it is passed in.
+Turning a query at p and a key at p' changes the angle between them by p - p' times the frequency, so that their score
+depends on the distance alone. Slower frequencies reach a longer context than the one in training. A `Scaling`, which
+is passed in, computes them.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Rotary:
     Source: Su et al. 2021 (arXiv:2104.09864), equations 14, 15 and 34: their d is our R.
 
     Raises:
-        ArgumentError: the rotated dimensions are none or odd, or a fraction outside (0, 1].
+        ArgumentError: no dimension or an odd number of them is rotated, or the fraction lies outside (0, 1].
 
     >>> rotary = Rotary(2)
     >>> rotary.rotate(torch.tensor([[1.0, 0.0]] * 3))
@@ -44,11 +44,11 @@ class Rotary:
     base: float = 10_000.0
     """The slowest plane turns once in about 2 pi base positions."""
     layout: Layout = Half()
-    """Which dimensions make a plane: `Half()` or `Interleaved()`. A checkpoint fits one of them only."""
+    """Which dimensions form a plane: `Half()` or `Interleaved()`. A checkpoint fits only one of them."""
     scaling: Scaling | None = None
-    """How the frequencies are slowed: `Linear`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`."""
+    """How the frequencies are slowed: `PositionInterpolation`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`."""
     fraction: float = 1.0
-    """The part of the dimensions that is turned: the first R = int(fraction D). The others stay."""
+    """The part of the dimensions that is turned: the first R = int(fraction D). The others are left unchanged."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.fraction <= 1.0:
@@ -61,24 +61,24 @@ class Rotary:
 
     @property
     def rotated(self) -> int:
-        """R: how many dimensions are turned."""
+        """R: the number of dimensions that are turned."""
         return int(self.dim * self.fraction)
 
     def frequencies(self, length: int | Tensor, device: torch.device | str = "cpu") -> Float[Tensor, " P"]:
-        """The angle per position of each plane, for a sequence of this length; float64 where the device has it."""
+        """The angle per position of each plane, for a sequence of this length; float64 if the device has it."""
         if self.scaling is None:
             return plain_frequencies(self.base, self.rotated, torch.device(device))
         return self.scaling.frequencies(self.base, self.rotated, torch.as_tensor(length, device=device))
 
     def cos_sin(self, positions: Int[Tensor, "*shape"], length: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Cosine and sine (..., R / 2) of the angles at some positions, times the scaling's magnitude.
+        """Cosine and sine (..., R / 2) of the angles at some positions, multiplied by the scaling's magnitude.
 
         Args:
             positions: of any shape.
-            length: the sequence's, which `DynamicNTK` and `LongRoPE` look at; None is the last position plus 1.
+            length: of the sequence; `DynamicNTK` and `LongRoPE` use it. None means the last position plus 1.
 
-        For the same positions in many layers, compute them once and `turn` each layer's query and key. Angles
-        are made in float64 where the device has it: in float32 they would err by 6e-8 of themselves.
+        If many layers use the same positions, compute them once and `turn` the query and key of each layer. The angles
+        are float64 if the device has it. In float32 their relative error would be 6e-8.
         """
         if length is None:
             length = positions.max() + 1 if self.scaling is not None and positions.numel() else 1
@@ -89,7 +89,7 @@ class Rotary:
     def turn(self, x: Float[Tensor, "*shape D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "*shape D"]:
         """Turn vectors by angles whose cosine and sine (..., R / 2) broadcast against them.
 
-        Computed in at least float32, returned in the input's dtype.
+        The computation is in at least float32, and the result has the input's dtype.
 
         Raises:
             ShapeError: x is not D wide.
@@ -114,17 +114,17 @@ class Rotary:
 
         Args:
             x: (batch..., H, T, D), (batch, T, D) or (T, D).
-            offset: vector t stands at position offset + t. The query of a key-value cache gives S - T. A tensor
-                of the batch's shape gives each sequence its own.
-            positions: (T,), or (batch..., T), in place of an offset.
-            length: see `cos_sin`. Query and key of one call must be given the same.
+            offset: vector t stands at position offset + t. With a key-value cache, the query needs the offset S - T. A
+                tensor of the batch's shape gives each sequence its own offset.
+            positions: (T,), or (batch..., T), instead of an offset.
+            length: see `cos_sin`. Query and key of one call need the same length.
 
         Returns:
-            x turned, in its own shape and dtype.
+            the turned x, in its own shape and dtype.
 
         Raises:
-            ShapeError: x is not D wide; offset or positions do not fit it.
-            ArgumentError: both an offset and positions.
+            ShapeError: x is not D wide, or offset or positions do not fit it.
+            ArgumentError: both an offset and positions are given.
 
         >>> rotary, x = Rotary(4), torch.randn(2, 3, 5, 4)
         >>> torch.equal(rotary.rotate(x, offset=2)[..., 0, :], rotary.rotate(x[..., :1, :], offset=2)[..., 0, :])
@@ -132,7 +132,7 @@ class Rotary:
         """
         where = self._where(x, offset, positions)
         if length is None and positions is None and isinstance(offset, int):
-            length = offset + x.shape[-2]  # known without asking the device
+            length = offset + x.shape[-2]  # This needs no value from the device.
         cos, sin = self.cos_sin(where, length)
         has_heads = x.dim() >= 4 and where.dim() > 1
         return self.turn(x, *(t.unsqueeze(-3) if has_heads else t for t in (cos, sin)))

@@ -12,19 +12,19 @@ from regard.errors import ArgumentError
 
 
 class Scaling(ABC):
-    """How the frequencies are slowed for contexts longer than the one trained on."""
+    """How the frequencies are slowed for contexts longer than the one in training."""
 
     @abstractmethod
     def frequencies(self, base: float, dim: int, length: Tensor) -> Float[Tensor, " P"]:
-        """The angle per position of each plane, for R = dim rotated dimensions and the sequence's length ()."""
+        """The angle per position of each plane, for R = dim rotated dimensions and a sequence of this length ()."""
 
     def magnitude(self) -> float:
-        """What cos and sin are multiplied by, so that scores are multiplied by its square."""
+        """The factor of cos and sin; scores are multiplied by its square."""
         return 1.0
 
 
 def plain_frequencies(base: float | Tensor, dim: int, device: torch.device) -> Float[Tensor, " P"]:
-    r"""$\theta_i = base^{-2i/R}$ for i = 0, ..., R/2 - 1, in float64 where the device has it.
+    r"""$\theta_i = base^{-2i/R}$ for i = 0, ..., R/2 - 1, in float64 if the device has it.
 
     >>> plain_frequencies(100.0, 4, torch.device("cpu"))
     tensor([1.0000, 0.1000], dtype=torch.float64)
@@ -51,7 +51,7 @@ class PositionInterpolation(Scaling):
         require_factor("PositionInterpolation", self.factor)
 
     def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
-        """All divided by s."""
+        """All plain frequencies divided by s."""
         return plain_frequencies(base, dim, length.device) / self.factor
 
 
@@ -59,11 +59,11 @@ class PositionInterpolation(Scaling):
 class DynamicNTK(Scaling):
     r"""A base that grows with the sequence: $base \cdot (s \ell / L - (s - 1))^{R/(R-2)}$ for length l > L.
 
-    Up to L tokens nothing changes. The base is that of the length at hand: keys that were turned at another
-    length do not fit (turn the whole sequence again, or give every call the same `length`).
+    Up to L tokens nothing changes. The base depends on the current length, so keys that were turned at another length
+    do not fit (turn the whole sequence again, or give every call the same `length`).
 
     Source: "NTK-aware" and "Dynamic NTK" scaling, posts of /u/bloc97 and /u/emozilla in r/LocalLLaMA, 2023;
-    Peng et al. 2023 (arXiv:2309.00071), section 3, "Dynamic Scaling"; with s as in transformers' `dynamic`.
+    Peng et al. 2023 (arXiv:2309.00071), section 3, "Dynamic Scaling"; the factor s is that of transformers' `dynamic`.
 
     >>> from regard import Rotary
     >>> Rotary(4, scaling=DynamicNTK(factor=2.0, original_length=8)).frequencies(16)
@@ -73,7 +73,7 @@ class DynamicNTK(Scaling):
     factor: float
     """s, at least 1."""
     original_length: int
-    """L: the length trained on."""
+    """L: the length in training."""
 
     def __post_init__(self) -> None:
         require_factor("DynamicNTK", self.factor)
@@ -90,14 +90,14 @@ class DynamicNTK(Scaling):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YaRN(Scaling):
-    r"""Fast planes as they are, slow ones divided by s, those between mixed; and sharper scores.
+    r"""Fast planes stay, slow planes are divided by s, planes between them are mixed, and scores become sharper.
 
     $\theta_i \, (1 - \rho_i + \rho_i / s)$, where $\rho_i$ rises from 0 to 1 between the plane that turns
     `beta_fast` times in L positions and the one that turns `beta_slow` times. cos and sin are multiplied by
-    $\sqrt{1/t} = 0.1 \ln s + 1$ unless `attention_factor` says otherwise.
+    $\sqrt{1/t} = 0.1 \ln s + 1$ unless `attention_factor` is given.
 
-    Source: Peng et al. 2023 (arXiv:2309.00071), section 3, "NTK-by-parts" and "YaRN". The paper lets the mixture
-    rise with the number of turns; the authors' code, transformers and this let it rise with the index i.
+    Source: Peng et al. 2023 (arXiv:2309.00071), section 3, "NTK-by-parts" and "YaRN". In the paper the mixture rises
+    with the number of turns. In the authors' code, in transformers and here it rises with the index i.
 
     >>> from regard import Rotary
     >>> Rotary(8, scaling=YaRN(factor=4.0, original_length=64)).frequencies(10) / Rotary(8).frequencies(10)
@@ -107,15 +107,15 @@ class YaRN(Scaling):
     factor: float
     """s, at least 1."""
     original_length: int
-    """L: the length trained on."""
+    """L: the length in training."""
     beta_fast: float = 32.0
-    """Turns in L positions from which on a plane is left as it is."""
+    """A plane that turns at least this often in L positions is left unchanged."""
     beta_slow: float = 1.0
-    """Turns in L positions below which a plane is slowed by s."""
+    """A plane that turns less often than this in L positions is slowed by s."""
     truncate: bool = True
     """Whether the two planes are rounded outwards to whole indices."""
     attention_factor: float | None = None
-    """What cos and sin are multiplied by; None is 0.1 ln s + 1."""
+    """The factor of cos and sin; None means 0.1 ln s + 1."""
 
     def __post_init__(self) -> None:
         require_factor("YaRN", self.factor)
@@ -136,7 +136,7 @@ class YaRN(Scaling):
         return plain * (1.0 - mixture + mixture / self.factor)
 
     def _index(self, turns: float, base: float, dim: int) -> float:
-        """The (fractional) plane that turns so many times in L positions."""
+        """The (fractional) index of the plane that turns this number of times in L positions."""
         return dim * math.log(self.original_length / (turns * 2.0 * math.pi)) / (2.0 * math.log(base))
 
     def magnitude(self) -> float:
@@ -146,10 +146,10 @@ class YaRN(Scaling):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3(Scaling):
-    r"""Long waves divided by s, short ones as they are, those between mixed by their wavelength.
+    r"""Long waves are divided by s, short waves stay, and waves between them are mixed by their wavelength.
 
-    With $w_i = L \theta_i / 2 \pi$, the turns in L positions: $\theta_i$ for $w_i$ above `high_frequency`,
-    $\theta_i / s$ below `low_frequency`, and between $\theta_i ((1 - \gamma) / s + \gamma)$ with
+    With $w_i = L \theta_i / 2 \pi$, the number of turns in L positions: $\theta_i$ for $w_i$ above `high_frequency`,
+    $\theta_i / s$ for $w_i$ below `low_frequency`, and between them $\theta_i ((1 - \gamma) / s + \gamma)$ with
     $\gamma = (w_i - low) / (high - low)$.
 
     Source: Llama 3.1's released code, `apply_scaling` in meta-llama/llama-models; Llama team 2024
@@ -163,11 +163,11 @@ class Llama3(Scaling):
     factor: float = 8.0
     """s, at least 1."""
     low_frequency: float = 1.0
-    """Turns in L positions below which a plane is slowed by s."""
+    """A plane that turns less often than this in L positions is slowed by s."""
     high_frequency: float = 4.0
-    """Turns in L positions above which a plane is left as it is."""
+    """A plane that turns more often than this in L positions is left unchanged."""
     original_length: int = 8192
-    """L: the length trained on."""
+    """L: the length in training."""
 
     def __post_init__(self) -> None:
         require_factor("Llama3", self.factor)
@@ -186,12 +186,12 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRoPE(Scaling):
-    r"""A searched divisor for each plane: $\theta_i / \lambda_i$, one set up to L positions, another beyond.
+    r"""$\theta_i / \lambda_i$: each plane has its own divisor, found by a search; beyond L a second set is used.
 
-    cos and sin are multiplied by $\sqrt{1 + \ln s / \ln L}$ unless `attention_factor` says otherwise. The set
-    is that of the length at hand: keys that were turned under the other set do not fit.
+    cos and sin are multiplied by $\sqrt{1 + \ln s / \ln L}$ unless `attention_factor` is given. The current length
+    decides which set is used, so keys that were turned with the other set do not fit.
 
-    Source: Ding et al. 2024 (arXiv:2402.13753), section 3; the two sets and the magnitude as in Phi-3's
+    Source: Ding et al. 2024 (arXiv:2402.13753), section 3; the two sets and the magnitude follow Phi-3's
     released code and transformers' `longrope`.
 
     >>> from regard import Rotary
@@ -201,15 +201,15 @@ class LongRoPE(Scaling):
     """
 
     short_factor: tuple[float, ...]
-    """The divisors up to L positions, R / 2 of them."""
+    """The R / 2 divisors for lengths up to L."""
     long_factor: tuple[float, ...]
-    """The divisors beyond."""
+    """The R / 2 divisors for lengths beyond L."""
     factor: float
-    """s: the longest length over L."""
+    """s: the longest length divided by L."""
     original_length: int
-    """L: the length trained on."""
+    """L: the length in training."""
     attention_factor: float | None = None
-    """What cos and sin are multiplied by; None is sqrt(1 + ln s / ln L), and 1 for s <= 1."""
+    """The factor of cos and sin; None means sqrt(1 + ln s / ln L), and 1 for s <= 1."""
 
     def __post_init__(self) -> None:
         require_length("LongRoPE", self.original_length)
@@ -219,7 +219,7 @@ class LongRoPE(Scaling):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
-        """Each divided by its own."""
+        """Each plain frequency, divided by its own divisor."""
         plain = plain_frequencies(base, dim, length.device)
         divisors = self.long_factor, self.short_factor
         for factors in divisors:
@@ -244,12 +244,12 @@ def widest_dtype(device: torch.device) -> torch.dtype:
 
 
 def require_factor(name: str, factor: float) -> None:
-    """Refuse a factor that would shorten the context."""
+    """Refuse a factor below 1, which would shorten the context."""
     if factor < 1.0:
         raise ArgumentError(f"{name} stretches the context by a factor of at least 1, got {factor}")
 
 
 def require_length(name: str, length: int) -> None:
-    """Refuse a length of training of which no logarithm can be taken."""
+    """Refuse a training length that has no positive logarithm."""
     if length < 2:
         raise ArgumentError(f"{name} needs the length trained on as original_length, at least 2, got {length}")

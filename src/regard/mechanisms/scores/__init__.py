@@ -1,4 +1,4 @@
-"""How a query and a key become a number."""
+"""Scores: functions of a query and a key that give one number."""
 
 from regard.mechanisms.scores.additive import Additive as Additive
 from regard.mechanisms.scores.base import Bilinear as Bilinear

@@ -11,7 +11,7 @@ from regard.errors import ShapeError
 from regard.mechanisms.scores.base import Score, ScorePull
 
 SWEEP = 1 << 18
-"""Numbers that an additive score's buffer holds: 1 MiB in float32."""
+"""The numbers in the buffer of an additive score: 1 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,9 +21,8 @@ class Additive(Score):
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.1.2: their $v_a$, $W_a$ and $U_a$ are our
     `vector`, `query_weight` and `key_weight`.
 
-    Leave a weight out where the query or key is already projected (keys that are projected once and
-    attended many times, as in a decoder). The projections run once; only the sum, the tanh and the
-    product with v are made for each pair.
+    Leave out a weight if the query or key is already projected (keys that are projected once and attended to many
+    times, as in a decoder). The projections run once. Only the sum, the tanh and the product with v run for each pair.
 
     >>> score = Additive(torch.ones(2), query_weight=torch.eye(2), key_weight=torch.zeros(2, 3))
     >>> q, k = score.prepare(torch.ones(1, 2), torch.ones(4, 3))
@@ -34,9 +33,9 @@ class Additive(Score):
     vector: Float[Tensor, " A"]
     """v: one weight for each hidden unit."""
     query_weight: Float[Tensor, "A Dq"] | None = None
-    """W_q; None where the query is already A wide."""
+    """W_q; None if the query already has the width A."""
     key_weight: Float[Tensor, "A Dk"] | None = None
-    """W_k; None where the key is already A wide."""
+    """W_k; None if the key already has the width A."""
 
     @classmethod
     def concat(cls, vector: Float[Tensor, " A"], weight: Float[Tensor, "A width"], query_dim: int) -> "Additive":
@@ -66,16 +65,16 @@ class Additive(Score):
     def block(
         self, query: Float[Tensor, "*batch t A"], key: Float[Tensor, "*batch s A"]
     ) -> Float[Tensor, "*batch t s"]:
-        """Scores of a block; holds (t, s, A) numbers while it runs, or fewer where no gradient is asked for."""
+        """Scores of a block. It holds (t, s, A) numbers while it runs, or fewer if no gradient is needed."""
         takes_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, self.vector))
         if not takes_gradient and query.shape[-2] * key.shape[-2] * key.shape[-1] > SWEEP:
             return self._swept(query, key)
-        # In place: the sum is needed by nobody else, nor by its own gradient.
+        # In place: nothing else needs the sum, and neither does its gradient.
         hidden = (query[..., :, None, :] + key[..., None, :, :]).tanh_()
         return hidden @ self.vector.to(hidden.dtype)
 
     def _swept(self, query: Tensor, key: Tensor) -> Tensor:
-        """The same through one small buffer that stays in the cache."""
+        """The same, through one small buffer that stays in the cache."""
         *batch, t, dim = query.shape
         s = key.shape[-2]
         scores = query.new_empty(*batch, t, s)
@@ -103,11 +102,11 @@ class Additive(Score):
         return hidden @ vector, pull
 
     def learned(self) -> tuple[Tensor, ...]:
-        """V; the projections are made before."""
+        """The vector v. The projections are not listed: `prepare` has applied them."""
         return (self.vector,)
 
     def pair_width(self, dim: int) -> int:
-        """The hidden units."""
+        """One number for each hidden unit."""
         return self.vector.shape[-1]
 
     def __str__(self) -> str:

@@ -1,9 +1,8 @@
-"""How a query and a key become a score.
+"""Scores: functions of a query and a key that give one number.
 
-A score is an object with two steps. `prepare` acts once on the whole query and key (a projection, a
-normalization of their length); `block` turns any block of prepared queries and keys into scores. A
-score that is a scaled dot product after `prepare` says so in `dot_scale`, and then the fused kernels
-can run it.
+A score is an object with two steps. `prepare` runs once on the whole query and key (a projection, a normalization
+of their length). `block` turns any block of prepared queries and keys into scores. If a score is a scaled dot
+product after `prepare`, its `dot_scale` says so, and the fused kernels can run it.
 """
 
 from abc import ABC, abstractmethod
@@ -15,20 +14,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-
-_KEEPING = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-"""What is chosen for some heads is one graph for all tiles."""
-
+from regard.mechanisms.block_gradient import pull_through_graph
 
 ScorePull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
-"""From the gradient of a block of scores, which it may write into, to those of the block's queries and keys.
+"""From the gradient of a block of scores to the gradients of the block's queries and keys.
 
-The gradients of what is learned are added to the tensors that come second. It is called once.
+It may overwrite its first argument, and adds the gradients of the learned tensors to those in its second argument.
+It is called once.
 """
 
 
 class Score(ABC):
-    """What a score answers."""
+    """The interface of a score."""
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
         """Transform the whole query and key once, in memory linear in their lengths."""
@@ -50,30 +47,30 @@ class Score(ABC):
         return ()
 
     def select(self, heads: Tensor) -> "Score":
-        """The score of some heads, each as a batch row of one head; a score without heads is its own."""
+        """The score of some heads, each as a batch row of one head. A score without heads returns itself."""
         return self
 
     def pair_width(self, dim: int) -> int:
-        """How many numbers `block` holds for each pair while it runs."""
+        """The numbers that `block` holds for each pair while it runs."""
         return 1
 
     def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
-        """`block` without a graph, as scores that may be written into, and how their gradient goes back.
+        """`block` without a graph, as scores that may be overwritten, and the function that takes their gradient back.
 
-        `learned` are those tensors of `learned()` that take a gradient, of the score that this one was selected from.
-        Autograd answers, unless a score knows a shorter way.
+        `learned` are the tensors of `learned()` that take a gradient, of the score that this score was selected from.
+        Autograd does the work, unless a subclass knows a shorter way.
         """
         scale = self.dot_scale(query.shape[-1])
         return _by_autograd(self, query, key, learned) if scale is None else _dot(query, key, scale)
 
     def dot_scale(self, dim: int) -> float | None:
-        """The factor c if the score is c * (query . key) for prepared vectors of width dim, else None."""
+        """The factor c, if the score is c * (query . key) for prepared vectors of width dim; else None."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledDot(Score):
-    r"""$s_{ij} = c \, q_i \cdot k_j$, with $c = 1/\sqrt{D}$ unless given.
+    r"""$s_{ij} = c \, q_i \cdot k_j$, with $c = 1/\sqrt{D}$ unless c is given.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1; their $d_k$ is our D.
 
@@ -82,16 +79,16 @@ class ScaledDot(Score):
     """
 
     scale: float | None = None
-    """c; None is 1/sqrt(D)."""
+    """c; None means 1/sqrt(D)."""
 
     def dot_scale(self, dim: int) -> float:
-        """C for vectors of width dim."""
+        """The factor c for vectors of width dim."""
         return dim**-0.5 if self.scale is None else self.scale
 
     def block(
         self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
     ) -> Float[Tensor, "*batch t s"]:
-        """C * query @ key^T."""
+        """`c * query @ key^T`."""
         return (query * self.dot_scale(query.shape[-1])) @ key.mT
 
     def __str__(self) -> str:
@@ -109,8 +106,22 @@ def Dot() -> ScaledDot:
     return ScaledDot(scale=1.0)
 
 
+class PreparedDot(Score):
+    """A score that is the dot product of the vectors that `prepare` makes. Subclasses say `prepare`."""
+
+    def dot_scale(self, dim: int) -> float:
+        """1: every factor is in the prepared vectors."""
+        return 1.0
+
+    def block(
+        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """query @ key^T of the prepared vectors."""
+        return query @ key.mT
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Cosine(Score):
+class Cosine(PreparedDot):
     r"""$s_{ij} = \tau \, \frac{q_i}{\lVert q_i \rVert} \cdot \frac{k_j}{\lVert k_j \rVert}$.
 
     Source: Henry et al. 2020 (arXiv:2010.04245), equation 6, whose learned g is our `temperature`.
@@ -120,30 +131,20 @@ class Cosine(Score):
     """
 
     temperature: float | Float[Tensor, "..."] = 1.0
-    """tau: a number, a learned scalar, or one for each head (H,)."""
+    """tau: a number, a learned scalar, or one number for each head (H,)."""
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
-        """Vectors of length tau and 1; a zero vector stays zero."""
+        """A query of length tau and a key of length 1. A zero vector stays zero."""
         query, key = same_width(self, query, key)
         query, key = torch.nn.functional.normalize(query, dim=-1), torch.nn.functional.normalize(key, dim=-1)
         return query * per_head(self.temperature, query).to(query.dtype), key
-
-    def dot_scale(self, dim: int) -> float:
-        """1: the temperature is in the query."""
-        return 1.0
-
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
-        """query @ key^T."""
-        return query @ key.mT
 
     def __str__(self) -> str:
         return "cosine"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bilinear(Score):
+class Bilinear(PreparedDot):
     r"""$s_{ij} = q_i^\top W k_j$.
 
     Source: Luong et al. 2015 (arXiv:1508.04025), equation 8 ("general"): their $W_a$ is our `weight`.
@@ -163,16 +164,6 @@ class Bilinear(Score):
                 f"got {query.shape[-1]} and {key.shape[-1]}"
             )
         return query @ self.weight, key
-
-    def dot_scale(self, dim: int) -> float:
-        """1."""
-        return 1.0
-
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
-        """query @ key^T, the query being projected."""
-        return query @ key.mT
 
     def __str__(self) -> str:
         return "bilinear score"
@@ -196,28 +187,28 @@ class SoftCapped(Score):
             raise ArgumentError(f"cap must be above 0, got {self.cap}")
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
-        """The inner score's."""
+        """The vectors that the inner score prepares."""
         return self.score.prepare(query, key)
 
     @property
     def is_declared(self) -> bool:
-        """The inner score's."""
+        """Whether the inner score is declared."""
         return self.score.is_declared
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The inner score's."""
+        """The learned tensors of the inner score."""
         return self.score.learned()
 
     def select(self, heads: Tensor) -> "Score":
-        """The inner score's, capped."""
+        """The selected inner score, capped in the same way."""
         return SoftCapped(self.score.select(heads), self.cap)
 
     def pair_width(self, dim: int) -> int:
-        """The inner score's."""
+        """The pair width of the inner score."""
         return self.score.pair_width(dim)
 
     def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
-        """The inner score's, times 1 - tanh^2."""
+        """The derivative of the inner score, times 1 - tanh^2."""
         inner, pull_inner = self.score.linearize(query, key, learned)
         capped = inner.div_(self.cap).tanh_()
 
@@ -237,7 +228,7 @@ class SoftCapped(Score):
 
 
 def _dot(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, ScorePull]:
-    """A block of scaled dot products, and how a gradient goes back through it."""
+    """A block of scaled dot products, and the function that takes its gradient back."""
     query = query * scale
 
     def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -247,29 +238,25 @@ def _dot(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, ScorePull]:
 
 
 def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
-    """A block of scores, and how a gradient goes back through it by autograd."""
+    """A block of scores, and the function that takes its gradient back by autograd."""
     query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
     with torch.enable_grad():
         scores = score.block(query, key)
 
     def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        inputs = (query, key, *learned)
-        d_query, d_key, *others = torch.autograd.grad(scores, inputs, grad, **_KEEPING)
-        for total, other in zip(totals, others, strict=True):
-            total += other
-        return d_query, d_key
+        return pull_through_graph(scores, grad, (query, key), learned, totals)
 
-    # What autograd has saved must not be written into.
+    # Autograd has saved these scores, so a copy is returned, which may be overwritten.
     return scores.detach().clone(), pull
 
 
 def per_head(value: float | Tensor, query: Tensor) -> Tensor:
-    """A number, or one for each head (H,), so that it multiplies (..., H, T, D).
+    """Shape a number, or one number for each head (H,), so that it multiplies (..., H, T, D).
 
     Raises:
-        ShapeError: as many numbers as there are heads were expected.
+        ShapeError: there is neither one number nor one number for each head.
     """
-    # A Python number keeps its digits until it meets the dtype of what it multiplies.
+    # As float64, a Python number keeps all its digits until it is multiplied.
     tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device=query.device)
     if tensor.dim() != 1:
         return tensor
@@ -279,10 +266,10 @@ def per_head(value: float | Tensor, query: Tensor) -> Tensor:
 
 
 def same_width(score: Score, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key, if they are of one width.
+    """Return query and key if they have the same width.
 
     Raises:
-        ShapeError: they are not.
+        ShapeError: their widths differ.
     """
     if query.shape[-1] != key.shape[-1]:
         raise ShapeError(f"{score} needs query and key of one width, got {query.shape[-1]} and {key.shape[-1]}")

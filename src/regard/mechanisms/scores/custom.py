@@ -12,11 +12,11 @@ from regard.mechanisms.scores.base import Score
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Custom(Score):
-    """A score of one's own: any function from (..., t, D) queries and (..., s, D) keys to (..., t, s) scores.
+    """A score defined by the caller: any function from (..., t, D) queries and (..., s, D) keys to (..., t, s) scores.
 
-    It runs on `reference` and `tiled`, with gradients, also to tensors that the function closes over.
-    `regard.attention(..., score=function)` makes one. It must treat every query and key alike: it is asked
-    for blocks.
+    It runs on `reference` and `tiled`, with gradients, which also reach tensors that the function closes over.
+    `regard.attention(..., score=function)` makes such a score. The function is called on blocks, so it must treat
+    every query and every key alike.
 
     >>> import torch
     >>> Custom(lambda q, k: -torch.cdist(q, k, p=1.0)).block(torch.zeros(1, 2), torch.ones(3, 2))
@@ -26,25 +26,25 @@ class Custom(Score):
     function: Callable[[Tensor, Tensor], Tensor]
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
-        """As they are; the widths are the function's affair."""
+        """Query and key unchanged. The function decides which widths it accepts."""
         return query, key
 
     @property
     def is_declared(self) -> bool:
-        """What a function closes over cannot be seen from outside."""
+        """False, because the tensors that a function closes over cannot be seen from outside."""
         return False
 
     def pair_width(self, dim: int) -> int:
-        """A guess: scores that take differences hold D numbers for each pair."""
+        """An estimate: scores that use differences hold D numbers for each pair."""
         return dim
 
     def block(
         self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
     ) -> Float[Tensor, "*batch t s"]:
-        """What the function says.
+        """The scores that the function returns.
 
         Raises:
-            ShapeError: it does not answer with one score for each pair.
+            ShapeError: the function does not return one score for each pair.
         """
         scores = self.function(query, key)
         expected = (*query.shape[:-1], key.shape[-2])
@@ -61,10 +61,10 @@ class Custom(Score):
 
 
 def as_score(score: object) -> Score:
-    """A score from what a caller may hand over.
+    """The score for what the caller gave.
 
     Raises:
-        ArgumentError: neither a score nor a function.
+        ArgumentError: it is neither a score nor a function.
     """
     if isinstance(score, Score):
         return score

@@ -1,12 +1,12 @@
-"""Kernels of a distance, as scores: attention pooling after Nadaraya and Watson.
+"""Kernels of a distance as scores: the attention pooling of Nadaraya and Watson.
 
 A kernel score is the logarithm of the kernel, so that softmax divides each weight by the sum of its row:
 $P_{ij} = K(q_i, k_j) / \\sum_l K(q_i, k_l)$, which is the estimator of Nadaraya (1964) and Watson (1964). With
-`Unnormalized()` the weights are the kernel's values as they are. Where a compact kernel is 0 the score is
--inf, and a query that no key is near to has the weight 0 everywhere.
+`Unnormalized()` the weights are the values of the kernel themselves. If a compact kernel is 0, its score is -inf.
+A query that has no key near it has the weight 0 everywhere.
 
-`u` stands for $\\lVert q - k \\rVert / w$ with the width w, a number or a learned tensor: a scalar, or one for
-each head (H,).
+`u` means $\\lVert q - k \\rVert / w$. The width w is a number or a learned tensor, which is a scalar or has one number
+for each head (H,).
 """
 
 from abc import abstractmethod
@@ -17,18 +17,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.mechanisms.scores.base import Score, per_head, same_width
+from regard.mechanisms.scores.base import PreparedDot, Score, per_head, same_width
 
 Width = float | Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gaussian(Score):
+class Gaussian(PreparedDot):
     r"""$\log K = -u^2 / 2$.
 
     It runs on the fused kernels, as the dot product of $[q, 1, -\lVert q \rVert^2 / 2] / w^2$ and
-    $[k, -\lVert k \rVert^2 / 2, 1]$. Positions are taken from the mean of the keys; what is left of rounding
-    is about $6 \cdot 10^{-8}\, (R / w)^2$ of a weight in float32, where R is how far the keys spread.
+    $[k, -\lVert k \rVert^2 / 2, 1]$. Positions are measured from the mean of the keys. The rounding error that remains
+    is about $6 \cdot 10^{-8}\, (R / w)^2$ of a weight in float32, where R is the spread of the keys.
 
     Source: Nadaraya 1964; Watson 1964; Zhang et al., Dive into Deep Learning, section 11.2.
 
@@ -41,9 +41,9 @@ class Gaussian(Score):
     """w: the standard deviation."""
 
     def prepare(self, query: Float[Tensor, "*queries T D"], key: Float[Tensor, "*keys S D"]) -> tuple[Tensor, Tensor]:
-        """Vectors two wider whose dot product is the score, in at least float32."""
+        """Vectors with two more dimensions whose dot product is the score, in at least float32."""
         query, key = same_width(self, query, key)
-        # Squares cancel: half precision would leave nothing of them.
+        # The squares cancel; in half precision no digits would remain.
         dtype = torch.promote_types(query.dtype, torch.float32)
         query, key = query.to(dtype), key.to(dtype)
         # A shift changes no distance, so it takes no gradient.
@@ -57,39 +57,29 @@ class Gaussian(Score):
         precision = per_head(self.width, query).to(dtype) ** -2
         return torch.cat([query, one_q, half_q], -1) * precision, torch.cat([key, half_k, one_k], -1)
 
-    def dot_scale(self, dim: int) -> float:
-        """1."""
-        return 1.0
-
-    def block(
-        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
-    ) -> Float[Tensor, "*batch t s"]:
-        """query @ key^T of the prepared vectors."""
-        return query @ key.mT
-
     def __str__(self) -> str:
         return "Gaussian kernel"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistanceKernel(Score):
-    """A kernel of the distance, taken from differences: D numbers for each pair while a block runs."""
+    """A kernel computed from differences of vectors: it holds D numbers for each pair while a block runs."""
 
     width: Width = 1.0
-    """w: where u is 1."""
+    """w: the distance at which u is 1."""
 
     def learned(self) -> tuple[Tensor, ...]:
         """The width, if it is a tensor."""
         return (self.width,) if isinstance(self.width, Tensor) else ()
 
     def select(self, heads: Tensor) -> Self:
-        """The widths of those heads, each in a batch row of its own."""
+        """The widths of these heads, each in its own batch row."""
         if not isinstance(self.width, Tensor) or self.width.numel() == 1:
             return self
         return replace(self, width=self.width.reshape(-1)[heads][:, None, None, None])
 
     def pair_width(self, dim: int) -> int:
-        """The differences."""
+        """One difference for each dimension."""
         return dim
 
     def block(
@@ -127,7 +117,7 @@ class Boxcar(DistanceKernel):
     """
 
     def log_kernel(self, squared: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t s"]:
-        """0 or -inf; without a gradient, for it is flat."""
+        """0 or -inf. There is no gradient, because the kernel is flat."""
         return torch.where(squared < 1, 0.0 * squared, -torch.inf)
 
 
@@ -145,7 +135,7 @@ class Epanechnikov(DistanceKernel):
 
 
 class Triangular(DistanceKernel):
-    r"""$K = 1 - u$ where $u < 1$, else 0: what Dive into Deep Learning calls Epanechikov.
+    r"""$K = 1 - u$ where $u < 1$, else 0. Dive into Deep Learning calls this kernel Epanechikov.
 
     >>> Triangular().log_kernel(torch.tensor([0.0, 0.25, 1.0])).exp()
     tensor([1.0000, 0.5000, 0.0000])
@@ -158,7 +148,7 @@ class Triangular(DistanceKernel):
 
 
 class Constant(DistanceKernel):
-    r"""$K = 1$: the mean of the values.
+    r"""$K = 1$: attention gives the mean of the values.
 
     >>> Constant().log_kernel(torch.tensor([3.0]))
     tensor([0.])
@@ -170,6 +160,6 @@ class Constant(DistanceKernel):
 
 
 def _root(squared: Tensor) -> Tensor:
-    """The square root, with the gradient 0 where it has none."""
+    """The square root, with the gradient 0 at 0, where the true gradient is infinite."""
     positive = squared > 0
     return torch.where(positive, squared.masked_fill(~positive, 1.0).sqrt(), 0.0)

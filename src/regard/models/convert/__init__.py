@@ -1,10 +1,10 @@
-"""Weights from elsewhere: a folder in Hugging Face's format as one of our own, readable models.
+"""Weights from elsewhere: a folder in Hugging Face's format becomes one of the readable models of this package.
 
     pretrained = from_huggingface("opus-mt-en-de")
     pretrained.model.attend(source, source_lengths, target_input)
 
-config.json says which family it is and model.safetensors (or the shards of its index) holds the tensors.
-Pickled weights are never loaded, and no code of the folder is run.
+config.json names the family, and model.safetensors (or the shards of its index) holds the tensors. Pickled weights are
+never loaded, and no code of the folder is run.
 """
 
 from collections.abc import Callable
@@ -34,34 +34,34 @@ FAMILIES: dict[str, ReadFamily] = {
     "pegasus": pegasus,
     "t5": t5,
 }
-"""By the `model_type` of config.json."""
+"""From the `model_type` of config.json to the function that builds the model."""
 
 
 class Pretrained(NamedTuple):
-    """A model that was trained elsewhere, and what its tokens mean."""
+    """A model that was trained elsewhere, with the meaning of its special tokens."""
 
     model: Any
     """In evaluation mode, float32: a `Transformer`, a `DecoderOnly` or an `EncoderOnly`."""
     family: str
     """The `model_type` of config.json."""
     begin_id: int | None
-    """What a target, or a text that is generated, begins with."""
+    """The token with which a target, or a generated text, begins."""
     end_ids: tuple[int, ...]
-    """Any of them ends it."""
+    """The tokens that end a text."""
     pad_id: int | None
     banned_ids: tuple[int, ...]
-    """Tokens that are never to be generated."""
+    """Tokens that must never be generated."""
 
 
 def from_huggingface(folder: Path | str) -> Pretrained:
     """Read the model in a folder that Hugging Face's `save_pretrained` wrote.
 
     Args:
-        folder: with config.json and model.safetensors, or model.safetensors.index.json and its shards.
+        folder: has config.json and model.safetensors, or model.safetensors.index.json and its shards.
 
     Raises:
-        RunFolderError: the folder is foreign, cut short, of a family or variant that is not known here, its
-            weights are pickled, or its tensors are not those of its configuration.
+        RunFolderError: the folder is foreign or cut short, its family or variant is not supported, its weights
+            are pickled, or its tensors are not those of its configuration.
         MissingExtraError: safetensors is not installed.
     """
     folder = Path(folder)
@@ -75,7 +75,7 @@ def from_huggingface(folder: Path | str) -> Pretrained:
 
 
 def _tokens(folder: Path, settings: Settings) -> tuple[int | None, tuple[int, ...], int | None, tuple[int, ...]]:
-    """Begin, end, padding and banned tokens: generation_config.json's where it has them, else config.json's."""
+    """Begin, end, padding and banned tokens, from generation_config.json or else from config.json."""
     path = folder / "generation_config.json"
     values = dict(settings.values) | (
         {name: value for name, value in read_object(path).items() if value is not None} if path.is_file() else {}
@@ -85,6 +85,6 @@ def _tokens(folder: Path, settings: Settings) -> tuple[int | None, tuple[int, ..
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     banned = [word[0] for word in values.get("bad_words_ids") or [] if len(word) == 1]
     if begin is None:
-        # T5 begins with its padding; what only continues a text begins with its begin mark.
+        # T5 begins with its padding token; a model that only continues text begins with its begin token.
         begin = values.get("pad_token_id") if settings.values.get("is_encoder_decoder") else values.get("bos_token_id")
     return begin, tuple(ends), values.get("pad_token_id"), tuple(banned)

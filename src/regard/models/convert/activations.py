@@ -1,4 +1,4 @@
-"""Activations by the names that Hugging Face's configurations give them."""
+"""Activation functions by their names in Hugging Face's configurations."""
 
 from collections.abc import Callable
 from functools import partial

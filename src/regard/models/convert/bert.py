@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019, arXiv:1810.04805): the encoder, and the head for masked tokens if there is one.
 
-Post-norm with learned positions and segments, the embeddings normalised. The pooler and the other heads
+It is post-norm with learned positions and segments, and its embeddings are normalised. The pooler and the other heads
 are left out.
 """
 
@@ -32,10 +32,10 @@ class Transform(nn.Module):
 
 
 class NoHead(nn.Module):
-    """In the place of a head that the folder does not have."""
+    """Stands in the place of a head that the folder does not have."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Says so.
+        """Refuse to run.
 
         Raises:
             ArgumentError: always.
@@ -48,7 +48,7 @@ def bert(settings: Settings, weights: Weights) -> EncoderOnly:
     if settings.get("is_decoder", bool, False) or settings.get("add_cross_attention", bool, False):
         raise RunFolderError(f"{settings.source} is of a BERT that decodes; regard reads the encoder")
     weights.strip_prefix("bert.")
-    # The first folders name gain and offset of a norm as TensorFlow does.
+    # The oldest folders name the gain and the offset of a norm as TensorFlow does.
     weights.rename(".gamma", ".weight")
     weights.rename(".beta", ".bias")
     weights.drop("embeddings.position_ids", "pooler.*", "cls.seq_relationship.*", "classifier.*", "qa_outputs.*")
@@ -83,7 +83,7 @@ def bert(settings: Settings, weights: Weights) -> EncoderOnly:
 
 
 def _move(settings: Settings, weights: Weights) -> bool:
-    """Move all tensors; answers whether there is a head."""
+    """Move all tensors, and return whether there is a head."""
     weights.move("embeddings.word_embeddings", "embedding")
     weights.move("embeddings.position_embeddings", "positions")
     weights.move("embeddings.token_type_embeddings", "segments")

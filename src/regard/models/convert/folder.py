@@ -1,4 +1,4 @@
-"""A folder as Hugging Face's `save_pretrained` writes it: its settings and its tensors, and nothing run from it."""
+"""A folder written by Hugging Face's `save_pretrained`: its settings and its tensors. No code of it is run."""
 
 import json
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ class Settings:
         self.values, self.source = values, source
 
     def get(self, name: str, kind: type[T], default: T | None = None) -> T:
-        """A value; the default where it is absent or null.
+        """A value; the default if it is absent or null.
 
         Raises:
-            RunFolderError: it is absent and has no default, or is of another type.
+            RunFolderError: the value is absent and has no default, or it has another type.
         """
         value = self.values.get(name)
         if value is None:
@@ -45,10 +45,10 @@ class Settings:
         return value
 
     def one_of(self, name: str, choices: Mapping[str, T], default: str | None = None) -> T:
-        """What a value stands for among some that are known.
+        """The entry of `choices` that a value names.
 
         Raises:
-            RunFolderError: it is none of them.
+            RunFolderError: the value names none of them.
         """
         value = self.get(name, str, default)
         if value not in choices:
@@ -61,7 +61,7 @@ def read_settings(folder: Path) -> Settings:
     """The configuration of the model in a folder.
 
     Raises:
-        RunFolderError: there is none, or it is not whole.
+        RunFolderError: there is no configuration, or it is not complete.
     """
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a folder; expected one with a config.json and a {WEIGHTS}")
@@ -71,10 +71,10 @@ def read_settings(folder: Path) -> Settings:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
-        RunFolderError: the file cannot be read, or holds something else.
+        RunFolderError: the file cannot be read, or it holds something else.
     """
     try:
         value = json.loads(path.read_bytes())
@@ -89,7 +89,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of model.safetensors, or of the shards that its index names.
 
     Raises:
-        RunFolderError: a file is absent, cut short or foreign, or there are pickled weights only.
+        RunFolderError: a file is absent, cut short or foreign, or the folder has only pickled weights.
         MissingExtraError: safetensors is not installed.
     """
     if (folder / WEIGHTS).is_file():

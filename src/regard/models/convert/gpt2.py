@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019, "Language models are unsupervised multitask learners").
 
-Pre-norm with learned positions and GELU by tanh; its linear layers are stored input by output.
+It is pre-norm with learned positions and GELU by tanh. Its linear layers are stored as (input, output).
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ def gpt2(settings: Settings, weights: Weights) -> DecoderOnly:
         if settings.get(name, bool, False):
             raise RunFolderError(f"{settings.source}: regard reads no GPT-2 with {name}")
     weights.strip_prefix("transformer.")
-    weights.drop("h.*.attn.bias", "h.*.attn.masked_bias")  # causal masks, not weights
+    weights.drop("h.*.attn.bias", "h.*.attn.masked_bias")  # these are causal masks, not weights
     tied = _move(settings, weights)
     dim = settings.get("n_embd", int)
     dropout, norm = settings.get("resid_pdrop", float, 0.1), partial(nn.LayerNorm, eps=_eps(settings))
@@ -59,7 +59,7 @@ def _eps(settings: Settings) -> float:
 
 
 def _move(settings: Settings, weights: Weights) -> bool:
-    """Move all tensors; answers whether the output layer is the embedding."""
+    """Move all tensors, and return whether the output layer is the embedding."""
     weights.ours["embedding.weight"] = weights.take_any("wte.weight", "lm_head.weight")
     weights.move("wpe", "positions")
     weights.move("ln_f", "final_norm")

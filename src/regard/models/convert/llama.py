@@ -21,7 +21,7 @@ NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
 def llama(settings: Settings, weights: Weights) -> DecoderOnly:
     """A Llama model."""
     weights.strip_prefix("model.")
-    weights.drop("layers.*.self_attn.rotary_emb.inv_freq")  # computed, not learned
+    weights.drop("layers.*.self_attn.rotary_emb.inv_freq")  # this is computed, not learned
     tied = _move(settings, weights)
     dim, heads = settings.get("hidden_size", int), settings.get("num_attention_heads", int)
     head_dim = settings.get("head_dim", int, dim // heads)
@@ -56,7 +56,7 @@ def llama(settings: Settings, weights: Weights) -> DecoderOnly:
 
 
 def _move(settings: Settings, weights: Weights) -> bool:
-    """Move all tensors; answers whether the output layer is the embedding."""
+    """Move all tensors, and return whether the output layer is the embedding."""
     weights.ours["embedding.weight"] = weights.take_any("embed_tokens.weight", "lm_head.weight")
     weights.move("norm", "final_norm")
     for number in range(settings.get("num_hidden_layers", int)):
@@ -71,7 +71,7 @@ def _move(settings: Settings, weights: Weights) -> bool:
 
 
 def _rotary(settings: Settings, head_dim: int) -> Rotary:
-    """From `rope_parameters`, or from `rope_theta` and `rope_scaling` as folders had them before."""
+    """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, which older folders have."""
     values = settings.values.get("rope_parameters") or settings.values.get("rope_scaling") or {}
     base = settings.get("rope_theta", float, 10_000.0)
     rope = Settings({"rope_theta": base, **values}, settings.source)
@@ -128,4 +128,4 @@ SCALINGS: dict[str, Scale] = {
     "llama3": _llama3,
     "longrope": _longrope,
 }
-"""By the `rope_type` of a configuration, given its values and the longest sequence."""
+"""From the `rope_type` of a configuration to a function of its values and the longest sequence."""

@@ -1,7 +1,7 @@
 """T5 (Raffel et al. 2020, arXiv:1910.10683), and its version 1.1 with gated feed-forward networks.
 
-Pre-norm with RMSNorm, no biases in linear layers, scores that are not scaled, and a bias of relative
-positions that all layers of a stack share; nothing is added to embeddings, and these are not scaled.
+It is pre-norm with RMSNorm, without biases in linear layers. Scores are not scaled, and all layers of a stack share
+a bias of relative positions. Nothing is added to embeddings, and these are not scaled.
 """
 
 from functools import partial
@@ -17,7 +17,6 @@ from regard.models.transformer import Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, NoPositions, PreNorm, RelativeBias
 
 NAMES = ("q", "k", "v", "o")
-# "gated-gelu" means the approximation by tanh there, "gelu" alone the exact function.
 FEED_FORWARDS: dict[str, tuple[type[FeedForward] | type[GatedFeedForward], str]] = {
     "relu": (FeedForward, "relu"),
     "gelu": (FeedForward, "gelu"),
@@ -25,6 +24,7 @@ FEED_FORWARDS: dict[str, tuple[type[FeedForward] | type[GatedFeedForward], str]]
     "gated-silu": (GatedFeedForward, "silu"),
     "gated-relu": (GatedFeedForward, "relu"),
 }
+"""From T5's names to networks and activations: "gated-gelu" is the approximation by tanh, "gelu" the exact function."""
 
 
 def t5(settings: Settings, weights: Weights) -> Transformer:
@@ -33,7 +33,7 @@ def t5(settings: Settings, weights: Weights) -> Transformer:
     _move(settings, weights)
     tied = weights.output("target_embedding")
     if settings.get("scale_decoder_outputs", bool, settings.get("tie_word_embeddings", bool, True)):
-        # A factor between the last norm and the output layer is the same as one in the norm's gain.
+        # A factor between the last norm and the output layer has the same effect as a factor in the norm's gain.
         gain = weights.ours["decoder_norm.weight"].float()
         weights.ours["decoder_norm.weight"] = gain * settings.get("d_model", int) ** -0.5
     parts = TransformerParts(
@@ -101,7 +101,7 @@ def _move(settings: Settings, weights: Weights) -> None:
         "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"
     )
     weights.ours["source_embedding.weight"] = weights.ours["target_embedding.weight"] = both
-    # Some folders hold a table for attention to the source, which no version of the model reads.
+    # Some folders hold a table for attention to the source, but no version of the model reads it.
     weights.drop("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight")
     for side in ("encoder", "decoder"):
         table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

@@ -1,4 +1,4 @@
-"""Tensors on their way from another library's names to ours: every one is moved or named as left out."""
+"""Tensors with another library's names get ours: every tensor is moved, or is named as left out."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -11,7 +11,7 @@ from regard.errors import RunFolderError
 
 
 class Weights:
-    """Their tensors, each moved under the name that it has in our model.
+    """The tensors of another library. Each is moved to the name that it has in our model.
 
     >>> weights = Weights({"fc.weight": torch.ones(1, 2), "fc.bias": torch.zeros(1)}, Path("folder"))
     >>> weights.move("fc", "up")
@@ -28,37 +28,37 @@ class Weights:
         return name in self._theirs
 
     def strip_prefix(self, prefix: str) -> None:
-        """Take the base model's prefix off the names: some folders hold the base alone, without it."""
+        """Remove the base model's prefix from the names. Some folders hold the base model alone, without the prefix."""
         self._theirs = {name.removeprefix(prefix): tensor for name, tensor in self._theirs.items()}
 
     def differ(self, one: str, other: str) -> bool:
-        """Whether both are there and not equal."""
+        """Whether both tensors exist and differ."""
         return one in self and other in self and not torch.equal(self._theirs[one], self._theirs[other])
 
     def rename(self, ending: str, new: str) -> None:
-        """Give all names with an ending another one."""
+        """Give all names with this ending a new ending."""
         self._theirs = {
             name.removesuffix(ending) + new if name.endswith(ending) else name: tensor
             for name, tensor in self._theirs.items()
         }
 
     def take(self, name: str) -> Tensor:
-        """One tensor, which is then no longer there.
+        """Remove one tensor and return it.
 
         Raises:
-            RunFolderError: there is none of that name.
+            RunFolderError: there is no tensor of that name.
         """
         if name not in self._theirs:
             raise RunFolderError(f"{self.source} has no tensor {name}: cut short, or not the model of its config.json")
         return self._theirs.pop(name)
 
     def take_any(self, *names: str) -> Tensor:
-        """The first of several names that is there; tied tensors are stored under any one of them.
+        """The first of several names that exists; tied tensors are stored under any one of these names.
 
-        The others are dropped where they are equal to it.
+        The other names are dropped if their tensors are equal to it.
 
         Raises:
-            RunFolderError: none is there.
+            RunFolderError: none of the names exists.
         """
         found = self.take(next((name for name in names if name in self), names[0]))
         for name in names:
@@ -67,40 +67,40 @@ class Weights:
         return found
 
     def move(self, theirs: str, ours: str) -> None:
-        """The weight and, if there is one, the bias of a module."""
+        """Move the weight and, if there is one, the bias of a module."""
         self.ours[f"{ours}.weight"] = self.take(f"{theirs}.weight")
         if f"{theirs}.bias" in self:
             self.ours[f"{ours}.bias"] = self.take(f"{theirs}.bias")
 
     def join(self, theirs: Iterable[str], weight: str, bias: str) -> None:
-        """Several modules with one input as one: their rows one below the other."""
+        """Join several modules with the same input into one: their rows stand one below the other."""
         theirs = list(theirs)
         self.ours[weight] = torch.cat([self.take(f"{name}.weight") for name in theirs])
         if f"{theirs[0]}.bias" in self:
             self.ours[bias] = torch.cat([self.take(f"{name}.bias") for name in theirs])
 
     def attention(self, theirs: str, ours: str, names: tuple[str, str, str, str]) -> None:
-        """A multi-head attention whose query, key, value and output projections have these names."""
+        """Move a multi-head attention whose query, key, value and output projections have these names."""
         *projections, output = names
         self.join((f"{theirs}.{name}" for name in projections), f"{ours}.in_weights.0", f"{ours}.in_bias")
         self.move(f"{theirs}.{output}", f"{ours}.out")
 
     def output(self, embedding: str) -> bool:
-        """The output layer: lm_head if it is still there, else our `embedding`; answers whether they are tied."""
+        """Move the output layer: lm_head if it still exists, else our `embedding`. Returns whether the two are tied."""
         tied = "lm_head.weight" not in self
         self.ours["output.weight"] = self.ours[f"{embedding}.weight"] if tied else self.take("lm_head.weight")
         return tied
 
     def drop(self, *patterns: str) -> None:
-        """Tensors that our model has not and need not have: positions that are computed, other heads."""
+        """Drop tensors that our model neither has nor needs: positions that are computed, other heads."""
         for name in [name for name in self._theirs if any(fnmatchcase(name, pattern) for pattern in patterns)]:
             del self._theirs[name]
 
     def fill(self, model: nn.Module) -> None:
-        """Copy what was moved into a model, in the model's dtype.
+        """Copy the moved tensors into a model, in the model's dtype.
 
         Raises:
-            RunFolderError: a tensor is left over, absent or of another shape; names the first.
+            RunFolderError: a tensor is left over, absent or of another shape; the message names the first such tensor.
         """
         if self._theirs:
             left = min(self._theirs)

@@ -1,0 +1,51 @@
+"""What torch's kernels take in place of a call: tensors of one width, and the factors of a mask."""
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Call
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import Causal
+
+
+def one_width(*tensors: Tensor, multiple: int = 1) -> tuple[Tensor, ...]:
+    """Tensors (..., D) with D padded to the widest one's, rounded up to a multiple.
+
+    Zero columns change neither the scores nor the columns of the output that are kept.
+
+    >>> [tuple(t.shape) for t in one_width(torch.ones(2, 3), torch.ones(2, 5), multiple=4)]
+    [(2, 8), (2, 8)]
+    """
+    width = max(t.shape[-1] for t in tensors)
+    width += -width % multiple
+    return tuple(t if t.shape[-1] == width else torch.nn.functional.pad(t, (0, width - t.shape[-1])) for t in tensors)
+
+
+def causal_offset(mask: Mask) -> int | None:
+    """The offset of a causal mask that has one for all sequences: query i sees the keys up to i + offset. Else None."""
+    if not isinstance(mask, Causal) or not isinstance(mask.offset, int | torch.SymInt):
+        return None
+    return mask.offset
+
+
+def excluding_factors(call: Call) -> tuple[Mask, ...]:
+    """The factors of a call's mask, without those that are causal and exclude nothing.
+
+    The causal mask of a decoding step, whose one query sees every key, is such a factor.
+    """
+    if call.mask is None:
+        return ()
+    last = call.sizes.keys - 1
+    offsets = [(factor, causal_offset(factor)) for factor in call.mask.factors()]
+    return tuple(factor for factor, offset in offsets if offset is None or offset < last)
+
+
+def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The same scores with a factor above 0: the query takes the sign, or the 0.
+
+    torch's kernels exclude a key by the score -inf and multiply by the factor afterwards, so that with a factor of 0
+    or below an excluded key would get NaN or the largest score (torch 2.13, `is_causal=True` on the CPU).
+    """
+    if scale > 0:
+        return query, scale
+    return (-query, -scale) if scale < 0 else (query * 0.0, 1.0)

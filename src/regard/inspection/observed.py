@@ -1,0 +1,144 @@
+"""What a watch has observed: every call that was kept, and what was passed over and why."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from regard.errors import ShapeError
+from regard.inspection.capture.factors import Factors
+from regard.inspection.capture.module_stack import Frame, Thread, looks_like_attention
+from regard.inspection.capture.observed_call import Source
+from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.shared_keys import share_keys
+from regard.inspection.maps import StoredMap, WatchedMap
+from regard.inspection.summaries import Summarize, SummaryMap, summarized
+
+
+@dataclass(slots=True, eq=False)
+class Observed:
+    """One observed call."""
+
+    name: str
+    index: int
+    how: str
+    map: WatchedMap | SummaryMap | None
+    """None if it could not be read."""
+    factors: Factors | None = None
+    """What the map is read from; None where statistics alone were kept, and where the call could not be read."""
+    is_stored: bool = False
+    """Whether it was read from weights that the model computed itself."""
+    notes: list[str] = field(default_factory=list)
+    error: float | str | None = None
+    """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
+    at: int = 0
+    """How many calls its thread had observed by then, this one included."""
+
+    def refuse(self, reason: str) -> None:
+        """Let the map go, since it is not what it looked like."""
+        self.map, self.factors, self.notes = None, None, [reason]
+
+
+class Record:
+    """The calls that one watch has observed, in their order, and what it has passed over.
+
+    Threads hand it what they see (`entered`, `take` and `unread`, as `Watcher` names them); `Seen` and the report
+    read it.
+    """
+
+    def __init__(
+        self,
+        modules: dict[str, nn.Module],
+        wanted: Callable[[str], bool],
+        keeper: Keeper,
+        *,
+        verify: bool,
+        summary: Summarize | None = None,
+    ) -> None:
+        # Held, so that the id of none of them becomes another's while its name stands for it.
+        self.modules = modules
+        self.wanted = wanted
+        """Whether the module of a path was asked for."""
+        self.keeper = keeper
+        self.calls: list[Observed] = []
+        self.paths = {id(module): path for path, module in modules.items()}
+        self.count: Counter[str] = Counter()
+        """Calls of each module that were wanted, readable or not."""
+        self.ran: Counter[str] = Counter()
+        """How often each module ran that looks like attention."""
+        self.recomputed: Counter[str] = Counter()
+        """Calls of each module in a backward pass, which are not kept again."""
+        self.unreadable: Counter[tuple[str, str]] = Counter()
+        """How often something was observed in a module (path, reason) that cannot be read."""
+        self.skipped = 0
+        """Calls of modules that were not asked for."""
+        self.outside = 0
+        """Calls outside the model."""
+        self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
+        self._verify, self._summary = verify, summary
+        self._lock = threading.RLock()
+
+    def entered(self, module: nn.Module) -> None:
+        """Count the modules that look like attention, so that none is passed over, and those that are recomputed."""
+        if (path := self._suspects.get(id(module))) is not None:
+            self.ran[path] += 1
+        if _is_in_backward() and (path := self.paths.get(id(module))) is not None and path in self.count:
+            self.recomputed[path] += 1
+
+    def take(self, thread: Thread, source: Source) -> None:
+        """Keep a call, if it is wanted. Nothing that goes wrong here may disturb the model."""
+        path = thread.path(self)
+        with self._lock:
+            if path is None:
+                self.outside += 1
+            elif not self.wanted(path):
+                self.skipped += 1
+            elif _is_in_backward():
+                self.recomputed.setdefault(path, 1)
+            else:
+                self._keep(path, source, thread.taken)
+
+    def _keep(self, path: str, source: Source, at: int) -> None:
+        index = self.count[path]
+        self.count[path] += 1
+        try:
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                raise ShapeError("inside torch.func (vmap, grad) a call has no tensors of its own that could be kept")
+            with torch.no_grad():
+                observed = self._read(path, index, source, at)
+        except Exception as error:
+            notes = [f"{type(error).__name__}: {error}"]
+            observed = Observed(path, index, source.how, None, notes=notes, at=at)
+        self.calls.append(observed)
+
+    def _read(self, path: str, index: int, source: Source, at: int) -> Observed:
+        reading = source.read(self.keeper, path)
+        factors = reading.factors
+        weights = StoredMap(factors) if reading.is_stored else WatchedMap(factors)
+        observed = Observed(path, index, source.how, weights, factors, reading.is_stored, reading.notes, at=at)
+        if self._verify:
+            observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
+        if self._summary is not None:
+            observed.map, observed.factors = summarized(weights, self._summary), None
+        elif index and reading.grows:
+            share_keys([call for call in self.calls if call.name == path][-1].factors, factors)
+        return observed
+
+    def unread(self, thread: Thread, frame: Frame | None, reason: str) -> None:
+        """Remember what cannot be read: a softmax in blocks, of which others that looked whole are parts as well."""
+        path = thread.path(self)
+        if path is None or not self.wanted(path):
+            return
+        with self._lock:
+            self.unreadable[path, reason] += 1
+            for call in self.calls:
+                if frame is not None and call.name == path and call.at > frame.taken and call.is_stored:
+                    call.refuse("one softmax of several that the module attends by, in blocks")
+
+
+def _is_in_backward() -> bool:
+    """Whether a backward pass is running, in which a forward runs only to be recomputed: checkpointing."""
+    return torch._C._current_graph_task_id() != -1

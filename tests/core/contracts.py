@@ -1,0 +1,270 @@
+"""The contracts of docs/architecture.md as functions of one call, and all of them for what somebody adds.
+
+`check_score`, `check_mask` and `check_backend` ask every contract of a new score, mask or backend, over random calls.
+CONTRIBUTING.md shows how; its recipes are run by tests/docs/test_contributing.py.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import combinations, product, starmap
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import regard
+from regard.errors import BackendError
+from regard.mechanisms.masks.base import render
+from regard.mechanisms.shapes import Sizes
+from tests.core.random_calls import (
+    DTYPES,
+    EVERYDAY,
+    MAP_TOLERANCE,
+    MASKS,
+    ROUNDING,
+    TOLERANCE,
+    Case,
+    Place,
+    cases,
+    scores_by_hand,
+)
+
+Contract = Callable[[Case, str], bool]
+"""Raises unless a backend keeps its word on a call; False where the backend says that it cannot run it."""
+
+
+def attend(case: Case, backend: str) -> regard.Attended | None:
+    """Run a case, or nothing where the backend says that it cannot."""
+    try:
+        return regard.attention(*case.tensors(), **case.options(), backend=backend, return_weights=True)
+    except BackendError:
+        return None
+
+
+def by_hand(case: Case) -> tuple[Tensor, Tensor]:
+    """Output and weights in float64, written out once more, from the mask written out by hand."""
+    q, k, v = (t.double() for t in case.tensors())
+    if q.dim() >= 4:
+        group = q.shape[-3] // k.shape[-3]
+        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
+    scores = scores_by_hand(case.score, q, k)
+    if case.bias is not None:
+        scores = scores + case.bias.double()
+    exponentials = torch.where(case.allowed, scores, -torch.inf).exp()
+    total = exponentials.sum(-1, keepdim=True)
+    weights = exponentials / torch.where(total == 0, 1.0, total)
+    return weights @ v, weights
+
+
+# -- of a call -----------------------------------------------------------------------------------------
+
+
+def output_and_weights_are_the_formula(case: Case, backend: str) -> bool:
+    """The dtype, the shapes and the numbers, against float64."""
+    if (attended := attend(case, backend)) is None:
+        return False
+    dtype = case.query.dtype
+    output, weights = by_hand(case)
+    assert attended.output.dtype == dtype
+    assert attended.output.shape == output.shape
+    assert attended.weights.shape == weights.shape
+    bound = max(1.0, float(output.detach().abs().max()))
+    torch.testing.assert_close(attended.output.double(), output, rtol=0, atol=TOLERANCE[dtype] * bound)
+    rounded = dtype == torch.bfloat16 and type(case.score) in ROUNDING
+    tolerance = TOLERANCE[dtype] if rounded else MAP_TOLERANCE[dtype]
+    torch.testing.assert_close(attended.weights.dense().double(), weights, rtol=0, atol=tolerance)
+    return True
+
+
+def weights_times_value_is_the_output(case: Case, backend: str) -> bool:
+    """Contract 1."""
+    if (attended := attend(case, backend)) is None:
+        return False
+    value = case.value.to(attended.weights.dtype)
+    if value.dim() >= 4:
+        value = value.repeat_interleave(case.query.shape[-3] // value.shape[-3], -3)
+    product = attended.weights.dense() @ value
+    bound = max(1.0, float(product.detach().abs().max()))
+    tolerance = TOLERANCE[case.query.dtype] * bound
+    torch.testing.assert_close(attended.output.to(product.dtype), product, rtol=0, atol=tolerance)
+    return True
+
+
+def asking_for_the_weights_changes_nothing(case: Case, backend: str) -> bool:
+    """Contract 2: the same bits, the same gradients, the same random state."""
+    torch.manual_seed(7)
+    try:
+        plain = regard.attention(*case.tensors(), **case.options(), backend=backend)
+    except BackendError:
+        return False
+    state = torch.get_rng_state()
+    torch.manual_seed(7)
+    asked = regard.attention(*case.tensors(), **case.options(), backend=backend, return_weights=True)
+    assert torch.equal(plain, asked.output)
+    assert torch.equal(state, torch.get_rng_state())
+    if plain.requires_grad:
+        one, other = (torch.autograd.grad(output.sum(), case.tensors()) for output in (plain, asked.output))
+        assert all(torch.equal(mine, its) for mine, its in zip(one, other, strict=True))
+    return True
+
+
+def rows_sum_to_one_or_are_exactly_zero(case: Case, backend: str) -> bool:
+    """Contract 3, with finite gradients."""
+    if (attended := attend(case, backend)) is None:
+        return False
+    weights, live = attended.weights.dense(), case.allowed.any(-1)
+    sums = weights.sum(-1)
+    torch.testing.assert_close(sums[live].double(), torch.ones(int(live.sum())).double(), rtol=0, atol=2e-4)
+    assert (weights[~live] == 0).all()
+    assert (weights.masked_select(~case.allowed) == 0).all()
+    assert (attended.output[~live] == 0).all()
+    if attended.output.requires_grad:
+        loss = attended.output.float().sum() + weights.float().square().sum()
+        assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss, case.tensors()))
+    return True
+
+
+def gradients_are_those_of_the_formula(case: Case, backend: str) -> bool:
+    """Of the output and, through the map, of the weights; in float64."""
+    case = case.to(torch.float64)
+    if (attended := attend(case, backend)) is None:
+        return False
+    if not attended.output.requires_grad:
+        return True
+    output, weights = by_hand(case)
+    d_output, d_weights = torch.randn_like(output), torch.randn_like(weights)
+    loss = (attended.output * d_output).sum() + (attended.weights.dense() * d_weights).sum()
+    ours = torch.autograd.grad(loss, case.tensors())
+    theirs = torch.autograd.grad((output * d_output).sum() + (weights * d_weights).sum(), case.tensors())
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    return True
+
+
+def the_order_of_keys_does_not_matter(case: Case, backend: str) -> bool:
+    """In float64, with the mask as a tensor, whose keys move along."""
+    case = case.to(torch.float64)
+    order = torch.randperm(case.key.shape[-2])
+    mask = case.allowed
+    moved = Case(
+        case.query, case.key[..., order, :], case.value[..., order, :], mask[..., order], mask[..., order],
+        None if case.bias is None else case.bias.expand(mask.shape)[..., order], case.score,
+    )  # fmt: skip
+    one, other = attend(case, backend), attend(moved, backend)
+    if one is None or other is None:
+        return False
+    torch.testing.assert_close(one.output, other.output, rtol=0, atol=1e-10)
+    return True
+
+
+CONTRACTS: tuple[Contract, ...] = (
+    output_and_weights_are_the_formula,
+    weights_times_value_is_the_output,
+    asking_for_the_weights_changes_nothing,
+    rows_sum_to_one_or_are_exactly_zero,
+    gradients_are_those_of_the_formula,
+    the_order_of_keys_does_not_matter,
+)
+
+
+# -- of a mask -----------------------------------------------------------------------------------------
+
+
+def every_rendering_asks_the_predicate(mask: regard.Mask, allowed: Tensor, rows: range, columns: range) -> None:
+    """Contract 4: dense, by blocks, and all that the mask says of itself; `allowed` is (B, H, T, S), by hand."""
+    batch, heads, queries, keys = allowed.shape
+    sizes, device = Sizes((batch,), heads, heads, queries, keys, True), torch.device("cpu")
+    bound, whole = mask.bind(sizes, device), mask.dense(sizes)
+    assert torch.equal(whole.expand(allowed.shape), allowed), "dense() is not the predicate written out by hand"
+    some = torch.tensor([queries - 1, 0])
+    rendered = render(bound, some, columns, sizes=sizes, device=device)
+    assert torch.equal(rendered.expand(batch, heads, 2, len(columns)), allowed[:, :, some][..., _slice(columns)])
+    for axis, size in zip(("batch", "head", "query", "key"), whole.shape, strict=True):
+        assert size == 1 or axis in bound.depends_on(), f"depends_on() leaves out {axis}"
+    a_block_is_what_the_mask_says(bound, allowed, sizes, rows, columns)
+    if bound.is_relative():
+        assert all(len(set(d.tolist())) == 1 for d in _diagonals(allowed)), "is_relative(), but a diagonal differs"
+    assert all(0 < cut < queries for cut in bound.row_cuts(sizes)), "row_cuts() lie outside of the rows"
+
+
+def a_block_is_what_the_mask_says(
+    bound: regard.Mask, allowed: Tensor, sizes: Sizes, rows: range, columns: range
+) -> None:
+    """No key is left out that may be attended to, and nothing is covered that holds a pair that may not."""
+    block = allowed[:, :, rows.start : rows.stop]
+    seen, outside = bound.key_range(rows, sizes), block.clone()
+    outside[..., _slice(seen)] = False
+    assert not outside.any(), f"key_range({rows}) leaves out a key that may be attended to"
+    if bound.covers(rows, columns):
+        assert block[..., _slice(columns)].all(), f"covers({rows}, {columns}) holds a pair that is not allowed"
+
+
+def _slice(where: range) -> slice:
+    return slice(where.start, where.stop)
+
+
+def _diagonals(allowed: Tensor) -> list[Tensor]:
+    return [a.diagonal(d) for a in allowed.flatten(0, 1) for d in range(1 - a.shape[0], a.shape[1])]
+
+
+# -- of what is added ----------------------------------------------------------------------------------
+
+
+def check_score(name: str) -> None:
+    """Every contract, on every backend that runs it, of a score that `SCORES` and `FORMULAS` name."""
+    _check(cases(scores=(name,)), EVERYDAY)
+
+
+def check_mask(name: str) -> None:
+    """What a mask that `MASKS` names says of itself, for every block of rows and columns; then every contract."""
+
+    @settings(max_examples=20)
+    @given(data=st.data())
+    def rendered(data: st.DataObject) -> None:
+        queries, keys = (data.draw(st.integers(1, 9)) for _ in range(2))
+        generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+        mask, allowed = MASKS[name](Place((2,), (2, 3, queries, keys), data.draw, generator))
+        allowed = allowed.expand(2, 3, queries, keys)
+        every_rendering_asks_the_predicate(mask, allowed, part(data, queries), part(data, keys))
+        sizes = Sizes((2,), 3, 3, queries, keys, True)
+        bound = mask.bind(sizes, torch.device("cpu"))
+        for rows, columns in product(*(starmap(range, combinations(range(n + 1), 2)) for n in (queries, keys))):
+            a_block_is_what_the_mask_says(bound, allowed, sizes, rows, columns)
+
+    rendered()
+    _check(cases(masks=(name,)), EVERYDAY)
+
+
+def check_backend(name: str) -> None:
+    """Every contract of a backend that `BACKENDS` names, with gradients if it has them, and without."""
+    ran = _run_all(cases(), [name])
+    with torch.no_grad():
+        ran += _run_all(cases(), [name])
+    assert ran, f"the backend {name!r} has refused every call"
+
+
+def part(data: st.DataObject, length: int) -> range:
+    start = data.draw(st.integers(0, length - 1))
+    return range(start, data.draw(st.integers(start + 1, length)))
+
+
+def _check(calls: st.SearchStrategy[Case], backends: Sequence[str]) -> None:
+    assert _run_all(calls, backends), f"every backend of {', '.join(backends)} has refused every call"
+
+
+def _run_all(calls: st.SearchStrategy[Case], backends: Sequence[str]) -> int:
+    """Ask every contract of every backend in every dtype, and count the calls that were run."""
+    return sum(_run(calls, *what) for what in product(CONTRACTS, backends, DTYPES))
+
+
+def _run(calls: st.SearchStrategy[Case], contract: Contract, backend: str, dtype: torch.dtype) -> int:
+    ran = 0
+
+    @settings(max_examples=15)
+    @given(case=calls)
+    def ask(case: Case) -> None:
+        nonlocal ran
+        ran += contract(case.to(dtype), backend)
+
+    ask()
+    return ran

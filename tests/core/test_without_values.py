@@ -1,0 +1,86 @@
+"""Tensors that have shapes and no values: on the `meta` device and in a `FakeTensorMode`."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import regard
+from regard.maps import TopK
+
+Ask = Callable[[Tensor], Tensor]
+
+
+def tensor(values: list[object], like: Tensor) -> Tensor:
+    return torch.tensor(values, device=like.device)
+
+
+MASKS: dict[str, Callable[[Tensor], regard.Mask | Tensor]] = {
+    "causal": lambda q: regard.causal(),
+    "causal, one offset a sequence": lambda q: regard.causal(tensor([0, 1], q)),
+    "lengths": lambda q: regard.lengths(tensor([3, 5], q)),
+    "padding": lambda q: regard.padding(torch.ones(2, 5, dtype=torch.bool, device=q.device)),
+    "documents": lambda q: regard.documents(tensor([0, 0, 0, 1, 1], q)),
+    "blocks": lambda q: regard.blocks(torch.ones(3, 3, dtype=torch.bool, device=q.device), 2),
+    "window": lambda q: regard.window(2),
+    "predicate": lambda q: regard.predicate(lambda batch, head, query, key: (query + key) % 2 == 0),
+    "tensor": lambda q: torch.ones(5, 5, dtype=torch.bool, device=q.device),
+    "causal & lengths": lambda q: regard.causal() & regard.lengths(tensor([3, 5], q)),
+}
+CALLS: dict[str, Ask] = {
+    "no mask": lambda q: regard.attention(q, q, q),
+    **{name: lambda q, m=m: regard.attention(q, q, q, mask=m(q)) for name, m in MASKS.items()},  # type: ignore[misc]
+    **{
+        f"{name}, tiled": lambda q, m=m: regard.attention(q, q, q, mask=m(q), backend="tiled")  # type: ignore[misc]
+        for name, m in MASKS.items()
+    },
+    "sparsemax": lambda q: regard.attention(q, q, q, mask=regard.causal(), normalization=regard.Sparsemax()),
+    "ALiBi": lambda q: regard.attention(q, q, q, mask=regard.causal(), bias=regard.ALiBi(2)),
+    "dropout": lambda q: regard.attention(q, q, q, mask=regard.causal(), dropout=0.1),
+    "Gaussian": lambda q: regard.attention(q, q, q, score=regard.Gaussian(1.0)),
+}
+
+
+def weights(q: Tensor) -> regard.AttentionMap:
+    return regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+
+
+def top(q: Tensor) -> Tensor:
+    found = weights(q).topk(2)
+    assert isinstance(found, TopK)
+    return found.values
+
+
+QUESTIONS: dict[str, tuple[Ask, tuple[int, ...]]] = {
+    "dense": (lambda q: weights(q).dense(), (2, 2, 5, 5)),
+    "received": (lambda q: weights(q).received(), (2, 2, 5)),
+    "entropy": (lambda q: weights(q).entropy(), (2, 2, 5)),
+    "argmax": (lambda q: weights(q).argmax(), (2, 2, 5)),
+    "topk": (top, (2, 2, 5, 2)),
+    "quantile_mass": (lambda q: weights(q).quantile_mass(0.5), (2, 2, 5)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_calls_have_shapes(call: Ask) -> None:
+    q = torch.randn(2, 2, 5, 8, device="meta")
+    assert call(q).shape == q.shape
+    assert call(q).device.type == "meta"
+    with FakeTensorMode():
+        assert call(torch.randn(2, 2, 5, 8)).shape == (2, 2, 5, 8)
+
+
+@pytest.mark.parametrize(("ask", "shape"), QUESTIONS.values(), ids=QUESTIONS)
+def test_maps_have_shapes(ask: Ask, shape: tuple[int, ...]) -> None:
+    assert ask(torch.randn(2, 2, 5, 8, device="meta")).shape == shape
+    with FakeTensorMode():
+        assert ask(torch.randn(2, 2, 5, 8)).shape == shape
+
+
+def test_gradients_have_shapes() -> None:
+    q = torch.randn(2, 2, 5, 8, device="meta", requires_grad=True)
+    regard.attention(q, q, q, mask=regard.causal() & regard.lengths(tensor([3, 5], q))).sum().backward()
+    assert q.grad is not None
+    assert q.grad.shape == q.shape

@@ -1,0 +1,117 @@
+"""The recipes of CONTRIBUTING.md run as they stand, keep every contract, and their checks see a fault."""
+
+import doctest
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import hypothesis
+import pytest
+
+from regard.backends import BACKENDS
+from tests.core import random_calls
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "CONTRIBUTING.md"
+RECIPES = ("Add a score", "Add a mask", "Add a backend")
+LONGEST = 50
+
+FAULTS = {
+    "another factor": ("Add a score", "return dim**-0.5", "return dim**-0.25"),
+    "a block that is not what the fused kernels run": ("Add a score", "@ key.mT\n", "@ key.mT * 2\n"),
+    "keys that are not normalised": ("Add a score", "(key, self.key_gain)", "(key, self.query_gain)"),
+    "a range that ends too early": ("Add a mask", "(last + 1) * self.size)", "last * self.size)"),
+    "too much covered": ("Add a mask", "(rows[0] + self.offset, rows[-1] + self.offset, columns[0], columns[-1])",
+                         "(rows[0] + self.offset, rows[-1] + self.offset, columns[0])"),
+    "an axis left out": ("Add a mask", 'frozenset({"query", "key"})', 'frozenset({"key"})'),
+    "an offset forgotten": ("Add a mask", "(query + self.offset) //", "query //"),
+    "a row state of the last piece alone": ("Add a backend", "shares, state = softmax", "shares, _ = softmax"),
+    "pieces that are added, not weighed": ("Add a backend", "shares[..., :1] * output", "output"),
+    "a backend that refuses everything": ("Add a backend", "return None", 'return "not today"'),
+}  # fmt: skip
+
+
+def code_of(recipe: str) -> list[str]:
+    """The blocks of Python under a heading of the page."""
+    section = re.search(rf"^### {recipe}\n(.*?)(?=^##|\Z)", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert section is not None, f"CONTRIBUTING.md has no section {recipe!r}"
+    return re.findall(r"```python\n(.*?)```", section[1], flags=re.DOTALL)
+
+
+def run(code: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "recipe"}
+    exec(compile(code, str(PAGE), "exec"), names)
+    return names
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(sys.modules, "recipe", ModuleType("recipe"))  # where dataclasses look their names up
+    rounding = set(random_calls.ROUNDING)
+    with (
+        patch.dict(random_calls.SCORES),
+        patch.dict(random_calls.FORMULAS),
+        patch.dict(random_calls.MASKS),
+        patch.dict(BACKENDS),
+        patch.object(random_calls, "ROUNDING", rounding),
+        patch("tests.core.contracts.ROUNDING", rounding),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_runs_and_keeps_every_contract(recipe: str) -> None:
+    blocks = code_of(recipe)
+    assert re.search(r"^check_(score|mask|backend)\(", blocks[-1], flags=re.MULTILINE)
+    names = run("\n".join(blocks))
+    runner = doctest.DocTestRunner()
+    for test in doctest.DocTestFinder(recurse=False).find(
+        next(v for v in names.values() if getattr(v, "__module__", "") == "recipe"), "recipe", globs=names, module=False
+    ):
+        runner.run(test)
+    assert runner.summarize().failed == 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_short(recipe: str) -> None:
+    """Lines that hold something, tests included."""
+    lines = [line for block in code_of(recipe) for line in block.splitlines() if line.strip()]
+    assert len(lines) < LONGEST
+
+
+@pytest.fixture
+def _first_failure() -> Iterator[None]:
+    """Hypothesis stops at the first call that fails, without looking for the simplest one."""
+    hypothesis.settings.register_profile("first failure", phases=[hypothesis.Phase.generate])
+    hypothesis.settings.load_profile("first failure")
+    yield
+    hypothesis.settings.load_profile("regard")
+
+
+@pytest.mark.usefixtures("_first_failure")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_recipe_is_caught(fault: str) -> None:
+    recipe, sound, faulty = FAULTS[fault]
+    code = "\n".join(code_of(recipe))
+    assert code.count(sound) == 1, f"{sound!r} is not in the recipe once"
+    with pytest.raises(AssertionError):
+        run(code.replace(sound, faulty))
+
+
+def test_the_commands_name_what_there_is() -> None:
+    commands = re.findall(r"^\$ (.*?)(?:\s+#.*)?$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for command in commands:
+        program, *arguments = command.split()
+        if program == "make":
+            assert set(arguments) <= targets, command
+            continue
+        for path in (argument for argument in arguments if argument.startswith(("tests/", "src/"))):
+            file, _, test = path.partition("::")
+            assert (ROOT / file).exists(), command
+            assert not test or f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), command
+    assert len(commands) > 6

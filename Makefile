@@ -26,11 +26,12 @@ demo: $(STAMP)  ## Train the date translator, check it, draw what it attends to 
 test: $(STAMP)  ## Run the tests and the documented examples
 	$(BIN)/python -m pytest -n 2
 
-# Into build/light, which is made anew: the core as `pip install .` leaves it, then pytest and what the tests draw from.
+# In build/light, which is made anew: the core as `pip install .` leaves it, then pytest and what the tests draw from.
 LIGHT := build/light/bin/python
 
 light:  ## Install the core without any extra, use it, and run the tests that need no more
-	$(PYTHON) -m venv --clear build/light
+	rm -rf build  # setuptools would pack what an earlier build left there
+	$(PYTHON) -m venv build/light
 	$(LIGHT) -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
 	$(LIGHT) -m pip install -q --disable-pip-version-check -c constraints.txt .
 	$(LIGHT) tests/light.py

@@ -11,13 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from regard import cli, commands
+from regard.cli import main as program
+from regard.cli.generate import generate
+from regard.tasks.registry import TASKS
 from regard.training.checkpoints import Checkpoints
+from regard.training.fit_config import FitConfig
 
 PAIRS = [(f"{n} times {m}", f"{m} mal {n}") for n in range(10) for m in range(10)]
 TINY = [
@@ -51,14 +55,14 @@ def run(data: Path) -> Path:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Run a command in this process: (status, standard output, standard error)."""
-    monkeypatch.setattr(cli, "_keep_freed_memory", lambda: None)
+    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
 
     def run_here(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["regard", *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         status = 0
         try:
-            cli.main()
+            program.main()
         except SystemExit as leaving:
             status = int(leaving.code or 0)
         return (status, *capsys.readouterr())
@@ -180,13 +184,13 @@ def rank_of(launcher: subprocess.Popen, rank: int) -> int:
 
 def test_the_command_of_a_start_is_that_of_a_restart(call: Call, data: Path, tmp_path: Path) -> None:
     """Also with a file of settings and a size; what they would change is refused."""
-    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\naccumulate = 2\n')
+    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\nfit.accumulate = 2\n')
     arguments = ("--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--resume", *TINY)
     for _ in range(2):
         status, _, stderr = call("train", *arguments, "--steps", "2")
         assert status == 0, stderr
     assert "already" not in stderr
-    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\naccumulate = 3\n')
+    (tmp_path / "run.toml").write_text(f'task = "translation"\ndata = ["{data}"]\nfit.accumulate = 3\n')
     check_one_line(call("train", *arguments, "--steps", "2"), "has accumulate 2, not 3")
     check_one_line(call("train", "--out", str(tmp_path / "run"), "--resume", "--size", "base"), "has transformer")
 
@@ -281,6 +285,35 @@ def test_help_explains_every_option(call: Call, command: str) -> None:
     assert "usage: regard " + command in out
     options = out[out.index("options") :]
     assert "helptext" not in options
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_setting_is_a_flag_under_a_heading(call: Call, task: str) -> None:
+    status, out, _ = call("train", task, "--help")
+    assert status == 0
+    settings = {field.name for field in [*fields(TASKS[task].config), *fields(FitConfig)]} - {"fit"}
+    nested = {"transformer", "rnn"} | ({"model"} if task != "translation" else set())
+    flags = {name: f"--{name.replace('_', '-')}" for name in settings - nested}
+    assert [name for name, flag in flags.items() if f"{flag} " not in out and f"{flag}," not in out] == []
+    headings = ["options", "data options", "model options", "output options", "optimisation options"]
+    places = [out.index(f"─ {heading} ─") for heading in headings]
+    assert places == sorted(places)
+    under = {heading: out[place:end] for heading, place, end in zip(headings, places, [*places[1:], None], strict=True)}
+    for heading, flag in (
+        *(("options", flag) for flag in ("--size", "--config", "--resume", "--overwrite")),
+        *(("data options", flag) for flag in ("--data", "--valid", "--tokenizer", "--vocab-size")),
+        *(("output options", flag) for flag in ("--out", "--validate-every", "--keep", "--pictures")),
+        *(("optimisation options", flag) for flag in ("--steps", "--learning-rate", "--batch-tokens", "--device")),
+    ):
+        assert f" {flag}" in under[heading], (heading, flag)
+
+
+def test_a_bare_train_trains_a_translator_and_says_what_else_there_is(call: Call) -> None:
+    status, out, _ = call("train", "--help")
+    assert status == 0
+    assert "[{translation,language-model,masked-language-model}]" in out
+    assert "(default: translation)" in out
+    check_one_line(call("train"), "Missing from regard train translation: --data [PATH [PATH ...]], --out PATH")
 
 
 def test_version(call: Call) -> None:
@@ -378,12 +411,30 @@ def test_debug_shows_where_it_happened(call: Call, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("train", "--colour", "red"), "Unrecognized options: --colour red"),
-        (("translate", "x", "--bem", "2"), "Unrecognized options: --bem, 2; Perhaps you meant: --beam INT"),
+        (("translate", "x", "--bem", "2"), "Unrecognized options: --bem 2; perhaps you meant --beam"),
         (("translate", "x", "y", "--beam", "two"), "Error parsing --beam: invalid literal for int()"),
         (("score", "x", "--device"), "Missing value for argument '--device'"),
         (("evaluate", "x"), "Missing from regard evaluate: --data"),
         (("flarb",), "Unrecognized options: flarb; Available subcommands: train, translate"),
         ((), "Expected one of {train, translate"),
+        (("train", "--bath-tokens=3"), "Unrecognized options: --bath-tokens=3; perhaps you meant --batch-tokens"),
+        (("train", "--transformer.dm", "3"), "perhaps you meant --transformer.dim"),
+        (
+            ("train", "--out", "x", "language-model"),
+            "language-model must stand before all flags",
+        ),
+        (("train", "langage-model"), "perhaps you meant language-model"),
+        (("train", "language-model", "--label-smoothing", "0"), "Unrecognized options: --label-smoothing 0"),
+        (
+            ("train", "--task", "x", "--seed", "1"),
+            "Unrecognized options: --task x; Missing from regard train translation",
+        ),
+        (("train", "--task", "language-model"), "Unrecognized options: --task"),
+        (("train", "--tokenizer", "bytes"), "Error parsing --tokenizer: expected one of bpe, words, characters, got"),
+        (("train", "--data", "x", "--out", "y", "--steps", "0"), "steps must be at least 1, got 0"),
+        (("train", "--out"), "Missing value for argument '--out'"),
+        (("translate",), "Missing from regard translate: RUN"),
+        (("generate", "x", "--seed", "1.5"), "Error parsing --seed: invalid literal for int()"),
     ],
 )
 def test_arguments_that_cannot_be_read(call: Call, arguments: tuple[str, ...], message: str) -> None:
@@ -524,7 +575,7 @@ def text_runs(text: Path) -> dict[str, Path]:
     runs = {}
     for task in ("language-model", "masked-language-model"):
         runs[task] = text.parent / task
-        command = ("train", "--task", task, "--data", str(text), "--out", str(runs[task]), "--steps", "40")
+        command = ("train", task, "--data", str(text), "--out", str(runs[task]), "--steps", "40")
         done = regard(*command, *TINY_TEXT)
         assert done.returncode == 0, done.stderr
         assert done.stdout == ""
@@ -536,7 +587,7 @@ def test_a_language_model_killed_and_resumed_has_the_same_losses(
     text: Path, text_runs: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    command = ("train", "--task", "language-model", "--data", str(text), "--out", str(out), "--steps", "40")
+    command = ("train", "language-model", "--data", str(text), "--out", str(out), "--steps", "40")
     process = start(*command, *TINY_TEXT, stderr=subprocess.DEVNULL)
     wait_for(out, 23, process)
     process.kill()
@@ -548,7 +599,7 @@ def test_a_language_model_killed_and_resumed_has_the_same_losses(
 
 def test_two_ranks_mask_and_train_as_one_does(text: Path, tmp_path: Path) -> None:
     exact = ("--model.dropout", "0", "--precision", "float32", "--steps", "6")
-    command = ("train", "--task", "masked-language-model", "--data", str(text), *exact, *TINY_TEXT)
+    command = ("train", "masked-language-model", "--data", str(text), *exact, *TINY_TEXT)
     one = regard(*command, "--out", str(tmp_path / "one"))
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29743")
     two = regard(*command, "--out", str(tmp_path / "two"), launcher=launcher)
@@ -583,7 +634,7 @@ def test_generated_text_is_printed_as_it_comes(text_runs: dict[str, Path]) -> No
             flushed.append(self.getvalue())
 
     with contextlib.redirect_stdout(Terminal()):
-        commands.generate(text_runs["language-model"], "3", max_tokens=9, device="cpu")
+        generate(text_runs["language-model"], "3", max_tokens=9, device="cpu")
     assert [len(one) for one in flushed[:9]] == list(range(2, 11))
 
 
@@ -631,7 +682,10 @@ def test_wrong_uses_of_runs(call: Call, run: Path, text: Path, text_runs: dict[s
     )
     check_one_line(call("generate", language_model, "--top-p", "2"), "top-p must be above 0 and at most 1, got 2.0")
     check_one_line(call("generate", language_model, "--samples", "0"), "samples must be at least 1")
-    check_one_line(call("train", "--task", "poetry", "--data", "x"), "the task must be one of translation, language")
+    check_one_line(
+        call("train", "poetry", "--data", "x"),
+        "Unrecognized options: poetry; Available subcommands: translation, language-model, masked-language-model",
+    )
     check_one_line(
         call("train", "--size", "huge", "--data", "x"), "the size must be one of tiny, small, base, got 'huge'"
     )
@@ -651,7 +705,7 @@ def test_settings_as_a_file(call: Call, text: Path, text_runs: dict[str, Path], 
     flags = ("--out", str(tmp_path / "other"), "--steps", "7", "--model.dim", "4")
     assert call("train", "--config", str(part), *flags)[0] == 0
     record = json.loads((tmp_path / "other" / "config.json").read_text())["config"]
-    assert (record["steps"], record["model"]["dim"], record["block_length"]) == (7, 4, 16)
+    assert (record["fit"]["steps"], record["model"]["dim"], record["block_length"]) == (7, 4, 16)
     status, _, err = call("train", "--config", str(part))
     assert status == 2
     assert "--out" in err
@@ -660,9 +714,9 @@ def test_settings_as_a_file(call: Call, text: Path, text_runs: dict[str, Path], 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("colour = 3", "unknown setting colour; LanguageModelConfig has out, steps"),
+        ("colour = 3", "unknown setting colour; LanguageModelConfig has out, fit"),
         ("[model]\nwidth = 3", "unknown setting model.width; DecoderOnlyConfig has dim, num_heads"),
-        ('steps = "many"', "steps must be int, got 'many'"),
+        ('fit.steps = "many"', "fit.steps must be int, got 'many'"),
         ('tokenizer = "bytes"', "tokenizer must be Literal['bpe', 'words', 'characters'], got 'bytes'"),
         ("steps = ", "is not TOML: Invalid value (at line 3"),
         ("block_length = 0", "block_length must be at least 1, got 0"),
@@ -680,11 +734,11 @@ def test_files_of_settings_that_do_not_fit(call: Call, tmp_path: Path) -> None:
     path.write_text('task = "poetry"\n')
     check_one_line(call("train", "--config", str(path)), "the task must be one of")
     path.write_text('task = "language-model"\n')
-    check_one_line(call("train", "--config", str(path), "--task", "translation"), "is for the task 'language-model'")
+    check_one_line(call("train", "translation", "--config", str(path)), "is for the task 'language-model'")
 
 
 def test_named_sizes_are_the_defaults_of_flags(call: Call) -> None:
     for task, words in (("translation", "default: 0.3"), ("language-model", "default: 16")):
-        status, out, _ = call("train", "--task", task, "--size", "tiny", "--help")
+        status, out, _ = call("train", task, "--size", "tiny", "--help")
         assert status == 0
         assert words in " ".join(out.replace("│", "").split())

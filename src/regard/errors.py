@@ -19,9 +19,19 @@ these errors as one line and exits with status 2. In a program, catch `RegardErr
 them, or the builtin class in brackets.
 """
 
+LONGEST = 1_000
+"""The most characters of a message: what a damaged file says of itself may be longer."""
+
 
 class RegardError(Exception):
-    """The root of every error that regard raises on purpose."""
+    """The root of every error that regard raises on purpose.
+
+    >>> len(str(RegardError("a name: " + "x" * 10_000)))
+    1000
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_shortened(part) if isinstance(part, str) else part for part in args))
 
 
 class ShapeError(RegardError, ValueError):
@@ -82,3 +92,11 @@ class MissingExtraError(RegardError, ImportError):
         super().__init__(
             f"{package} is not installed; it comes with the extra '{extra}': pip install 'regard[{extra}]'"
         )
+
+
+def _shortened(message: str) -> str:
+    """A message of at most `LONGEST` characters: what is too long loses its middle."""
+    if len(message) <= LONGEST:
+        return message
+    tail = message[-LONGEST // 4 :]
+    return f"{message[: LONGEST - len(tail) - 5]} ... {tail}"

@@ -11,6 +11,7 @@ from regard.models.transformer import TransformerConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
+from regard.training.fit_config import FitConfig
 
 TINY = TransformerConfig(
     dim=16, num_heads=2, encoder_layers=2, decoder_layers=1, feed_forward_dim=24, max_length=64, dropout=0.0
@@ -52,9 +53,9 @@ def make_run(name: str, folder: Path) -> None:
     data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
     transformer, more = RUNS[name]
     config = TranslationConfig(
-        data=(data,), valid=(data,), out=folder / "run", transformer=transformer, steps=25, warmup_steps=5,
-        batch_tokens=400, learning_rate=1e-2, validate_every=25, save_every=25, log_every=25, device="cpu",
-        precision="float32", vocab_size=300, max_length=64, **more,
+        data=(data,), valid=(data,), out=folder / "run", transformer=transformer, warmup_steps=5,
+        fit=FitConfig(steps=25, validate_every=25, save_every=25, log_every=25), batch_tokens=400, learning_rate=1e-2,
+        device="cpu", precision="float32", vocab_size=300, max_length=64, **more,
     )  # fmt: skip
     train_translation(config)
 

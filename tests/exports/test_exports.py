@@ -21,6 +21,7 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
 from regard.text.tokenizers import Words
+from regard.training.fit_config import FitConfig
 from tests.exports.exported_runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
 
@@ -164,8 +165,9 @@ def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "pairs.tsv"
     data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
     config = TranslationConfig(
-        data=(data,), valid=(data,), out=tmp_path / "run", model="rnn", device="cpu", precision="float32", steps=1,
-        rnn=RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), vocab_size=300, batch_tokens=400,
+        data=(data,), valid=(data,), out=tmp_path / "run", model="rnn", device="cpu", precision="float32",
+        fit=FitConfig(steps=1), rnn=RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), vocab_size=300,
+        batch_tokens=400,
     )  # fmt: skip
     train_translation(config)
     with pytest.raises(ArgumentError, match="only the Transformer"):

@@ -47,6 +47,7 @@ from regard.tasks.registry import TASKS
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 from regard.training.checkpoints import Checkpoints
+from regard.training.fit_config import FitConfig
 
 Way = Literal["clock", "event", "write"]
 WAYS: tuple[Way, ...] = ("clock", "event", "event", "write")
@@ -76,15 +77,10 @@ def make_config(kind: str, data: Path, out: Path) -> Any:
         "data": (data,),
         "out": out,
         "vocab_size": 280,
-        "steps": 12,
         "learning_rate": 1e-2,
         "warmup_steps": 4,
-        "validate_every": 2,
-        "save_every": 1,
-        "log_every": 1,
+        "fit": FitConfig(steps=12, validate_every=2, save_every=1, log_every=1, ema_decay=0.9, keep=2),
         "pictures": 0,
-        "ema_decay": 0.9,
-        "keep": 2,
         "device": "cpu",
         "precision": "float32",
     }

@@ -3,7 +3,6 @@
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from regard.errors import RegardError
 from regard.tasks.registry import task_of
 from regard.tasks.runs.run_folder import RunFolder
 from regard.training.checkpoints import Checkpoints
+from tests.tasks.small_runs import changed
 
 Damage = Callable[[bytes, random.Random], bytes]
 
@@ -88,7 +88,7 @@ def resumed(run: Path) -> list[tuple[str, bytes]]:
     """Two more steps, as the command line would make them; the tensors they end with."""
     task = task_of(run)
     config = RunFolder(run).read_config(RunFolder(run).task(), task.config)
-    task.run(replace(config, out=run, steps=config.steps + 2), resume=True)
+    task.run(changed(config, out=run, steps=config.fit.steps + 2), resume=True)
     state = Checkpoints(run).load_last()
     parts = [part for part in state if isinstance(part, dict)]
     return [(name, part[name].numpy().tobytes()) for part in parts for name in sorted(part)]

@@ -1,12 +1,17 @@
 """Translations small enough to be learned in a test: fifty pairs, and settings for both models."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from regard.models.rnn import RNNConfig
 from regard.models.transformer import TransformerConfig
+from regard.tasks.config import TrainingConfig
 from regard.tasks.translation.config import TranslationConfig
+from regard.training.fit_config import FitConfig
+
+C = TypeVar("C", bound=TrainingConfig)
 
 # Fifty pairs that no rule connects, in scripts of one to three bytes a character.
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -50,4 +55,18 @@ def small_config(folder: Path, **changes: Any) -> TranslationConfig:
         "device": "cpu",
         "precision": "float32",
     }
-    return TranslationConfig(**(settings | changes))
+    return TranslationConfig(**with_fit(settings | changes))
+
+
+def with_fit(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run in which those of the training loop stand where they belong."""
+    names = {field.name for field in fields(FitConfig)}
+    fit = FitConfig(**{name: value for name, value in settings.items() if name in names})
+    return {name: value for name, value in settings.items() if name not in names} | {"fit": fit}
+
+
+def changed(config: C, **changes: Any) -> C:
+    """Settings with others in their place, those of the training loop too."""
+    names = {field.name for field in fields(FitConfig)}
+    fit = replace(config.fit, **{name: value for name, value in changes.items() if name in names})
+    return replace(config, fit=fit, **{name: value for name, value in changes.items() if name not in names})

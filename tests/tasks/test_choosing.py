@@ -9,7 +9,7 @@ from regard.tasks import Translator, train_translation
 from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import RunFolder
 from regard.training.metrics import bleu
-from tests.tasks.small_runs import PAIRS, SMALL, small_config, write_pairs
+from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_warm_start_begins_with_another_run(run: Path, tmp_path: Path) -> None:
     assert warm.source_tokenizer.fingerprint() == before.source_tokenizer.fingerprint()
     assert warm.loss(PAIRS) == pytest.approx(before.loss(PAIRS), rel=1e-2, abs=1e-3)
     # A run that has a checkpoint goes on from that, though the other one be gone.
-    train_translation(replace(config, steps=2, warm_start=run), resume=True)
+    train_translation(changed(config, steps=2, warm_start=run), resume=True)
     other = replace(SMALL["transformer"], dim=16)
     with pytest.raises(RunFolderError, match="does not fit the model"):
         train_translation(replace(config, out=tmp_path / "other", transformer=other))

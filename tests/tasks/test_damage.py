@@ -20,8 +20,9 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.training.checkpoints import Checkpoints
+from regard.training.fit_config import FitConfig
 from tests.tasks.damaged_runs import Case, apply, cases, copy_of, outcome, snapshot
-from tests.tasks.small_runs import PAIRS, small_config, write_pairs
+from tests.tasks.small_runs import PAIRS, changed, small_config, write_pairs
 
 TRANSLATOR_USES: list[Callable[[Any], Any]] = [
     lambda model: [one.text for one in model.translate(["we"], beam_size=1)],
@@ -51,7 +52,8 @@ def writer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = LanguageModelConfig(
         data=(write_pairs(folder / "text.tsv"),), out=folder / "run", vocab_size=280, block_length=16, batch_tokens=64,
         model=DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8),
-        steps=4, warmup_steps=2, schedule="constant", validate_every=2, save_every=2, pictures=0, device="cpu",
+        warmup_steps=2, schedule="constant", fit=FitConfig(steps=4, validate_every=2, save_every=2), pictures=0,
+        device="cpu",
     )  # fmt: skip
     train_language_model(config)
     return config.out
@@ -93,7 +95,7 @@ def test_a_flipped_bit_in_the_tokens_is_not_trained_on(translator_run: Path, tmp
     content = bytearray((damaged / name).read_bytes())
     content[2] ^= 1  # another token, and one that there is
     (damaged / name).write_bytes(content)
-    config = replace(settings_of(damaged), steps=6)
+    config = changed(settings_of(damaged), steps=6)
     with pytest.raises(RunFolderError, match=f"{name} is not the tokenised text that .* was trained with"):
         train_translation(config, resume=True)
 
@@ -102,7 +104,7 @@ def test_checkpoints_without_what_was_prepared(translator_run: Path, tmp_path: P
     """Preparing again would replace the tokenizers that the checkpoints go with."""
     damaged = copy_of(translator_run, tmp_path / "run")
     (damaged / "prepared.json").unlink()
-    config = replace(settings_of(damaged), steps=6)
+    config = changed(settings_of(damaged), steps=6)
     with pytest.raises(RunFolderError, match=r"prepared\.json is missing, and the checkpoints go with it"):
         train_translation(config, resume=True)
 
@@ -130,12 +132,12 @@ def test_a_future_format_is_refused(translator_run: Path, tmp_path: Path) -> Non
 def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path: Path) -> None:
     run = copy_of(translator_run, tmp_path / "run")
     before = snapshot(run)
-    config = replace(settings_of(run), steps=9)
+    config = changed(settings_of(run), steps=9)
     for how in ({"resume": True}, {"overwrite": True}):
         with locked(run, refusal="no"), pytest.raises(RunFolderError, match="another process is training in"):
             train_translation(config, **how)
     assert snapshot(run) == before
-    assert train_translation(replace(config, steps=4), resume=True)
+    assert train_translation(changed(config, steps=4), resume=True)
 
 
 def test_what_a_kill_left_is_swept_away(translator_run: Path, tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_the_best_model_of_a_lost_future_is_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(config.out)
     better = replace(checkpoints.position("last"), step=3, best_value=0.5, best_step=3)
     checkpoints.save_model("best", checkpoints.load_model("last"), better)
-    train_translation(replace(config, steps=8, validate_every=4, save_every=4), resume=True)
+    train_translation(changed(config, steps=8, validate_every=4, save_every=4), resume=True)
     assert checkpoints.position("last").best_step == 8  # better than any that this process has seen
     assert checkpoints.position("best") == better
 
@@ -285,6 +287,6 @@ def test_a_number_that_became_another(translator_run: Path, tmp_path: Path, name
     text = (run / name).read_text()
     assert before in text
     (run / name).write_text(text.replace(before, after))
-    config = replace(settings_of(translator_run), out=run, steps=6)
+    config = changed(settings_of(translator_run), out=run, steps=6)
     with pytest.raises(RunFolderError, match=rf"{name} was altered"):
         train_translation(config, resume=True)

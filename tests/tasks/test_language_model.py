@@ -26,6 +26,7 @@ from regard.tasks.pictures.save import save_pictures
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import next_token_windows, window_batches
 from regard.text.tokenizers import BOS, EOS, Characters
+from tests.tasks.small_runs import changed, with_fit
 
 LINES = [f"{n} and {m} make {n + m}; 木 {n}" for n in range(12) for m in range(12)]
 # What a letter is follows from those beside it.
@@ -42,7 +43,7 @@ def small_config(folder: Path, kind: type = LanguageModelConfig, **changes: Any)
         "schedule": "constant",
         "validate_every": 3, "save_every": 3, "log_every": 1, "pictures": 0, "device": "cpu", "precision": "float32",
     }  # fmt: skip
-    return kind(**(settings | changes))
+    return kind(**with_fit(settings | changes))
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +114,9 @@ def test_a_run_that_goes_on_has_the_losses_of_one_that_never_stopped(kind: type,
     model = DecoderOnlyConfig if kind is LanguageModelConfig else EncoderOnlyConfig
     config = small_config(tmp_path, kind, model=model(**TINY | {"dropout": 0.2}), steps=9, patience=0)
     train(config)
-    stopped = replace(config, out=tmp_path / "stopped", steps=3)
+    stopped = changed(config, out=tmp_path / "stopped", steps=3)
     train(stopped)
-    train(replace(stopped, steps=9), resume=True)
+    train(changed(stopped, steps=9), resume=True)
     assert losses(config.out) == losses(stopped.out)
     with pytest.raises(RunFolderError, match="has block_length 32, not 16"):
         train(replace(stopped, block_length=16), resume=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard import cli
+from regard.cli import main as program
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.tasks.translation.options import Options
 from regard.tasks.translation.translator import Translator
@@ -262,11 +262,11 @@ def test_the_command_line_takes_such_a_folder(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = request.getfixturevalue(name)
-    monkeypatch.setattr(cli, "_keep_freed_memory", lambda: None)
+    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
 
     def call(*arguments: Any) -> str:
         monkeypatch.setattr(sys, "argv", ["regard", *arguments])
-        cli.main()
+        program.main()
         return capsys.readouterr().out
 
     text = call("translate", str(folder), "the old cat", "--device", "cpu")

@@ -7,12 +7,13 @@ import pytest
 
 from regard.errors import DataError, RunFolderError
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.runs.serialisation import from_plain, to_plain
+from regard.tasks.runs.serialisation import changed, from_plain, to_plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inner:
     dim: int = 3
+    depth: int = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +96,11 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "it has no config.json"),
-        ('{"format": 1, "task": "t", "con', "not whole JSON"),
+        ('{"format": 2, "task": "t", "con', "not whole JSON"),
         ('{"model_type": "bert"}', "not the configuration of a t run"),
-        ('{"format": 1, "task": "other", "config": {}}', "got task 'other'"),
-        ('{"format": 2, "task": "t", "config": {}}', "format 2"),
-        ('{"format": 1, "task": "t", "config": {"data": [], "x": 1}}', "unknown setting x"),
+        ('{"format": 2, "task": "other", "config": {}}', "got task 'other'"),
+        ('{"format": 1, "task": "t", "config": {}}', "expected format 2, got task .t., format 1"),
+        ('{"format": 2, "task": "t", "config": {"data": [], "x": 1}}', "unknown setting x"),
     ],
 )
 def test_a_folder_that_is_not_a_run(tmp_path: Path, content: str | None, message: str) -> None:
@@ -109,3 +110,21 @@ def test_a_folder_that_is_not_a_run(tmp_path: Path, content: str | None, message
         RunFolder(tmp_path).read_config("t", Outer)
     with pytest.raises(RunFolderError, match="is not a folder"):
         RunFolder(tmp_path / "absent").read_config("t", Outer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Around:
+    inner: Inner = field(default_factory=lambda: Inner(dim=7, depth=8))
+
+
+def test_what_is_absent_within_a_part_has_the_default_of_the_whole() -> None:
+    assert from_plain(Around, {"inner": {"dim": 1}}, source=FILE) == Around(inner=Inner(dim=1, depth=8))
+    assert from_plain(Around, {}, source=FILE) == Around()
+
+
+def test_changes_leave_what_they_do_not_name() -> None:
+    before = Around(inner=Inner(dim=4, depth=5))
+    assert changed(before, {"inner": {"depth": 6}}, source=FILE) == Around(inner=Inner(dim=4, depth=6))
+    assert changed(before, {}, source=FILE) == before
+    with pytest.raises(RunFolderError, match=r"unknown setting inner\.width"):
+        changed(before, {"inner": {"width": 6}}, source=FILE)

@@ -26,11 +26,12 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import open_corpus
 from regard.tasks.translation.train import train_translation
 from regard.training.checkpoints import Checkpoints
+from regard.training.fit_config import FitConfig
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 TEXT = {
-    "vocab_size": 280, "block_length": 16, "batch_tokens": 64, "steps": 4, "warmup_steps": 2, "schedule": "constant",
-    "validate_every": 2, "save_every": 2, "pictures": 2, "device": "cpu",
+    "vocab_size": 280, "block_length": 16, "batch_tokens": 64, "warmup_steps": 2, "schedule": "constant",
+    "fit": FitConfig(steps=4, validate_every=2, save_every=2), "pictures": 2, "device": "cpu",
 }  # fmt: skip
 LAYERS = {"dim": 8, "num_heads": 2, "num_layers": 1, "feed_forward_dim": 8}
 

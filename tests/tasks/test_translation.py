@@ -18,7 +18,7 @@ from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.corpus import TokenBatches, open_corpus
 from regard.tasks.translation.train import TranslationConfig, Translator, train_translation
 from regard.text.tokenizers import Characters
-from tests.tasks.small_runs import PAIRS, SMALL, small_config, write_pairs
+from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
 
 SOURCES = [source for source, _ in PAIRS]
 
@@ -246,7 +246,7 @@ def test_a_run_is_neither_replaced_nor_bent(run: Path, tmp_path: Path) -> None:
 
 def test_more_steps_after_a_finished_run(copied: Path) -> None:
     saved = RunFolder(copied).read_config("translation", TranslationConfig)
-    train_translation(replace(saved, out=copied, steps=6), resume=True)
+    train_translation(changed(saved, out=copied, steps=6), resume=True)
     assert RunFolder(copied).checkpoints.position("last").step == 6
 
 
@@ -254,7 +254,7 @@ def test_a_run_that_was_killed_before_its_data_was_ready_resumes(config: Transla
     RunFolder(config.out).begin("translation", config)
     (config.out / "source_tokenizer.json").write_text("{ half of a f")
     train_translation(config, resume=True)
-    assert RunFolder(config.out).checkpoints.position("last").step == config.steps
+    assert RunFolder(config.out).checkpoints.position("last").step == config.fit.steps
 
 
 def test_a_share_is_split_off_for_validation(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_settings_that_make_no_sense(tmp_path: Path, changes: dict, message: str
 def test_nothing_is_touched_when_settings_do_not_fit(config: TranslationConfig) -> None:
     for wrong in ({"steps": 0}, {"schedule": "cosine"}, {"device": "cuda:99"}, {"device": "abacus"}):
         with pytest.raises(ArgumentError):
-            train_translation(replace(config, **wrong))
+            train_translation(changed(config, **wrong))
     assert not config.out.exists()
 
 

@@ -126,10 +126,10 @@ def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
 
 def test_best_by_a_metric_that_grows(tmp_path: Path) -> None:
     """The highest of a metric is the best, and an unknown one is named."""
-    config = replace(CONFIG, best_by="step_squared", steps=20)
+    config = replace(CONFIG, steps=20)
     with pytest.raises(ArgumentError, match=r"best_by must be one of the metrics \['loss'\], got 'step_squared'"):
-        train_toy(tmp_path, config=config)
+        train_toy(tmp_path, config=config, best_by="step_squared")
     position = Checkpoints(tmp_path / "grown")
-    train_toy(tmp_path / "grown", config=replace(config, best_by="accuracy"), metrics=lambda: {"accuracy": 3.0})
+    train_toy(tmp_path / "grown", config=config, best_by="accuracy", metrics=lambda: {"accuracy": 3.0})
     assert position.position("best").best_step == 10  # 3.0 is not above 3.0
     assert math.isclose(position.position("best").best_value or 0.0, 3.0)

@@ -98,6 +98,7 @@ def train_toy(
     dropout: float = 0.2,
     callbacks: tuple[Callback, ...] = (),
     metrics: Callable[[], dict[str, float]] = dict,
+    best_by: str = "loss",
     poison_rank: int | None = None,
 ) -> ToyModel:
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,6 +120,7 @@ def train_toy(
         config=config,
         fabric=fabric,
         validate=validate,
+        best_by=best_by,
         checkpoints=Checkpoints(folder),
         callbacks=[MetricsFile(folder / "metrics.jsonl"), *callbacks],
         bad_batches=Stop() if poison_rank is None else Skip(),

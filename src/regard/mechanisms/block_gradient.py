@@ -9,9 +9,9 @@ from torch import Tensor
 def pull_through_graph(
     block: Tensor, grad: Tensor, vectors: tuple[Tensor, Tensor], learned: Sequence[Tensor], totals: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the query and the key that a block was made of; those of `learned` are added to `totals`.
+    """The gradients of the query and the key of a block; the gradients of `learned` are added to `totals`.
 
-    The graph is kept: what is learned and was chosen for some heads belongs to the graphs of all blocks.
+    The graph is kept, because the learned tensors that are selected for some heads belong to the graphs of all blocks.
 
     >>> query, key = torch.ones(1, 2, requires_grad=True), torch.ones(3, 2, requires_grad=True)
     >>> pull_through_graph(query @ key.mT, torch.ones(1, 3), (query, key), (), ())[0]

@@ -107,7 +107,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 def is_autocasting(kind: str) -> bool:
-    """Whether autocast is on for a kind of device; never for one that has no autocast, as `meta`.
+    """Whether autocast is on for a kind of device. The answer is no for kinds without autocast, such as `meta`.
 
     >>> is_autocasting("meta")
     False

@@ -1,14 +1,14 @@
-"""How much is computed at once: the arithmetic of tiles, shared by all that cut a T x S map into pieces.
+"""The sizes of tiles: the arithmetic for all code that divides a T x S map into tiles.
 
-A tile is some rows (queries) of some cells (heads of sequences), over the keys that they see. Each caller says how
-many numbers its tile may hold, since the best number differs: a matrix product, a sort and a mask have other caches.
+A tile has some rows (queries) of some cells (heads of sequences), and the keys that they see. Each caller says how
+many numbers its tile may hold. The best number differs: a matrix product, a sort and a mask use caches differently.
 """
 
 from collections.abc import Iterator
 
 
 def fitting(budget: int, size: int, most: int | None = None) -> int:
-    """How many things of `size` numbers each fit into `budget` numbers: at least 1, and at most `most`.
+    """The number of items of `size` numbers each that fit into `budget` numbers: at least 1, and at most `most`.
 
     >>> fitting(100, 30), fitting(100, 30, 2), fitting(100, 300)
     (3, 2, 1)
@@ -18,16 +18,16 @@ def fitting(budget: int, size: int, most: int | None = None) -> int:
 
 
 def tile_shape(cells: int, rows: int, row_size: int, *, budget: int, few_rows: int) -> tuple[int, int]:
-    """How many cells, and how many of their rows, make one tile of at most `budget` numbers, if a single row fits.
+    """The number of cells, and of rows in each, that make one tile of at most `budget` numbers (or a single row).
 
-    A tile has up to `few_rows` rows before it has a second cell, since narrow matrix products are slow.
+    A tile has up to `few_rows` rows before it has a second cell, because narrow matrix products are slow.
 
     Args:
-        cells: how many there are.
-        rows: how many each cell has.
-        row_size: the numbers that one row of one cell takes.
+        cells: the number of cells.
+        rows: the number of rows in each cell.
+        row_size: the numbers in one row of one cell.
         budget: the numbers that a tile may hold.
-        few_rows: the rows that a tile has before it has more cells.
+        few_rows: the rows of a tile before it gets a second cell.
 
     >>> tile_shape(12, 512, 512, budget=1 << 16, few_rows=64)
     (2, 64)
@@ -39,7 +39,7 @@ def tile_shape(cells: int, rows: int, row_size: int, *, budget: int, few_rows: i
 
 
 def ranges(length: int, step: int) -> Iterator[range]:
-    """The numbers from 0 to `length` in ranges of `step`, of which the last may be shorter.
+    """The numbers from 0 to `length` - 1 in ranges of `step` numbers; the last range may be shorter.
 
     >>> list(ranges(5, 2))
     [range(0, 2), range(2, 4), range(4, 5)]

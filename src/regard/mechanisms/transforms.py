@@ -50,7 +50,7 @@ def can_look(tensor: Tensor) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether there are numbers behind the tensor: not on the `meta` device, in a `FakeTensorMode` or while compiling.
+    """Whether the tensor holds numbers. It does not on the `meta` device, in a `FakeTensorMode` or while compiling.
 
     >>> import torch
     >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))

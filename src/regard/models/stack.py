@@ -122,7 +122,9 @@ class SelfAttentionLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask, bias: Bias | None, record: Record | None, name: str) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        x = self.residuals[0](x, lambda y: told(self.self_attention, record, name, y, mask=mask, bias=bias))
+        x = self.residuals[0](
+            x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias)
+        )
         return self.residuals[1](x, self.feed_forward)
 
     def extend(
@@ -140,7 +142,7 @@ class SelfAttentionLayer(nn.Module):
         return self.residuals[1](x, self.feed_forward), caches[0]
 
 
-def told(
+def recorded_attention(
     attention: MultiHeadAttention,
     record: Record | None,
     name: str,

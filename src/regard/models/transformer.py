@@ -16,7 +16,7 @@ from regard.mechanisms.masks.basic import causal, lengths
 from regard.models.building import stack_of
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, Step
-from regard.models.stack import Record, SelfAttentionLayer, StackConfig, make_stack, shared_bias, told
+from regard.models.stack import Record, SelfAttentionLayer, StackConfig, make_stack, recorded_attention, shared_bias
 from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
 from regard.nn.arguments import require_sizes
 from regard.weights import AttentionMap
@@ -51,9 +51,11 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """(B, T, D) to (B, T, D); `mask` excludes the padding of the memory, `bias` is added in self-attention."""
         x = self.residuals[0](
-            x, lambda y: told(self.self_attention, record, f"{name}.self", y, mask=causal(), bias=bias)
+            x, lambda y: recorded_attention(self.self_attention, record, f"{name}.self", y, mask=causal(), bias=bias)
         )
-        x = self.residuals[1](x, lambda y: told(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask))
+        x = self.residuals[1](
+            x, lambda y: recorded_attention(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask)
+        )
         return self.residuals[2](x, self.feed_forward)
 
     def step(

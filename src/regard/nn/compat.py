@@ -11,7 +11,7 @@ from regard.mechanisms.shapes import is_autocasting
 
 
 class MisfitError(ShapeError, AssertionError):
-    """Inputs or masks that do not fit. Torch's module raises `AssertionError` for them, which programs may catch."""
+    """Inputs or masks do not fit. torch's module raises `AssertionError` for them, and programs may catch it."""
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -54,7 +54,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         key_padding_mask, attn_mask = _checked_masks(key_padding_mask, attn_mask, sizes, batched=batched)
         q, k, v = self._heads(query, key, value)
         k, v = self._extended(k, v)
-        mask, bias = _merged(
+        mask, bias = _as_mask_and_bias(
             *(_for_more_keys(given, k.shape[2] - sizes[3]) for given in (key_padding_mask, attn_mask)),
             causal=_causal_before(sizes[3], k.shape[2]) if is_causal and attn_mask is None else None,
         )
@@ -73,7 +73,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """The output (N, H, T, D) and, if they are needed, the weights (N, H, T, S)."""
         if not (q.shape[2] and k.shape[2]):
-            # `attention` refuses empty sequences, of which torch's module makes empty weights, with a gradient.
+            # `attention` refuses empty sequences, but torch's module returns empty weights for them, with a gradient.
             weights = q @ k.mT
             return weights @ v, weights if need_weights else None
         dropout = self.dropout if self.training else 0.0
@@ -83,7 +83,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return output, lazy.dense(limit_bytes=2**62)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Refuse what torch's module refuses: other ranks, lengths, batches and widths, which would broadcast here."""
+        """Refuse the ranks, lengths, batches and widths that torch's module refuses; here they could broadcast."""
         if query.is_nested or key.is_nested or value.is_nested:
             raise MisfitError("nested tensors are not taken: pad them and give key_padding_mask")
         ranks = query.dim(), key.dim(), value.dim()
@@ -122,7 +122,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return tuple(x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in projected)
 
     def _extended(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """With the learned key and value (`add_bias_kv`) and the zero ones (`add_zero_attn`) behind the others."""
+        """Append the learned key and value (`add_bias_kv`) and the zero key and value (`add_zero_attn`)."""
         extra = []
         if self.bias_k is not None and self.bias_v is not None:
             learned = (self.bias_k, self.bias_v)
@@ -166,19 +166,19 @@ def _check_mask(name: str, mask: Tensor, ranks: str, shapes: dict[int, tuple[int
 
 
 def _for_more_keys(given: Tensor | None, more: int) -> Tensor | None:
-    """A mask with as many keys behind its own, which all may attend to: False drops nothing and 0 adds nothing."""
+    """A mask with `more` keys after its own keys. Every query sees them: False drops nothing, and 0 adds nothing."""
     return None if given is None else nn.functional.pad(given, (0, more))
 
 
 def _causal_before(keys: int, all_keys: int) -> Mask:
-    """Causality among the first keys; those behind them (the learned one, the zeros) are for every query."""
+    """A causal mask on the first keys. Every query sees the keys after them (the learned key, the zero key)."""
     if all_keys == keys:
         return causal(0)
     return causal(0) | predicate(lambda batch, head, query, key: key >= keys)
 
 
-def _merged(*given: Tensor | None, causal: Mask | None) -> tuple[Mask | None, Tensor | None]:
-    """torch's masks of four dimensions (True = drop, float = add) as one mask and one bias."""
+def _as_mask_and_bias(*given: Tensor | None, causal: Mask | None) -> tuple[Mask | None, Tensor | None]:
+    """One mask and one bias from torch's masks of four dimensions (True = drop, float = add)."""
     mask, bias = causal, None
     for one in given:
         if one is None:

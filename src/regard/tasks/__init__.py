@@ -12,9 +12,11 @@ from regard.tasks.translation.options import Request as Request
 from regard.tasks.translation.results import Translation as Translation
 from regard.tasks.translation.train import train_translation as train_translation
 from regard.tasks.translation.translator import Translator as Translator
+from regard.training.fit_config import FitConfig as FitConfig
 
 __all__ = [
     "AlignmentOf",
+    "FitConfig",
     "LanguageModel",
     "LanguageModelConfig",
     "MaskedLanguageModel",

@@ -1,6 +1,6 @@
 """What a training run is made from; the command line's flags are these fields."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +17,10 @@ class TrainingConfig:
     out: Path
     """The folder to make for the run."""
 
-    steps: int = 10_000
-    """Updates to make."""
+    fit: FitConfig = field(default_factory=FitConfig)
+    """When training stops, validates and saves."""
     batch_tokens: int = 4_096
     """Places in a batch (of all ranks together), source and target, padding counted."""
-    accumulate: int = 1
-    """Batches whose gradients are summed for one update."""
     learning_rate: float = 1e-3
     """The highest learning rate."""
     warmup_steps: int = 1_000
@@ -31,21 +29,7 @@ class TrainingConfig:
     """How the learning rate falls afterwards."""
     weight_decay: float = 0.01
     """Of AdamW; embeddings, gains and offsets do not decay."""
-    clip_norm: float = 1.0
-    """Gradients longer than this are shortened to it; 0 leaves them."""
 
-    validate_every: int = 500
-    """Steps between two validations."""
-    save_every: int = 500
-    """Steps between two checkpoints."""
-    log_every: int = 20
-    """Steps between two reports."""
-    patience: int = 0
-    """Validations without a better model before training ends; 0 never ends it early."""
-    ema_decay: float = 0.0
-    """Of the moving average of the weights, which is then validated and kept as the best; 0 keeps none."""
-    keep: int = 0
-    """How many models of the latest validations stay on the disk, for `regard choose`."""
     warm_start: Path | None = None
     """A run folder: training begins with its best model, and uses its tokenizers."""
     pictures: int = 3
@@ -86,26 +70,6 @@ def make_schedule(config: TrainingConfig) -> Schedule:
         case "constant":
             return constant(config.learning_rate)
         case "cosine":
-            return cosine(config.learning_rate, config.warmup_steps, config.steps)
+            return cosine(config.learning_rate, config.warmup_steps, config.fit.steps)
         case "inverse-square-root":
             return inverse_square_root(config.learning_rate, config.warmup_steps)
-
-
-def make_fit_config(config: TrainingConfig) -> FitConfig:
-    """When the training loop stops, validates and saves.
-
-    Raises:
-        ArgumentError: a number is out of its range.
-    """
-    return FitConfig(
-        steps=config.steps,
-        accumulate=config.accumulate,
-        clip_norm=config.clip_norm,
-        validate_every=config.validate_every,
-        save_every=config.save_every,
-        log_every=config.log_every,
-        patience=config.patience,
-        ema_decay=config.ema_decay,
-        keep=config.keep,
-        best_by=getattr(config, "best_by", "loss"),
-    )

@@ -13,6 +13,7 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.text import dates
 from regard.text.pairs import Pair
+from regard.training.fit_config import FitConfig
 from regard.training.metrics import exact_match
 
 PAIRS: dict[dates.Split, int] = {"train": 50_000, "valid": 1_000, "test": 2_000}
@@ -51,15 +52,12 @@ def demo_config(folder: Path, *, seed: int, device: str) -> TranslationConfig:
             dim=64, num_heads=2, encoder_layers=2, decoder_layers=2, feed_forward_dim=128, dropout=0.0
         ),
         max_length=64,
-        steps=1_400,
+        fit=FitConfig(steps=1_400, validate_every=350, save_every=700, log_every=10),
         batch_tokens=2_048,
         learning_rate=5e-3,
         warmup_steps=100,
         schedule="cosine",
         label_smoothing=0.0,
-        validate_every=350,
-        save_every=700,
-        log_every=10,
         seed=seed,
         device=device,
     )

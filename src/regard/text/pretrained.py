@@ -9,7 +9,8 @@ from typing import Any
 from regard.errors import MissingExtraError, RunFolderError
 from regard.text.codec import Codec, Marks
 from regard.text.labels import Label, byte_level_labels, byte_string, printed
-from regard.text.tokenizers import REPLACEMENT, is_byte_level, tokenizers_library
+from regard.text.tokenizer_files import encoding, read_tokenizer
+from regard.text.tokenizers import REPLACEMENT, is_byte_level
 from regard.text.unicode import normalise
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -91,13 +92,11 @@ class TokenizerFile:
     def __init__(self, path: Path, marks: Marks) -> None:
         self.marks = marks
         try:
-            self._backend = tokenizers_library().Tokenizer.from_file(str(path))
+            self._backend = read_tokenizer(path.read_text(encoding="utf-8"))
         except MissingExtraError:
             raise
-        except Exception as error:  # the library raises nothing more precise
+        except (OSError, ValueError) as error:
             raise RunFolderError(f"{path} is not a tokenizer that can be read ({error})") from None
-        self._backend.no_padding()
-        self._backend.no_truncation()
         self._byte_level = is_byte_level(self._backend)
 
     def __len__(self) -> int:
@@ -105,7 +104,9 @@ class TokenizerFile:
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of each text, which is brought to NFC first, without the end token."""
-        encoded = self._backend.encode_batch([normalise(text) for text in texts])
+        batch = [normalise(text) for text in texts]
+        with encoding():
+            encoded = self._backend.encode_batch(batch)
         # If there are only special tokens, the text is empty, and the result must be empty too.
         return [[] if all(one.special_tokens_mask) else _without_end(one.ids, self.marks.end_id) for one in encoded]
 
@@ -127,7 +128,9 @@ class TokenizerFile:
         gets the whole overlap.
         """
         text, found, next_first = normalise(text), [], len(text)
-        for first, end in reversed(self._backend.encode(text).offsets):
+        with encoding():
+            encoded = self._backend.encode(text)
+        for first, end in reversed(encoded.offsets):
             found.append(text[first : min(end, max(first, next_first))])
             next_first = first if end > first else next_first
         return found[::-1]

@@ -8,10 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from regard.errors import ArgumentError, DataError, MissingExtraError, RunFolderError
+from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.storage.atomic import replacing
 from regard.text.codec import Marks
 from regard.text.labels import Label, byte_level_labels, byte_string, printed
+from regard.text.tokenizer_files import encoding, read_tokenizer, tokenizers_library
 from regard.text.unicode import normalise
 
 PAD, BOS, EOS, UNK = range(4)
@@ -22,19 +23,6 @@ letters and punctuation, or between all characters."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 BYTE_ALPHABET_SIZE = 256
-
-
-def tokenizers_library() -> ModuleType:
-    """The `tokenizers` package.
-
-    Raises:
-        MissingExtraError: the package is not installed.
-    """
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise MissingExtraError("tokenizers", extra="text") from error
-    return tokenizers
 
 
 def is_byte_level(backend: Any) -> bool:
@@ -80,14 +68,17 @@ class Tokenizer:
         """The ids of a text, which is brought to NFC first. No special token is added.
 
         Raises:
-            DataError: the text holds half of a surrogate pair.
+            DataError: the text holds half of a surrogate pair, or a pattern of the tokenizer gives up on it.
         """
-        return list(self._backend.encode(normalise(text), add_special_tokens=False).ids)
+        text = normalise(text)
+        with encoding():
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of each text, as by `encode`, with several threads."""
         batch = [normalise(text) for text in texts]
-        return [encoded.ids for encoded in self._backend.encode_batch_fast(batch, add_special_tokens=False)]
+        with encoding():
+            return [encoded.ids for encoded in self._backend.encode_batch_fast(batch, add_special_tokens=False)]
 
     @property
     def unknown_id(self) -> int | None:
@@ -102,7 +93,9 @@ class Tokenizer:
         (['to', ' see', ',', ' or', ' be'], [5, 3, 3, 3, 4])
         """
         text = normalise(text)
-        return [text[first:end] for first, end in self._backend.encode(text, add_special_tokens=False).offsets]
+        with encoding():
+            encoded = self._backend.encode(text, add_special_tokens=False)
+        return [text[first:end] for first, end in encoded.offsets]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
         """The text of ids, without padding, beginning and end. An unknown token is written as U+FFFD.
@@ -227,12 +220,7 @@ class Tokenizer:
 
 
 def _from_json(text: str) -> Tokenizer:
-    try:
-        backend = tokenizers_library().Tokenizer.from_str(text)
-    except MissingExtraError:
-        raise
-    except Exception as error:  # the library raises nothing more precise
-        raise ValueError(str(error)) from error
+    backend = read_tokenizer(text)
     if tuple(map(backend.id_to_token, range(len(SPECIAL_TOKENS)))) != SPECIAL_TOKENS:
         raise ValueError(f"expected its first tokens to be {', '.join(SPECIAL_TOKENS)}")
     return Tokenizer(backend)

@@ -27,8 +27,6 @@ class FitConfig:
     """Of the moving average of the weights, which is then validated and kept as the best; 0 keeps none."""
     keep: int = 0
     """How many models of the latest validations stay on the disk, to be averaged or chosen among."""
-    best_by: str = "loss"
-    """The metric of a validation that says which model is best; but for "loss", more is better."""
 
     def __post_init__(self) -> None:
         """Check the ranges once."""

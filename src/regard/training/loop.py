@@ -46,6 +46,7 @@ def fit(
     config: FitConfig,
     fabric: Any,
     validate: Validate | None = None,
+    best_by: str = "loss",
     checkpoints: Checkpoints | None = None,
     callbacks: Sequence[Callback] = (),
     bad_batches: BadBatches = Stop(),  # noqa: B008 (it has no state)
@@ -64,7 +65,8 @@ def fit(
         config: when to stop, validate and save.
         fabric: a launched `lightning_fabric.Fabric`.
         validate: scores the model (in evaluation mode, without gradients, with the averaged weights if there
-            are any); its `config.best_by` decides what is best.
+            are any).
+        best_by: which of its metrics decides what is best; except for "loss", more is better.
         checkpoints: where best and last are kept, and resumed from.
         callbacks: called with every event, on rank 0 only.
         bad_batches: what is done when the loss or the gradient is NaN or infinite; see `regard.training.bad_batches`.
@@ -93,6 +95,7 @@ def fit(
         config,
         fabric,
         validate,
+        best_by,
         checkpoints,
         callbacks,
         average,
@@ -127,6 +130,7 @@ class _Run:
     config: FitConfig
     fabric: Any
     validate: Validate | None
+    best_by: str
     checkpoints: Checkpoints | None
     callbacks: Sequence[Callback]
     average: MovingAverage | None
@@ -281,7 +285,7 @@ class _Run:
 
     def judge(self, metrics: Mapping[str, float]) -> bool:
         """Whether this validation is the best so far, which the position then says."""
-        by = self.config.best_by
+        by = self.best_by
         if by not in metrics:
             raise ArgumentError(f"best_by must be one of the metrics {sorted(metrics)}, got {by!r}")
         for name in ("loss", by):
@@ -308,9 +312,7 @@ class _Run:
         # The first rank looks for all, as what it sees changes once all go on.
         has_better = (
             which == "best"
-            and ranks.gather(lambda: ranks.rank == 0 and checkpoints.has_better(self.position, by=self.config.best_by))[
-                0
-            ]
+            and ranks.gather(lambda: ranks.rank == 0 and checkpoints.has_better(self.position, by=self.best_by))[0]
         )
         if not has_better:
             checkpoints.save_model(which, self.model.state_dict(), self.position, ranks)

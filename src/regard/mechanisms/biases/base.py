@@ -166,7 +166,7 @@ class Chosen(Bias):
     batches: Tensor
     heads: Tensor
     is_whole: bool = False
-    """As in `DenseBias`; no pair occurs twice."""
+    """As in `DenseBias`: no two pairs share a gradient. Also, no pair is chosen twice."""
 
     def learned(self) -> tuple[Tensor, ...]:
         """The tensor, if it takes a gradient."""
@@ -230,7 +230,7 @@ class SelectedBias(Bias):
 
     @property
     def reads_vectors(self) -> bool:  # type: ignore[override]
-        """As of the inner bias."""
+        """Whether the inner bias reads the vectors."""
         return self.bias.reads_vectors
 
     def learned(self) -> tuple[Tensor, ...]:

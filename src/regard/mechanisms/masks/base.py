@@ -142,7 +142,7 @@ class Mask(ABC):
         return Or((self, other)) if isinstance(other, Mask) else NotImplemented
 
     def __bool__(self) -> bool:
-        """A mask is no truth value: `and`, `or` and `not` would drop a mask without a word.
+        """Refuse to be true or false, because `and`, `or` and `not` would silently drop a mask.
 
         Raises:
             ArgumentError: always; the message names the operators that combine masks.

@@ -107,10 +107,10 @@ def Dot() -> ScaledDot:
 
 
 class PreparedDot(Score):
-    """A score that is the dot product of the vectors that `prepare` makes. Subclasses say `prepare`."""
+    """A score that is the dot product of the vectors that `prepare` makes. Subclasses define `prepare`."""
 
     def dot_scale(self, dim: int) -> float:
-        """1: every factor is in the prepared vectors."""
+        """The factor 1, because the prepared vectors contain every other factor."""
         return 1.0
 
     def block(

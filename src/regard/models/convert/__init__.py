@@ -7,13 +7,14 @@ config.json names the family, and model.safetensors (or the shards of its index)
 never loaded, and no code of the folder is run.
 """
 
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from regard.errors import RunFolderError
+from regard.errors import ArgumentError, RunFolderError, ShapeError
 from regard.models.convert.bart import bart, blenderbot, marian, pegasus
 from regard.models.convert.bert import bert
 from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
@@ -67,24 +68,47 @@ def from_huggingface(folder: Path | str) -> Pretrained:
     folder = Path(folder)
     settings = read_settings(folder)
     family = settings.values.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise RunFolderError(f"{settings.source}: model_type is {family!r}; regard reads {known}")
-    model = FAMILIES[family](settings, Weights(read_tensors(folder), folder))
-    return Pretrained(model.eval(), family, *_tokens(folder, settings))
+        raise RunFolderError(f"{settings.source}: model_type is {reprlib.repr(family)}; regard reads {known}")
+    weights = Weights(read_tensors(folder), folder)
+    try:
+        model = FAMILIES[family](settings, weights)
+    except (ArgumentError, ShapeError, ArithmeticError, RuntimeError) as error:
+        # Sizes that no model can have, such as 0 heads, or so many numbers that torch cannot count them.
+        raise RunFolderError(
+            f"{settings.source} is the configuration of no model: {str(error).splitlines()[0]}"
+        ) from error
+    return Pretrained(model.eval(), family, *_tokens(folder, settings, len(weights.ours["output.weight"])))
 
 
-def _tokens(folder: Path, settings: Settings) -> tuple[int | None, tuple[int, ...], int | None, tuple[int, ...]]:
+def _tokens(
+    folder: Path, settings: Settings, vocab_size: int
+) -> tuple[int | None, tuple[int, ...], int | None, tuple[int, ...]]:
     """Begin, end, padding and banned tokens, from generation_config.json or else from config.json."""
     path = folder / "generation_config.json"
     values = dict(settings.values) | (
         {name: value for name, value in read_object(path).items() if value is not None} if path.is_file() else {}
     )
-    begin = values.get("decoder_start_token_id")
-    ends = values.get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    banned = [word[0] for word in values.get("bad_words_ids") or [] if len(word) == 1]
+
+    def tokens(name: str, found: object) -> tuple[int, ...]:
+        for token in (listed := found if isinstance(found, list) else [] if found is None else [found]):
+            if type(token) is not int or not 0 <= token < vocab_size:
+                raise RunFolderError(
+                    f"{folder}: {name} must name tokens from 0 to {vocab_size - 1}, got {reprlib.repr(token)}"
+                )
+        return tuple(listed)
+
+    def token(name: str) -> int | None:
+        found = values.get(name)
+        # Old Llama folders say -1 where there is no such token.
+        return next(iter(tokens(name, None if found == -1 else found)), None)
+
+    banned = values.get("bad_words_ids") or []
+    words = [word for word in banned if isinstance(word, list)] if isinstance(banned, list) else []
+    begin, pad = token("decoder_start_token_id"), token("pad_token_id")
     if begin is None:
         # T5 begins with its padding token; a model that only continues text begins with its begin token.
-        begin = values.get("pad_token_id") if settings.values.get("is_encoder_decoder") else values.get("bos_token_id")
-    return begin, tuple(ends), values.get("pad_token_id"), tuple(banned)
+        begin = pad if settings.values.get("is_encoder_decoder") else token("bos_token_id")
+    ends = tokens("eos_token_id", values.get("eos_token_id"))
+    return begin, ends, pad, tuple(tokens("bad_words_ids", [word[0] for word in words if len(word) == 1]))

@@ -8,6 +8,7 @@ without the norm of embeddings is Blenderbot (Roller et al. 2021, arXiv:2004.136
 
 from functools import partial
 
+import torch
 from torch import nn
 
 from regard.mechanisms.rotary.layouts import Half
@@ -90,11 +91,9 @@ def _transformer(
         output_bias=True,
     )
     target_vocab_size = settings.get("decoder_vocab_size", int, vocab_size)
-    model = Transformer(parts, source_vocab_size=vocab_size, target_vocab_size=target_vocab_size)
     if "output.bias" not in weights.ours:
-        weights.ours["output.bias"] = model.output.bias.detach()
-    weights.fill(model)
-    return model
+        weights.ours["output.bias"] = torch.zeros(len(weights.ours["output.weight"]))
+    return weights.build(lambda: Transformer(parts, source_vocab_size=vocab_size, target_vocab_size=target_vocab_size))
 
 
 def _stack(

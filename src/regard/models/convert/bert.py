@@ -77,9 +77,7 @@ def bert(settings: Settings, weights: Weights) -> EncoderOnly:
         head=partial(Transform, dim, activation, eps) if has_head else NoHead,
         output_bias=has_head,
     )
-    model = EncoderOnly(parts, vocab_size=settings.get("vocab_size", int))
-    weights.fill(model)
-    return model
+    return weights.build(lambda: EncoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
 
 
 def _move(settings: Settings, weights: Weights) -> bool:

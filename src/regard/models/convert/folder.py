@@ -1,6 +1,7 @@
 """A folder written by Hugging Face's `save_pretrained`: its settings and its tensors. No code of it is run."""
 
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from torch import Tensor
 from regard.errors import MissingExtraError, RunFolderError
 
 T = TypeVar("T")
+LARGEST = 2**62
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -41,7 +43,9 @@ class Settings:
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise RunFolderError(f"{self.source}: {name} must be a {kind.__name__}, got {value!r}")
+            raise RunFolderError(f"{self.source}: {name} must be a {kind.__name__}, got {reprlib.repr(value)}")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise RunFolderError(f"{self.source}: {name} must be at most 2^62, got {reprlib.repr(value)}")
         return value
 
     def one_of(self, name: str, choices: Mapping[str, T], default: str | None = None) -> T:
@@ -53,7 +57,7 @@ class Settings:
         value = self.get(name, str, default)
         if value not in choices:
             known = ", ".join(choices)
-            raise RunFolderError(f"{self.source}: {name} is {value!r}, and regard reads {known}")
+            raise RunFolderError(f"{self.source}: {name} is {reprlib.repr(value)}, and regard reads {known}")
         return choices[value]
 
 
@@ -78,7 +82,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"{path} is not whole JSON ({error}): copy it again") from None
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} holds a JSON {type(value).__name__}, expected an object")

@@ -49,9 +49,7 @@ def gpt2(settings: Settings, weights: Weights) -> DecoderOnly:
     parts = OneStackParts(
         dim=dim, stack=stack, embedding_scale=1.0, dropout=settings.get("embd_pdrop", float, 0.1), tied_output=tied
     )
-    model = DecoderOnly(parts, vocab_size=settings.get("vocab_size", int))
-    weights.fill(model)
-    return model
+    return weights.build(lambda: DecoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
 
 
 def _eps(settings: Settings) -> float:

@@ -50,9 +50,7 @@ def llama(settings: Settings, weights: Weights) -> DecoderOnly:
         final_norm=partial(norm, dim),
     )
     parts = OneStackParts(dim=dim, stack=stack, embedding_scale=1.0, tied_output=tied)
-    model = DecoderOnly(parts, vocab_size=settings.get("vocab_size", int))
-    weights.fill(model)
-    return model
+    return weights.build(lambda: DecoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
 
 
 def _move(settings: Settings, weights: Weights) -> bool:

@@ -45,9 +45,7 @@ def t5(settings: Settings, weights: Weights) -> Transformer:
         shared_embeddings=True,
         tied_output=tied,
     )
-    model = Transformer(parts, source_vocab_size=vocab_size, target_vocab_size=vocab_size)
-    weights.fill(model)
-    return model
+    return weights.build(lambda: Transformer(parts, source_vocab_size=vocab_size, target_vocab_size=vocab_size))
 
 
 def _layers(settings: Settings, side: str) -> int:

@@ -1,13 +1,16 @@
 """Tensors with another library's names get ours: every tensor is moved, or is named as left out."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import RunFolderError
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Weights:
@@ -96,12 +99,22 @@ class Weights:
         for name in [name for name in self._theirs if any(fnmatchcase(name, pattern) for pattern in patterns)]:
             del self._theirs[name]
 
-    def fill(self, model: nn.Module) -> None:
-        """Copy the moved tensors into a model, in the model's dtype.
+    def build(self, make: Callable[[], M]) -> M:
+        """Make the model and copy into it what was moved, in the model's dtype.
+
+        The model is first made on the `meta` device, where it takes no memory, so that the sizes of a configuration
+        are compared with the tensors of the file before anything of these sizes is allocated.
 
         Raises:
-            RunFolderError: a tensor is left over, absent or of another shape; the message names the first such tensor.
+            RunFolderError: a tensor is left over, absent or of another shape; the message names the first.
         """
+        with torch.device("meta"):
+            self._check(make())
+        model = make()
+        model.load_state_dict(self.ours)
+        return model
+
+    def _check(self, model: nn.Module) -> None:
         if self._theirs:
             left = min(self._theirs)
             raise RunFolderError(f"{self.source} has a tensor that its config.json does not account for: {left}")
@@ -112,4 +125,3 @@ class Weights:
                 raise RunFolderError(
                     f"{self.source} does not fit its config.json: {name} is {have}, and should be {want}"
                 )
-        model.load_state_dict(self.ours)

@@ -8,6 +8,7 @@ from regard.errors import ArgumentError
 from regard.models.decoder_only import DecoderOnlyConfig
 from regard.models.encoder_only import EncoderOnlyConfig
 from regard.tasks.config import TrainingConfig
+from regard.training.fit_config import FitConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +33,8 @@ class TextConfig(TrainingConfig):
     """Tokens that the model reads at once."""
     batch_tokens: int = 4_096
     """Tokens of a batch (of all ranks together), rounded down to whole blocks, at least one."""
-    steps: int = 5_000
-    """Updates to make."""
+    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=5_000))
+    """When training stops, validates and saves."""
     warmup_steps: int = 100
     """Steps in which the learning rate rises to its highest."""
     schedule: Literal["inverse-square-root", "cosine", "constant"] = "cosine"

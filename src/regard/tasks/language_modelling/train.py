@@ -130,7 +130,7 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
 
     validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
     look = look_at_text(model, corpus, config.pictures, config.block_length, model.attend)
-    return TrainingJob(model, batches, next_token_loss, _optimizer(config, model), validate, look)
+    return TrainingJob(model, batches, next_token_loss, _optimizer(config, model), validate, look=look)
 
 
 def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
@@ -153,7 +153,7 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
         return model.attend(tokens, torch.tensor([tokens.shape[1]], device=tokens.device))
 
     look = look_at_text(model, corpus, config.pictures, config.block_length, attend)
-    return TrainingJob(model, batches, masked_loss, _optimizer(config, model), validate, look)
+    return TrainingJob(model, batches, masked_loss, _optimizer(config, model), validate, look=look)
 
 
 def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> BlockPlan:

@@ -44,7 +44,7 @@ def choose_checkpoint(
 ) -> list[CandidateWeights]:
     """Score the best and the last model of a run, those it kept and means of these; make the winner its best.
 
-    The means are those of the last 2, 4, 8, ... and of all models that were kept (`TrainingConfig.keep`).
+    The means are those of the last 2, 4, 8, ... and of all models that were kept (`FitConfig.keep`).
     The best model by training is kept beside the new one, as checkpoint `trained`, and is a candidate too.
 
     Args:

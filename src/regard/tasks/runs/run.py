@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.errors import MissingExtraError, RegardError, RunFolderError
 from regard.storage.locks import locked
-from regard.tasks.config import TrainingConfig, make_fit_config, make_schedule
+from regard.tasks.config import TrainingConfig, make_schedule
 from regard.tasks.pictures.snapshots import Look, Snapshots
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
@@ -19,6 +19,7 @@ from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import choose_precision, find_device, has_whole_model, start_fabric
 from regard.training.distributed.ranks import Ranks
 from regard.training.distributed.sharding import layers_shared_out, placed_as
+from regard.training.fit_config import FitConfig
 from regard.training.gradient_checkpointing import recompute_layers
 from regard.training.interrupts import ending_at_once
 from regard.training.loop import fit
@@ -46,6 +47,8 @@ class TrainingJob(NamedTuple):
     loss: Loss
     optimizer: torch.optim.Optimizer
     validate: Validate
+    best_by: str = "loss"
+    """Which metric of `validate` decides what is best."""
     look: Look | None = None
     """What the model attends to now in a few fixed sentences."""
 
@@ -83,7 +86,7 @@ def train_run(
         Interrupted: SIGTERM came while the data was prepared.
         OSError: the disk is full or the folder read-only.
     """
-    make_fit_config(config), make_schedule(config)  # what is out of range is said before anything is touched
+    make_schedule(config)  # what is out of range is said before anything is touched
     config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
     fabric = start_fabric(config.device, config.precision, config.strategy)
     folder = RunFolder(config.out)
@@ -104,9 +107,10 @@ def train_run(
                 job.loss,
                 job.optimizer,
                 make_schedule(config),
-                config=make_fit_config(config),
+                config=config.fit,
                 fabric=fabric,
                 validate=job.validate,
+                best_by=job.best_by,
                 checkpoints=folder.checkpoints,
                 callbacks=[*watchers, *callbacks],
                 bad_batches=bad_batches(config.bad_batches),
@@ -146,10 +150,19 @@ def check_resumed(config: C, saved: C) -> None:
     Raises:
         RunFolderError: a setting differs that a checkpoint depends on; names the first.
     """
-    for name in (field.name for field in fields(config)):
-        ours, theirs = getattr(config, name), getattr(saved, name)
+    for (name, ours), (_, theirs) in zip(_settings(config), _settings(saved), strict=True):
         if ours != theirs and name not in RESUMABLE:
             raise RunFolderError(f"the run in {config.out} has {name} {theirs}, not {ours}; it can only go on as it is")
+
+
+def _settings(config: TrainingConfig) -> Iterator[tuple[str, Any]]:
+    """The settings by name, those of the training loop among them."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, FitConfig):
+            yield from ((inner.name, getattr(value, inner.name)) for inner in fields(value))
+        else:
+            yield field.name, value
 
 
 def _open_folder(

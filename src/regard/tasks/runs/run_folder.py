@@ -28,7 +28,7 @@ from regard.tasks.runs.toml import write_toml
 from regard.training.checkpoints import KEPT, Checkpoints
 
 T = TypeVar("T")
-FORMAT = 1
+FORMAT = 2
 REPLACEMENT = ".new"
 CONTENTS = (
     "config.json",

@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -33,9 +33,18 @@ def from_plain(cls: type[T], plain: Mapping[str, Any], *, source: Path) -> T:
     return _read(cls, plain, source, "")
 
 
-def _read(expected: Any, value: Any, source: Path, key: str) -> Any:
+def changed(settings: T, plain: Mapping[str, Any], *, source: Path) -> T:
+    """The dataclass with those of its values changed that a mapping has; of one within it, those that are named too.
+
+    Raises:
+        RunFolderError: as `from_plain` does.
+    """
+    return _read_dataclass(type(settings), plain, source, "", before=settings)
+
+
+def _read(expected: Any, value: Any, source: Path, key: str, before: Any = None) -> Any:
     if is_dataclass(expected):
-        return _read_dataclass(expected, value, source, key)
+        return _read_dataclass(expected, value, source, key, before)
     origin, arguments = get_origin(expected), get_args(expected)
     if origin in (Union, types.UnionType):
         return _read_union(arguments, value, source, key)
@@ -50,17 +59,27 @@ def _read(expected: Any, value: Any, source: Path, key: str) -> Any:
     return value if type(value) is expected else _refuse(expected, value, source, key)
 
 
-def _read_dataclass(cls: Any, value: Any, source: Path, key: str) -> Any:
+def _read_dataclass(cls: Any, value: Any, source: Path, key: str, before: Any = None) -> Any:
     if not isinstance(value, Mapping):
         _refuse(cls, value, source, key)
     hints, prefix = get_type_hints(cls), f"{key}." if key else ""
     unknown = sorted(set(value) - set(hints))
     if unknown:
         raise RunFolderError(f"{source}: unknown setting {prefix}{unknown[0]}; {cls.__name__} has {', '.join(hints)}")
+    # What is absent within a dataclass stays as it is in the default of the one around it, not as in its own class.
+    present = {one.name: getattr(before, one.name) if before is not None else _default(one) for one in fields(cls)}
+    read = {name: _read(hints[name], item, source, prefix + name, present[name]) for name, item in value.items()}
     try:
-        return cls(**{name: _read(hints[name], item, source, prefix + name) for name, item in value.items()})
+        return cls(**read) if before is None else replace(before, **read)
     except TypeError as error:  # a field without default is absent
         raise RunFolderError(f"{source}: {error}") from None
+
+
+def _default(one: Field[Any]) -> Any:
+    """The default of a field; None if it has none."""
+    if one.default_factory is not MISSING:
+        return one.default_factory()
+    return None if one.default is MISSING else one.default
 
 
 def _read_union(arguments: tuple[Any, ...], value: Any, source: Path, key: str) -> Any:

@@ -86,6 +86,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
             config,
             fabric,
         ),
+        config.best_by,
         look_at_pairs(model, corpus, config.pictures),
     )
 

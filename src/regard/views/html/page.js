@@ -1,4 +1,4 @@
-// Attention in a browser: render(root, data) draws into an element and touches nothing else of the
+// Attention in a browser: render(root, data) draws into an element and changes nothing else in the
 // document, so that a saved page and a notebook widget can share it.
 
 import { rightToLeft } from "./page_dom.js";
@@ -7,14 +7,14 @@ import { build, fillControls, fillThumbnails, fillTokens } from "./page_parts.js
 import { initial, settled, shortcut } from "./page_state.js";
 import { decodeMap, headWeights, largest, shrink, step } from "./page_weights.js";
 
-// Pixels on a side of a thumbnail, and thumbnails drawn between two frames.
+// The pixels on a side of a thumbnail, and the number of thumbnails drawn between two frames.
 const THUMB = 60;
 const AT_ONCE = 12;
 
 /**
- * Draw the examples of `data` into `root`. `start` may name what is shown first, all of it optional:
- * example, kind, layer, head, query, key (numbers as text), theme, stretch. The function that comes
- * back removes it all again.
+ * Draw the examples of `data` into `root`. `start` may say what is shown first, each entry being optional:
+ * example, kind, layer, head, query, key (numbers as text), theme, stretch. The returned function
+ * removes everything again.
  */
 export function render(root, data, start = {}) {
   const state = initial(data, start);
@@ -22,7 +22,7 @@ export function render(root, data, start = {}) {
   const parts = build(root, data, state, changed);
   const filled = {};
 
-  /** Everything that drawing needs, read off the state. */
+  /** All values that drawing needs, computed from the state. */
   function view() {
     const example = data.examples[state.example];
     const map = example.maps[state.map];
@@ -52,7 +52,7 @@ export function render(root, data, start = {}) {
     const renewed = (part, ...key) => filled[part] !== (filled[part] = key.join(" "));
     if (renewed("example", example)) weights.forget(now.example);
     if (renewed("controls", example, state.map)) fillControls(parts, data, state);
-    // Tokens stay while their labels do, and with them the keyboard's place among them.
+    // Tokens are kept while their labels do not change, so that the keyboard focus stays where it is.
     if (renewed("tokens", example, now.map.rows, now.map.columns)) fillTokens(parts, now, changed);
     if (renewed("heads", example, kind)) fillThumbnails(parts, now, changed);
     if (renewed("thumbs", example, kind, theme)) drawThumbnails(parts, now, weights);
@@ -71,7 +71,7 @@ export function render(root, data, start = {}) {
   };
 }
 
-/** Decodes the maps of one example when they are first looked at, and keeps them. */
+/** Decodes each map of an example when it is first needed, and keeps the result. */
 function reader() {
   const maps = new Map();
   let last = {};
@@ -90,11 +90,11 @@ function reader() {
   };
 }
 
-/** A few at a time between frames: a page of 144 heads can be pointed at before all are drawn. */
+/** Draws a few thumbnails between two frames, so that a page of 144 heads reacts before all of them are drawn. */
 function drawThumbnails(parts, now, weights) {
   const waiting = [...parts.heads.querySelectorAll(".thumb")];
   const some = () => {
-    // Another example or kind, or another theme, has begun a round of its own.
+    // Another example, kind or theme was chosen, and its own drawing has begun.
     if (parts.heads.drawn !== waiting) return;
     for (const button of waiting.splice(0, AT_ONCE)) {
       const map = now.example.maps[button.dataset.map];

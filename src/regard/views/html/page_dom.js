@@ -1,4 +1,4 @@
-// What every part of the page needs of the document: elements, and the direction of a line of labels.
+// Helpers for every part of the page: making elements, and the direction of a line of labels.
 
 /** An element with attributes (names that begin with "on" are listeners) and children. */
 export function element(tag, attributes = {}, ...children) {

@@ -3,7 +3,7 @@
 import { element, rightToLeft } from "./page_dom.js";
 import { columnOf, readable, rowOf, strongest } from "./page_weights.js";
 
-// Partners listed beside the map, and the widest label of the map in pixels.
+// The number of partners listed beside the map, and the width of the map's widest label in pixels.
 const SHOWN = 9;
 const LABEL_WIDTH = 130;
 const LABEL_FONT = "12px system-ui, 'Noto Sans', sans-serif";
@@ -14,7 +14,7 @@ export function dark(root) {
   return root.dataset.theme === "dark";
 }
 
-/** What is on the screen now, for events. */
+/** The view that is on the screen now, for events. */
 export function current(parts) {
   return views.get(parts);
 }
@@ -37,7 +37,7 @@ export function drawAll(parts, now) {
   }
   drawTokens(parts, now);
   drawLinks(parts, now);
-  // Pointing at a token leaves the map as it is.
+  // Pointing at a token does not change the map.
   const drawn = [state.example, state.map, state.head, state.stretch, state.theme, parts.sentence.clientWidth].join(" ");
   if (parts.map.drawn !== drawn) drawMap(parts, now);
   parts.map.drawn = drawn;
@@ -45,7 +45,7 @@ export function drawAll(parts, now) {
   drawReading(parts, now);
 }
 
-/** The weights of the tokens in one line, as the focus makes them; null where none are shown. */
+/** The weights of the tokens in one line, which depend on the focus; null if none are shown. */
 function lineWeights(now, side) {
   const { row, column } = now.state.focus ?? {};
   if (side === "column") return row === undefined ? null : rowOf(now.weights, now.columns, row);
@@ -59,7 +59,7 @@ function drawTokens(parts, now) {
     [...holder.children].forEach((token, place) => {
       const share = weights ? weights[place] / now.top : 0;
       token.style.background = weights ? now.colour(weights[place]) : "";
-      // The ramp passes the middle of its lightness at about half: ink turns into paper there.
+      // At about half the weight, the colour passes its middle lightness. From there on, the text takes the paper's colour.
       token.style.color = weights && share > 0.5 ? (dark(parts.root) ? "#10121a" : "#ffffff") : "";
       token.classList.toggle("focus", place === focus);
       token.classList.toggle("pinned", place === focus && now.state.pinned);
@@ -77,7 +77,7 @@ function canvasOf(canvas, width, height) {
   return context;
 }
 
-/** Which queries and keys to join: those of the focus, else each query's strongest key. */
+/** The queries and keys to join: those of the focus; without a focus, each query and its strongest key. */
 function links(now) {
   const { row, column } = now.state.focus ?? {};
   const all = [];
@@ -115,7 +115,7 @@ function drawLinks(parts, now) {
   }
 }
 
-/** Fill a canvas with one pixel a weight. */
+/** Fill a canvas with one pixel for each weight. */
 export function paint(canvas, { height, width, weights }, colour, mirrored) {
   canvas.width = width;
   canvas.height = height;
@@ -130,13 +130,13 @@ export function paint(canvas, { height, width, weights }, colour, mirrored) {
   context.putImageData(pixels, 0, 0);
 }
 
-/** Where the map lies in its canvas: cell size, margins for the labels, direction. */
+/** The place of the map in its canvas: cell size, margins for the labels, direction. */
 function mapPlace(parts, now) {
   const context = parts.map.getContext("2d");
   context.font = LABEL_FONT;
   const longest = (labels) => Math.min(LABEL_WIDTH, labels.reduce((most, label) => Math.max(most, context.measureText(label).width), 0));
   const left = longest(now.rowLabels) + 8;
-  // The reading stands beside the map where there is room for both.
+  // The reading stands beside the map if there is room for both.
   const beside = parts.sentence.clientWidth > 700 ? 310 : 0;
   const room = parts.sentence.clientWidth - beside - 36 - left;
   const cell = Math.min(34, room / now.columns, Math.max(4, 600 / now.rows));
@@ -188,7 +188,7 @@ function columnX(place, now, column) {
   return place.left + ((place.mirrored ? now.columns - 1 - column : column) + 0.5) * place.cell;
 }
 
-/** The label cut to the width that a margin has at most. */
+/** The label, cut to the largest width of a margin. */
 function shorten(context, label) {
   if (context.measureText(label).width <= LABEL_WIDTH) return label;
   let text = [...label];
@@ -208,7 +208,7 @@ function drawCross(parts, now) {
   }
 }
 
-/** The query and the key under the pointer; on a label, the one that it names. */
+/** The query and the key under the pointer; on a label, only the query or key that it names. */
 export function cellAt(parts, now, event) {
   const place = mapPlace(parts, now);
   const box = parts.map.getBoundingClientRect();

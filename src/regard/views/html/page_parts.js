@@ -4,7 +4,7 @@ import { element, rightToLeft } from "./page_dom.js";
 import { cellAt, current, dark } from "./page_drawing.js";
 import { columnOf, kinds, rowOf, strongest } from "./page_weights.js";
 
-/** Make the elements that stay; what depends on the example is filled in later. */
+/** Make the elements that stay. The parts that depend on the example are filled in later. */
 export function build(root, data, state, changed) {
   const select = (name, read) =>
     element("select", { onchange: (event) => changed({ [name]: read(event.target.value), focus: null, pinned: false }) });
@@ -90,7 +90,7 @@ export function fillControls(parts, data, state) {
   parts.headField.hidden = heads < 2;
 }
 
-/** The tokens of both lines: buttons, of which one in each line can be reached with Tab. */
+/** The tokens of both lines are buttons. In each line, Tab reaches one of them. */
 export function fillTokens(parts, now, changed) {
   const line = (holder, labels, index, side) => {
     holder.dir = rightToLeft(now.example, index) ? "rtl" : "ltr";
@@ -110,7 +110,7 @@ export function fillTokens(parts, now, changed) {
   line(parts.queries, now.rowLabels, now.map.rows, "row");
 }
 
-/** Arrow keys: along the line as it runs on the screen, and across to the strongest partner. */
+/** Arrow keys move along the line, in its direction on the screen, and across to the strongest partner. */
 function walk(event, parts, now, side, place, changed) {
   const holder = side === "row" ? parts.queries : parts.keys;
   const other = side === "row" ? parts.keys : parts.queries;

@@ -1,8 +1,8 @@
-// What is shown: one plain object, and the changes that keep every index in it valid.
+// The state says what is shown. It is one plain object, and every change keeps its indices valid.
 
 import { kinds } from "./page_weights.js";
 
-/** The state at the start: what `start` asks for as far as it exists. */
+/** The state at the start, with those wishes of `start` that exist in the data. */
 export function initial(data, start) {
   const prefersDark = globalThis.matchMedia?.("(prefers-color-scheme: dark)").matches;
   const state = {
@@ -17,7 +17,7 @@ export function initial(data, start) {
   return state;
 }
 
-/** A change completed so that every index in it exists: another example may have fewer layers. */
+/** Completes a change so that every index in it exists, since another example may have fewer layers. */
 export function settled(data, state, change) {
   const next = { ...state, ...change };
   next.example = clamp(next.example, data.examples.length);
@@ -38,7 +38,7 @@ function clamp(index, count) {
   return Math.min(count - 1, Math.max(0, Number.isFinite(index) ? Math.trunc(index) : 0));
 }
 
-/** Keys for the whole page, as long as no field has the focus. */
+/** Keyboard shortcuts of the whole page, which work as long as no field has the focus. */
 export function shortcut(event, data, state, changed) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("select, input, textarea")) return;
   const { maps } = data.examples[state.example];

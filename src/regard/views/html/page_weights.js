@@ -1,11 +1,11 @@
-// The numbers of a page: decoding them, and reading rows, columns and peaks off them. No DOM here.
+// The numbers of a page: decode them, and read rows, columns and peaks from them. This file does not use the DOM.
 
-/** Bytes of a base64 string. */
+/** The bytes of a base64 string. */
 export function decodeBase64(text) {
   return Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
 }
 
-/** The number that 16 bits of IEEE half precision stand for. */
+/** The number that 16 bits mean in IEEE half precision. */
 export function halfToNumber(bits) {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >> 10) & 31;
@@ -26,7 +26,7 @@ export function decodeMap(map) {
   return values;
 }
 
-/** One head's weights, or with head "mean" the mean over heads; rows x columns of them. */
+/** The rows x columns weights of one head; with head "mean", the mean over heads. */
 export function headWeights(values, shape, head) {
   const [heads, rows, columns] = shape;
   const size = rows * columns;
@@ -36,17 +36,17 @@ export function headWeights(values, shape, head) {
   return mean;
 }
 
-/** What query `row` gives to every key. */
+/** The weight that query `row` gives to every key. */
 export function rowOf(weights, columns, row) {
   return weights.slice(row * columns, (row + 1) * columns);
 }
 
-/** What key `column` gets from every query. */
+/** The weight that key `column` gets from every query. */
 export function columnOf(weights, columns, column) {
   return Float32Array.from({ length: weights.length / columns }, (_, row) => weights[row * columns + column]);
 }
 
-/** The largest `count` weights in order, and the sum of those left out. */
+/** The largest `count` weights in order, and the sum of the other weights. */
 export function strongest(weights, count) {
   const order = Array.from(weights.keys()).sort((a, b) => weights[b] - weights[a] || a - b);
   const rest = order.slice(count);
@@ -57,7 +57,7 @@ export function strongest(weights, count) {
   };
 }
 
-/** Largest of `size` x `size` blocks at most: a thumbnail that loses no peak. */
+/** The largest weight of each block, with at most `size` x `size` blocks: a thumbnail that loses no peak. */
 export function shrink(weights, rows, columns, size) {
   const height = Math.min(rows, size);
   const width = Math.min(columns, size);
@@ -76,18 +76,18 @@ export function largest(weights) {
   return weights.reduce((most, weight) => Math.max(most, weight), 0);
 }
 
-/** A weight for reading: three decimals, and no false zero. */
+/** A weight as text for a reader: three decimals, but never a zero for a weight that is not zero. */
 export function readable(weight) {
   if (weight === 0) return "0";
   return weight < 0.001 ? "< 0.001" : weight.toFixed(3);
 }
 
-/** The place of a weight in a ramp of `steps` colours of which the last stands for `top`. */
+/** The index of a weight in a scale of `steps` colours, whose last colour means `top`. */
 export function step(weight, top, steps) {
   return top > 0 ? Math.min(steps - 1, Math.max(0, Math.round((weight / top) * (steps - 1)))) : 0;
 }
 
-/** Maps of an example by kind ("decoder cross"), each with its layers in order. */
+/** The maps of an example by kind ("decoder cross"), each kind with its layers in order. */
 export function kinds(maps) {
   const found = new Map();
   maps.forEach((map, index) => {

@@ -5,23 +5,13 @@ which one line explains; 130 after Ctrl-C, 143 when training is stopped by SIGTE
 """
 
 import ctypes
-import io
 import os
-import re
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr
-from functools import partial, wraps
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from regard.errors import ArgumentError, MissingExtraError, RegardError
+from regard.errors import MissingExtraError, RegardError
 from regard.training.interrupts import Interrupted
 from regard.version import __version__
-
-DESCRIPTION = (
-    "Train models with attention on your own text, use them, and see what they attend to. "
-    "--version prints the version; --debug, with any command, shows the traceback of an error."
-)
 
 
 def main() -> None:
@@ -50,48 +40,12 @@ def _run(arguments: list[str]) -> None:
         print(f"regard {__version__}")
         return
     try:
-        import tyro
+        import tyro  # noqa: F401  (the commands need it)
     except ImportError:
         raise MissingExtraError("tyro", extra="text") from None
-    from regard.commands import COMMANDS, train_command
+    from regard.cli.commands import chosen_command
 
-    app = tyro.extras.SubcommandApp()
-    for command in (train_command(arguments), *COMMANDS):
-        app.command(_later(command))
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            run = app.cli(prog="regard", description=DESCRIPTION, args=arguments)
-    except SystemExit as end:
-        if end.code == 2:
-            raise ArgumentError(_one_line(said.getvalue())) from None
-        raise
-    sys.stderr.write(said.getvalue())
-    run()
-
-
-def _later(command: Callable[..., None]) -> Callable[..., Any]:
-    """The command with its arguments, not run yet: what is wrong with them is told in another way than its errors."""
-
-    @wraps(command)
-    def bound(*arguments: Any, **options: Any) -> Callable[[], None]:
-        return partial(command, *arguments, **options)
-
-    return bound
-
-
-def _one_line(box: str) -> str:
-    """What tyro's box of several lines says, without its frame and its help texts.
-
-    >>> print(_one_line("╭─ Value error ─╮\\n│ Error parsing --beam: 'x' │\\n│ ──── │\\n│ For full helptext, ... │"))
-    Error parsing --beam: 'x'; --help says more
-    """
-    lines = [line.strip("│").rstrip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    parts = [part.split("\n") for part in re.split(r"\n ─+\n", "\n".join(lines))]
-    wanted = [part for part in parts if not part[0].strip().startswith(("For full helptext", "Argument helptext"))]
-    # Help texts stand deeper than the options that they explain.
-    told = [" ".join(line.strip() for line in part if not line.startswith(" " * 8)) for part in wanted]
-    return "; ".join([*told, "--help says more"])
+    chosen_command(arguments)()
 
 
 def _leave(line: str, status: int) -> NoReturn:

@@ -1,0 +1,268 @@
+"""Draw docs/images/architecture.svg, the house from its imports: a room for each part, on the floor where it stands.
+
+python docs/make_architecture.py
+
+An arrow says that a room imports another one. Arrows that others imply are left out: who imports `nn`, which imports
+`functional`, may import `functional` too. A room stands right below the lowest room that imports it.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise, permutations, product
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "regard"
+PICTURE = ROOT / "docs" / "images" / "architecture.svg"
+
+GROUND = ("errors", "version")
+"""What every room may import; drawn as the ground that all stand on, without arrows."""
+ROOMS = {
+    "mechanisms": (
+        "what you pass in: scores, masks, biases, positions, normalizations; checks of shapes",
+        "pass",
+    ),
+    "backends": ("who computes: the frozen call; fused kernels, tiles, FlexAttention, the reference", "compute"),
+    "maps": ("what a map answers: blocks, products, statistics, averages, spectra, files", "compute"),
+    "weights": ("the exact weights of a call, never stored", "compute"),
+    "functional": ("attention() and explain(), the one door to the maths", "compute"),
+    "nn": ("layers, embeddings, dropout, caches", "build"),
+    "models": ("Transformers, the recurrent model, weights from elsewhere", "build"),
+    "kernel_regression": ("a scikit-learn estimator", "build"),
+    "inspection": ("watch(model): attention calls as maps", "look"),
+    "huggingface": ("lazy maps in the outputs of transformers models", "look"),
+    "views": ("heatmaps, every head of a model, a page to hover over", "look"),
+    "storage": ("atomic files, locks, checksums", "train"),
+    "text": ("tokenizers, corpora, batches", "train"),
+    "generation": ("greedy, beam, sampling, filters", "train"),
+    "training": ("the loop, its checkpoints, losses, ranks", "train"),
+    "tasks": ("translation and language models: data, models, training, decoding and views joined", "meet"),
+    "exports": ("a run for Hugging Face transformers, CTranslate2 or ONNX", "meet"),
+    "cli": ("the command line", "meet"),
+}
+"""What each room is for, and the colour of its kind."""
+COLOURS = {"pass": "#fdf1d6", "compute": "#dcebfb", "build": "#e2f3e1", "look": "#f3e5f6", "train": "#fbe4de",
+           "meet": "#e9ebf0", "": "#f4f4f4"}  # fmt: skip
+
+WIDTH, MARGIN, GAP, STREET = 960, 24, 14, 28
+BESIDE = 156
+"""Where a caption begins that stands beside its name, in a room that has the floor for itself."""
+LETTER = 6.9
+"""How wide a letter of a caption is taken to be, at 14 pixels."""
+
+STYLE = """<style>
+text { font-family: system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif; fill: #1b1d26 }
+.name { font-size: 17px; font-weight: 600 }
+.what { font-size: 14px }
+.inner { font: 13px ui-monospace, 'DejaVu Sans Mono', monospace; fill: #5b6070 }
+rect { stroke: #9aa0ad; stroke-width: 1 }
+.arrow { stroke: #5b6070; stroke-width: 1.6; fill: none }
+</style>
+<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">
+<path d="M0 0L8 4L0 8z" fill="#5b6070"/></marker></defs>"""
+
+Graph = Mapping[str, frozenset[str]]
+
+
+def imports() -> Graph:
+    """The parts of regard that each part imports, anywhere in it: in functions and for type checkers too."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if part not in ("__init__", "__main__", *GROUND):
+            found.setdefault(part, set()).update(_imported(ast.parse(path.read_text(encoding="utf-8"))))
+    return {part: frozenset(others & set(found) - {part}) for part, others in found.items()}
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (name.split(".")[1] for name in names if name.startswith("regard."))
+
+
+def without_implied(graph: Graph) -> Graph:
+    """The graph with the arrows left out that a longer way implies."""
+    below = {part: frozenset(_below(graph, part)) for part in graph}
+    return {part: frozenset(o for o in others if not any(o in below[other] for other in others))
+            for part, others in graph.items()}  # fmt: skip
+
+
+def _below(graph: Graph, part: str) -> set[str]:
+    return set(graph[part]).union(*(_below(graph, other) for other in graph[part]))
+
+
+def floors(graph: Graph) -> list[list[str]]:
+    """The parts from the ground up: above all that they import, and right below the lowest that imports them."""
+    height: dict[str, int] = {}
+
+    def lowest(part: str) -> int:
+        return 1 + max((lowest(other) for other in graph[part]), default=-1)
+
+    for part in sorted(graph, key=lowest, reverse=True):
+        users = [height[user] for user in graph if part in graph[user]]
+        height[part] = min(users) - 1 if users else lowest(part)
+    return [sorted(part for part in graph if height[part] == floor) for floor in range(max(height.values()) + 1)]
+
+
+def passages(graph: Graph, storeys: list[list[str]]) -> tuple[list[list[str]], list[tuple[str, str]]]:
+    """Storeys with a passage in each floor that an arrow crosses, and the arrows from floor to floor."""
+    height = {part: floor for floor, parts in enumerate(storeys) for part in parts}
+    storeys, steps = [list(parts) for parts in storeys], []
+    for part, other in sorted((user, used) for user in graph for used in graph[user]):
+        # Arrows to one room share a passage.
+        way = [part, *(f"|{other}|{floor}" for floor in range(height[part] - 1, height[other], -1)), other]
+        steps += [step for step in pairwise(way) if step not in steps]
+        for floor, room in zip(range(height[part] - 1, height[other], -1), way[1:], strict=False):
+            storeys[floor] += [] if room in storeys[floor] else [room]
+    return storeys, steps
+
+
+def in_order(storeys: list[list[str]], steps: list[tuple[str, str]]) -> list[list[str]]:
+    """Rooms of each floor in the order in which arrows cross least, then are shortest.
+
+    It is looked for floor by floor, from every order of the fullest one.
+    """
+    storeys = [sorted(parts) for parts in storeys]
+    crowded = [floor for floor, parts in enumerate(storeys) if len(parts) > 1]
+    fullest = max(range(len(storeys)), key=lambda floor: len(storeys[floor]))
+    found = []
+    for start in permutations(storeys[fullest]):
+        tried = _with(storeys, fullest, start)
+        for floor in crowded * 2:
+            orders = [_with(tried, floor, order) for order in permutations(tried[floor])]
+            tried = min(orders, key=lambda orders: _tangle(orders, steps))
+        found.append(tried)
+    return min(found, key=lambda orders: _tangle(orders, steps))
+
+
+def _with(storeys: list[list[str]], floor: int, order: Iterable[str]) -> list[list[str]]:
+    return [*storeys[:floor], list(order), *storeys[floor + 1 :]]
+
+
+def _tangle(storeys: list[list[str]], steps: list[tuple[str, str]]) -> tuple[float, ...]:
+    place = {room: (i + 0.5) / len(parts) for parts in storeys for i, room in enumerate(parts)}
+    level = {room: i for i, parts in enumerate(storeys) for room in parts}
+    crossings = sum(
+        (place[a] - place[c]) * (place[b] - place[d]) < 0
+        for (a, b), (c, d) in product(steps, steps)
+        if a < c and level[a] == level[c]
+    )
+    return crossings, round(sum(abs(place[a] - place[b]) for a, b in steps), 6)
+
+
+# -- the drawing ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Room:
+    """A rectangle with a name, lines of a caption, and the packages within."""
+
+    name: str
+    lines: tuple[str, ...]
+    inner: str
+    x: float
+    width: float
+    y: float
+    height: float
+
+    @property
+    def middle(self) -> float:
+        return self.x + self.width / 2
+
+    def svg(self) -> str:
+        """The rectangle and its text; a passage is nothing but a line through the floor."""
+        if self.name.startswith("|"):
+            return f'<path class="arrow" d="M{self.middle:.0f} {self.y:.0f}v{self.height:.0f}"/>'
+        fill = COLOURS[ROOMS.get(self.name, ("", ""))[1]]
+        box = f'x="{self.x:.0f}" y="{self.y:.0f}" width="{self.width:.0f}" height="{self.height:.0f}"'
+        parts = [f'<rect {box} rx="7" fill="{fill}"/>', _text("name", self.x + 14, self.y + 24, self.name)]
+        x, y = (self.x + 14, self.y + 45) if self.width < WIDTH / 2 else (self.x + BESIDE, self.y + 24)
+        parts += [_text("what", x, y + 18 * i, line) for i, line in enumerate(self.lines)]
+        if self.inner:
+            parts.append(_text("inner", x, y + 18 * len(self.lines), self.inner))
+        return "\n".join(parts)
+
+
+def _text(kind: str, x: float, y: float, text: str) -> str:
+    return f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}">{escape(text)}</text>'
+
+
+def packages_within(part: str) -> str:
+    """The packages of a part, in a line."""
+    return "   ".join(f"{path.parent.name}/" for path in sorted((SOURCE / part).glob("*/__init__.py")))
+
+
+def wrapped(text: str, width: float) -> tuple[str, ...]:
+    """A caption in lines that are not wider."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        lines = [*lines[:-1], longer] if len(longer) * LETTER <= width else [*lines, word]
+    return tuple(lines)
+
+
+def rooms_of(parts: list[str], y: float) -> list[Room]:
+    """The rooms of a floor beside one another; those with more to say are wider."""
+    free = WIDTH - 2 * MARGIN - GAP * (len(parts) - 1) - sum(24 for part in parts if part.startswith("|"))
+    share = {part: 22 + len(ROOMS.get(part, ("", ""))[0]) ** 0.5 * 4 for part in parts if not part.startswith("|")}
+    found, x = [], float(MARGIN)
+    for part in parts:
+        width = free * share[part] / sum(share.values()) if part in share else 24.0
+        lines = wrapped(ROOMS.get(part, ("", ""))[0], width - 28) if part in share else ()
+        found.append(Room(part, lines, packages_within(part) if part in share else "", x, width, y, 0.0))
+        x += width + GAP
+    height = max((18 if len(parts) == 1 else 38) + 18 * (len(room.lines) + bool(room.inner)) for room in found)
+    return [Room(r.name, r.lines, r.inner, r.x, r.width, r.y, height) for r in found]
+
+
+def svg() -> str:
+    """The picture as it should be."""
+    graph = without_implied(imports())
+    storeys, steps = passages(graph, floors(graph))
+    rooms: dict[str, Room] = {}
+    y = float(MARGIN)
+    for parts in reversed(in_order(storeys, steps)):
+        floor = rooms_of(parts, y)
+        rooms |= {room.name: room for room in floor}
+        y += floor[0].height + STREET
+    told = "; ".join(f"{part} imports {', '.join(sorted(graph[part]))}" for part in sorted(graph) if graph[part])
+    ground = (
+        f'<rect x="0" y="{y:.0f}" width="{WIDTH}" height="34" fill="#d8d3c8"/>',
+        _text("what", MARGIN + 14, y + 22, f"{' and '.join(GROUND)}: what every room stands on"),
+    )
+    size = f"{WIDTH} {y + 34:.0f}"
+    drawn = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" aria-labelledby="title told">',
+        '<title id="title">The house of regard</title>',
+        f'<desc id="told">{escape(told)}.</desc>',
+        STYLE,
+        f'<rect width="{WIDTH}" height="{y + 34:.0f}" fill="#ffffff" style="stroke:none"/>',
+        *ground,
+        *(room.svg() for room in rooms.values()),
+        *arrows(rooms, steps),
+        "</svg>",
+    ]
+    return "\n".join(drawn) + "\n"
+
+
+def arrows(rooms: Mapping[str, Room], steps: list[tuple[str, str]]) -> Iterator[str]:
+    """From the foot of a room to the roof of the one that it imports, upright where both are above one another."""
+    for upper, lower in steps:
+        a, b = rooms[upper], rooms[lower]
+        narrow = min(a, b, key=lambda room: room.width)
+        x, to = narrow.middle, narrow.middle
+        if not (max(a.x, b.x) + 10 < x < min(a.x + a.width, b.x + b.width) - 10):
+            x, to = a.middle, b.middle
+        tip = "" if lower.startswith("|") else ' marker-end="url(#tip)"'
+        yield f'<path class="arrow" d="M{x:.0f} {a.y + a.height:.0f}L{to:.0f} {b.y:.0f}"{tip}/>'
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(svg(), encoding="utf-8")

@@ -1,0 +1,100 @@
+"""The commands that there are, and the one that the arguments of the command line ask for."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial, wraps
+from typing import Any, cast, get_type_hints
+
+import tyro
+
+from regard.cli.arguments import Known, told_in_one_line
+from regard.cli.defaults import Beginning
+from regard.cli.demo import demo
+from regard.cli.evaluate import choose, evaluate, score
+from regard.cli.export import export
+from regard.cli.generate import generate
+from regard.cli.headings import settings_as_flags
+from regard.cli.train import TRAINERS
+from regard.cli.translate import translate
+from regard.cli.view import view
+from regard.training.fit_config import FitConfig
+
+Command = Callable[..., None]
+
+DESCRIPTION = (
+    "Train models with attention on your own text, use them, and see what they attend to. "
+    "--version prints the version; --debug, with any command, shows the traceback of an error."
+)
+TRAIN = (
+    "Train a model on your own text: a translator, unless another task is named. Each task has settings of its own: "
+    "`regard train translation --help` shows those of a translator."
+)
+COMMANDS: dict[str, Command] = {
+    "translate": translate,
+    "generate": generate,
+    "evaluate": evaluate,
+    "score": score,
+    "choose": choose,
+    "view": view,
+    "export": export,
+    "demo": demo,
+}
+# Their arguments are shown by name instead of type, and nobody has to read that None is a value too.
+PLAIN = tyro.conf.configure(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone)
+
+
+def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
+    """The command that the arguments ask for, with its own arguments, ready to run.
+
+    Raises:
+        ArgumentError: they cannot be read; says what is wrong with them.
+        RunFolderError: they ask to go on with a run, and there is none.
+        SystemExit: they ask for help, which has been printed.
+    """
+    with told_in_one_line(partial(_known, arguments)):
+        beginning = Beginning.of(arguments[1:] if arguments[:1] == ["train"] else [])
+        app, train = tyro.extras.SubcommandApp(), tyro.extras.SubcommandApp()
+        for task, trainer in TRAINERS.items():
+            train.command(name=task, is_default=task == beginning.task)(_later(trainer))
+        app.command(train, name="train", help=TRAIN)
+        for name, command in COMMANDS.items():
+            app.command(name=name)(PLAIN(_later(command)))
+        registry = settings_as_flags(beginning.of_class)
+        run = app.cli(prog="regard", description=DESCRIPTION, args=arguments, registry=registry)
+    return cast(Callable[[], None], run)
+
+
+def _later(command: Command) -> Callable[..., Callable[[], None]]:
+    """The command with its arguments, not run yet: what is wrong with them is told in another way than its errors."""
+
+    @wraps(command)
+    def bound(*arguments: Any, **options: Any) -> Callable[[], None]:
+        return partial(command, *arguments, **options)
+
+    return bound
+
+
+def _known(arguments: Sequence[str]) -> Known:
+    """The flags and commands that arguments like these may have."""
+    match arguments:
+        case ["train", task, *_] if task in TRAINERS:
+            return Known(list(_flags(TRAINERS[task])))
+        case ["train", *_]:
+            return Known(list(_flags(TRAINERS["translation"])), list(TRAINERS))
+        case [name, *_] if name in COMMANDS:
+            return Known(list(_flags(COMMANDS[name])))
+        case _:
+            return Known(commands=["train", *COMMANDS])
+
+
+def _flags(described: Any, prefix: str = "--") -> Iterator[str]:
+    """The flags that tyro makes of a command or of settings; see `regard.cli.headings` for what has no prefix."""
+    kinds, of_settings = get_type_hints(described), is_dataclass(described)
+    for name in [one.name for one in fields(described)] if of_settings else inspect.signature(described).parameters:
+        flag, kind = prefix + name.replace("_", "-"), kinds[name]
+        if is_dataclass(kind):
+            has_prefix = of_settings and kind is not FitConfig
+            yield from _flags(kind, f"{flag}." if has_prefix else prefix)
+        else:
+            yield flag

@@ -1,0 +1,99 @@
+"""What the settings of `regard train` are before any flag changes them."""
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, Self, cast
+
+import tyro
+
+from regard.cli.headings import Defaults
+from regard.errors import ArgumentError, RunFolderError
+from regard.models.sizes import Size
+from regard.tasks.config import TrainingConfig
+from regard.tasks.registry import TASKS, Task
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.serialisation import changed, from_plain
+from regard.tasks.runs.toml import read_toml
+
+USUAL = "translation"
+"""The task of a run if nothing names one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The flags that decide what all other flags begin from, and are therefore read before these."""
+
+    out: Path | None = None
+    data: tuple[str, ...] = ()
+    config: Path | None = None
+    size: str | None = None
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A task, and its settings before any flag: its own, those of a file, or those of a run that is gone on with."""
+
+    task: str
+    defaults: Defaults
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> Self:
+        """Where the arguments of `regard train` begin.
+
+        Raises:
+            ArgumentError: a file of settings cannot be read, or is for another task than the arguments name.
+            RunFolderError: there is no run to go on with, or it is another task's.
+        """
+        named = arguments[0] if arguments and arguments[0] in TASKS else None
+        rest = arguments[1:] if named else arguments
+        origin, _ = tyro.cli(Origin, prog="regard train", args=rest, add_help=False, return_unknown_args=True)
+        in_file, settings = read_toml(origin.config) if origin.config is not None else (None, {})
+        source, run = origin.config or Path(), RunFolder(origin.out or Path())
+        has_begun = run.holds_a_run() or not (origin.data or origin.config)
+        if origin.resume and origin.out is not None and has_begun:
+            task = _known_task(named or in_file or run.task())
+            saved = run.read_config(task, TASKS[task].config)
+            defaults = Defaults(changed(saved, settings, source=source))
+        else:
+            if in_file is not None and named not in (None, in_file):
+                raise ArgumentError(f"{source} is for the task {in_file!r}, and the command is for {named!r}")
+            task = _known_task(named or in_file or USUAL)
+            defaults = _defaults(TASKS[task], settings, source)
+        return cls(task, _sized(TASKS[task], defaults, origin.size))
+
+    def of_class(self, cls: type[TrainingConfig]) -> Defaults:
+        """The settings of a class: these, or another task's own."""
+        return self.defaults if cls is TASKS[self.task].config else _defaults(_task_of_class(cls), {}, Path())
+
+
+def _task_of_class(cls: type[TrainingConfig]) -> Task:
+    return next(task for task in TASKS.values() if task.config is cls)
+
+
+def _known_task(name: Any) -> str:
+    if name not in TASKS:
+        raise ArgumentError(f"the task must be one of {', '.join(TASKS)}, got {name!r}")
+    return str(name)
+
+
+def _defaults(task: Task, settings: dict[str, Any], source: Path) -> Defaults:
+    """Settings from a file; those that it lacks and that have no default are asked of the command line."""
+    required = {one.name for one in fields(task.config) if MISSING is one.default is one.default_factory}
+    absent = required - set(settings)
+    placeholders: dict[str, Any] = {"data": [], "out": ""}
+    try:
+        plain = settings | {name: placeholders[name] for name in absent}
+        return Defaults(from_plain(task.config, plain, source=source), frozenset(absent))
+    except RunFolderError as error:
+        raise ArgumentError(str(error)) from None
+
+
+def _sized(task: Task, defaults: Defaults, size: str | None) -> Defaults:
+    """The defaults with a model of a named size."""
+    if size is None:
+        return defaults
+    if size not in task.sizes:
+        raise ArgumentError(f"the size must be one of {', '.join(task.sizes)}, got {size!r}")
+    return Defaults(task.sized(defaults.settings, cast(Size, size)), defaults.required)

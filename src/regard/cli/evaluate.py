@@ -1,0 +1,138 @@
+"""`regard evaluate`, `score` and `choose`: how good a run is, and which of its models is best."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from regard.cli.shared import Run, lines_of, print_table
+from regard.errors import ArgumentError
+from regard.tasks.language_modelling.causal import LanguageModel
+from regard.tasks.language_modelling.masked import MaskedLanguageModel
+from regard.tasks.registry import task_of
+from regard.tasks.runs.choose_checkpoint import choose_checkpoint
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.translator import Translator
+from regard.text.lines import STANDARD_INPUT, StrPath
+from regard.text.pairs import is_json_lines, read_pairs
+from regard.text.references import read_judged, read_references
+
+
+def evaluate(
+    run: Run,
+    /,
+    *,
+    data: tuple[Path, ...],
+    references: tuple[Path, ...] = (),
+    beam: int | None = None,
+    length_penalty: float | None = None,
+    stride: int | None = None,
+    device: str = "auto",
+) -> None:
+    """Score a run on a test set.
+
+    A translator: BLEU, chrF, exact match and loss. A language model: loss, perplexity and bits per byte. A masked
+    language model: loss and accuracy on masked tokens, and pseudo-perplexity.
+
+    Args:
+        run: the folder that `regard train` made, or a translator's in Hugging Face's format.
+        data: the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text.
+        references: translation: files of reference translations, one a set, for --data, which is then sources alone.
+        beam: translation: hypotheses kept while searching; 5 unless given.
+        length_penalty: translation: above 1 favours longer translations, below 1 shorter ones; 1 unless given.
+        stride: language model: tokens that each block predicts, the others being context; half a block unless given.
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    model = task_of(run).load(run, device=device)
+    given = (
+        ("--beam", beam, Translator),
+        ("--length-penalty", length_penalty, Translator),
+        ("--stride", stride, LanguageModel),
+        ("--references", references or None, Translator),
+    )
+    for flag, value, kind in given:
+        if value is not None and not isinstance(model, kind):
+            raise ArgumentError(f"{flag} is not for a run of the task {RunFolder(run).task()}: leave it out")
+    match model:
+        case Translator():
+            how = {"beam_size": beam, "length_penalty": length_penalty}
+            how = {name: value for name, value in how.items() if value is not None}
+            print_table(_translation_scores(model, data, references, how))
+        case LanguageModel():
+            found = model.evaluate(lines_of(data), stride=stride)
+            print_table(
+                [
+                    ("tokens", str(found.tokens)),
+                    ("loss", f"{found.loss:.4f}", "nats a token"),
+                    ("perplexity", f"{found.perplexity:.3f}", "a token"),
+                    ("bits per byte", f"{found.bits_per_byte:.4f}", f"{found.text_bytes} bytes"),
+                ]
+            )
+        case MaskedLanguageModel():
+            filled = model.evaluate(lines_of(data))
+            print_table(
+                [
+                    ("loss", f"{filled.loss:.4f}", "nats a masked token"),
+                    ("masked accuracy", f"{filled.accuracy:.2f}", f"percent of {filled.masked} masked tokens"),
+                    ("pseudo-perplexity", f"{filled.pseudo_perplexity:.3f}", f"{filled.singly} tokens masked singly"),
+                ]
+            )
+
+
+def score(run: Run, /, *, data: tuple[Path, ...] = (), device: str = "auto") -> None:
+    """Print the log-probability of each pair or line, in nats, and how many tokens it is the sum of.
+
+    A translator: of the target given the source, end mark included. A language model: of the line. A masked language
+    model: its pseudo-log-likelihood, the sum over tokens that are masked one at a time.
+
+    Args:
+        run: the folder that `regard train` made.
+        data: pairs or lines, in the forms that `evaluate` takes; standard input unless given.
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    model = task_of(run).load(run, device=device)
+    paths: Sequence[StrPath] = data or (STANDARD_INPUT,)
+    found = model.score(read_pairs(list(paths))) if isinstance(model, Translator) else model.score(lines_of(paths))
+    for likelihood in found:
+        print(f"{likelihood.log_probability:.4f}\t{likelihood.tokens}")
+
+
+def choose(run: Run, /, *, by: Literal["loss", "bleu"] = "loss", beam: int = 5, device: str = "auto") -> None:
+    """Score the models that a run kept (--keep) and means of them on its validation data; the winner becomes its best.
+
+    The best model by training stays in the run folder as `trained`.
+
+    Args:
+        run: the folder that `regard train` made.
+        by: the lowest loss, or for translators the highest BLEU.
+        beam: hypotheses of the search for BLEU.
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    candidates = choose_checkpoint(run, by=by, beam_size=beam, device=device)
+    rows = [(one.name, *(f"{name} {value:.4f}" for name, value in one.metrics.items())) for one in candidates]
+    print_table(rows)
+    print(f"the best model of {run} is now: {candidates[0].name}", file=sys.stderr)
+
+
+def _translation_scores(
+    model: Translator, data: tuple[Path, ...], references: tuple[Path, ...], how: dict[str, Any]
+) -> list[tuple[str, ...]]:
+    if references and len(data) != 1:
+        raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")
+    found = model.evaluate(_judged(data, references), **how)
+    return [
+        ("pairs", str(found.pairs)),
+        ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
+        ("chrF", f"{found.chrf.value:.2f}", found.chrf.signature),
+        ("exact match", f"{found.exact_match:.2f}", "percent"),
+        ("loss", f"{found.loss:.4f}", "nats a token"),
+    ]
+
+
+def _judged(data: Sequence[Path], references: Sequence[Path]) -> Iterable[tuple[str, str | Sequence[str]]]:
+    """Sources and their references, in the forms that there are."""
+    if references:
+        return read_references(data[0], references)
+    if len(data) == 1 and is_json_lines(data[0]):
+        return read_judged(data[0])
+    return read_pairs(list(data))

@@ -1,0 +1,18 @@
+"""`regard export`: a run's translator for another runtime."""
+
+from pathlib import Path
+
+from regard.cli.shared import Run
+from regard.exports import ExportFormat, export_run
+
+
+def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
+    """Write a run's translator for another runtime: Hugging Face transformers, CTranslate2 or ONNX.
+
+    Args:
+        run: the folder that `regard train` made.
+        to: whose format.
+        out: a folder to make.
+    """
+    for path in export_run(run, to=to, out=out):
+        print(path)

@@ -1,0 +1,106 @@
+"""The settings of a run as flags: which of them stand under which heading, told to tyro as a rule."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Annotated, Any
+
+import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+
+from regard.tasks.config import TrainingConfig
+from regard.training.fit_config import FitConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading in the help of `regard train`, and the settings that stand under it."""
+
+    name: str
+    text: str
+    settings: tuple[str, ...] = ()
+
+
+DATA = Heading(
+    "data",
+    "What the model learns from, and how text is cut into tokens.",
+    (
+        *("data", "valid", "valid_share", "data_format", "documents", "bad_lines"),
+        *("tokenizer", "vocab_size", "shared_vocabulary", "max_length", "block_length"),
+    ),
+)
+MODEL = Heading("model", "What learns.", ("model", "transformer", "rnn", "warm_start"))
+OUTPUT = Heading(
+    "output",
+    "Where the run goes, and what it tells and keeps on the way.",
+    ("out", "validate_every", "save_every", "log_every", "best_by", "validation_beam", "keep", "pictures"),
+)
+OPTIMISATION = Heading("optimisation", "How the model learns, for how long, and on what.")
+"""Whatever stands under no other heading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The settings of a run where no flag is given."""
+
+    settings: TrainingConfig
+    required: frozenset[str] = frozenset()
+    """The names of those that a flag must give; what `settings` has there is no answer."""
+
+
+def settings_as_flags(defaults: Callable[[type[TrainingConfig]], Defaults]) -> ConstructorRegistry:
+    """The rule by which tyro makes flags of the settings of a run.
+
+    Args:
+        defaults: those of a class of settings; asked for once tyro knows whose flags it needs.
+    """
+    registry = ConstructorRegistry()
+
+    @registry.struct_rule
+    def under_headings(info: StructTypeInfo) -> StructConstructorSpec | None:
+        is_settings = isinstance(info.type, type) and issubclass(info.type, TrainingConfig)
+        # With settings as their default the fields are tyro's to find, as `_settings_of` asks it to.
+        if not is_settings or isinstance(info.default, TrainingConfig):
+            return None
+        given = defaults(info.type)
+        left = {one.name: _flag(one, is_required=one.name in given.required) for one in _settings_of(given.settings)}
+        groups = []
+        for heading in (DATA, MODEL, OUTPUT):
+            groups.append(_group(heading, [left.pop(name) for name in heading.settings if name in left]))
+        groups.append(_group(OPTIMISATION, left.values()))
+        return StructConstructorSpec(lambda **found: _put_together(info.type, found), tuple(groups))
+
+    return registry
+
+
+_Flag = tuple[str, Any, Any]
+"""The name, type and default of a field, as `make_dataclass` takes them."""
+
+
+def _settings_of(settings: Any) -> Iterator[StructFieldSpec]:
+    """The fields of settings with their values and their help; those of the training loop are among them."""
+    spec = ConstructorRegistry.get_struct_spec(StructTypeInfo.make(type(settings), settings, in_union_context=False))
+    assert isinstance(spec, StructConstructorSpec)
+    for one in spec.fields:
+        if one.type is FitConfig:
+            yield from _settings_of(one.default)
+        else:
+            yield one
+
+
+def _flag(one: StructFieldSpec, *, is_required: bool) -> _Flag:
+    """A setting as a field of a group, whose name is no part of the flag's."""
+    text = one.helptext() if callable(one.helptext) else one.helptext
+    kind = Annotated[one.type, tyro.conf.arg(prefix_name=False, help=text)]
+    return one.name, kind, field() if is_required else field(default=one.default)
+
+
+def _group(heading: Heading, members: Iterable[_Flag]) -> StructFieldSpec:
+    kind = make_dataclass(heading.name, members, frozen=True, kw_only=True)
+    return StructFieldSpec(heading.name, kind, tyro.MISSING_NONPROP, heading.text)
+
+
+def _put_together(cls: type[TrainingConfig], groups: Mapping[str, object]) -> TrainingConfig:
+    """The settings that were found under the headings."""
+    values = {name: value for group in groups.values() for name, value in vars(group).items()}
+    fit = FitConfig(**{one.name: values.pop(one.name) for one in fields(FitConfig)})
+    return cls(fit=fit, **values)

@@ -1,0 +1,80 @@
+"""`regard train`: a model on the user's own text."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regard.errors import ArgumentError
+from regard.models.sizes import Size
+from regard.tasks.config import TrainingConfig
+from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
+from regard.tasks.registry import TASKS
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.config import TranslationConfig
+
+USES = {
+    "translation": "regard translate {}",
+    "language-model": 'regard generate {} "a prompt"',
+    "masked-language-model": 'regard view {} "a sentence"',
+}
+NAMELESS = tyro.conf.arg(name="")  # the name of the parameter is no part of the flags
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """How a run is begun or gone on with."""
+
+    size: Size | None = None
+    """A model of the size that a paper names so; flags for its parts go before it."""
+    config: Path | None = None
+    """A TOML file of settings, such as run.toml in a run folder; flags go before it."""
+    resume: bool = False
+    """Go on with the run in --out, or begin it if there is none; settings that are not given stay as they were."""
+    overwrite: bool = False
+    """Replace the run in --out, once the new data have been read."""
+
+
+def translation_trainer(
+    settings: Annotated[TranslationConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
+) -> None:
+    """Train a translator on pairs of sentences."""
+    _train("translation", settings, start)
+
+
+def language_model_trainer(
+    settings: Annotated[LanguageModelConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
+) -> None:
+    """Train a language model on running text."""
+    _train("language-model", settings, start)
+
+
+def masked_language_model_trainer(
+    settings: Annotated[MaskedLanguageModelConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
+) -> None:
+    """Train a model to fill in masked tokens of running text."""
+    _train("masked-language-model", settings, start)
+
+
+TRAINERS: dict[str, Callable[..., None]] = {
+    "translation": translation_trainer,
+    "language-model": language_model_trainer,
+    "masked-language-model": masked_language_model_trainer,
+}
+
+
+def _train(task: str, settings: TrainingConfig, start: Start) -> None:
+    if start.resume and start.overwrite:
+        raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
+    try:
+        TASKS[task].run(settings, resume=start.resume, overwrite=start.overwrite, progress=sys.stderr)
+    except KeyboardInterrupt as stop:
+        if RunFolder(settings.out).holds_a_run():
+            stop.add_note(f"go on with: regard train --out {settings.out} --resume")
+        raise
+    if os.environ.get("RANK", "0") == "0":  # one rank speaks for all
+        print(f"the best model is in {settings.out}: {USES[task].format(settings.out)}", file=sys.stderr)

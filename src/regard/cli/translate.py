@@ -1,0 +1,170 @@
+"""`regard translate`: a sentence, a file, or standard input."""
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from regard.cli.shared import Run, refuse_first
+from regard.errors import DataError
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.bulk.lines import Gate, Work, answered, count_lines, sentence_and_prefix, whole_line
+from regard.tasks.translation.bulk.progress import counting
+from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
+from regard.tasks.translation.bulk.worker_pool import sharing, workers_for
+from regard.tasks.translation.options import Options
+from regard.tasks.translation.results import Translation
+from regard.tasks.translation.translator import WINDOW_LINES, Translator
+from regard.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_lines
+from regard.training.distributed.devices import Precision
+
+Mean = Literal["mean"]
+
+
+def translate(
+    run: Run,
+    sentence: tyro.conf.Positional[str | None] = None,
+    /,
+    *,
+    input: Path | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    bad_lines: BadLines = "stop",
+    beam: int = 5,
+    nbest: int = 1,
+    length_penalty: float = 1.0,
+    alignments: bool = False,
+    alignment_layer: int | Mean = -1,
+    alignment_head: int | Mean = "mean",
+    copy_unknown: bool = False,
+    prefix: str = "",
+    prefix_column: bool = False,
+    vocabulary: Path | None = None,
+    device: str = "auto",
+    precision: Precision = "float32",
+    workers: int | None = None,
+) -> None:
+    """Translate a sentence, a file, or standard input, a line each.
+
+    Args:
+        run: the folder that `regard train` made, or a translator's in Hugging Face's format.
+        sentence: what to translate; without it, --input or standard input is read.
+        input: a file of one sentence a line; may be gzipped.
+        output: a file to write to, instead of standard output; it has that name once it is whole.
+        resume: go on with an --output that was interrupted.
+        overwrite: replace --output if it is there.
+        bad_lines: whether a line that cannot be read or is too long ends the work, or is answered by an empty line.
+        beam: hypotheses kept while searching; 1 takes the most probable token each time.
+        nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
+        length_penalty: of beam search: above 1 favours longer translations, below 1 shorter ones.
+        alignments: print JSON: tokens, scores, and what each token looked at among the source's.
+        alignment_layer: the decoder's layer whose attention that is, from 0, or from -1 backwards; or mean.
+        alignment_head: the head in it, or mean.
+        copy_unknown: print the source's word that is looked at most for each word outside the vocabulary.
+        prefix: what every translation must begin with.
+        prefix_column: what each translation must begin with stands in its line, after the sentence and a tab.
+        vocabulary: a file of words or sentences; translations are made of their tokens alone.
+        device: auto, cpu, cuda, cuda:N or mps.
+        precision: float32, bf16, or bf16 where the processor multiplies it faster (auto).
+        workers: processes of one thread each that share the work on the CPU; unless given, one for each core where
+            --input has many lines.
+    """
+    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
+    chosen = align != AlignmentOf()
+    refuse_first(
+        (sentence is not None and input is not None, "a sentence and --input were both given: give one of them"),
+        (sentence is not None and output is not None, "--output is for many lines: give --input, not a sentence"),
+        (output is None and (resume or overwrite), "--resume and --overwrite are for a file: give --output"),
+        (resume and overwrite, "--resume goes on with a file and --overwrite replaces it: give one of them"),
+        (bool(prefix) and prefix_column, "--prefix and --prefix-column were both given: give one of them"),
+        (
+            chosen and not (alignments or copy_unknown),
+            "--alignment-layer and --alignment-head go with --alignments or --copy-unknown",
+        ),
+        (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
+    )
+    translator = Translator.load(run, device=device, precision=precision)
+    asked = Options(
+        beam_size=beam,
+        num_best=nbest,
+        length_penalty=length_penalty,
+        alignments=align if alignments or chosen else None,
+        copy_unknown=copy_unknown,
+        vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
+    )
+    typed = sentence is None and input is None and output is None and sys.stdin.isatty()
+    lines = raw_lines(input or STANDARD_INPUT)
+    if sentence is not None:
+        lines = iter([Line("the sentence", os.fsencode(sentence))])
+    parse = sentence_and_prefix if prefix_column else partial(whole_line, prefix=prefix)
+    windows = answered(translator, lines, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
+    work = Work(lines, windows, _as_json if alignments else _as_table if nbest > 1 else _as_text, Gate(bad_lines))
+    with sharing(translator, run, workers_for(input, workers, translator.device)):
+        if output is None:
+            work.print(sys.stdout, flush=typed)
+        else:
+            form = {"json": alignments, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
+            form["precision"] = precision
+            settings = {"model": translator.fingerprint(), **asked.settings(), **form}
+            with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
+                _finish(work, unfinished, input)
+    if work.gate.skipped:
+        print(f"bad lines left empty: {work.gate.skipped:,}; the first: {work.gate.first}", file=sys.stderr)
+
+
+def _finish(work: Work, unfinished: Unfinished | None, input: Path | None) -> None:
+    """Write a file of translations to its end, and show how far it has come."""
+    if unfinished is None:
+        print("the file is whole: there is nothing left to do", file=sys.stderr)
+        return
+    unfinished.pass_over(work.lines)
+    if unfinished.lines:
+        print(f"going on after line {unfinished.lines:,}", file=sys.stderr)
+    total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
+    try:
+        with counting(sys.stderr, total=total, done=unfinished.lines) as tell:
+            work.finish(unfinished, tell)
+    except (KeyboardInterrupt, DataError, OSError) as stop:
+        stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
+        raise
+
+
+def _or_none(chosen: int | Mean) -> int | None:
+    return None if chosen == "mean" else chosen
+
+
+def _are_same(input: Path | None, output: Path | None) -> bool:
+    return input is not None and output is not None and input.exists() and output.exists() and input.samefile(output)
+
+
+def _as_text(_number: int, translation: Translation) -> str:
+    return _one_line(translation.text)
+
+
+def _as_table(number: int, translation: Translation) -> str:
+    return "\n".join(f"{number}\t{one.score:.4f}\t{_one_line(one.text)}" for one in translation.candidates)
+
+
+def _as_json(_number: int, translation: Translation) -> str:
+    candidates = [
+        {
+            "text": one.text,
+            "score": round(one.score, 4),
+            "tokens": one.labels,
+            "alignment": []
+            if one.alignment is None
+            else [[round(w, 4) for w in row] for row in one.alignment.tolist()],
+        }
+        for one in translation.candidates
+    ]
+    return json.dumps({"source": translation.source_labels, "translations": candidates}, ensure_ascii=False)
+
+
+def _one_line(text: str) -> str:
+    """A model may write a line break; the lines of the output are those of the input."""
+    return " ".join(text.splitlines())

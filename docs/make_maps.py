@@ -11,19 +11,19 @@ from unittest import mock
 import torch
 
 import regard
+from regard import AttentionMap
 from regard.backends.fused import Fused
-from regard.maps import LazyMap
-from regard.maps.sources import OfCall
+from regard.maps.call_source import CallSource
 
 PAGE = Path(__file__).with_name("maps.md")
 TEXT = Path(__file__).with_name("maps.txt")
 
 
-def _block(weights: LazyMap) -> object:
+def _block(weights: AttentionMap) -> object:
     return weights[..., :2, :3]
 
 
-QUESTIONS: dict[str, Callable[[LazyMap], object]] = {
+QUESTIONS: dict[str, Callable[[AttentionMap], object]] = {
     "`map[..., rows, columns]`": _block,
     "`map @ x`": lambda w: w @ torch.ones(6, 2),
     "`map.mT @ x`": lambda w: w.mT @ torch.ones(6, 2),
@@ -41,12 +41,12 @@ QUESTIONS: dict[str, Callable[[LazyMap], object]] = {
 }
 
 
-def maps() -> dict[str, LazyMap]:
+def maps() -> dict[str, AttentionMap]:
     """One map for each way in which weights are made."""
     torch.manual_seed(0)
     q = torch.randn(1, 2, 6, 4)
 
-    def of(**options: object) -> LazyMap:
+    def of(**options: object) -> AttentionMap:
         return regard.attention(q, q, q, mask=regard.causal(), return_weights=True, **options).weights
 
     return {
@@ -57,11 +57,11 @@ def maps() -> dict[str, LazyMap]:
     }
 
 
-def cost(weights: LazyMap, ask: Callable[[LazyMap], object]) -> str:
+def cost(weights: AttentionMap, ask: Callable[[AttentionMap], object]) -> str:
     """What a question runs: calls of a fused kernel, of the tiled backend, passes over tiles."""
     calls: list[str] = []
     blocks: list[object] = []
-    run, part = Fused.run, OfCall.part
+    run, part = Fused.run, CallSource.part
     tiled = regard.backends.BACKENDS["tiled"].__class__
 
     def counted(self: Any, call: Any, value: Any) -> Any:
@@ -72,15 +72,15 @@ def cost(weights: LazyMap, ask: Callable[[LazyMap], object]) -> str:
         calls.append("tiled")
         return before(self, call, value)
 
-    def counted_part(self: Any, cells: Any, **options: Any) -> Any:
-        blocks.append(options)
-        return part(self, cells, **options)
+    def counted_part(self: Any, cells: Any, *scratch: Any) -> Any:
+        blocks.append(cells)
+        return part(self, cells, *scratch)
 
     with (
         torch.no_grad(),
         mock.patch.object(Fused, "run", counted),
         mock.patch.object(tiled, "run", counted_tiles),
-        mock.patch.object(OfCall, "part", counted_part),
+        mock.patch.object(CallSource, "part", counted_part),
     ):
         ask(weights)
     told = [f"{n} fused call{'s' * (n > 1)}" for n in [calls.count("fused")] if n]

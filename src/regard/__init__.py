@@ -15,8 +15,9 @@ from regard.errors import RegardError as RegardError
 from regard.functional import Attended as Attended
 from regard.functional import attention as attention
 from regard.functional import explain as explain
-from regard.inspection.summaries import Summarize as Summarize
 from regard.inspection.watch import watch as watch
+from regard.maps.attention_map import AttentionMap as AttentionMap
+from regard.maps.summary_source import Summarize as Summarize
 from regard.mechanisms.biases.alibi import ALiBi as ALiBi
 from regard.mechanisms.biases.base import Bias as Bias
 from regard.mechanisms.biases.shaw import Shaw as Shaw
@@ -55,7 +56,6 @@ from regard.mechanisms.scores.kernels import Gaussian as Gaussian
 from regard.mechanisms.scores.kernels import Laplacian as Laplacian
 from regard.mechanisms.scores.kernels import Triangular as Triangular
 from regard.version import __version__ as __version__
-from regard.weights import AttentionMap as AttentionMap
 
 PACKAGES = frozenset(
     {"generation", "inspection", "maps", "mechanisms", "models", "nn", "tasks", "text", "training", "views"}

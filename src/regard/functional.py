@@ -13,6 +13,8 @@ from regard.backends import BACKENDS, choose_backend, reader, run
 from regard.backends.as_sdpa import as_sdpa
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.call_source import CallSource, GivenFactors
 from regard.mechanisms.biases.base import Bias, as_bias
 from regard.mechanisms.checks import check_values, is_checking
 from regard.mechanisms.masks.base import Mask
@@ -21,7 +23,6 @@ from regard.mechanisms.normalizations import Normalization, Softmax
 from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.mechanisms.scores.custom import as_score
 from regard.mechanisms.shapes import as_autocast, canonical, restore, without_autocast
-from regard.weights import AttentionMap
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
@@ -140,7 +141,7 @@ def _attend(
     output = restore(output, call.sizes)
     if not return_weights:
         return output
-    weights = AttentionMap(call, state, reader(chosen, call), call.sizes.leading)
+    weights = AttentionMap(CallSource(GivenFactors(call, state), call.sizes.leading, reader(chosen, call)))
     return Attended(output, weights.with_values(value) if keep_values else weights)
 
 

@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from regard.errors import ArgumentError, MissingExtraError
 from regard.functional import attention
+from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.scores.base import Score
 from regard.mechanisms.scores.kernels import Boxcar, Constant, Epanechnikov, Gaussian, Laplacian, Triangular
-from regard.weights import AttentionMap
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin

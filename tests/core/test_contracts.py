@@ -123,7 +123,7 @@ def test_the_state_of_a_row_with_no_key_is_minus_infinity(backend: str) -> None:
     q = torch.randn(2, 3, 5, 4)
     mask = regard.causal(0) & regard.padding(torch.tensor([[False, True, True, True, True], [False] * 5]))
     weights = regard.attention(q, q, q, mask=mask, backend=backend, return_weights=True).weights
-    dead = weights._state == -torch.inf
+    dead = weights.source.state == -torch.inf
     assert torch.equal(dead, torch.tensor([[True] + [False] * 4, [True] * 5])[:, None].expand(2, 3, 5))
 
 

@@ -67,7 +67,7 @@ def test_it_answers_as_the_reference(name: str) -> None:
     dead = (theirs.dense() == 0).all(-1)
     assert dead.any() == (name in ("causal, lengths", "blocks", "capped, a bias", "a sink"))
     assert (output[dead] == 0).all()
-    assert (weights._state[dead] == (0.5 if name == "a sink" else -torch.inf)).all()
+    assert (weights.source.state[dead] == (0.5 if name == "a sink" else -torch.inf)).all()
 
 
 @needs_compiler
@@ -88,8 +88,8 @@ def test_the_map_computes_its_state_when_it_is_first_read(monkeypatch: pytest.Mo
     with torch.no_grad():
         output = regard.attention(*inputs, mask=PADDED, backend="flex")
     reads: list[object] = []
-    row_state = regard.weights.row_state
-    monkeypatch.setattr(regard.weights, "row_state", lambda call: (reads.append(call), row_state(call))[1])
+    row_state = regard.maps.call_source.row_state
+    monkeypatch.setattr(regard.maps.call_source, "row_state", lambda call: (reads.append(call), row_state(call))[1])
     torch._dynamo.utils.counters.clear()
     parameters = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in inputs]
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_the_map_computes_its_state_when_it_is_first_read(monkeypatch: pytest.Mo
     weights.dense()
     weights.row(2)
     assert len(reads) == 1
-    assert weights._backend.name == "fused"
+    assert weights.source.backend.name == "fused"
     assert torch.equal(detached.dense(), weights.dense())
 
 

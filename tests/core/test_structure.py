@@ -18,7 +18,6 @@ FLOORS = [
     ["mechanisms", "storage"],
     ["backends"],
     ["maps"],
-    ["weights"],
     ["functional"],
     ["kernel_regression", "nn", "generation"],
     ["models"],

@@ -41,13 +41,6 @@ def test_the_page_for_newcomers_runs_by_itself() -> None:
     subprocess.run([sys.executable, "-c", "\n".join(code)], check=True)
 
 
-def test_links_lead_somewhere() -> None:
-    for page in [*PAGES, "docs/architecture.md", "docs/scale.md"]:
-        path = ROOT / page
-        for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
-            assert (path.parent / link).exists(), f"{page} links to {link}"
-
-
 @pytest.mark.parametrize(
     ("page", "script", "make"), [("backends", "make_backends", "table"), ("maps", "make_maps", "page")]
 )

@@ -138,7 +138,7 @@ def test_every_mode_of_keeping_under_generate(name: str, keep: regard.Summarize 
 
 def test_steps_share_the_last_keys() -> None:
     _, _, seen = generated("llama", tokens(None))
-    keys = {m._call.key.untyped_storage().data_ptr() for m in seen["model.layers.0.self_attn"]}
+    keys = {m.source.call.key.untyped_storage().data_ptr() for m in seen["model.layers.0.self_attn"]}
     assert len(keys) == 1
 
 
@@ -184,7 +184,7 @@ def test_bfloat16_autocast(name: str) -> None:
             during = outputs_of(model, inputs)
     assert all(torch.equal(before[key], during[key]) for key in before)
     assert max(call.error for call in seen.calls) < 2e-2
-    assert all(weights._call.query.dtype == torch.bfloat16 for weights in seen.maps)
+    assert all(weights.source.call.query.dtype == torch.bfloat16 for weights in seen.maps)
     assert all(weights.dtype == torch.float32 for weights in seen.maps)
 
 

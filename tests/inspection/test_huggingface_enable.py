@@ -77,7 +77,7 @@ def test_masks_travel_as_predicates(name: str) -> None:
     with torch.no_grad():
         outputs = model(**family.inputs(), output_attentions=True)
     for weights in (w for attentions in family.attentions for w in _field(outputs, attentions)):
-        mask = weights._call.mask
+        mask = weights.source.call.mask
         assert all(isinstance(m, Causal | Padding | Window) for m in (() if mask is None else mask.factors()))
 
 
@@ -98,7 +98,7 @@ def test_maps_are_made_of_grouped_heads_sinks_and_caps() -> None:
         regard.huggingface.enable(model)
         with torch.no_grad():
             kinds[name] = model(**family.inputs(), output_attentions=True).attentions[0]
-    assert kinds["llama"]._call.key.shape[1] == 2
+    assert kinds["llama"].source.call.key.shape[1] == 2
     assert "soft-capped at 2" in repr(kinds["gemma2"])
     assert "softmax with a sink" in repr(kinds["gpt-oss"])
     assert (kinds["gpt-oss"].dense().sum(-1) < 1).all()
@@ -129,7 +129,7 @@ def test_bfloat16_autocast(name: str) -> None:
         ours = model(**inputs, output_attentions=True)
     same(ours, theirs, inputs, 0.2)
     first = _field(ours, family.attentions[0])[0]
-    assert (first.dtype, first._call.query.dtype) == (torch.float32, torch.bfloat16)
+    assert (first.dtype, first.source.call.query.dtype) == (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "gemma2", "gpt-oss"])
@@ -214,7 +214,7 @@ def test_the_steps_of_a_generation_are_one_map() -> None:
     steps = generated(model, tokens(None))
     with torch.no_grad():
         whole = model(steps.sequences[:, :-1], output_attentions=True).attentions[1]
-    joined = regard.maps.derived.stack([step[1] for step in steps.attentions])
+    joined = regard.maps.stack([step[1] for step in steps.attentions])
     torch.testing.assert_close(joined.dense(), whole.dense(), rtol=0, atol=1e-5)
 
 

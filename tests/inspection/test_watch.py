@@ -1,6 +1,7 @@
 """Watching plain modules: what is kept, how it is named, what is left as it was, and what is said of the rest."""
 
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -129,7 +130,7 @@ def test_every_mask_in_every_context(name: str, context: type[Any], monkeypatch:
     assert bool(seen.record.keeper.dense_masks) == (name not in RECOGNISED)
     assert len(seen.record.keeper.dense_masks) <= 1
     live = (expected.sum(-1) > 0).sum()
-    assert ((seen["first"]._state > -torch.inf).sum() == live).all()
+    assert ((seen["first"].source.state > -torch.inf).sum() == live).all()
     close(seen["first"].received().sum(), live.double(), 1e-4)
 
 
@@ -154,7 +155,7 @@ def test_grouped_heads() -> None:
     model, inputs = Attend(heads=4, kv_heads=2), torch.randn(B, T, 20)
     seen = watched(model, inputs, enable_gqa=True, is_causal=True)
     close(seen[""].dense(), dense(model, inputs, causal=True).detach())
-    assert seen[""]._call.key.shape[1] == 2
+    assert seen[""].source.call.key.shape[1] == 2
 
 
 class Raw(nn.Module):
@@ -393,7 +394,7 @@ def test_a_softmax_that_is_multiplied_with_values(how: str, context: type[Any]) 
     close(weights.at(torch.tensor([1, 2]), torch.tensor([0, 8])), expected[..., [1, 2], [0, 8]])
     close(weights[:, 1].dense(), expected[:, 1])
     close(weights.pooled(3, 2, "sum").sum((-1, -2)), expected.sum((-1, -2)), 1e-5)
-    assert "StoredMap(2, 3, 7, 9)" in repr(weights)
+    assert re.match(r"AttentionMap\(2, 3, 7, 9\) .*: the model's own softmax; holds", repr(weights))
 
 
 class ViTAttention(nn.Module):
@@ -503,7 +504,7 @@ def test_views_of_much_more_are_copied() -> None:
     # Query, key and value are views of one tensor: keeping two of them would keep the third.
     held = B * T * H * D * 4
     assert seen.report().held_bytes == 2 * held + B * T * H * 4
-    assert seen[""]._call.query.untyped_storage().nbytes() == held
+    assert seen[""].source.call.query.untyped_storage().nbytes() == held
 
 
 def test_nothing_of_the_model_is_kept_after_the_watch_is_gone() -> None:
@@ -831,7 +832,7 @@ def test_keep_cpu_and_autocast() -> None:
         with regard.watch(model, keep="cpu", verify=True) as seen:
             assert torch.equal(model(inputs), expected)
     weights = seen["first"]
-    assert weights._call.query.dtype == torch.bfloat16
+    assert weights.source.call.query.dtype == torch.bfloat16
     assert weights.dtype == torch.float32
     close(weights.dense().sum(-1), torch.ones(B, H, T), 1e-4)
     assert max(call.error for call in seen.calls) < 2e-2

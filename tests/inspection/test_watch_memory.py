@@ -72,7 +72,7 @@ def test_the_factors_and_no_more_than_a_twentieth(make: Callable[..., Any], padd
     assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
     assert factors(key_heads) <= seen.report().held_bytes <= held
     assert max(call.error for call in seen.calls) < 1e-5
-    assert seen.maps[0]._call.key.shape[1] == key_heads
+    assert seen.maps[0].source.call.key.shape[1] == key_heads
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])

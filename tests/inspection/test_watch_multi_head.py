@@ -125,7 +125,7 @@ def test_dropout_and_autocast() -> None:
     assert seen.calls[0].error == "dropout"
     with torch.autocast("cpu", torch.bfloat16):
         seen, _ = watched(module, x, x, x, context=torch.enable_grad)
-    assert seen[""]._call.query.dtype == torch.bfloat16
+    assert seen[""].source.call.query.dtype == torch.bfloat16
     assert seen.calls[0].error < 2e-2
 
 

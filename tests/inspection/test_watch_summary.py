@@ -121,7 +121,7 @@ def test_factors_are_let_go_at_once() -> None:
         assert all(alive() is None for alive in model[0].alive)
         model(inputs)
     assert seen.report().held_bytes == 5 * B * H * T * 4
-    assert "SummaryMap(2, 3, 11, 11)" in repr(seen["3"])
+    assert repr(seen["3"]).startswith("AttentionMap(2, 3, 11, 11) float32 on cpu: statistics alone, by Summarize(")
 
 
 def test_the_bytes_that_are_kept_are_those_that_are_promised() -> None:

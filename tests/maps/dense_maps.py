@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.maps import LazyMap
+from regard import AttentionMap
 
 # Of a weight against float64; sums over n weights may be off by so much for each.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 3e-4}
@@ -46,7 +46,7 @@ def sums_written_out(dense: Tensor, rows: int, columns: int) -> dict[str, Tensor
     }
 
 
-def sums_asked(weights: LazyMap, rows: int, columns: int) -> dict[str, Tensor]:
+def sums_asked(weights: AttentionMap, rows: int, columns: int) -> dict[str, Tensor]:
     """The same, asked of the map."""
     return {
         "received": weights.received(),
@@ -58,7 +58,7 @@ def sums_asked(weights: LazyMap, rows: int, columns: int) -> dict[str, Tensor]:
     }
 
 
-def check(weights: LazyMap, dense: Tensor, *, tolerance: float, k: int, rows: int, columns: int, p: float) -> None:
+def check(weights: AttentionMap, dense: Tensor, *, tolerance: float, k: int, rows: int, columns: int, p: float) -> None:
     """A map against its dense weights in float64: every statistic, product and block."""
     dense = dense.detach()
     queries, keys = dense.shape[-2:]
@@ -94,7 +94,7 @@ def check(weights: LazyMap, dense: Tensor, *, tolerance: float, k: int, rows: in
     close(weights.expected(lambda j: j), dense @ torch.arange(keys).double(), keys)
 
 
-def check_largest(weights: LazyMap, dense: Tensor, tolerance: float, k: int) -> None:
+def check_largest(weights: AttentionMap, dense: Tensor, tolerance: float, k: int) -> None:
     top = weights.topk(k)
     torch.testing.assert_close(top.values.detach().double(), dense.topk(k).values, rtol=0, atol=tolerance)
     for values, indices in (top, (weights.max()[..., None], weights.argmax()[..., None])):
@@ -106,7 +106,7 @@ def check_largest(weights: LazyMap, dense: Tensor, tolerance: float, k: int) -> 
         assert len(named) == len(set(named))
 
 
-def check_quantile(weights: LazyMap, dense: Tensor, tolerance: float, p: float) -> None:
+def check_quantile(weights: AttentionMap, dense: Tensor, tolerance: float, p: float) -> None:
     """n keys hold p of the mass, and n - 1 do not."""
     count = weights.quantile_mass(p)
     held = torch.nn.functional.pad(dense.sort(-1, descending=True).values.cumsum(-1), (1, 0))

@@ -141,7 +141,9 @@ def test_another_device_and_no_graph(score: regard.Laplacian | None) -> None:
     assert weights.to("cpu") is weights
     moved, devices = weights.to("meta"), []
     assert moved.device.type == "meta"
-    tensors_mapped((moved._call, moved._state, moved._value), lambda t: devices.append(t.device.type) or t)
+    tensors_mapped(
+        (moved.source.call, moved.source.state, moved.source.value), lambda t: devices.append(t.device.type) or t
+    )
     assert set(devices) == {"meta"}
     assert len(devices) >= 8 - (score is None)
     detached = weights.detach()

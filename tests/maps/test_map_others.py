@@ -196,8 +196,9 @@ def test_the_gradient_is_that_of_the_loss_in_each_weight() -> None:
 def test_repr_of_a_map_of_maps_says_what_it_is_of() -> None:
     q = torch.zeros(2, 3, 4, 5)
     weights = regard.attention(q, q, q, return_weights=True).weights
-    assert repr(weights.average()).startswith("Average(2, 4, 4) float32 on cpu: the mean over 3 of AttentionMap(2, 3,")
-    assert "2 steps; dense() would take 768 B" in repr(stack([weights, weights]))
+    average = repr(weights.average())
+    assert average.startswith("AttentionMap(2, 4, 4) float32 on cpu: the mean over 3 of a map (2, 3, 4, 4): softmax of")
+    assert "2 steps; holds 2.1 KiB, dense() would take 768 B" in repr(stack([weights, weights]))
     assert repr(weights.mT).startswith("transposed AttentionMap")
     assert weights.mT.shape == (2, 3, 4, 4)
     assert weights.mT.mT is weights

@@ -181,11 +181,11 @@ def test_the_share_of_long_rows_is_found_among_the_largest_or_by_sorting_the_res
 
 
 def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.maps.sources import OfCall
+    from regard.maps.call_source import CallSource
 
     asked = []
-    real = OfCall.part
-    monkeypatch.setattr(OfCall, "part", lambda self, cells, **o: asked.append(cells) or real(self, cells, **o))
+    real = CallSource.part
+    monkeypatch.setattr(CallSource, "part", lambda self, cells, *o: asked.append(cells) or real(self, cells, *o))
     q = torch.randn(2, 3, 10, 4)
     weights = regard.attention(q, q, q, return_weights=True).weights
     summary = weights.summary(k=2, rows=4, columns=4)

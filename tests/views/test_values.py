@@ -8,6 +8,8 @@ import torch
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, RegardError, ShapeError
+from regard.maps import AttentionMap, tiles
+from regard.maps.statistics import Pooled
 from regard.views import values
 from regard.views.labels import printable, right_to_left, width
 from regard.views.values import picture
@@ -32,10 +34,10 @@ def test_pooling_is_exact_block_by_block(
 ) -> None:
     monkeypatch.setattr(values, "BLOCK_WEIGHTS", 25)  # Rows come two or three at a time.
     weights = softmax(7, 11).astype(np.float64)
-    down, across = (range(0, n, step) for n, step in zip((7, 11), block, strict=True))
-    blocks = [[weights[i : i + block[0], j : j + block[1]] for j in across] for i in down]
+    blocks = [np.array_split(rows, min(11, max_cells), 1) for rows in np.array_split(weights, min(7, max_cells), 0)]
     largest = picture(weights, max_cells=max_cells)
     assert largest.block == block
+    assert largest.is_even == (max_cells in (1, 11))
     np.testing.assert_array_equal(largest.values, [[one.max() for one in row] for row in blocks])
     mass = picture(weights, max_cells=max_cells, pooling="mass").values
     np.testing.assert_allclose(mass, [[one.sum() / len(one) for one in row] for row in blocks], atol=1e-15)
@@ -46,21 +48,53 @@ def test_a_long_lazy_map_is_never_held_whole(monkeypatch: pytest.MonkeyPatch) ->
     weights = lazy(64, 64)[0, 0]
     expected = weights.dense().numpy().reshape(16, 4, 16, 4).max((1, 3))
     taken = []
-    block = type(weights).block
-    monkeypatch.setattr(
-        type(weights), "block", lambda self, rows, columns: taken.append(block(self, rows, columns)) or taken[-1]
-    )
-    monkeypatch.setattr(values, "BLOCK_WEIGHTS", 64 * 8)
+    read = Pooled.read
+    monkeypatch.setattr(Pooled, "read", lambda self, piece, tile: taken.append(piece) or read(self, piece, tile))
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 64 * 8)
+    monkeypatch.setattr(AttentionMap, "block", None)
     pooled = picture(weights, max_cells=16)
     assert len(taken) == 8
-    assert all(part.numel() == 64 * 8 for part in taken)
+    assert all(piece.weights.numel() == 64 * 8 for piece in taken)
     np.testing.assert_allclose(pooled.values, expected, atol=5e-6)
+
+
+@pytest.mark.parametrize("pooling", ["max", "mass"])
+@pytest.mark.parametrize("kind", [lambda w: w, lambda w: w.dense(), lambda w: w.dense().numpy()])
+def test_one_rule_cuts_maps_tensors_and_arrays(kind, pooling):
+    """513 tokens at 512 cells: 512 blocks, of which the first has two tokens."""
+    weights = lazy(513, 20)[1, 2]
+    dense = weights.dense().numpy().astype(np.float64)
+    drawn = picture(kind(weights), [f"t{i}" for i in range(513)], max_cells=512, pooling=pooling)
+    ranges = [range(2), *(range(i, i + 1) for i in range(2, 513))]
+    assert drawn.grid.rows.ranges() == ranges
+    assert drawn.values.shape == (512, 20)
+    assert (drawn.block, drawn.is_even) == ((2, 1), False)
+    assert drawn.rows == ["t0…t1", *(f"t{i}" for i in range(2, 513))]
+    pool = np.max if pooling == "max" else np.mean
+    expected = np.stack([pool(dense[block.start : block.stop], 0) for block in ranges])
+    np.testing.assert_allclose(drawn.values, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("sizes", [(513, 700), (257, 1025)])
+def test_a_picture_is_what_the_map_says_pooled(sizes):
+    weights = lazy(*sizes)[0, 1]
+    dense = weights.dense().double()
+    drawn = picture(weights, max_cells=256)
+    np.testing.assert_array_equal(drawn.values, weights.pooled(256, 256, "max").numpy())
+    blocks = [[b.max() for b in rows.tensor_split(256, 1)] for rows in dense.tensor_split(256, 0)]
+    np.testing.assert_allclose(drawn.values, np.array(blocks), rtol=0, atol=2e-6)
+    parts = torch.arange(sizes[0]).tensor_split(256)
+    assert [list(block) for block in drawn.grid.rows.ranges()] == [part.tolist() for part in parts]
+    mass = picture(weights, max_cells=256, pooling="mass").values
+    masses = [[b.sum() / len(b) for b in rows.tensor_split(256, 1)] for rows in dense.tensor_split(256, 0)]
+    np.testing.assert_allclose(mass, np.array(masses), rtol=0, atol=2e-6)
 
 
 def test_labels_of_pooled_tokens_name_the_first_and_the_last() -> None:
     drawn = picture(np.eye(5), list("abcde"), None, max_cells=3)
     assert drawn.rows == ["a…b", "c…d", "e"]
     assert drawn.columns == ["0…1", "2…3", "4"]
+    assert picture(np.eye(5), list("abcde"), max_cells=4).rows == ["a…b", "c", "d", "e"]
 
 
 @pytest.mark.parametrize(

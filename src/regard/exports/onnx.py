@@ -43,11 +43,11 @@ class ExplicitAttention(nn.Module):
         """(B, T, D) to (B, T, D)."""
         theirs = self.attention
         if key is None:
-            q, k, v = theirs._project(query, 0, 1, 2)
+            q, k, v = theirs.project_heads(query, 0, 1, 2)
             if theirs.rotary is not None:
                 q, k = (theirs.rotary.rotate(heads) for heads in (q, k))
         else:
-            (q,), (k, v) = theirs._project(query, 0), theirs._project(key, 1, 2)
+            (q,), (k, v) = theirs.project_heads(query, 0), theirs.project_heads(key, 1, 2)
         group = theirs.num_heads // theirs.num_kv_heads
         k, v = (heads.repeat_interleave(group, dim=1) if group > 1 else heads for heads in (k, v))
         scores = q @ k.mT * theirs.head_dim**-0.5

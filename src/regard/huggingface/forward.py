@@ -9,12 +9,12 @@ from regard.errors import ArgumentError
 from regard.functional import attention
 from regard.huggingface.masks import LazyMask
 from regard.inspection.capture.snapshot import copied, may_be_overwritten
+from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.normalizations import Softmax, SoftmaxWithSink
 from regard.mechanisms.scores.base import ScaledDot, Score, SoftCapped
 from regard.mechanisms.shapes import as_autocast
-from regard.weights import AttentionMap
 
 
 def forward(

@@ -9,13 +9,16 @@ import torch
 from torch import nn
 
 from regard.errors import ShapeError
-from regard.inspection.capture.factors import Factors
+from regard.inspection.capture.factors import Factors, undisturbed
 from regard.inspection.capture.module_stack import Frame, Thread, looks_like_attention
-from regard.inspection.capture.observed_call import Source
+from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.shared_keys import share_keys
-from regard.inspection.maps import StoredMap, WatchedMap
-from regard.inspection.summaries import Summarize, SummaryMap, summarized
+from regard.inspection.capture.stored_weights import NAME
+from regard.maps.attention_map import AttentionMap
+from regard.maps.call_source import CallSource
+from regard.maps.source import Source
+from regard.maps.summary_source import Summarize, SummarySource
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +28,7 @@ class Observed:
     name: str
     index: int
     how: str
-    map: WatchedMap | SummaryMap | None
+    map: AttentionMap | None
     """None if it could not be read."""
     factors: Factors | None = None
     """What the map is read from; None where statistics alone were kept, and where the call could not be read."""
@@ -88,7 +91,7 @@ class Record:
         if _is_in_backward() and (path := self.paths.get(id(module))) is not None and path in self.count:
             self.recomputed[path] += 1
 
-    def take(self, thread: Thread, source: Source) -> None:
+    def take(self, thread: Thread, source: ObservedCall) -> None:
         """Keep a call, if it is wanted. Nothing that goes wrong here may disturb the model."""
         path = thread.path(self)
         with self._lock:
@@ -101,7 +104,7 @@ class Record:
             else:
                 self._keep(path, source, thread.taken)
 
-    def _keep(self, path: str, source: Source, at: int) -> None:
+    def _keep(self, path: str, source: ObservedCall, at: int) -> None:
         index = self.count[path]
         self.count[path] += 1
         try:
@@ -114,15 +117,17 @@ class Record:
             observed = Observed(path, index, source.how, None, notes=notes, at=at)
         self.calls.append(observed)
 
-    def _read(self, path: str, index: int, source: Source, at: int) -> Observed:
+    def _read(self, path: str, index: int, source: ObservedCall, at: int) -> Observed:
         reading = source.read(self.keeper, path)
         factors = reading.factors
-        weights = StoredMap(factors) if reading.is_stored else WatchedMap(factors)
-        observed = Observed(path, index, source.how, weights, factors, reading.is_stored, reading.notes, at=at)
+        weights = CallSource(factors, factors.sizes.leading, name=NAME if reading.is_stored else "")
+        observed = Observed(
+            path, index, source.how, AttentionMap(weights), factors, reading.is_stored, reading.notes, at=at
+        )
         if self._verify:
             observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
         if self._summary is not None:
-            observed.map, observed.factors = summarized(weights, self._summary), None
+            observed.map, observed.factors = _summarized(weights, self._summary), None
         elif index and reading.grows:
             share_keys([call for call in self.calls if call.name == path][-1].factors, factors)
         return observed
@@ -137,6 +142,13 @@ class Record:
             for call in self.calls:
                 if frame is not None and call.name == path and call.at > frame.taken and call.is_stored:
                     call.refuse("one softmax of several that the module attends by, in blocks")
+
+
+def _summarized(source: Source, what: Summarize) -> AttentionMap:
+    """The statistics of a map, computed now, in one pass."""
+    # Under a watch the functions that are called here would be taken for the model's.
+    with undisturbed(), torch._C.DisableTorchFunction():
+        return AttentionMap(SummarySource.of(source, what))
 
 
 def _is_in_backward() -> bool:

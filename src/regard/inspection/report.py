@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from regard.inspection.observed import Observed, Record
+from regard.maps.source import bytes_by_storage
 from regard.mechanisms.byte_size import human
 
 
@@ -69,7 +70,7 @@ def held_bytes(record: Record) -> int:
     storages: dict[int, int] = {}
     for call in record.calls:
         if call.map is not None:
-            storages |= call.map.storages()
+            storages |= bytes_by_storage(call.map.source.tensors())
     return sum(storages.values()) + sum(given.bytes for given in record.keeper.dense_masks)
 
 

@@ -13,10 +13,8 @@ from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper, Where
 from regard.inspection.observed import Observed, Record
 from regard.inspection.report import Report, count, missed_by, report
-from regard.inspection.summaries import Summarize, SummaryMap, joined
-from regard.maps.base import LazyMap
-from regard.maps.derived import stack
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap, stack
+from regard.maps.summary_source import Summarize
 
 Key = tuple[str, int]
 
@@ -161,7 +159,7 @@ class Seen:
         reasons = [reason for path, reason in self.record.unreadable if path == name]
         return f"{name!r}: {reasons[0]}" if reasons else not_seen(name, [call.name for call in self.calls])
 
-    def joined(self, name: str) -> LazyMap:
+    def joined(self, name: str) -> AttentionMap:
         """The calls of one module as one map, row under row: the steps of a generation with its cache.
 
         Raises:
@@ -170,10 +168,7 @@ class Seen:
             NotKeptError: nothing that was kept of the steps can be joined.
         """
         maps = self[name]
-        if not isinstance(maps, list):
-            return maps
-        summaries = [m for m in maps if isinstance(m, SummaryMap)]
-        return joined(summaries) if summaries else stack(maps)
+        return stack(maps) if isinstance(maps, list) else maps
 
     def __iter__(self) -> Iterator[Key]:
         return iter([(call.name, call.index) for call in self.calls if call.map is not None])

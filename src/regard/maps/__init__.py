@@ -1,11 +1,13 @@
-"""What can be asked of weights that are never stored: statistics, products, choices, averages, files."""
+"""Maps of weights that are never stored: what they can be asked, what they are made of, and their files."""
 
-from regard.maps.base import LazyMap as LazyMap
-from regard.maps.base import Transposed as Transposed
-from regard.maps.derived import stack as stack
+from regard.maps.attention_map import AttentionMap as AttentionMap
+from regard.maps.attention_map import Transposed as Transposed
+from regard.maps.attention_map import stack as stack
 from regard.maps.files import load_summary as load_summary
 from regard.maps.files import save_summary as save_summary
+from regard.maps.pooling import Grid as Grid
+from regard.maps.source import Source as Source
 from regard.maps.spectrum import Spectrum as Spectrum
 from regard.maps.statistics import TopK as TopK
 
-__all__ = ["LazyMap", "Spectrum", "TopK", "Transposed", "load_summary", "save_summary", "stack"]
+__all__ = ["AttentionMap", "Grid", "Source", "Spectrum", "TopK", "Transposed", "load_summary", "save_summary", "stack"]

@@ -12,9 +12,13 @@ from torch import Tensor
 from regard.backends import BACKENDS, choose_backend
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError, MissingExtraError
-from regard.maps import products
-from regard.maps.base import Summary
+from regard.maps import fused_statistics, pooling, statistics
+from regard.maps.call_source import CallSource, GivenFactors
+from regard.maps.source import Source
 from regard.maps.statistics import TopK
+from regard.maps.statistics_by_name import Summary
+from regard.maps.statistics_of_map import MapStatistics
+from regard.maps.summary_source import Summarize, SummarySource
 from regard.mechanisms import normalizations
 from regard.mechanisms.biases import alibi, relative, shaw, t5, transformer_xl
 from regard.mechanisms.biases import base as biases
@@ -32,8 +36,8 @@ NAMED: tuple[ModuleType, ...] = (
     *(alibi, relative, shaw, t5, transformer_xl, biases),
     *(masks, basic, patterns, selection, transpose),
     *(additive, custom, kernels, scores, normalizations),
+    *(statistics, pooling),
 )
-Contents = tuple[Call, Tensor, Backend, tuple[int, ...], Tensor | None]
 
 
 def _kinds() -> dict[str, type]:
@@ -44,50 +48,44 @@ def _kinds() -> dict[str, type]:
         for name, kind in vars(module).items()
         if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
     }
-    return {**found, "Sizes": Sizes, "Call": Call, "Doubled": products.Doubled}
+    return {**found, "Sizes": Sizes, "Call": Call, "Doubled": fused_statistics.Doubled}
 
 
-def save(
-    path: str | PathLike[str],
-    call: Call,
-    state: Tensor,
-    backend: str,
-    leading: tuple[int, ...],
-    value: Tensor | None,
-) -> None:
-    """Write a map's factors.
+def save(path: str | PathLike[str], source: CallSource) -> None:
+    """Write the factors of a call's map.
 
     Raises:
         ArgumentError: a part that no file can hold.
         MissingExtraError: safetensors is not installed.
     """
     save_file, _ = _safetensors()
-    tensors: dict[str, Tensor] = {}
-    names = {kind: name for name, kind in _kinds().items()}
-    tree = _written((call, state, leading, value), names, tensors)
-    header = {"format": FORMAT, "backend": backend, "map": json.dumps(tree)}
-    save_file(tensors, str(path), metadata=header)
+    tree, tensors = _packed((source.call, source.state, source.layout, source.value))
+    save_file(tensors, str(path), metadata={"format": FORMAT, "backend": source.backend.name, "map": tree})
 
 
-def load(path: str | PathLike[str], device: torch.device) -> Contents:
-    """What `save` wrote.
+def load(path: str | PathLike[str], device: torch.device) -> Source:
+    """What `save` wrote of a map, or `save_summary` of one of which statistics alone were kept.
 
     Raises:
         DataError: not such a file.
         MissingExtraError: safetensors is not installed.
     """
-    header, tensors = _contents(path, device, FORMAT)
-    try:
-        call, state, leading, value = _read(json.loads(header["map"]), _kinds(), tensors)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} does not hold a map that this version of regard can read: {error!r}") from error
-    return call, state, _backend(header.get("backend"), call), leading, value
+    header, tensors = _contents(path, device)
+    if header.get("format") == SUMMARY_FORMAT and "map" in header:
+        return _summary_source(path, header, tensors)
+    _require_format(path, header, FORMAT)
+    call, state, layout, value = _unpacked(path, header, tensors)
+    return CallSource(GivenFactors(call, state), layout, _backend(header.get("backend"), call), value)
 
 
-def save_summary(path: str | PathLike[str], summary: Summary) -> None:
+def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) -> None:
     """Write what `map.summary(...)` said to a safetensors file, from which `load_summary` reads it.
 
+    Of a map of which statistics alone were kept (`regard.watch(model, keep="summary")`) all that was kept is written;
+    `regard.AttentionMap.load` reads such a map, which can be asked and drawn as before.
+
     Raises:
+        ArgumentError: a map that holds its factors: `map.save(path)` writes these.
         MissingExtraError: safetensors is not installed.
 
     >>> import regard, tempfile, pathlib
@@ -98,23 +96,27 @@ def save_summary(path: str | PathLike[str], summary: Summary) -> None:
     [[0], [1], [2]]
     """
     save_file, _ = _safetensors()
-    tensors: dict[str, Tensor] = {}
-    for name, answer in summary.items():
-        parts = (
-            {name: answer} if isinstance(answer, Tensor) else {f"{name}.{f}": t for f, t in answer._asdict().items()}
-        )
-        tensors |= {part: tensor.detach().contiguous().clone() for part, tensor in parts.items()}
-    save_file(tensors, str(path), metadata={"format": SUMMARY_FORMAT})
+    header, tensors = {"format": SUMMARY_FORMAT}, dict[str, Tensor]()
+    if isinstance(summary, MapStatistics):
+        header["map"], tensors = _packed(_parts_of_summary(summary))
+    else:
+        for name, answer in summary.items():
+            fields_of = {name: answer} if isinstance(answer, Tensor) else _fields_of(name, answer)
+            tensors |= {part: tensor.detach().contiguous().clone() for part, tensor in fields_of.items()}
+    save_file(tensors, str(path), metadata=header)
 
 
 def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> Summary:
-    """What `save_summary` wrote.
+    """What `save_summary` wrote, by name.
 
     Raises:
         DataError: not such a file.
         MissingExtraError: safetensors is not installed.
     """
-    _, tensors = _contents(path, torch.device(device), SUMMARY_FORMAT)
+    header, tensors = _contents(path, torch.device(device))
+    _require_format(path, header, SUMMARY_FORMAT)
+    if "map" in header:
+        return MapStatistics(_summary_source(path, header, tensors)).statistics
     summary: Summary = {}
     for name, tensor in tensors.items():
         whole, _, part = name.partition(".")
@@ -125,19 +127,64 @@ def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu
     return summary
 
 
-def _contents(
-    path: str | PathLike[str], device: torch.device, expected: str
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header and the tensors of a file of a format."""
+def _fields_of(name: str, top: TopK) -> dict[str, Tensor]:
+    return {f"{name}.{field}": tensor for field, tensor in top._asdict().items()}
+
+
+def _parts_of_summary(summary: MapStatistics) -> tuple[Any, ...]:
+    source = summary.source
+    if not isinstance(source, SummarySource):
+        raise ArgumentError(
+            "save_summary() takes what map.summary(...) said, or a map of which statistics alone were kept; "
+            f"{summary!r} holds what its weights follow from: map.save(path) writes that"
+        )
+    what = source.what
+    settings = (what.names, what.k, what.p, what.rows, what.columns, what.how)
+    number = str(source.number).removeprefix("torch.")
+    return source.layout, number, settings, tuple(source.named.items()), tuple(source.answers.items())
+
+
+def _summary_source(path: str | PathLike[str], header: dict[str, str], tensors: dict[str, Tensor]) -> SummarySource:
+    layout, number, (names, k, p, rows, columns, how), named, answers = _unpacked(path, header, tensors)
+    what = Summarize(*names, k=k, p=p, rows=rows, columns=columns, how=how)
+    return SummarySource(layout, getattr(torch, number), what, dict(named), dict(answers))
+
+
+def _packed(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
+    """A tree as JSON, and its tensors by the names that it gives them."""
+    tensors: dict[str, Tensor] = {}
+    names = {kind: name for name, kind in _kinds().items()}
+    return json.dumps(_written(parts, names, tensors)), tensors
+
+
+def _unpacked(path: str | PathLike[str], header: dict[str, str], tensors: dict[str, Tensor]) -> tuple[Any, ...]:
+    """The tree again.
+
+    Raises:
+        DataError: it names what this version does not know.
+    """
+    try:
+        parts: tuple[Any, ...] = _read(json.loads(header["map"]), _kinds(), tensors)
+        if not isinstance(parts, tuple):
+            raise TypeError(f"a map is written as a tuple, got {type(parts).__name__}")
+        return parts
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} does not hold a map that this version of regard can read: {error!r}") from error
+
+
+def _require_format(path: str | PathLike[str], header: dict[str, str], expected: str) -> None:
+    if header.get("format") != expected:
+        kind = expected.partition(" ")[0].removeprefix("regard.")
+        raise DataError(f"{path} is not a saved {KINDS[kind]}: its format is {header.get('format')!r}")
+
+
+def _contents(path: str | PathLike[str], device: torch.device) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The header and the tensors of a file."""
     _, safe_open = _safetensors()
     try:
         with safe_open(str(path), framework="pt", device=str(device)) as file:
-            header = file.metadata() or {}
-            if header.get("format") != expected:
-                kind = expected.partition(" ")[0].removeprefix("regard.")
-                raise DataError(f"{path} is not a saved {KINDS[kind]}: its format is {header.get('format')!r}")
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-    except (FileNotFoundError, DataError):
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
         raise
     except Exception as error:  # safetensors has no error of its own for files that are cut short
         raise DataError(f"{path} is not a whole safetensors file: {error}") from error

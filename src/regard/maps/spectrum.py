@@ -7,7 +7,9 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.maps import statistics as st
-from regard.maps.base import LazyMap
+from regard.maps.products import product, transposed_product
+from regard.maps.source import Source
+from regard.maps.tiles import ask
 
 OVERSAMPLING = 4
 """Columns of the random block beyond the k that are asked for."""
@@ -28,7 +30,7 @@ class Spectrum(NamedTuple):
 
 
 @torch.no_grad()
-def singular_values(of: LazyMap, k: int, *, iterations: int, seed: int) -> Spectrum:
+def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectrum:
     r"""Randomised block Krylov iteration (Musco & Musco 2015, arXiv:1504.05477, algorithm 2), with a bound.
 
     With an orthonormal basis Q of the Krylov space and B = Q^T P, $\hat\sigma_i = \sigma_i(B)$. Of the residual
@@ -37,7 +39,7 @@ def singular_values(of: LazyMap, k: int, *, iterations: int, seed: int) -> Spect
     $(10 \sqrt{2/\pi} \max_{l \le r} \lVert (E E^T)^p E \omega_l \rVert)^{1/(2p+1)}$ for Gaussian $\omega_l$ (Halko,
     Martinsson & Tropp 2011, arXiv:0909.4061, equation 4.3, for the power of E). The smaller of the two is taken.
     """
-    queries, keys = of.shape[-2:]
+    queries, keys = of.queries, of.keys
     if not 1 <= k <= min(queries, keys):
         raise ArgumentError(f"singular_values needs k in [1, {min(queries, keys)}], got {k}")
     if iterations < 0:
@@ -49,10 +51,10 @@ def singular_values(of: LazyMap, k: int, *, iterations: int, seed: int) -> Spect
         return torch.randn(shape, generator=generator, device=of.device, dtype=of.dtype)
 
     basis = _krylov(of, normal(min(k + OVERSAMPLING, queries, keys)), iterations)
-    rest = of.mT @ basis
+    rest = transposed_product(of, basis)
     values = torch.linalg.svdvals(rest)[..., :k]
-    _, squares = of._ask(st.Moments())
-    total = of._laid_out(squares).sum(-1)
+    _, squares = ask(of, st.Moments())
+    total = of.laid_out(squares).sum(-1)
     frobenius = total - rest.square().sum((-2, -1))
     norm = torch.minimum(frobenius.clamp_min(0.0).sqrt(), _norm_of_residual(of, basis, normal(PROBES)))
     # What rounding may have taken off the values and the difference of squares.
@@ -60,14 +62,14 @@ def singular_values(of: LazyMap, k: int, *, iterations: int, seed: int) -> Spect
     return Spectrum(values, (values.square() + slack[..., None]).sqrt() - values)
 
 
-def _krylov(of: LazyMap, start: Tensor, iterations: int) -> Tensor:
+def _krylov(of: Source, start: Tensor, iterations: int) -> Tensor:
     """An orthonormal basis of P X, (P P^T) P X, ..., each block made orthogonal to those before it."""
-    blocks = [torch.linalg.qr(of @ start).Q]
-    room = of.shape[-2] - blocks[0].shape[-1]
+    blocks = [torch.linalg.qr(product(of, start)).Q]
+    room = of.queries - blocks[0].shape[-1]
     for _ in range(iterations):
         if room <= 0:
             break
-        block = of @ (of.mT @ blocks[-1])
+        block = product(of, transposed_product(of, blocks[-1]))
         basis = torch.cat(blocks, -1)
         for _ in range(2):  # once is not enough where the block lies almost in the space already
             block = torch.linalg.qr(block - basis @ (basis.mT @ block)).Q
@@ -76,15 +78,15 @@ def _krylov(of: LazyMap, start: Tensor, iterations: int) -> Tensor:
     return torch.linalg.qr(torch.cat(blocks, -1)).Q
 
 
-def _norm_of_residual(of: LazyMap, basis: Tensor, probes: Tensor) -> Tensor:
+def _norm_of_residual(of: Source, basis: Tensor, probes: Tensor) -> Tensor:
     """An upper bound of the spectral norm of E = (I - Q Q^T) P, with a probability of 1 - 10^-PROBES."""
 
     def residual(x: Tensor) -> Tensor:
-        x = of @ x
+        x = product(of, x)
         return x - basis @ (basis.mT @ x)
 
     def transposed(x: Tensor) -> Tensor:
-        return of.mT @ (x - basis @ (basis.mT @ x))
+        return transposed_product(of, x - basis @ (basis.mT @ x))
 
     x, logs = residual(probes), torch.zeros(of.leading, device=of.device, dtype=of.dtype)
     for _ in range(POWERS):

@@ -4,16 +4,16 @@ Those that are smooth carry gradients. Rows with no key are exactly 0 in all of 
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.backends.tiled import Tile
-from regard.maps.bins import Bins
-from regard.maps.tiles import Piece, Source, Statistic, joined
+from regard.maps.pooling import Grid
+from regard.maps.source import Piece, Source, Statistic
 from regard.mechanisms.fast_topk import Candidates, candidates, largest, places_of
 
 LOWEST_LOG = -1e4
@@ -83,6 +83,9 @@ class Received(PerKey):
         """The sum of each column."""
         return (piece.weights.sum(1),)
 
+    def __str__(self) -> str:
+        return "received()"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransposedProduct(PerKey):
@@ -95,6 +98,9 @@ class TransposedProduct(PerKey):
         x = self.x if len(self.x) == 1 else self.x[_slice(tile.cells)]
         return (x[:, _slice(tile.rows)].mT @ piece.weights,)
 
+    def __str__(self) -> str:
+        return "map.mT @ x"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product(PerQuery):
@@ -106,6 +112,9 @@ class Product(PerQuery):
         """The product with the tile's columns of P."""
         x = self.x if len(self.x) == 1 else self.x[_slice(tile.cells)]
         return (piece.weights @ x[:, _slice(tile.columns)],)
+
+    def __str__(self) -> str:
+        return "map @ x"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,9 @@ class Entropy(PerQuery):
         positive = weights > 0
         return (-(weights * torch.where(positive, weights, 1.0).log()).sum(-1),)
 
+    def __str__(self) -> str:
+        return "entropy()"
+
 
 @dataclass(frozen=True, slots=True)
 class Moments(PerQuery):
@@ -131,24 +143,37 @@ class Moments(PerQuery):
         """Both sums."""
         return piece.weights.sum(-1), torch.linalg.vecdot(piece.weights, piece.weights)
 
+    def __str__(self) -> str:
+        return "participation()"
+
 
 @dataclass(frozen=True, slots=True)
 class Largest(PerQuery):
     """max_j P_ij: (cells, T)."""
 
+    needs_tiles: ClassVar[bool] = True
+
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The largest of each row."""
         return (piece.weights.amax(-1),)
+
+    def __str__(self) -> str:
+        return "max()"
 
 
 @dataclass(frozen=True, slots=True)
 class ArgLargest(PerQuery):
     """The first key that has the largest weight, -1 for a row of zeros: (cells, T)."""
 
+    needs_tiles: ClassVar[bool] = True
+
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The key."""
         values, indices = piece.weights.detach().max(-1)
         return (torch.where(values != 0, indices + tile.columns.start, -1),)
+
+    def __str__(self) -> str:
+        return "argmax()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +181,8 @@ class TopWeights(Statistic):
     """The k largest weights and their keys: (cells, T, k) each. See `TopK`."""
 
     k: int
+
+    needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
         """Candidates, and the keys with which their chunks begin; with a gradient, the k largest themselves."""
@@ -182,6 +209,9 @@ class TopWeights(Statistic):
         """The tiles, put together."""
         values, keys = (joined(group, 0) for group in zip(*(ranked.end() for ranked in total.values()), strict=True))
         return values, torch.where(values != 0, keys, -1)
+
+    def __str__(self) -> str:
+        return f"topk({self.k})"
 
 
 class _Ranked:
@@ -225,6 +255,8 @@ class QuantileMass(PerQuery):
 
     share: float
 
+    needs_tiles: ClassVar[bool] = True
+
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The largest few first; rows that need more are sorted whole."""
         weights = piece.weights.detach()
@@ -238,6 +270,9 @@ class QuantileMass(PerQuery):
             count[more] = (ordered.cumsum(-1) < goal[more]).sum(-1) + 1
         # The sum of a row in another order may miss its own total by a rounding.
         return (torch.where(goal[..., 0] > 0, count.clamp_max((weights > 0).sum(-1)), 0),)
+
+    def __str__(self) -> str:
+        return f"quantile_mass({self.share})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,34 +288,42 @@ class Distance(PerQuery):
         j = torch.arange(tile.columns.start, tile.columns.stop, device=device)
         return (torch.linalg.vecdot(piece.weights, (i[:, None] - j).abs().to(dtype)),)
 
+    def __str__(self) -> str:
+        return f"distance({self.offset})"
+
 
 @dataclass(frozen=True, slots=True)
 class Pooled(Statistic):
     """The sum, the mean or the largest weight of each block of a grid: (cells, rows, columns)."""
 
-    rows: Bins
-    columns: Bins
+    grid: Grid
     how: str
 
+    needs_tiles: ClassVar[bool] = True
+
+    @property
+    def of_largest(self) -> bool:
+        """Whether blocks are their largest weights, rather than sums or what follows from sums."""
+        return self.how == "max"
+
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The bins that the tile touches; rows first, which is the cheaper way in memory."""
-        by_rows, _ = self.rows.reduce(piece.weights, -2, tile.rows.start, largest=self.how == "max")
-        return (self.columns.reduce(by_rows, -1, tile.columns.start, largest=self.how == "max")[0],)
+        """The blocks that the tile touches."""
+        return (self.grid.reduce(piece.weights, tile.rows.start, tile.columns.start, largest=self.of_largest),)
 
     def add(
         self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> dict[int, Tensor]:
         """The pictures so far, by their first cell; without a gradient one tensor holds them all."""
-        (part,), total = read, {} if total is None else total
+        (part,), total, rows, columns = read, {} if total is None else total, self.grid.rows, self.grid.columns
         apart = torch.is_grad_enabled()
         cells, first = (len(part), tile.cells.start) if apart else (source.cells, 0)
         if first not in total:
-            start = -torch.inf if self.how == "max" and source.has_signs else 0.0
-            total[first] = part.new_full((cells, self.rows.count, self.columns.count), start)
-        row, column = self.rows.index_of(tile.rows.start), self.columns.index_of(tile.columns.start)
+            start = -torch.inf if self.of_largest and source.has_signs else 0.0
+            total[first] = part.new_full((cells, rows.count, columns.count), start)
+        row, column = rows.index_of(tile.rows.start), columns.index_of(tile.columns.start)
         picture = total[first] if apart else total[first][_slice(tile.cells)]
         where = picture[:, row : row + part.shape[1], column : column + part.shape[2]]
-        where[...] = torch.maximum(where, part) if self.how == "max" else where + part
+        where[...] = torch.maximum(where, part) if self.of_largest else where + part
         return total
 
     def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
@@ -292,19 +335,19 @@ class Pooled(Statistic):
         """The picture that is asked for, from sums if it is one of means."""
         if self.how != "mean":
             return sums
-        areas = self.areas(sums.device)
+        areas = self.grid.areas(sums.device)
         return sums / areas if torch.is_grad_enabled() else sums.div_(areas)
 
-    def areas(self, device: torch.device) -> Tensor:
-        """How many weights each block has: (rows, columns)."""
-        return self.rows.sizes(device)[:, None] * self.columns.sizes(device)
+    def __str__(self) -> str:
+        return f"pooled({self.grid.rows.count}, {self.grid.columns.count}, {self.how!r})"
 
 
-TILES_ONLY = (Largest, ArgLargest, TopWeights, QuantileMass, Pooled)
-"""What no product with the map can tell."""
+def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
+    """`torch.cat`, without a copy of a single one."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim)
 
 
-def positions(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:
+def key_values(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:
     """The values of a function of the key, or the function's own tensor."""
     return f if isinstance(f, Tensor) else torch.as_tensor(f(torch.arange(keys, device=device)))
 

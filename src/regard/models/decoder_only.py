@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal, padding
 from regard.models.one_stack import OneStack
@@ -15,7 +16,6 @@ from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, Step
 from regard.models.stack import StackConfig, make_stack, shared_bias
 from regard.nn import KeyValue
-from regard.weights import AttentionMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

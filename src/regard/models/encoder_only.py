@@ -7,13 +7,13 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.masks.basic import lengths
 from regard.models.one_stack import OneStack
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss
 from regard.models.stack import NORMS, StackConfig, make_stack
 from regard.nn import Linear
-from regard.weights import AttentionMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from regard.mechanisms.masks.base import Mask
 from regard.models.building import stack_of
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss
-from regard.models.stack import Record, SelfAttentionLayer, shared_bias
+from regard.models.stack import RecordMap, SelfAttentionLayer, shared_bias
 from regard.nn import Dropout, Linear, TokenEmbedding
 from regard.nn.arguments import require_sizes
 
@@ -58,7 +58,7 @@ class OneStack(nn.Module):
         self,
         tokens: Int[Tensor, "B T"],
         mask: Mask,
-        record: Record | None,
+        record: RecordMap | None,
         name: str,
         segments: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 OutputLoss = Callable[[Tensor, nn.Linear], tuple[Tensor, Tensor]]
 """From the input of the output layer and that layer itself: a summed loss and its count, without all logits at once.

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention
+from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import lengths
 from regard.mechanisms.scores.base import ScaledDot
 from regard.models.protocol import OutputLoss, Step
 from regard.nn import AdditiveAttention, Dropout, Linear
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
-from regard.weights import AttentionMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from regard.functional import Attended
+from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.rotary.rotary import Rotary
@@ -24,9 +25,8 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
-from regard.weights import AttentionMap
 
-Record = Callable[[str, AttentionMap], None]
+RecordMap = Callable[[str, AttentionMap], None]
 """A function that is called with the name and the map of every attention call of a pass."""
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -120,7 +120,7 @@ class SelfAttentionLayer(nn.Module):
         self.feed_forward = parts.feed_forward()
         self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
 
-    def forward(self, x: Tensor, mask: Mask, bias: Bias | None, record: Record | None, name: str) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask, bias: Bias | None, record: RecordMap | None, name: str) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         x = self.residuals[0](
             x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias)
@@ -144,7 +144,7 @@ class SelfAttentionLayer(nn.Module):
 
 def recorded_attention(
     attention: MultiHeadAttention,
-    record: Record | None,
+    record: RecordMap | None,
     name: str,
     *inputs: Tensor,
     mask: Mask,

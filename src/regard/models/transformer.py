@@ -10,16 +10,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal, lengths
 from regard.models.building import stack_of
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, Step
-from regard.models.stack import Record, SelfAttentionLayer, StackConfig, make_stack, recorded_attention, shared_bias
+from regard.models.stack import RecordMap, SelfAttentionLayer, StackConfig, make_stack, recorded_attention, shared_bias
 from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
 from regard.nn.arguments import require_sizes
-from regard.weights import AttentionMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class DecoderLayer(nn.Module):
         self.residuals = nn.ModuleList([parts.residual() for _ in range(3)])
 
     def forward(
-        self, x: Tensor, memory: Tensor, mask: Mask, bias: Bias | None, record: Record | None, name: str
+        self, x: Tensor, memory: Tensor, mask: Mask, bias: Bias | None, record: RecordMap | None, name: str
     ) -> Tensor:
         """(B, T, D) to (B, T, D); `mask` excludes the padding of the memory, `bias` is added in self-attention."""
         x = self.residuals[0](
@@ -174,7 +174,7 @@ class Transformer(nn.Module):
         return self.output(x) if loss is None else loss(x, self.output)
 
     def encode(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], record: Record | None = None
+        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], record: RecordMap | None = None
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
         x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
@@ -188,12 +188,14 @@ class Transformer(nn.Module):
         target_input: Int[Tensor, "B T"],
         memory: Float[Tensor, "B S D"],
         source_lengths: Int[Tensor, " B"],
-        record: Record | None = None,
+        record: RecordMap | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Logits of each next target token, given the encoder's output."""
         return self.output(self._decoded(target_input, memory, source_lengths, record))
 
-    def _decoded(self, target_input: Tensor, memory: Tensor, source_lengths: Tensor, record: Record | None) -> Tensor:
+    def _decoded(
+        self, target_input: Tensor, memory: Tensor, source_lengths: Tensor, record: RecordMap | None
+    ) -> Tensor:
         """The input of the output layer, (B, T, D)."""
         x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
         mask, bias = lengths(source_lengths), shared_bias(self.decoder_bias)

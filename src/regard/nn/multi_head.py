@@ -191,7 +191,7 @@ class MultiHeadAttention(nn.Module):
             ShapeError: the inputs do not fit each other, or have no batch dimension.
         """
         if key is None and value is None and len(self.in_weights) == 1:
-            heads, k, v = self._project(query, 0, 1, 2)
+            heads, k, v = self.project_heads(query, 0, 1, 2)
             heads, k = self._turned(0, heads, k)
             return self._attend(heads, KeyValue.of(k, v), mask, bias, backend, return_weights)
         key_value = self.project(query if key is None else key, value)
@@ -204,8 +204,8 @@ class MultiHeadAttention(nn.Module):
     ) -> KeyValue:
         """Keys and values as heads, which `attend` can use once or many times. If `value` is None, it is the key."""
         if (value is None or value is key) and len(self.in_weights) == 1:
-            return KeyValue.of(*self._project(key, 1, 2))
-        return KeyValue.of(*self._project(key, 1), *self._project(key if value is None else value, 2))
+            return KeyValue.of(*self.project_heads(key, 1, 2))
+        return KeyValue.of(*self.project_heads(key, 1), *self.project_heads(key if value is None else value, 2))
 
     @overload
     def attend(
@@ -233,7 +233,7 @@ class MultiHeadAttention(nn.Module):
         return_weights: bool = False,
     ) -> Tensor | Attended:
         """Attend to keys and values that are already projected; the rest is as in `forward`."""
-        (heads,) = self._project(query, 0)
+        (heads,) = self.project_heads(query, 0)
         return self._attend(heads, key_value, mask, bias, backend, return_weights)
 
     def extend(
@@ -265,7 +265,7 @@ class MultiHeadAttention(nn.Module):
         """
         if len(self.in_weights) > 1:
             raise ShapeError(f"self-attention needs keys and values as wide as the queries, here {self.widths}")
-        heads, k, v = self._project(x, 0, 1, 2)
+        heads, k, v = self.project_heads(x, 0, 1, 2)
         if offset is None:
             offset = 0 if cache is None else cache.length
         heads, k = self._turned(offset, heads, k)
@@ -308,8 +308,16 @@ class MultiHeadAttention(nn.Module):
         packed = self.in_weights[0]
         return packed.split(self.sizes) if len(self.in_weights) == 1 else tuple(self.in_weights)
 
-    def _project(self, x: Tensor, *parts: int) -> list[Tensor]:
-        """Consecutive parts (0 query, 1 key, 2 value) of one input as heads (batch..., heads, T, D), by one product."""
+    def project_heads(self, x: Tensor, *parts: int) -> list[Tensor]:
+        """Project one input by one product, as heads (batch..., heads, T, D) for each part.
+
+        Args:
+            x: (batch..., T, width of the input).
+            parts: consecutive numbers out of 0 (query), 1 (key) and 2 (value).
+
+        Raises:
+            ShapeError: x has no batch dimension, or another width.
+        """
         first, last = parts[0], parts[-1] + 1
         if x.dim() < 3:
             raise ShapeError(f"MultiHeadAttention takes (batch..., length, dim), got {tuple(x.shape)}: pass x[None]")

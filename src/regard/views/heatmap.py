@@ -86,6 +86,7 @@ def heatmap(
         ShapeError: not one non-empty matrix of real numbers, or not one label a token.
         NonFiniteError: a weight is NaN or infinite.
         ArgumentError: an argument is out of its range.
+        NotKeptError: statistics alone were kept of the map, and no such picture among them.
         MissingExtraError: matplotlib is not installed.
 
     >>> import torch
@@ -133,7 +134,7 @@ def heatmap_grid(
         A new figure; `.savefig(path)` writes it, in the format that the path's ending names.
 
     Raises:
-        ShapeError, NonFiniteError, MissingExtraError: as in `heatmap`.
+        ShapeError, NonFiniteError, NotKeptError, MissingExtraError: as in `heatmap`.
         ArgumentError: no panels, or `across` is under 1.
 
     >>> import torch
@@ -297,7 +298,8 @@ def _title(title: str, drawn: Picture, pooling: Pooling) -> str:
     """The title, with what a cell stands for where it is not one weight."""
     if drawn.block == (1, 1):
         return title
-    note = f"{pooling} of {drawn.block[0]} × {drawn.block[1]} weights a cell"
+    most = "" if drawn.is_even else "up to "
+    note = f"{pooling} of {most}{drawn.block[0]} × {drawn.block[1]} weights a cell"
     return f"{title} ({note})" if title else note
 
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from regard.errors import ArgumentError, ShapeError
 from regard.inspection.analysis.tables import Maps, named
+from regard.maps.attention_map import AttentionMap
 from regard.views.fonts import letter
 from regard.views.heatmap import (
     colour_bar,
@@ -22,12 +23,12 @@ from regard.views.heatmap import (
 from regard.views.html.page import Example, Map
 from regard.views.labels import printable, width
 from regard.views.layout import COLOUR_BAR, FONT_POINTS, GLYPH, LINE, MARGIN, Box
-from regard.weights import AttentionMap
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
+DotPooling = Literal["max", "mean"]
 GAP = 6
 """Points of the picture between two heads."""
 DOTS_PER_INCH = 150
@@ -40,7 +41,7 @@ def model_grid(
     *,
     sequence: int = 0,
     cells: int = 128,
-    how: Literal["max", "mean"] = "max",
+    how: DotPooling = "max",
     limits: tuple[float, float] = (0.0, 1.0),
     power: float = 0.4,
     title: str = "",
@@ -63,8 +64,12 @@ def model_grid(
     Returns:
         A new figure; `.savefig(path)` writes it.
 
+    Of maps of which statistics alone were kept (`regard.watch(model, keep="summary")`), the finest picture that was
+    kept `how` is drawn.
+
     Raises:
         ArgumentError: no maps, or an argument out of its range.
+        NotKeptError: no such picture was kept; the message says what was.
         ShapeError: no such sequence.
         MissingExtraError: matplotlib is not installed.
 
@@ -144,9 +149,10 @@ def of_sequence(weights: AttentionMap, sequence: int) -> AttentionMap:
     return chosen
 
 
-def _panels(weights: AttentionMap, cells: int, how: str) -> npt.NDArray[np.floating[Any]]:
+def _panels(weights: AttentionMap, cells: int, how: DotPooling) -> npt.NDArray[np.floating[Any]]:
     """The heads as pictures (H, rows, columns); a short one has each value several times."""
-    drawn = weights.detach().pooled(cells, cells, "max" if how == "max" else "mean").cpu().numpy()
+    grid = weights.grid(cells, cells, how)
+    drawn = weights.detach().pooled(grid.rows.count, grid.columns.count, how).cpu().numpy()
     times = max(1, cells // max(drawn.shape[-2:]))
     return drawn.repeat(times, -2).repeat(times, -1)
 
@@ -162,11 +168,17 @@ def _laid_out(layers: list[npt.NDArray[np.floating[Any]]]) -> tuple[npt.NDArray[
     return dots, pitch
 
 
-def _note(found: list[tuple[str, AttentionMap]], cells: int, how: str) -> str:
+def _note(found: list[tuple[str, AttentionMap]], cells: int, how: DotPooling) -> str:
     """What a value stands for, where it is not one weight."""
-    queries, keys = (max(one.shape[dim] for _, one in found) for dim in (-2, -1))
-    blocks = [f"{n / min(n, cells):.3g}" for n in (queries, keys)]
-    return "" if blocks == ["1", "1"] else f"{how} of {blocks[0]} × {blocks[1]} weights a dot"
+    grids = [one.grid(cells, cells, how) for _, one in found]
+    down = max(grid.rows.length / grid.rows.count for grid in grids)
+    across = max(grid.columns.length / grid.columns.count for grid in grids)
+    return "" if down == across == 1 else f"{how} of {_size(down)} × {_size(across)} weights a dot"
+
+
+def _size(mean: float) -> str:
+    """The mean size of blocks; the digits say that it is not 1, where it is not."""
+    return f"{mean:.3g}" if mean == 1 or mean >= 1.005 else f"{mean:.6g}"
 
 
 def _drawn(

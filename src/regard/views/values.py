@@ -1,7 +1,7 @@
 """From an attention map to the numbers of a picture: the one door of `heatmap` and `page`.
 
-A map longer than `max_cells` is pooled while it is read, block of rows by block of rows, so that
-nothing of size T x S is ever held. Pooling is exact: "max" keeps the largest weight of a block,
+A map longer than `max_cells` is pooled while it is read, so that nothing of size T x S is ever held. Which blocks it is
+cut into is the map's own rule (`regard.maps.pooling`), and pooling is exact: "max" keeps the largest weight of a block,
 "mass" sums over the keys of a block and averages over its queries, so that rows still sum to 1.
 """
 
@@ -13,11 +13,13 @@ import numpy.typing as npt
 import torch
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.pooling import Bins, Grid
 from regard.views.labels import axis_labels
 
 Pooling = Literal["max", "mass"]
 
-# Weights held at a time while a map is read: 32 MB in float64.
+# Weights of an array that are read at a time: 32 MB in float64.
 BLOCK_WEIGHTS = 2**22
 
 
@@ -27,8 +29,18 @@ class Picture(NamedTuple):
     values: npt.NDArray[np.floating[Any]]
     rows: list[str]
     columns: list[str]
-    block: tuple[int, int]
-    """Queries and keys that one value stands for; (1, 1) where nothing was pooled."""
+    grid: Grid
+    """Which queries and keys each value stands for."""
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """The most queries and keys that one value stands for; (1, 1) where nothing was pooled."""
+        return self.grid.rows.largest, self.grid.columns.largest
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all blocks are of that size, not one smaller."""
+        return all(bins.length % bins.count == 0 for bins in (self.grid.rows, self.grid.columns))
 
 
 def picture(
@@ -40,6 +52,8 @@ def picture(
     pooling: Pooling = "max",
 ) -> Picture:
     """Read one map, checked, labelled, and pooled where a side is longer than `max_cells`.
+
+    Of a map of which statistics alone were kept, the finest picture that was kept is read.
 
     Args:
         weights: (T, S), a tensor, an array or an `AttentionMap`: T queries down, S keys across.
@@ -55,6 +69,7 @@ def picture(
         ShapeError: `weights` is not a non-empty matrix of real numbers, or has not one label a token.
         ArgumentError: a label is not a string; `max_cells` or `pooling` is out of range.
         NonFiniteError: a weight is NaN or infinite; the message says where.
+        NotKeptError: no such picture was kept of the map; the message says what was.
 
     >>> picture(torch.eye(4), ["a", "b", "c", "d"], max_cells=2).rows
     ['a…b', 'c…d']
@@ -66,9 +81,14 @@ def picture(
     num_rows, num_columns = _matrix_shape(weights)
     row_labels = axis_labels(rows, num_rows, "rows")
     column_labels = axis_labels(columns, num_columns, "columns")
-    block = -(-num_rows // max_cells), -(-num_columns // max_cells)
-    values = np.concatenate([_pool(part, block, pooling) for part in _row_blocks(weights, block[0])])
-    return Picture(values, _block_labels(row_labels, block[0]), _block_labels(column_labels, block[1]), block)
+    if isinstance(weights, AttentionMap):
+        values, grid = _pooled_map(weights, max_cells, pooling)
+    else:
+        grid = Grid.at_most(max_cells, max_cells, num_rows, num_columns)
+        values = _pooled_array(weights, grid, pooling)
+    if pooling == "mass":
+        values = values / grid.rows.sizes(torch.device("cpu")).numpy().astype(values.dtype)[:, None]
+    return Picture(values, _block_labels(row_labels, grid.rows), _block_labels(column_labels, grid.columns), grid)
 
 
 def _matrix_shape(weights: Any) -> tuple[int, int]:
@@ -85,13 +105,33 @@ def _matrix_shape(weights: Any) -> tuple[int, int]:
     return shape
 
 
-def _row_blocks(weights: Any, multiple: int) -> Iterator[npt.NDArray[np.floating[Any]]]:
-    """The matrix as blocks of rows, each but the last a multiple of `multiple` rows."""
-    num_rows, num_columns = weights.shape
-    step = max(1, BLOCK_WEIGHTS // (num_columns * multiple)) * multiple
-    for first in range(0, num_rows, step):
-        # An AttentionMap computes exactly this block; a tensor or an array gives a view.
-        yield _finite(_array(weights[first : first + step, 0:num_columns]), first)
+def _pooled_map(weights: AttentionMap, max_cells: int, pooling: Pooling) -> tuple[npt.NDArray[np.floating[Any]], Grid]:
+    """Largest weights or sums, as the map pools itself."""
+    how: Literal["max", "sum"] = "max" if pooling == "max" else "sum"
+    grid = weights.grid(max_cells, max_cells, how)
+    return _finite(_array(weights.detach().pooled(grid.rows.count, grid.columns.count, how)), grid), grid
+
+
+def _pooled_array(weights: Any, grid: Grid, pooling: Pooling) -> npt.NDArray[np.floating[Any]]:
+    """Largest numbers or sums of a tensor or an array, read some rows of blocks at a time."""
+    parts = []
+    for rows in _row_blocks(grid):
+        read = _array(weights[rows.start : rows.stop, 0 : grid.columns.length])
+        whole = Grid(Bins(len(rows), len(rows)), Bins(grid.columns.length, grid.columns.length))
+        read = _finite(read, whole, rows.start)
+        # torch reads neither strides below 0 nor, without a warning, what cannot be written to.
+        tensor = torch.from_numpy(np.require(read, requirements=["C", "W"]))
+        parts.append(grid.reduce(tensor, rows.start, 0, largest=pooling == "max").numpy())
+    return np.concatenate(parts)
+
+
+def _row_blocks(grid: Grid) -> Iterator[range]:
+    """All rows, as many blocks of them at a time as hold few enough weights."""
+    blocks = grid.rows.ranges()
+    step = max(1, BLOCK_WEIGHTS // (grid.columns.length * grid.rows.largest))
+    for first in range(0, len(blocks), step):
+        some = blocks[first : first + step]
+        yield range(some[0].start, some[-1].stop)
 
 
 def _array(values: Any) -> npt.NDArray[np.floating[Any]]:
@@ -102,32 +142,23 @@ def _array(values: Any) -> npt.NDArray[np.floating[Any]]:
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise ShapeError(f"weights must be real numbers; got dtype {array.dtype}")
-    return array.astype(np.result_type(array.dtype, np.float32), copy=False)
+    # torch has no wider numbers than float64.
+    dtype = np.result_type(array.dtype, np.float32)
+    return array.astype(dtype if dtype.itemsize <= 8 else np.float64, copy=False)
 
 
-def _finite(values: npt.NDArray[np.floating[Any]], first: int) -> npt.NDArray[np.floating[Any]]:
+def _finite(values: npt.NDArray[np.floating[Any]], grid: Grid, first: int = 0) -> npt.NDArray[np.floating[Any]]:
     if not np.isfinite(values).all():
-        row, column = np.argwhere(~np.isfinite(values))[0]
-        raise NonFiniteError(f"weights must be finite; {values[row, column]} came at query {first + row}, key {column}")
+        row, column = (int(place) for place in np.argwhere(~np.isfinite(values))[0])
+        query, key = first + grid.rows.edge(row), grid.columns.edge(column)
+        among = "" if grid.is_whole else ", or at another weight of that block"
+        raise NonFiniteError(f"weights must be finite; {values[row, column]} came at query {query}, key {key}{among}")
     return values
 
 
-def _pool(
-    values: npt.NDArray[np.floating[Any]], block: tuple[int, int], pooling: Pooling
-) -> npt.NDArray[np.floating[Any]]:
-
-    if block == (1, 1):
-        return values
-    starts_down, starts_across = (np.arange(0, n, step) for n, step in zip(values.shape, block, strict=True))
-    if pooling == "max":
-        return np.maximum.reduceat(np.maximum.reduceat(values, starts_across, axis=1), starts_down, axis=0)
-    mass = np.add.reduceat(np.add.reduceat(values, starts_across, axis=1), starts_down, axis=0)
-    return mass / np.diff(np.append(starts_down, len(values)))[:, None]
-
-
-def _block_labels(labels: list[str], step: int) -> list[str]:
+def _block_labels(labels: list[str], bins: Bins) -> list[str]:
     """One label a block: its first and its last token."""
-    if step == 1:
+    ends = ((labels[block.start], labels[block.stop - 1]) for block in bins.ranges())
+    if bins.largest == 1:
         return labels
-    ends = ((labels[first], labels[min(first + step, len(labels)) - 1]) for first in range(0, len(labels), step))
     return [first if first == last else f"{first}…{last}" for first, last in ends]

@@ -9,9 +9,10 @@ from regard.backends.tiled import Tile
 from regard.errors import ShapeError
 from regard.inspection.analysis.similarity import difference
 from regard.inspection.analysis.tables import HeadTable, Maps, named, table
-from regard.maps.statistics import PerQuery
-from regard.maps.tiles import Piece
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
+from regard.maps.source import Piece
+from regard.maps.statistics import Distance, Entropy, Largest, Moments, PerQuery
+from regard.maps.tiles import ask
 
 
 @torch.no_grad()
@@ -36,8 +37,12 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
         A table of a layer for each map; NaN where no query counts (a sequence without repetition, T = S = 1), or
         where the number of keys is not that of the tokens. Memory is linear in T and S; induction takes tiles.
 
+    Of maps of which statistics alone were kept, the table has the columns that were: distance and entropy. Which
+    queries count follows from "max", "topk" or "participation", one of which has to be kept.
+
     Raises:
         ShapeError: tokens that fit none of the maps.
+        NotKeptError: what was kept of a map tells none of the columns, or not which queries count.
 
     Source: Olsson et al. 2022 (arXiv:2209.11895), for induction ("prefix matching"); Clark et al. 2019
     (arXiv:1906.04341), for the others.
@@ -98,9 +103,14 @@ def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
     queries, keys = weights.shape[-2:]
     live = _live(weights)
     places = torch.arange(queries, device=weights.device) + keys - queries
-    numbers = {
-        "distance": _mean(weights.distance(), live),
-        "entropy": _mean(weights.entropy(), live),
+    numbers = {}
+    if weights.source.keeps(Distance(keys - queries)):
+        numbers["distance"] = _mean(weights.distance(), live)
+    if weights.source.keeps(Entropy()):
+        numbers["entropy"] = _mean(weights.entropy(), live)
+    if not weights.source.has_blocks:
+        return numbers or weights.source.refuse("distance() or entropy()")
+    numbers |= {
         "self": _at(weights, places, live),
         "previous": _at(weights, places - 1, live),
         "first": _at(weights, torch.zeros_like(places), live & (places > 0)),
@@ -116,6 +126,12 @@ def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
 
 def _live(weights: AttentionMap) -> Tensor:
     """Which queries have a key: (batch..., H, T)."""
+    source = weights.source
+    if not source.has_blocks:
+        kept = next((statistic for statistic in (Largest(), Moments()) if source.keeps(statistic)), None)
+        if kept is None:
+            source.refuse("which queries have a key")
+        return source.laid_out(ask(source, kept)[0]) > 0
     ones = torch.ones(weights.shape[-1], 1, dtype=weights.dtype, device=weights.device)
     return (weights @ ones)[..., 0] > 0
 
@@ -160,7 +176,7 @@ def _induction(weights: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """What queries give to what followed their own token before (batch..., H, T), and which have such keys."""
     queries, keys = weights.shape[-2:]
     of_cells = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
-    found = weights._laid_out(weights._ask(_AfterTheSame(of_cells, keys - queries))[0])
+    found = weights.source.laid_out(ask(weights.source, _AfterTheSame(of_cells, keys - queries))[0])
     flat = tokens.reshape(-1, keys)
     first = torch.stack([_first_place(row) for row in flat]).view(tokens.shape)
     places = torch.arange(queries, device=tokens.device) + keys - queries

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
 from regard.inspection.analysis.tables import Maps, named
-from regard.maps.indices import positions
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
+from regard.maps.indexing import positions
 
 
 def rollout(

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.base import LazyMap
-from regard.maps.tiles import TILE_ELEMENTS, TILE_ROWS, Source
+from regard.maps.attention_map import AttentionMap
+from regard.maps.source import Scratch, Source
+from regard.maps.tiles import TILE_ELEMENTS, TILE_ROWS
 from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
 
 
@@ -24,7 +25,7 @@ class Difference(NamedTuple):
 
 
 @torch.no_grad()
-def difference(one: LazyMap, other: LazyMap) -> Difference:
+def difference(one: AttentionMap, other: AttentionMap) -> Difference:
     r"""How far two maps P and Q of one shape are apart: of two models, or of one before and after a change.
 
     The Jensen-Shannon divergence of a query's rows is $H(\frac{p + q}{2}) - \frac{H(p) + H(q)}{2}$. A row with no
@@ -52,17 +53,17 @@ def difference(one: LazyMap, other: LazyMap) -> Difference:
             f"{tuple(one.shape)} {one.dtype} on {one.device} and {tuple(other.shape)} {other.dtype} on {other.device}"
         )
     found: list[list[tuple[Tensor, ...]]] = []
-    for p, q, at in _side_by_side(one._source(), other._source()):
+    for p, q, at in _side_by_side(one.source, other.source):
         if not at:
             found.append([])
         apart = (p - q).abs()
         found[-1].append((_jensen_shannon(p, q), apart.sum(-1) / 2, apart.amax(-1)))
     groups = [tuple(torch.cat(pieces, 1) for pieces in zip(*tiles, strict=True)) for tiles in found]
-    return Difference(*(one._laid_out(torch.cat(pieces)) for pieces in zip(*groups, strict=True)))
+    return Difference(*(one.source.laid_out(torch.cat(pieces)) for pieces in zip(*groups, strict=True)))
 
 
 @torch.no_grad()
-def agreement(of: LazyMap, how: Literal["cosine", "jensen-shannon"] = "cosine") -> Tensor:
+def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosine") -> Tensor:
     r"""How alike the heads of a map are: (batch..., H, H), symmetric.
 
     Args:
@@ -90,10 +91,10 @@ def agreement(of: LazyMap, how: Literal["cosine", "jensen-shannon"] = "cosine") 
     if how not in ("cosine", "jensen-shannon"):
         raise ArgumentError(f"how must be 'cosine' or 'jensen-shannon', got {how!r}")
     heads, queries = of.leading[-1], of.shape[-2]
-    source, alike = of._source(), []
+    source, scratch, alike = of.source, Scratch(), []
     for first in range(0, source.cells, heads):
         total = torch.zeros(heads, heads, dtype=of.dtype, device=of.device)
-        for weights in _rows(source, range(first, first + heads)):
+        for weights in _rows(source, range(first, first + heads), scratch):
             if how == "cosine":
                 flat = weights.flatten(1)
                 total += flat @ flat.mT
@@ -115,10 +116,10 @@ def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     return parts.sum(-1).clamp_min(0.0)
 
 
-def _rows(source: Source, cells: range) -> Iterator[Tensor]:
+def _rows(source: Source, cells: range, scratch: Scratch) -> Iterator[Tensor]:
     """The weights of cells (cells, t, S), some rows at a time."""
     step = fitting(TILE_ELEMENTS, len(cells) * source.keys * source.width)
-    part = source.part(cells, reuse=True)
+    part = source.part(cells, scratch)
     for rows in ranges(source.queries, step):
         yield part(rows, range(source.keys)).weights
 
@@ -127,8 +128,9 @@ def _side_by_side(one: Source, other: Source) -> Iterator[tuple[Tensor, Tensor, 
     """The weights of both (cells, t, S), some rows at a time, and the number of the first."""
     row_size = one.keys * (one.width + other.width)
     few, _ = tile_shape(one.cells, one.queries, row_size, budget=TILE_ELEMENTS, few_rows=TILE_ROWS)
+    scratches = [(source, Scratch()) for source in (one, other)]
     for cells in ranges(one.cells, few):
-        parts = [source.part(cells, reuse=True) for source in (one, other)]
+        parts = [source.part(cells, scratch) for source, scratch in scratches]
         for rows in ranges(one.queries, fitting(TILE_ELEMENTS, len(cells) * row_size)):
             p, q = (part(rows, range(one.keys)).weights for part in parts)
             yield p, q, rows.start

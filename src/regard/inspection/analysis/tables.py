@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 if TYPE_CHECKING:
     from regard.inspection.watch import Seen
@@ -107,10 +107,11 @@ def table(layers: list[str], rows: list[dict[str, Tensor]]) -> HeadTable:
     heads = max(len(numbers) for row in rows for numbers in row.values())
 
     def column(name: str) -> Tensor:
-        padded = [torch.nn.functional.pad(row[name], (0, heads - len(row[name])), value=torch.nan) for row in rows]
-        return torch.stack(padded).cpu()
+        known = [row[name].cpu() if name in row else torch.empty(0) for row in rows]
+        return torch.stack([torch.nn.functional.pad(one, (0, heads - len(one)), value=torch.nan) for one in known])
 
-    return HeadTable(tuple(layers), {name: column(name) for name in rows[0]})
+    names = dict.fromkeys(name for row in rows for name in row)
+    return HeadTable(tuple(layers), {name: column(name) for name in names})
 
 
 def _short(value: float) -> str:

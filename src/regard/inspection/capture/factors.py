@@ -11,9 +11,11 @@ from regard.backends import row_state
 from regard.backends.base import Call
 from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
 from regard.inspection.capture.snapshot import Kept
+from regard.maps.call_source import GivenFactors
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.tensor_tree import tensors_mapped
 from regard.mechanisms.tile_sizes import fitting, ranges
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
@@ -100,8 +102,8 @@ class Factors:
         self.keys, self.held = keys, (self.held[0], *self.held[2:])
         self._call = replace(self._call, key=self._call.key.new_empty(0))
 
-    def storages(self) -> dict[int, int]:
-        """The bytes held, by storage, so that shared ones count once."""
+    def tensors(self) -> list[Tensor]:
+        """What is held in memory by now."""
         tensors = [kept.tensor for kept in self.held]
         if self.keys is not None:
             tensors.append(self.keys.tensor)
@@ -109,7 +111,11 @@ class Factors:
             tensors += [self._call.query, self._call.key]
         if isinstance(self._state, Tensor):
             tensors.append(self._state)
-        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
+        return tensors
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> GivenFactors:
+        """What was read by now, changed; the model can no longer overwrite it."""
+        return GivenFactors(*tensors_mapped((self.call, self.state), change))
 
 
 class Keys:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
-from regard.inspection.capture.observed_call import Source
+from regard.inspection.capture.observed_call import ObservedCall
 
 FunctionObserver = Callable[["Thread", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Runs a function (thread, function, args, kwargs) in its own place, and hands what it saw to the thread."""
@@ -50,7 +50,7 @@ class Watcher(Protocol):
     def entered(self, module: nn.Module) -> None:
         """A module's forward begins."""
 
-    def take(self, thread: "Thread", source: Source) -> None:
+    def take(self, thread: "Thread", source: ObservedCall) -> None:
         """A call of attention was observed."""
 
     def unread(self, thread: "Thread", frame: "Frame | None", reason: str) -> None:
@@ -133,7 +133,7 @@ class Thread:
             running = running.f_back
         return None
 
-    def give(self, source: Source, module: nn.Module | None = None) -> None:
+    def give(self, source: ObservedCall, module: nn.Module | None = None) -> None:
         """Hand a call to every watch, as the running module's or as another's."""
         self.taken += 1
         self.meant = module

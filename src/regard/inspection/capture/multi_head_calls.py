@@ -20,7 +20,7 @@ from regard.functional import make_call
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.mask_reading import GivenMask, both
 from regard.inspection.capture.module_stack import FUSED_SUBCLASS, Frame, Thread
-from regard.inspection.capture.observed_call import Reading, Source
+from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import masked
 from regard.inspection.capture.snapshot import Kept
@@ -109,7 +109,7 @@ KeptProjection = tuple[Projection, Projection]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Projected(Source):
+class Projected(ObservedCall):
     """One call of multi-head attention, after it ran."""
 
     query: Projection

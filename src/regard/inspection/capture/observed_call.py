@@ -22,7 +22,7 @@ class Reading:
     """Whether the keys may be those of the call before with some more behind them."""
 
 
-class Source(ABC):
+class ObservedCall(ABC):
     """One observed call, while the model's tensors are at hand."""
 
     how: str

@@ -9,13 +9,14 @@ from torch import Tensor
 from regard.functional import Attended, attention
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.module_stack import Thread
-from regard.inspection.capture.observed_call import Reading, Source
+from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
+from regard.maps.call_source import source_of_call
 from regard.mechanisms.shapes import canonical
 
 
 @dataclass(slots=True, eq=False)
-class Own(Source):
+class Own(ObservedCall):
     """One call, after it ran."""
 
     attended: Attended
@@ -24,11 +25,11 @@ class Own(Source):
 
     def read(self, keeper: Keeper, name: str) -> Reading:
         """The call and the row state of the map that it made."""
-        made = self.attended.weights.detach()
-        query = keeper.keep(made._call.query, f"the queries of {name}")
-        key = keeper.keep(made._call.key, f"the keys of {name}")
-        call = replace(made._call, query=query.tensor, key=key.tensor)
-        state = keeper.keep(made._state, "").tensor
+        made = source_of_call(self.attended.weights.detach().source, "a watch")
+        query = keeper.keep(made.call.query, f"the queries of {name}")
+        key = keeper.keep(made.call.key, f"the keys of {name}")
+        call = replace(made.call, query=query.tensor, key=key.tensor)
+        state = keeper.keep(made.state, "").tensor
         factors = Factors(call.sizes, call, state=state, held=(query, key))
 
         def error() -> float:

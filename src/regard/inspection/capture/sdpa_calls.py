@@ -14,7 +14,7 @@ from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import Thread
-from regard.inspection.capture.observed_call import Reading, Source
+from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.snapshot import Kept
 from regard.mechanisms.masks.base import And, Mask
@@ -24,7 +24,7 @@ from regard.mechanisms.scores.base import ScaledDot
 
 
 @dataclass(slots=True, eq=False)
-class Sdpa(Source):
+class Sdpa(ObservedCall):
     """One call, after it ran."""
 
     query: Tensor
@@ -104,7 +104,8 @@ class Sdpa(Source):
 
 def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
     """The call under its mask; rows that the model spreads evenly get a query of 0."""
-    masks = [m for m in (also and also.bind(call.sizes, call.query.device), given.mask) if m is not None]
+    bound = None if also is None else also.bind(call.sizes, call.query.device)
+    masks = [m for m in (bound, given.mask) if m is not None]
     mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
     query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
     return replace(call, query=query, mask=mask, bias=given.bias)

@@ -11,14 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.inspection.capture.module_stack import Frame, Thread
-from regard.inspection.capture.observed_call import Reading, Source
+from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
-from regard.inspection.maps import stored
+from regard.inspection.capture.stored_weights import stored
 from regard.mechanisms.shapes import Sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WrittenOut(Source):
+class WrittenOut(ObservedCall):
     """Weights that exist, and how many of their columns are keys."""
 
     weights: Tensor

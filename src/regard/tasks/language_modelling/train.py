@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.maps.attention_map import AttentionMap
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_only import EncoderOnly
 from regard.tasks.language_modelling import causal, masked
@@ -37,7 +38,6 @@ from regard.training.optimizers import adamw
 from regard.training.output_loss import output_cross_entropy
 from regard.training.protocols import BatchSize, Loss, Validate
 from regard.training.reporting.events import Callback
-from regard.weights import AttentionMap
 
 
 def train_language_model(

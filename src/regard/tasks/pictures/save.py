@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.heatmap import Panel, heatmap_grid
 from regard.views.html.page import Example, Map, save_page
-from regard.weights import AttentionMap
 
 
 class Attends(Protocol):

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from regard.maps.attention_map import AttentionMap
 from regard.text.labels import Label
-from regard.weights import AttentionMap
 
 
 class TextMaps(Protocol):

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.maps.attention_map import AttentionMap
 from regard.tasks.language_modelling.corpus import TextCorpus
 from regard.tasks.pictures.snapshots import Look
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
@@ -14,7 +15,6 @@ from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.config import Model
 from regard.tasks.translation.corpus import Corpus
 from regard.text.pair_store import TokenStore
-from regard.weights import AttentionMap
 
 # Labels of longer sentences cannot be read in a small picture.
 LONGEST_TOKENS = 40

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.weights import AttentionMap
+from regard.maps.attention_map import AttentionMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from regard.maps.attention_map import AttentionMap
 from regard.training.metrics import CorpusScore
-from regard.weights import AttentionMap
 
 
 class Candidate(NamedTuple):

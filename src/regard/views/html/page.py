@@ -23,7 +23,7 @@ from regard.errors import ArgumentError, ShapeError, TooLargeError
 from regard.storage.atomic import write_atomically
 from regard.views.colours import hex_ramp
 from regard.views.labels import printable, right_to_left
-from regard.views.values import Picture, picture
+from regard.views.values import Picture, Pooling, picture
 
 WeightPrecision = Literal["float16", "uint8"]
 
@@ -61,6 +61,7 @@ def page(
     title: str = "Attention",
     precision: WeightPrecision = "float16",
     max_cells: int = 512,
+    pooling: Pooling = "max",
     limit_bytes: int = 64 * 2**20,
 ) -> str:
     """One HTML document that shows the examples.
@@ -70,8 +71,9 @@ def page(
         title: heading, and title of the window.
         precision: "float16" (each weight within 0.05 %) or "uint8" (half the size, within 0.2 % of the
             largest weight of the map).
-        max_cells: most queries and keys of a map, in tokens; a longer map is pooled exactly to the
-            largest weights of blocks, and says so.
+        max_cells: most queries and keys of a map, in tokens; a longer map is pooled exactly to blocks, and says so.
+        pooling: what a block of weights becomes: its largest weight ("max"), or the sum over its keys averaged over
+            its queries ("mass").
         limit_bytes: refuse to make a document with more bytes of weights than this.
 
     Returns:
@@ -82,6 +84,7 @@ def page(
         NonFiniteError: a weight is NaN or infinite.
         TooLargeError: the document would pass `limit_bytes`; said before any weight is computed.
         ArgumentError: no examples, no maps, a name or an argument that does not exist, a weight below 0.
+        NotKeptError: statistics alone were kept of a map, and no such picture among them.
 
     >>> import torch
     >>> words = ["le", "chat"]
@@ -99,7 +102,7 @@ def page(
         "title": title,
         "note": PRECISIONS[precision],
         "colours": {"light": hex_ramp(), "dark": hex_ramp(dark=True)},
-        "examples": [_example(example, precision=precision, max_cells=max_cells) for example in chosen],
+        "examples": [_example(example, precision, max_cells, pooling) for example in chosen],
     }
     parts = {
         "title": html.escape(title.encode("utf-8", "replace").decode()),
@@ -165,7 +168,7 @@ def _shape(name: str, weights: Any) -> tuple[int, ...]:
     return shape
 
 
-def _example(example: Example, *, precision: WeightPrecision, max_cells: int) -> dict[str, Any]:
+def _example(example: Example, precision: WeightPrecision, max_cells: int, pooling: Pooling) -> dict[str, Any]:
     """What the page knows of one example. Lists of labels that several maps share are kept once."""
     names = list(example.maps)
     if example.show and example.show not in names:
@@ -180,7 +183,7 @@ def _example(example: Example, *, precision: WeightPrecision, max_cells: int) ->
 
     maps = []
     for name, one in example.maps.items():
-        heads = _heads(one, max_cells)
+        heads = _heads(one, max_cells, pooling)
         first = heads[0]
         maps.append(
             {
@@ -188,6 +191,8 @@ def _example(example: Example, *, precision: WeightPrecision, max_cells: int) ->
                 "rows": place(first.rows),
                 "columns": place(first.columns),
                 "block": first.block,
+                "even": first.is_even,
+                "pooling": pooling,
                 **_encoded(name, np.stack([head.values for head in heads]), precision),
             }
         )
@@ -200,10 +205,10 @@ def _example(example: Example, *, precision: WeightPrecision, max_cells: int) ->
     }
 
 
-def _heads(one: Map, max_cells: int) -> list[Picture]:
+def _heads(one: Map, max_cells: int, pooling: Pooling) -> list[Picture]:
     weights = one.weights
     heads = [weights] if len(weights.shape) == 2 else [weights[head] for head in range(weights.shape[0])]
-    return [picture(head, one.rows, one.columns, max_cells=max_cells) for head in heads]
+    return [picture(head, one.rows, one.columns, max_cells=max_cells, pooling=pooling) for head in heads]
 
 
 def _kind_and_layer(name: str) -> dict[str, str]:

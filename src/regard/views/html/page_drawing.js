@@ -28,7 +28,9 @@ export function drawAll(parts, now) {
   parts.head.value = String(state.head);
   parts.top.textContent = readable(now.top).replace(/\.?0+$/, "");
   const [down, across] = now.map.block;
-  const pooled = down * across > 1 ? `; each cell the largest of ${down} × ${across} weights` : "";
+  const block = `${now.map.even ? "" : "up to "}${down} × ${across}`;
+  const what = now.map.pooling === "max" ? "largest" : "mass";
+  const pooled = down * across > 1 ? `; each cell the ${what} of ${block} weights` : "";
   parts.mapTitle.textContent = `Map: queries down, keys across${pooled}`;
   parts.ramp.style.background = `linear-gradient(90deg, ${now.ramp.join(", ")})`;
   for (const thumb of parts.heads.querySelectorAll(".thumb")) {

@@ -1,4 +1,4 @@
-"""The map of a call that was watched: an `AttentionMap` whose factors are the model's own."""
+"""Weights that a model computed itself, T x S, and which are kept as they came: they read like every other map."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,66 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends import choose_backend
-from regard.backends.base import Backend, Call
+from regard.backends.base import Call
 from regard.inspection.capture.factors import Factors
 from regard.inspection.capture.snapshot import Kept
 from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.normalizations import Normalization, Softmax, Unnormalized
 from regard.mechanisms.scores.base import Dot
 from regard.mechanisms.shapes import Sizes
-from regard.weights import AttentionMap
 
-
-class WatchedMap(AttentionMap):  # type: ignore[misc]
-    """An `AttentionMap` of a model that was watched.
-
-    What it is computed from is looked at again at each read: where the model has written to it since, the
-    read raises `OverwrittenError`. Rows and columns that the model masked are exactly 0.
-    """
-
-    def __init__(self, factors: Factors) -> None:
-        self._factors = factors
-        self._value = None
-
-    @property
-    def _call(self) -> Call:  # type: ignore[override]
-        return self._factors.call
-
-    @property
-    def _given(self) -> Tensor:  # type: ignore[override]
-        return self._factors.state
-
-    @property
-    def _backend(self) -> Backend:  # type: ignore[override]
-        return choose_backend(self._factors.call, None)
-
-    @property
-    def _leading(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self._factors.sizes.leading
-
-    @property
-    def shape(self) -> torch.Size:
-        """(batch..., H, T, S)."""
-        return torch.Size(self._factors.sizes.map_shape)
-
-    def storages(self) -> dict[int, int]:
-        """The bytes held, by storage, so that shared ones count once."""
-        return self._factors.storages()
-
-    def _choose(self, cells: Tensor, leading: tuple[int, ...]) -> AttentionMap:  # type: ignore[override]
-        return AttentionMap(self._call, self._state, self._backend, self._leading, self._value)._choose(cells, leading)
-
-
-class StoredMap(WatchedMap):  # type: ignore[misc]
-    """A map whose weights the model computed itself, T x S, and which are kept as they came.
-
-    It reads like every other map.
-    """
-
-    def __repr__(self) -> str:
-        """What it is."""
-        return f"StoredMap{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}: the model's own softmax"
+NAME = "the model's own softmax"
+"""What a map of such weights says that it is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

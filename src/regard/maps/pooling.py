@@ -1,6 +1,7 @@
-"""Cutting a length into bins of nearly equal size, and reducing a tensor to them."""
+"""The one rule by which maps become pictures: a grid of blocks of nearly equal size, and what is made of each block."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,6 +31,16 @@ class Bins:
         if count < 1:
             raise ArgumentError(f"pooled() needs at least 1 bin of {name}, got {count}")
         return cls(length, min(count, length))
+
+    @property
+    def largest(self) -> int:
+        """How many places the largest bin has."""
+        return -(-self.length // self.count)
+
+    def ranges(self) -> list[range]:
+        """The places of every bin."""
+        edges = [self.edge(index) for index in range(self.count + 1)]
+        return [range(start, stop) for start, stop in pairwise(edges)]
 
     def edge(self, index: int) -> int:
         """Where bin `index` begins."""
@@ -66,6 +77,47 @@ class Bins:
             pieces.append(_largest(part, dim, size) if largest else _sums(part, dim, size))
             at, index = at + size * count, index + count
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim), first
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The blocks of a map: bins of queries by bins of keys.
+
+    >>> grid = Grid.at_most(512, 512, 513, 300)
+    >>> grid.rows.count, grid.columns.count, grid.rows.largest, grid.is_whole
+    (512, 300, 2, False)
+    """
+
+    rows: Bins
+    columns: Bins
+
+    @classmethod
+    def at_most(cls, rows: int, columns: int, queries: int, keys: int) -> "Grid":
+        """As many blocks as asked, and none that is less than one query and one key.
+
+        Raises:
+            ArgumentError: fewer than 1 row or column.
+        """
+        return cls(Bins.at_most(rows, queries, "queries"), Bins.at_most(columns, keys, "keys"))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every block is a single weight, so that its sum, its mean and its largest weight are the same."""
+        return self.rows.largest == self.columns.largest == 1
+
+    def is_within(self, other: "Grid") -> bool:
+        """Whether it has no more rows and columns than another grid of the same map."""
+        return self.rows.count <= other.rows.count and self.columns.count <= other.columns.count
+
+    def areas(self, device: torch.device) -> Tensor:
+        """How many weights each block has: (rows, columns)."""
+        return self.rows.sizes(device)[:, None] * self.columns.sizes(device)
+
+    def reduce(self, weights: Tensor, row: int, column: int, *, largest: bool) -> Tensor:
+        """Sums or maxima of the blocks that weights (..., t, s) touch, which begin at a row and a column of the map."""
+        # Rows first, which is the cheaper way in memory.
+        by_rows, _ = self.rows.reduce(weights, -2, row, largest=largest)
+        return self.columns.reduce(by_rows, -1, column, largest=largest)[0]
 
 
 def _largest(part: Tensor, dim: int, size: int) -> Tensor:

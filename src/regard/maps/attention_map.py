@@ -1,0 +1,380 @@
+"""The exact weights of attention, never stored."""
+
+import math
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.maps import files
+from regard.maps.call_source import source_of_call
+from regard.maps.derived_sources import SelectionSource, StackSource, WeightedSource, average, require_alike
+from regard.maps.indexing import expand_ellipsis, positions
+from regard.maps.products import product, transposed_product
+from regard.maps.statistics_of_map import DENSE_LIMIT_BYTES, MapStatistics
+from regard.maps.summary_source import SummarySource, joined_steps
+from regard.mechanisms.byte_size import human
+
+
+@final
+class AttentionMap(MapStatistics):
+    r"""The weights P of shape (batch..., H, T, S), computed where they are read.
+
+    $P_{ij} = \exp(s_{ij} - \mathrm{lse}_i)$ is a function of what the kernel already has: the map keeps
+    queries, keys and one number per row, and computes any block of P from them exactly. Weights are
+    float32 (float64 for float64 input), before dropout, and carry gradients to query and key.
+
+    - `map[index]` on leading dimensions is a map again; once a row or a column is named the answer is a
+      tensor: `map[0, :, 5]` is what query 5 of sequence 0 attends to, in every head. Integers, slices and
+      index tensors mix; two index tensors for rows and columns mean the outer block.
+    - `map @ x` is P x for x of shape (..., S, N), in memory linear in T and S.
+    - `map.dense()` is the whole of P, if it fits a limit.
+
+    There is one kind of map. What its weights are made of is its `source`: a call, an average, a selection, steps of
+    a generation, weights times values, or the statistics that were kept in their place. What a source cannot tell it
+    refuses, with what it was given (`ArgumentError`) or what was kept of it (`NotKeptError`).
+
+    >>> import regard
+    >>> x = torch.eye(3)
+    >>> output, weights = regard.attention(x, x, x, mask=regard.causal(), return_weights=True)
+    >>> weights[1]
+    tensor([0.3595, 0.6405, 0.0000])
+    >>> torch.allclose(weights @ x, output)
+    True
+    """
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> "AttentionMap | Tensor":
+        """A map of some heads, or a block of weights. See the class."""
+        index = expand_ellipsis(index if isinstance(index, tuple) else (index,), self.ndim)
+        lead, pair = index[: self.ndim - 2], index[self.ndim - 2 :]
+        chosen = self._choose_leading(lead)
+        if all(isinstance(i, slice) and i == slice(None) for i in pair):
+            return chosen
+        rows, columns = (
+            positions(i, n, name, self.device)
+            for i, n, name in zip(pair, self.shape[-2:], ("query", "key"), strict=True)
+        )
+        weights = chosen.block(rows, columns)
+        if isinstance(pair[0], int):
+            weights = weights[..., 0, :]
+        return weights[..., 0] if isinstance(pair[1], int) else weights
+
+    def _choose_leading(self, lead: tuple[Any, ...]) -> "AttentionMap":
+        if all(isinstance(i, slice) and i == slice(None) for i in lead):
+            return self
+        cells = torch.arange(math.prod(self.leading), device=self.device).view(self.leading)
+        try:
+            cells = cells[lead]
+        except IndexError as error:
+            raise ShapeError(f"cannot index a map {tuple(self.shape)} by {lead}: {error}") from error
+        return AttentionMap(self.source.choose(cells.reshape(-1), tuple(cells.shape)))
+
+    # -- products --------------------------------------------------------------------------------------
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        """P @ x for x of shape (S, N) or (batch..., H, S, N); of an `AttentionMap` also (batch..., G, S, N).
+
+        Raises:
+            ShapeError: x does not fit the map.
+
+        >>> import regard
+        >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
+        >>> weights @ torch.tensor([[1.0], [0.0], [0.0]])
+        tensor([[0.4711],
+                [0.2645],
+                [0.2645]])
+        """
+        return product(self.source, other)
+
+    @property
+    def mT(self) -> "Transposed":
+        """The transposed map, for `map.mT @ x`: what every key receives of x.
+
+        >>> import regard
+        >>> q = torch.zeros(2, 1)
+        >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+        >>> weights.mT @ torch.tensor([[1.0], [0.5]])
+        tensor([[1.2500],
+                [0.2500]])
+        """
+        return Transposed(self)
+
+    # -- other maps ------------------------------------------------------------------------------------
+
+    def select(self, *, heads: Any = None, rows: Any = None, columns: Any = None) -> "AttentionMap":
+        """A map of some heads, queries or keys, still lazy.
+
+        Args:
+            heads: an integer, slice or index tensor for the dimension before queries and keys.
+            rows: a slice or a 1-D index tensor (integers or bools) of queries.
+            columns: the same of keys. Weights stay as they were: rows need not sum to 1 then.
+
+        Raises:
+            ShapeError: an index out of range, or a choice of heads in a map without any.
+
+        >>> import regard
+        >>> weights = regard.attention(*[torch.eye(4)] * 3, return_weights=True).weights
+        >>> weights.select(rows=slice(1, 3), columns=torch.tensor([0, 3])).received()
+        tensor([0.4302, 0.4302])
+        """
+        if heads is not None and self.ndim < 3:
+            raise ShapeError(f"a map {tuple(self.shape)} has no heads to choose from: with_heads() gives it one")
+        chosen = self if heads is None else self._choose_leading((*(slice(None),) * (self.ndim - 3), heads))
+        if rows is None and columns is None:
+            return chosen
+        places = []
+        for index, length, name in zip((rows, columns), self.shape[-2:], ("query", "key"), strict=True):
+            whole = slice(None) if index is None else slice(index, index + 1) if isinstance(index, int) else index
+            places.append(positions(whole, length, name, self.device))
+            if not len(places[-1]):
+                raise ShapeError(f"a selection needs at least one {name}, got none of {length}")
+        return AttentionMap(SelectionSource(chosen.source, *places))
+
+    def average(self, dim: int = -3, *, weights: Tensor | Sequence[float] | None = None) -> "AttentionMap":
+        r"""The mean of the map over heads, or over another dimension before queries and keys; still lazy.
+
+        Args:
+            dim: which, counted as in `shape`; -3 is the heads. `map.select(heads=...)` takes some of them first.
+            weights: one for each; they are divided by their sum. None weighs all alike.
+
+        Sums and products of the average are the averages of the heads' own; other statistics go by tiles.
+
+        Raises:
+            ArgumentError: a dimension that is not before queries and keys, or not as many weights.
+
+        >>> import regard
+        >>> q = torch.randn(2, 4, 5, 3)
+        >>> weights = regard.attention(q, q, q, return_weights=True).weights
+        >>> torch.allclose(weights.average().dense(), weights.dense().mean(-3))
+        True
+        """
+        return AttentionMap(average(self.source, dim, weights))
+
+    def with_heads(self) -> "AttentionMap":
+        """The map of an input without a dimension of heads, (batch..., T, S), as (batch..., 1, T, S).
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.with_heads().shape
+        torch.Size([1, 3, 3])
+        """
+        if self.source.has_heads:
+            return self
+        return AttentionMap(self.source.choose(None, (*self.leading, 1)))
+
+    # -- with values -----------------------------------------------------------------------------------
+
+    def with_values(self, value: Tensor) -> "AttentionMap":
+        """The same map together with the values (batch..., G, S, E) that it weighs, which it does not keep by itself.
+
+        Raises:
+            ShapeError: the values do not fit the map.
+            ArgumentError: the map is not that of one call.
+
+        >>> import regard
+        >>> v = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+        >>> q = torch.zeros(2, 1)
+        >>> weights = regard.attention(q, q, v, return_weights=True).weights.with_values(v)
+        >>> weights.value_norms().dense()
+        tensor([[2.5000, 0.5000],
+                [2.5000, 0.5000]])
+        """
+        source = source_of_call(self.source, "with_values()")
+        if value.dim() < 2 or value.shape[-2] != self.shape[-1]:
+            raise ShapeError(
+                f"with_values() needs values of shape (..., {self.shape[-1]}, E) for a map {tuple(self.shape)}, "
+                f"got {tuple(value.shape)}"
+            )
+        return AttentionMap(source.with_value(value))
+
+    def value_norms(self) -> "AttentionMap":
+        r"""How large each key's part of the output is: $\lVert P_{ij} v_j \rVert$, a lazy map of the same shape.
+
+        Give the values multiplied by the output projection for the norms of Kobayashi et al.
+
+        Source: Kobayashi et al. 2020 (arXiv:2004.10102), section 3.
+
+        Raises:
+            ArgumentError: the map has no values.
+        """
+        norms = torch.linalg.vector_norm(self._values_kept("value_norms"), dim=-1, keepdim=True)
+        return AttentionMap(WeightedSource(self.source, None, norms, "norms of weighted values"))
+
+    def gradient(self, grad_output: Tensor) -> "AttentionMap":
+        r"""How the loss sees each weight: $\partial L / \partial P_{ij} = dO_i \cdot v_j$, a lazy map with signs.
+
+        Args:
+            grad_output: dO = dL/dO, of the output's shape (batch..., H, T, E).
+
+        It is dO V^T whether a weight is masked or not. Entropy and shares of the mass mean nothing for it.
+
+        Raises:
+            ArgumentError: the map has no values.
+            ShapeError: `grad_output` does not have the output's shape.
+        """
+        return AttentionMap(
+            WeightedSource(self.source, *self._with_gradient("gradient", grad_output), "gradient", alone=True)
+        )
+
+    def relevance(self, grad_output: Tensor) -> "AttentionMap":
+        r"""Weight times gradient: $P_{ij} \, dO_i \cdot v_j$, a lazy map with signs; exactly 0 where masked.
+
+        Its rows sum to dO_i . O_i. Positive parts averaged over heads are the maps of Chefer et al.
+
+        Args:
+            grad_output: dO = dL/dO, of the output's shape (batch..., H, T, E).
+
+        Source: Chefer et al. 2021 (arXiv:2103.15679), equation 5.
+
+        Raises:
+            ArgumentError: the map has no values.
+            ShapeError: `grad_output` does not have the output's shape.
+        """
+        return AttentionMap(WeightedSource(self.source, *self._with_gradient("relevance", grad_output), "relevance"))
+
+    def _values_kept(self, name: str) -> Tensor:
+        value = source_of_call(self.source, f"{name}()").value
+        if value is None:
+            raise ArgumentError(
+                f"{name}() needs the values, which this map does not keep: map.with_values(value), or "
+                "attention(..., keep_values=True)"
+            )
+        return value
+
+    def _with_gradient(self, name: str, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+        value = self._values_kept(name)
+        expected = (*self.leading, self.shape[-2], value.shape[-1])
+        if tuple(grad_output.shape) != expected:
+            raise ShapeError(f"{name}() needs the output's gradient {expected}, got {tuple(grad_output.shape)}")
+        return grad_output.reshape(len(value), *expected[-2:]).to(self.dtype), value
+
+    # -- where it is -----------------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str) -> "AttentionMap":
+        """The map with its factors on another device; itself if they are there. It keeps its graph.
+
+        Tensors that a custom score or predicate closes over stay where they are.
+
+        Raises:
+            NotKeptError: no factors were kept of the map.
+        """
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        if not self.source.has_blocks:
+            self.source.refuse("to()")
+        return AttentionMap(self.source.mapped(lambda t: t.to(device)))
+
+    def detach(self) -> "AttentionMap":
+        """The map without its graph: nothing that is read from it carries gradients.
+
+        >>> import regard
+        >>> q = torch.eye(3, requires_grad=True)
+        >>> weights = regard.attention(q, q, q, return_weights=True).weights
+        >>> weights.entropy().requires_grad, weights.detach().entropy().requires_grad
+        (True, False)
+        """
+        return AttentionMap(self.source.mapped(Tensor.detach))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the factors (query, key, row state, mask, bias) to a safetensors file, from which `load` reads the map.
+
+        Memory on disk is linear in T and S. Nothing is pickled.
+
+        Raises:
+            ArgumentError: a part that no file can hold: a predicate or a score that is a function of one's own; or a
+                map that is not of one call.
+            NotKeptError: statistics alone were kept of it, which `regard.maps.save_summary` writes.
+        """
+        files.save(path, source_of_call(self.source, "save()"))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, device: torch.device | str = "cpu") -> "AttentionMap":
+        """The map that `save` wrote, or of which `regard.maps.save_summary` wrote what was kept.
+
+        Raises:
+            DataError: the file is not one, is cut short, or names what this version does not know.
+
+        >>> import regard, tempfile, pathlib
+        >>> weights = regard.attention(*[torch.eye(3)] * 3, mask=regard.causal(), return_weights=True).weights
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     weights.save(pathlib.Path(folder, "map.safetensors"))
+        ...     AttentionMap.load(pathlib.Path(folder, "map.safetensors")).entropy()
+        tensor([0.0000, 0.6532, 1.0581])
+        """
+        return cls(files.load(path, torch.device(device)))
+
+    def __repr__(self) -> str:
+        """What it is, what it holds, and what dense would cost."""
+        held = human(sum(t.numel() * t.element_size() for t in self.source.tensors()))
+        dense = f", dense() would take {human(self.dense_bytes)}" if self.source.has_blocks else ""
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"AttentionMap{tuple(self.shape)} {kind} on {self.device}: {self.source}; holds {held}{dense}"
+
+
+class Transposed:
+    """A map seen from its keys: `map.mT @ x` is P^T x, one fused call for softmax of dot products."""
+
+    def __init__(self, of: AttentionMap) -> None:
+        self.mT = of
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch..., H, S, T)."""
+        *leading, queries, keys = self.mT.shape
+        return torch.Size((*leading, keys, queries))
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        """P^T x for x of shape (T, N) or (batch..., H, T, N): (batch..., H, S, N).
+
+        Raises:
+            ShapeError: x does not fit the map.
+        """
+        return transposed_product(self.mT.source, other)
+
+    def dense(self, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
+        """All of P^T, (batch..., H, S, T).
+
+        Raises:
+            TooLargeError: it would take more than `limit_bytes`.
+        """
+        return self.mT.dense(limit_bytes).mT
+
+    def __repr__(self) -> str:
+        """What it is of."""
+        return f"transposed {self.mT!r}"
+
+
+def stack(maps: Sequence[AttentionMap]) -> AttentionMap:
+    """The steps of a generation as one map: rows below one another, exact zeros after each step's last key.
+
+    Args:
+        maps: (batch..., H, T_t, S_t), one for each step, usually with T_t = 1.
+
+    Returns:
+        A map (batch..., H, sum of T_t, largest S_t).
+
+    Of steps of which statistics alone were kept, those of the queries are laid below one another and those of the keys
+    are summed.
+
+    Raises:
+        ArgumentError: no maps.
+        NotKeptError: nothing that was kept of the steps can be joined.
+        ShapeError: maps of several leading dimensions, dtypes or devices.
+
+    >>> import regard
+    >>> k = torch.zeros(3, 1)
+    >>> steps = [regard.attention(k[:1], k[:n], k[:n], return_weights=True).weights for n in (2, 3)]
+    >>> stack(steps).dense()
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    """
+    sources = [one.source for one in maps]
+    require_alike(sources)
+    summaries = [source for source in sources if isinstance(source, SummarySource)]
+    joined = joined_steps(summaries) if len(summaries) == len(sources) else StackSource(tuple(sources))
+    return AttentionMap(joined)

@@ -1,0 +1,357 @@
+"""The weights of one attention call, made from its queries, its keys and one number for each row."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from regard.backends import choose_backend, execute, row_state
+from regard.backends.base import Backend, Call
+from regard.maps import statistics as st
+from regard.maps.fused_statistics import DotSoftmax
+from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import Causal
+from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.shapes import Sizes, take
+from regard.mechanisms.tensor_tree import tensors_mapped
+
+NEVER = 1e30
+"""Stands for the state of a row with no key: its weights are 0, without the NaN of inf - inf or 0 * inf."""
+LN_2 = math.log(2)
+"""Weights are powers of 2, since `exp` of float32 on the CPU takes up to 170 times as long where it is nearly 0."""
+
+
+class CallFactors(Protocol):
+    """What the weights of a call follow from. A watch has its own kind, which may be read from what the model holds."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """Known at once."""
+
+    @property
+    def call(self) -> Call:
+        """The call, looked at anew at each read."""
+
+    @property
+    def state(self) -> Tensor:
+        """One number for each row (B, H, T), such as the log-sum-exp."""
+
+    def tensors(self) -> list[Tensor]:
+        """What is held in memory by now."""
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallFactors":
+        """The same with the tensors changed."""
+
+
+class GivenFactors:
+    """A call that is at hand, and its row state; one that the kernel did not return is computed when it is read."""
+
+    def __init__(self, call: Call, state: Tensor | None) -> None:
+        self.call = call
+        self._state = state
+
+    @property
+    def sizes(self) -> Sizes:
+        """The call's."""
+        return self.call.sizes
+
+    @property
+    def state(self) -> Tensor:
+        """One number for each row (B, H, T)."""
+        if self._state is None:
+            self._state = row_state(self.call)
+        return self._state
+
+    def tensors(self) -> list[Tensor]:
+        """Queries, keys and the row state."""
+        return [self.call.query, self.call.key, *(() if self._state is None else (self._state,))]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
+        """The same with the tensors changed; a row state that nobody has read stays unread."""
+        return GivenFactors(*tensors_mapped((self.call, self._state), change))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallSource(Source):
+    """The weights of an attention call, from its scores and row state; with values, if it is given some."""
+
+    factors: CallFactors
+    layout: tuple[int, ...]
+    """(batch..., H)."""
+    chosen: Backend | None = None
+    """The backend that reads it; None for the first that can."""
+    value: Tensor | None = None
+    """Values for each cell, (cells, S, E)."""
+    name: str = ""
+    """What the weights are, where the call does not say it."""
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    def call(self) -> Call:
+        """The call."""
+        return self.factors.call
+
+    @property
+    def state(self) -> Tensor:
+        """The row state (B, H, T)."""
+        return self.factors.state
+
+    @property
+    def backend(self) -> Backend:
+        """What computes products with the weights."""
+        return choose_backend(self.call, None) if self.chosen is None else self.chosen
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch..., H, T, S)."""
+        sizes = self.factors.sizes
+        return torch.Size((*self.layout, sizes.queries, sizes.keys))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32, or float64 for float64 input."""
+        return self.call.compute_dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors are."""
+        return self.call.query.device
+
+    @property
+    def width(self) -> int:
+        """What the score makes for each pair."""
+        call = self.call
+        return call.score.pair_width(call.query.shape[-1])
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether the input had a dimension of heads."""
+        return self.factors.sizes.has_heads
+
+    def tensors(self) -> list[Tensor]:
+        """The factors'."""
+        return self.factors.tensors()
+
+    def __str__(self) -> str:
+        if self.name:
+            return self.name
+        call = self.call
+        mask = "" if call.mask is None else f", {call.mask}"
+        return f"{call.normalization} of {call.score}{mask}{'' if call.bias is None else ', with a bias'}"
+
+    # -- tiles -----------------------------------------------------------------------------------------
+
+    def columns(self, rows: range) -> range:
+        """What the mask allows."""
+        call = self.call
+        return range(self.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
+
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """The call on those cells; all of them need no choice."""
+        call, state = self.call, self.state
+        if scratch is not None and isinstance(call.normalization, Softmax):
+            scale = call.score.dot_scale(call.query.shape[-1])
+            if scale is not None:
+                return _Buffered(call, scale, scratch.of(self, lambda: _Shared(call, state)), cells)
+        if len(cells) == self.cells:
+            return lambda rows, columns: _weights(call, state, rows, columns)
+        one = call.select(torch.arange(cells.start, cells.stop, device=state.device))
+        rows_of_one = state.flatten(0, 1)[cells.start : cells.stop, None]
+        return lambda rows, columns: _weights(one, rows_of_one, rows, columns)
+
+    def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """From the scores of the pairs alone."""
+        call = self.call
+        scores = call.pair_scores(rows, columns)
+        return call.normalization.weights(scores[..., None], self.state[..., rows]).squeeze(-1).flatten(0, 1)
+
+    def row_anew(self, row: Rows) -> Tensor:
+        """The weights of one query (cells, S), normalised without the stored row state."""
+        normalization = self.call.normalization
+        weights, state = normalization.base.normalize(self.call.scores(row, range(self.keys)))
+        return normalization.finish(weights, state)[0].flatten(0, 1).squeeze(1)
+
+    # -- without tiles ---------------------------------------------------------------------------------
+
+    def product(self, x: Tensor) -> Tensor:
+        """One run of the backend; x may also be (batch..., G, S, N)."""
+        return self.laid_out(self._product_by_cells(x))
+
+    def _product_by_cells(self, x: Tensor) -> Tensor:
+        call, value = self.call.for_values(x, self.layout)
+        return execute(self.backend, call, value)[0].flatten(0, 1)
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """What products with the map tell, and what a softmax of dot products says of itself."""
+        match statistic:
+            case st.Product(x):
+                return (self._product_by_cells(self.laid_out(self._for_cells(x))),)
+            case st.Distance(offset):
+                return self._distance(offset)
+            case st.Pooled():
+                return self._pooled(statistic)
+        if statistic.needs_tiles:
+            return None
+        form = DotSoftmax.of(self.call, self.state, self.backend)
+        if form is None:
+            return None
+        found: tuple[Tensor, ...]
+        match statistic:
+            case st.Received():
+                found = (form.received(),)
+            case st.Entropy():
+                found = (form.entropy(),)
+            case st.Moments():
+                found = form.moments()
+            case st.TransposedProduct(x):
+                found = (form.transposed(self._for_cells(x).unflatten(0, self.state.shape[:2])).mT,)
+            case _:
+                return None
+        return tuple(answer.flatten(0, 1) for answer in found)
+
+    def _for_cells(self, x: Tensor) -> Tensor:
+        """x (cells or 1, length, N) for every cell."""
+        return x.expand(self.cells, *x.shape[1:])
+
+    def _pooled(self, picture: st.Pooled) -> tuple[Tensor] | None:
+        """A picture of few columns is one product with their indicators, which costs less than tiles."""
+        rows, columns = picture.grid.rows, picture.grid.columns
+        if picture.of_largest or self.backend.name != "fused" or columns.count > self.call.query.shape[-1]:
+            return None
+        indicators = torch.nn.functional.one_hot(columns.owners(self.device), columns.count)
+        by_columns = self._product_by_cells(indicators.to(self.dtype))
+        return (picture.finished(rows.reduce(by_columns, -2, 0, largest=False)[0]),)
+
+    def _distance(self, offset: int) -> tuple[Tensor] | None:
+        """Where no key stands after its query, the distance is a difference of two means."""
+        mask, sizes = self.call.mask, self.call.sizes
+        factors = () if mask is None else mask.factors()
+        if not any(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset <= offset for m in factors):
+            return None
+        j = torch.arange(sizes.keys, device=self.device, dtype=self.dtype)
+        found = self._product_by_cells(torch.stack([torch.ones_like(j), j], -1))
+        i = torch.arange(sizes.queries, device=self.device, dtype=self.dtype) + offset
+        return ((found[..., 0] * i - found[..., 1]).clamp_min(0.0),)
+
+    # -- other sources ---------------------------------------------------------------------------------
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
+        """The call on some cells, each of which becomes a batch row of one head."""
+        if cells is None:
+            return replace(self, layout=leading)
+        factors = GivenFactors(self.call.select(cells), self.state.flatten(0, 1)[cells].unsqueeze(1))
+        value = None if self.value is None else self.value[cells]
+        return CallSource(factors, leading, self.backend, value, self.name)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
+        """The call with its tensors changed, and a backend that can read it where they are."""
+        factors, backend = self.factors.mapped(change), self.backend
+        # Another device may have no kernel for this dtype.
+        backend = choose_backend(factors.call, None) if backend.why_not(factors.call) else backend
+        value = None if self.value is None else change(self.value)
+        return CallSource(factors, self.layout, backend, value, self.name)
+
+    def with_value(self, value: Tensor) -> "CallSource":
+        """The call together with values (batch..., G or H, S, E).
+
+        Raises:
+            ShapeError: their leading dimensions do not fit.
+        """
+        call = self.call
+        _, value = call.for_values(value, self.layout)
+        value = value.repeat_interleave(call.sizes.heads // value.shape[1], 1).flatten(0, 1)
+        return replace(self, value=value)
+
+
+def source_of_call(source: Source, asked: str) -> CallSource:
+    """The source as that of one call.
+
+    Raises:
+        NotKeptError: statistics alone were kept of it.
+        ArgumentError: it is made of other maps.
+    """
+    return source if isinstance(source, CallSource) else source.refuse(asked)
+
+
+def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
+    scores = call.scores(rows, columns)
+    state = take_rows(state, rows)
+    if not isinstance(call.normalization, Softmax):
+        return Piece(call.normalization.weights(scores, state).flatten(0, 1))
+    # With +inf in the place of -inf a dead row's weights are exp(-inf) = 0.
+    logs = (scores - state.masked_fill(state == -torch.inf, torch.inf)[..., None]).flatten(0, 1) / LN_2
+    return Piece(torch.exp2(logs), logs, LN_2)
+
+
+class _Buffered:
+    """The weights of some cells of a softmax of dot products, each block in the place of the one before.
+
+    It takes no gradient. The buffers, and the vectors of all cells, are shared with the other cells' parts.
+    """
+
+    def __init__(self, call: Call, scale: float, shared: "_Shared", cells: range) -> None:
+        self.scale, self.shared = scale / LN_2, shared
+        self.query = shared.query[cells.start : cells.stop]
+        self.key = shared.key_of(cells).mT
+        self.state = shared.state[cells.start : cells.stop]
+        looks = frozenset() if call.mask is None else call.mask.depends_on()
+        if call.bias is not None or looks & {"batch", "head"}:
+            call = call.select(torch.arange(cells.start, cells.stop, device=self.state.device))
+        self.call = call
+
+    def __call__(self, rows: Rows, columns: Rows) -> Piece:
+        query, key = take_rows(self.query.mT, rows).mT, take_rows(self.key, columns)
+        logs, weights = self.shared.buffers((len(query), query.shape[1], key.shape[2]))
+        torch.baddbmm(logs, query, key, beta=0, alpha=self.scale, out=logs)
+        logs -= take_rows(self.state, rows)[..., None]
+        call = self.call
+        if call.bias is not None:
+            vectors = {"query": take(call.query, rows), "key": take(call.key, columns)}
+            bias = call.bias.block(rows, columns, **vectors, sizes=call.sizes).to(logs.dtype).squeeze(1)
+            logs.add_(bias, alpha=1 / LN_2)
+            logs.clamp_min_(-NEVER)
+        if call.mask is not None:
+            covered = _covered(call.mask, rows, columns)
+            if covered < len(columns):
+                hidden = ~call.allowed(call.mask, rows, columns[covered:])
+                logs[..., covered:].unsqueeze(1).masked_fill_(hidden, -NEVER)
+        return Piece(torch.exp2(logs, out=weights), logs, LN_2, is_scratch=True)
+
+
+class _Shared:
+    """The vectors and the row state of all cells in the map's dtype, and two buffers for blocks."""
+
+    def __init__(self, call: Call, state: Tensor) -> None:
+        dtype = call.compute_dtype
+        self.group = call.group
+        self.query, self.key = (t.to(dtype).flatten(0, 1) for t in (call.query, call.key))
+        state = state.flatten(0, 1)
+        self.state = (state / LN_2).masked_fill(state == -torch.inf, NEVER)
+        self.logs = self.weights = self.query.new_empty(0)
+
+    def key_of(self, cells: range) -> Tensor:
+        """The keys of each cell: of the batch row and the head of keys that it has."""
+        if self.group == 1:
+            return self.key[cells.start : cells.stop]
+        # Heads of keys divide heads, so that flat cells and flat heads of keys go together.
+        return self.key[torch.arange(cells.start, cells.stop, device=self.key.device) // self.group]
+
+    def buffers(self, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+        """Two tensors of a shape; memory that was touched before is many times faster."""
+        count = math.prod(shape)
+        if self.logs.numel() < count:
+            self.logs, self.weights = (self.query.new_empty(count) for _ in range(2))
+        return self.logs[:count].view(shape), self.weights[:count].view(shape)
+
+
+def _covered(mask: Mask, rows: Rows, columns: Rows) -> int:
+    """How many of the first columns the mask leaves as they are: most of a causal tile."""
+    if not isinstance(rows, range) or not isinstance(columns, range):
+        return 0
+    return bisect_left(range(1, len(columns) + 1), True, key=lambda count: not mask.covers(rows, columns[:count]))

@@ -1,0 +1,225 @@
+"""The two sides of a pass over a map: the source that makes the weights, and the statistic that reads them.
+
+A map is an `AttentionMap` whatever its weights are made of; what differs is its source. A source gives the weights of
+any rows and columns, answers at once what it can answer without them, and says in one place what was kept of it:
+`has_blocks`, `keeps`, `grid` and `refuse`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.backends.tiled import Tile
+from regard.errors import ArgumentError
+from regard.maps.pooling import Grid
+
+PAIRS = 64
+"""Single weights that are read off the diagonal of one block, where a source knows no shorter way."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """The weights (cells, t, s) of a tile, and their logarithms where they were at hand."""
+
+    weights: Tensor
+    logs: Tensor | None = None
+    unit: float = 1.0
+    """What a logarithm of 1 is in nats: ln 2 where they are to base 2."""
+    is_scratch: bool = False
+    """Whether the logarithms are finite, and may be overwritten by the one statistic that reads them."""
+
+
+Rows = range | Tensor
+Part = Callable[[Rows, Rows], Piece]
+
+
+class Scratch:
+    """What sources hold for the length of one pass, such as buffers; it is handed to them and let go after it."""
+
+    def __init__(self) -> None:
+        self._held: dict[Source, Any] = {}
+
+    def of(self, owner: "Source", make: Callable[[], T]) -> T:
+        """What a source holds in this pass; it is made at the first call."""
+        if owner not in self._held:
+            self._held[owner] = make()
+        held: T = self._held[owner]
+        return held
+
+
+class Statistic(ABC):
+    """What can be read off tiles. `read` sees each tile once and is what a gradient runs through."""
+
+    needs_tiles: ClassVar[bool] = False
+    """Whether products with the whole map cannot tell it, so that other statistics may share its pass."""
+
+    @abstractmethod
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, ...]:
+        """What one tile says."""
+
+    @abstractmethod
+    def add(self, total: Any, read: tuple[Tensor, ...], tile: Tile, source: "Source") -> Any:
+        """The total with one more tile; None at first. Tiles come group of cells by group, each from the first row."""
+
+    @abstractmethod
+    def end(self, total: Any) -> tuple[Tensor, ...]:
+        """The answers (cells, ...)."""
+
+
+class Source(ABC):
+    """Where the weights of a map (batch..., H, T, S) come from.
+
+    Cells are the flat indices of the dimensions before queries and keys.
+    """
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """(batch..., H, T, S)."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The weights' own: float32, or float64 for float64 input."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """(batch..., H)."""
+        return tuple(self.shape[:-2])
+
+    @property
+    def cells(self) -> int:
+        """How many maps (T, S) it holds."""
+        return math.prod(self.leading)
+
+    @property
+    def queries(self) -> int:
+        """T."""
+        return self.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        """S."""
+        return self.shape[-1]
+
+    @property
+    def width(self) -> int:
+        """How many numbers are held for each pair while a tile is made."""
+        return 1
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether weights may be below 0."""
+        return False
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether the last dimension before queries and keys is that of the heads."""
+        return bool(self.leading)
+
+    @abstractmethod
+    def tensors(self) -> Sequence[Tensor]:
+        """What it holds in memory."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """What it is, in a few words."""
+
+    # -- what was kept of it ---------------------------------------------------------------------------
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any block of weights can be made; otherwise there are only the answers that were kept."""
+        return True
+
+    @property
+    def kept(self) -> Mapping[str, Statistic]:
+        """The statistics that were kept in place of the weights, by name."""
+        return {}
+
+    def keeps(self, statistic: Statistic) -> bool:
+        """Whether a statistic can be told."""
+        return self.has_blocks or self.at_once(statistic) is not None
+
+    def grid(self, wanted: Grid, how: str) -> Grid:
+        """The finest grid, no finer than the one that is wanted, on which the weights can be pooled `how`."""
+        return wanted
+
+    def refuse(self, asked: str) -> NoReturn:
+        """Say that this was not kept, or that it is no question to such a map.
+
+        Raises:
+            NotKeptError: statistics alone were kept.
+            ArgumentError: the map is not that of one call.
+        """
+        raise ArgumentError(
+            f"{asked} needs the queries and keys of one call, and this map is {self}: ask the map of the call"
+        )
+
+    # -- tiles -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def columns(self, rows: range) -> range:
+        """The keys outside which the weights of these rows are 0."""
+
+    @abstractmethod
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """What gives the weights of those cells for any rows and columns.
+
+        With a scratch a piece may lie where the one before lay, and carries no gradient.
+        """
+
+    def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The single weights P[..., rows[n], columns[n]], (cells, N)."""
+        part = self.part(range(self.cells))
+        blocks = (part(i, j).weights for i, j in zip(rows.split(PAIRS), columns.split(PAIRS), strict=True))
+        return torch.cat([block.diagonal(dim1=-2, dim2=-1) for block in blocks], -1)
+
+    # -- without tiles ---------------------------------------------------------------------------------
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """A statistic's answers (cells, ...) without tiles; None where it takes them, or cannot be told."""
+        return None
+
+    def product(self, x: Tensor) -> Tensor | None:
+        """P x for x (S, N) or (batch..., G or H, S, N), laid out as the map; None where it is asked as a statistic."""
+        return None
+
+    # -- other sources ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "Source":
+        """The source of some cells, or of all of them for None, laid out as `leading`."""
+
+    @abstractmethod
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Source":
+        """The source with its tensors changed: moved, or detached."""
+
+    # -- layout ----------------------------------------------------------------------------------------
+
+    def laid_out(self, answer: Tensor) -> Tensor:
+        """An answer (cells, ...) with the leading dimensions."""
+        return answer.reshape(*self.leading, *answer.shape[1:])
+
+
+def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """The bytes that tensors hold, by storage, so that shared ones count once."""
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
+
+
+def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
+    """Places of the last dimension."""
+    return tensor[..., rows.start : rows.stop] if isinstance(rows, range) else tensor[..., rows]

@@ -1,0 +1,116 @@
+"""The statistics that are asked for by name, several together: from names to statistics, and back to what they say."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.maps import statistics as st
+from regard.maps.pooling import Grid
+from regard.maps.source import Source, Statistic
+from regard.maps.statistics import TopK
+
+How = Literal["mean", "sum", "max"]
+Summary = dict[str, Tensor | TopK]
+Answers = Mapping[Statistic, tuple[Tensor, ...]]
+STATISTICS = (
+    "received", "entropy", "participation", "distance", "max", "argmax", "topk", "quantile_mass",
+    "pooled", "pooled_mean", "pooled_sum", "pooled_max",
+)  # fmt: skip
+"""What `summary` knows by name."""
+USUAL = ("received", "entropy", "topk", "pooled")
+"""Those that no names mean."""
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Raise unless all are names of statistics.
+
+    Raises:
+        ArgumentError: one is not.
+    """
+    if unknown := [name for name in names if name not in STATISTICS]:
+        raise ArgumentError(f"{where} knows {', '.join(STATISTICS)}; got {', '.join(map(repr, unknown))}")
+
+
+def by_name(
+    names: Sequence[str], queries: int, keys: int, *, k: int, p: float, rows: int, columns: int, how: How
+) -> dict[str, Statistic]:
+    """The statistics of those names, for a map of so many queries and keys. See `AttentionMap.summary`.
+
+    Raises:
+        ArgumentError: an unknown name, or an argument that the statistic refuses.
+    """
+
+    def picture(kind: str) -> Statistic:
+        return pooled(rows, columns, queries, keys, kind)
+
+    makers: dict[str, Callable[[], Statistic]] = {
+        "received": st.Received,
+        "entropy": st.Entropy,
+        "participation": st.Moments,
+        "distance": lambda: st.Distance(keys - queries),
+        "max": st.Largest,
+        "argmax": st.ArgLargest,
+        "topk": lambda: top_weights(k, keys),
+        "quantile_mass": lambda: quantile_mass(p),
+        "pooled": lambda: picture(how),
+        **{f"pooled_{kind}": partial(picture, kind) for kind in ("mean", "sum", "max")},
+    }
+    check_names(names, "summary()")
+    return {name: makers[name]() for name in names}
+
+
+def as_summary(source: Source, named: Mapping[str, Statistic], answers: Answers) -> Summary:
+    """What the answers (cells, ...) of named statistics say, laid out as the map."""
+    return {name: finished(source, statistic, answers[statistic]) for name, statistic in named.items()}
+
+
+def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) -> Tensor | TopK:
+    """What the answers of one statistic say, laid out as the map."""
+    match statistic:
+        case st.TopWeights():
+            return TopK(*map(source.laid_out, answers))
+        case st.Moments():
+            return source.laid_out(participation(*answers))
+    return source.laid_out(answers[0])
+
+
+def participation(sums: Tensor, squares: Tensor) -> Tensor:
+    """sums^2 / squares; 0 where there is nothing."""
+    dead = squares == 0
+    return (sums.square() / squares.masked_fill(dead, 1.0)).masked_fill(dead, 0.0)
+
+
+def top_weights(k: int, keys: int) -> Statistic:
+    """The k largest of each row.
+
+    Raises:
+        ArgumentError: k is not in [1, S].
+    """
+    if not 1 <= k <= keys:
+        raise ArgumentError(f"topk needs k in [1, {keys}], the number of keys; got {k}")
+    return st.TopWeights(k)
+
+
+def quantile_mass(p: float) -> Statistic:
+    """The fewest keys with the share p.
+
+    Raises:
+        ArgumentError: p is not in (0, 1].
+    """
+    if not 0 < p <= 1:
+        raise ArgumentError(f"quantile_mass needs a share p in (0, 1], got {p}")
+    return st.QuantileMass(p)
+
+
+def pooled(rows: int, columns: int, queries: int, keys: int, how: str) -> Statistic:
+    """A picture of at most rows x columns blocks.
+
+    Raises:
+        ArgumentError: fewer than 1 row or column, or another `how`.
+    """
+    if how not in ("mean", "sum", "max"):
+        raise ArgumentError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
+    return st.Pooled(Grid.at_most(rows, columns, queries, keys), how)

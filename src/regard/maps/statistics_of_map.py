@@ -1,0 +1,410 @@
+"""What every map says in numbers, whatever its weights are made of: blocks, single weights and statistics."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError, TooLargeError
+from regard.maps import statistics as st
+from regard.maps.call_source import source_of_call
+from regard.maps.indexing import positions
+from regard.maps.pooling import Grid
+from regard.maps.products import product
+from regard.maps.source import Source, Statistic
+from regard.maps.spectrum import Spectrum, singular_values
+from regard.maps.statistics import TopK
+from regard.maps.statistics_by_name import (
+    USUAL,
+    How,
+    Summary,
+    as_summary,
+    by_name,
+    participation,
+    pooled,
+    quantile_mass,
+    top_weights,
+)
+from regard.maps.tiles import ask, ask_all
+from regard.mechanisms.byte_size import human
+
+DENSE_LIMIT_BYTES = 2**30
+
+
+class MapStatistics:
+    """What can be asked of weights P of shape (batch..., H, T, S) that are computed where they are read.
+
+    Everything is exact, and in memory linear in T and S but for `dense()`. Smooth statistics carry gradients to
+    the query and key, also in linear memory, so that they serve as losses. Rows with no key are exactly 0 in every
+    statistic, unlike in libraries whose masked rows are uniform.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        """Where the weights come from."""
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch..., H, T, S)."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32, or float64 for float64 input."""
+        return self.source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors are."""
+        return self.source.device
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """(batch..., H): the dimensions before queries and keys."""
+        return tuple(self.shape[:-2])
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def dense_bytes(self) -> int:
+        """What `dense()` would allocate."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        """The size of the first dimension."""
+        return self.shape[0]
+
+    # -- blocks ----------------------------------------------------------------------------------------
+
+    def block(self, rows: range | Tensor, columns: range | Tensor, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
+        """The weights of some queries and keys, (batch..., H, t, s): the outer block of the two.
+
+        Raises:
+            TooLargeError: the block would take more than `limit_bytes`.
+            NotKeptError: statistics alone were kept of the map.
+        """
+        source = self.source
+        if not source.has_blocks:
+            source.refuse("a block of weights")
+        cost = math.prod(self.leading) * len(rows) * len(columns) * self.dtype.itemsize
+        if cost > limit_bytes:
+            raise TooLargeError(
+                f"{len(rows)} x {len(columns)} weights of a map {tuple(self.shape)} take {human(cost)}, above the "
+                f"limit of {human(limit_bytes)}: read fewer rows at a time, or call block() or dense() with a "
+                "higher limit_bytes"
+            )
+        return source.laid_out(source.part(range(source.cells))(rows, columns).weights)
+
+    def dense(self, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
+        """All of P as a tensor of shape (batch..., H, T, S).
+
+        Raises:
+            TooLargeError: it would take more than `limit_bytes`.
+        """
+        return self.block(range(self.shape[-2]), range(self.shape[-1]), limit_bytes=limit_bytes)
+
+    def at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The single weights P[..., rows[n], columns[n]], shape (batch..., H, N).
+
+        Raises:
+            ShapeError: rows and columns are not 1-D index tensors of one length, or out of range.
+
+        >>> import regard
+        >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
+        >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]))
+        tensor([0.4711, 0.2645])
+        """
+        queries, keys = self.shape[-2:]
+        i, j = positions(rows, queries, "query", self.device), positions(columns, keys, "key", self.device)
+        if not isinstance(i, Tensor) or not isinstance(j, Tensor) or i.shape != j.shape:
+            raise ShapeError(
+                f"at() takes two 1-D index tensors of one length, got {tuple(rows.shape)} and {tuple(columns.shape)}"
+            )
+        return self.source.laid_out(self.source.pairs(i, j))
+
+    def row(self, index: int, *, renormalize: bool = False) -> Tensor:
+        """The weights of one query, (batch..., H, S).
+
+        Args:
+            index: which.
+            renormalize: normalise the row's scores anew instead of reading the stored row state. In float32 scores
+                of about 100 leave a log-sum-exp, and with it every weight of the row, off by up to 2e-5 of itself;
+                a row that is normalised anew is not.
+
+        Raises:
+            ShapeError: the index is out of range.
+            ArgumentError: with `renormalize`, the map is not that of one call.
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.row(-1, renormalize=True)
+        tensor([0.2645, 0.2645, 0.4711])
+        """
+        where = positions(index, self.shape[-2], "query", self.device)
+        if not renormalize:
+            return self.block(where, range(self.shape[-1]))[..., 0, :]
+        source = source_of_call(self.source, "row(renormalize=True)")
+        return source.laid_out(source.row_anew(where))
+
+    # -- statistics ------------------------------------------------------------------------------------
+
+    def received(self, reduce: Literal["sum", "mean"] = "sum") -> Tensor:
+        r"""The attention that each key gets: $\sum_i P_{ij}$, (batch..., H, S), in [0, T].
+
+        Args:
+            reduce: "sum", or "mean" for the sum divided by T, in [0, 1].
+
+        Under softmax the sums add up to the number of live queries. One fused call for softmax of dot products.
+
+        Raises:
+            ArgumentError: another `reduce`.
+
+        >>> import regard
+        >>> q = torch.zeros(3, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.received()
+        tensor([1.8333, 0.8333, 0.3333])
+        """
+        if reduce not in ("sum", "mean"):
+            raise ArgumentError(f"reduce must be 'sum' or 'mean', got {reduce!r}")
+        sums = self._say(st.Received())
+        return sums if reduce == "sum" else sums / self.shape[-2]
+
+    def entropy(self) -> Tensor:
+        r"""How spread each query's attention is: $-\sum_j P_{ij} \ln P_{ij}$ in nats, (batch..., H, T).
+
+        In [0, ln S] for rows that sum to 1, with 0 ln 0 = 0; exactly 0 for rows with no key. Of weights that do
+        not sum to 1 (a sink, sigmoid, kernels as they are) it is the same sum. One fused call for softmax of dot
+        products.
+
+        >>> import regard
+        >>> q = torch.zeros(3, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.entropy()
+        tensor([0.0000, 0.6931, 1.0986])
+        """
+        return self._say(st.Entropy())
+
+    def participation(self) -> Tensor:
+        r"""How many keys take part in each query's attention: $(\sum_j P_{ij})^2 / \sum_j P_{ij}^2$, (batch..., H, T).
+
+        The participation ratio, in [1, S]: 1 where one key has all, n where n keys share alike; 0 for rows with no
+        key. It does not change if a row is scaled, so that a sink does not count. One fused call for softmax of dot
+        products. Its inverse is the sum of squares, of which exp(-entropy) is the counterpart for Shannon.
+
+        Source: Bell & Dean 1970 (the participation ratio); as a diversity, Simpson 1949.
+
+        >>> import regard
+        >>> q = torch.zeros(3, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.participation()
+        tensor([1.0000, 2.0000, 3.0000])
+        """
+        return self.source.laid_out(participation(*ask(self.source, st.Moments())))
+
+    def expected(self, f: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
+        r"""The mean of a function of the key: $\sum_j P_{ij} f(j)$, (batch..., H, T) or (batch..., H, T, N).
+
+        Args:
+            f: values (S,) or (S, N), or a function from positions (S,) to them. Its gradient flows too.
+
+        In the range of f for rows that sum to 1; 0 for rows with no key. One fused call.
+
+        Raises:
+            ShapeError: f is neither (S,) nor (S, N).
+
+        >>> import regard
+        >>> q = torch.zeros(3, 1)
+        >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+        >>> weights.expected(lambda j: j)
+        tensor([0.0000, 0.5000, 1.0000])
+        """
+        keys = self.shape[-1]
+        values = st.key_values(f, keys, self.device).to(self.device, self.dtype)
+        if values.dim() not in (1, 2) or values.shape[0] != keys:
+            raise ShapeError(
+                f"expected(f) needs one number or one vector for each of {keys} keys: shape ({keys},) or ({keys}, N), "
+                f"got {tuple(values.shape)}"
+            )
+        means = product(self.source, values[:, None] if values.dim() == 1 else values)
+        return means[..., 0] if values.dim() == 1 else means
+
+    def distance(self, offset: int | None = None) -> Tensor:
+        r"""How far each query looks: $\sum_j P_{ij} |i + o - j|$ in positions, (batch..., H, T).
+
+        Args:
+            offset: o: query i stands at position o + i. None aligns the last query with the last key (S - T), as
+                `causal()` does.
+
+        In [0, S + T); 0 for rows with no key. In float32 a product over S keys errs by about 1e-7 S, which is the
+        way taken under a causal mask; tiles err by 1e-7 of the distance itself.
+
+        >>> import regard
+        >>> q = torch.zeros(3, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.distance()
+        tensor([0.0000, 0.5000, 1.0000])
+        """
+        offset = self.shape[-1] - self.shape[-2] if offset is None else offset
+        return self._say(st.Distance(offset))
+
+    def max(self) -> Tensor:
+        """The largest weight of each query, (batch..., H, T), in [0, 1] under softmax. Tiles.
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.max()
+        tensor([0.4711, 0.4711, 0.4711])
+        """
+        return self._say(st.Largest())
+
+    def argmax(self) -> Tensor:
+        """The first key that has the largest weight of each query, (batch..., H, T); -1 for rows with no key. Tiles.
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.argmax()
+        tensor([0, 1, 2])
+        """
+        return self._say(st.ArgLargest())
+
+    def topk(self, k: int) -> TopK:
+        """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
+
+        Where fewer than k keys have a weight, the rest is 0 with the index -1. The values carry gradients.
+
+        Raises:
+            ArgumentError: k is not in [1, S].
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.topk(1)
+        TopK(values=tensor([[0.4711],
+            [0.4711],
+            [0.4711]]), indices=tensor([[0],
+            [1],
+            [2]]))
+        """
+        return TopK(*map(self.source.laid_out, ask(self.source, top_weights(k, self.shape[-1]))))
+
+    def quantile_mass(self, p: float) -> Tensor:
+        """How many keys hold the share p of each query's attention, at the least: (batch..., H, T) of int64. Tiles.
+
+        In [1, S]; 0 for rows with no key. The mass of a row is the sum of its weights.
+
+        Raises:
+            ArgumentError: p is not in (0, 1].
+
+        >>> import regard
+        >>> q = torch.zeros(4, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.quantile_mass(0.6)
+        tensor([1, 2, 2, 3])
+        """
+        return self._say(quantile_mass(p))
+
+    def pooled(self, rows: int, columns: int, how: How = "mean") -> Tensor:
+        """The map as a picture of at most rows x columns blocks, exact: (batch..., H, rows, columns).
+
+        Args:
+            rows: blocks of queries; a map of fewer queries keeps its own T.
+            columns: blocks of keys, in the same way.
+            how: "sum" of the weights of a block, "max" for the largest, or "mean" for the sum divided by the number
+                of pairs in the block, those that are masked and rows with no key included.
+
+        Blocks differ by one in size at the most, the larger ones first, as `torch.tensor_split` cuts. All three
+        carry gradients.
+
+        Raises:
+            ArgumentError: fewer than 1 row or column, or another `how`.
+
+        >>> import regard
+        >>> q = torch.zeros(4, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.pooled(2, 2, "sum")
+        tensor([[2.0000, 0.0000],
+                [1.1667, 0.8333]])
+        """
+        queries, keys = self.shape[-2:]
+        return self._say(pooled(rows, columns, queries, keys, how))
+
+    def summary(
+        self,
+        *names: str,
+        k: int = 8,
+        p: float = 0.9,
+        rows: int = 256,
+        columns: int = 256,
+        how: How = "mean",
+    ) -> Summary:
+        """Several statistics by name, from one pass over the map.
+
+        Args:
+            names: of received, entropy, participation, distance, max, argmax, topk, quantile_mass, pooled, and
+                pooled_mean, pooled_sum, pooled_max; none means received, entropy, topk and pooled.
+            k: for topk.
+            p: for quantile_mass.
+            rows: for pooled.
+            columns: for pooled.
+            how: for pooled.
+
+        Raises:
+            ArgumentError: an unknown name, or an argument that the statistic refuses.
+
+        >>> import regard
+        >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
+        >>> summary = weights.summary("received", "topk", k=1)
+        >>> summary["received"], summary["topk"].indices
+        (tensor([1., 1., 1.]), tensor([[0],
+            [1],
+            [2]]))
+        """
+        queries, keys = self.shape[-2:]
+        return self._told(by_name(names or USUAL, queries, keys, k=k, p=p, rows=rows, columns=columns, how=how))
+
+    @property
+    def statistics(self) -> Summary:
+        """Everything that was kept, by name, of a map of which statistics alone were kept; of any other map nothing."""
+        return self._told(self.source.kept)
+
+    def grid(self, rows: int, columns: int, how: How = "mean") -> Grid:
+        """The grid of the finest picture of at most rows x columns blocks that `pooled` can give.
+
+        It is the one that is asked for, one block for each query or key at the finest; of a map of which statistics
+        alone were kept it is the finest such grid that was kept, if there is one.
+
+        Raises:
+            ArgumentError: fewer than 1 row or column.
+
+        >>> import regard
+        >>> q = torch.zeros(5, 1)
+        >>> grid = regard.attention(q, q, q, return_weights=True).weights.grid(3, 512)
+        >>> grid.rows.ranges(), grid.columns.count
+        ([range(0, 2), range(2, 4), range(4, 5)], 5)
+        """
+        return self.source.grid(Grid.at_most(rows, columns, self.source.queries, self.source.keys), how)
+
+    def singular_values(self, k: int, *, iterations: int = 4, seed: int = 0) -> Spectrum:
+        """The k largest singular values of each head's map, with how far they can be off. See `Spectrum`.
+
+        Args:
+            k: how many, in [1, min(T, S)].
+            iterations: blocks of the Krylov space beyond the first; each costs two products with k + 4 columns.
+            seed: of the random block.
+
+        By randomised block Krylov iteration, in memory linear in T and S. It takes no gradient.
+
+        Raises:
+            ArgumentError: k out of range, or negative iterations.
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.singular_values(2).values
+        tensor([1.0000, 0.2066])
+        """
+        return singular_values(self.source, k, iterations=iterations, seed=seed)
+
+    # -- how it is answered ----------------------------------------------------------------------------
+
+    def _say(self, statistic: Statistic) -> Tensor:
+        return self.source.laid_out(ask(self.source, statistic)[0])
+
+    def _told(self, wanted: Mapping[str, Statistic]) -> Summary:
+        asked = list(dict.fromkeys(wanted.values()))
+        return as_summary(self.source, wanted, dict(zip(asked, ask_all(self.source, asked), strict=True)))

@@ -1,0 +1,269 @@
+"""What was kept of a map in place of its weights: some of its statistics."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, NotKeptError
+from regard.maps import statistics as st
+from regard.maps.pooling import Grid
+from regard.maps.source import Part, Scratch, Source, Statistic
+from regard.maps.statistics_by_name import USUAL, Answers, How, by_name, check_names
+from regard.maps.tiles import ask_all
+
+
+class Summarize:
+    """Which statistics of each call `regard.watch(model, keep=...)` keeps, and their sizes.
+
+    Args:
+        names: of those that `AttentionMap.summary` knows: received, entropy, participation, distance, max, argmax,
+            topk, quantile_mass, pooled, pooled_mean, pooled_sum, pooled_max. None means received, entropy, topk and
+            pooled.
+        k: for topk; a call with fewer keys keeps as many as it has.
+        p: for quantile_mass.
+        rows: for pooled; calls of fewer queries keep a row for each.
+        columns: for pooled, in the same way.
+        how: for pooled.
+
+    A head of T queries and S keys takes 4 (S + T) bytes for received and entropy, 8 k T for topk and
+    4 rows columns for a picture: as it stands 57 MB for 144 heads at T = S = 8192.
+
+    Raises:
+        ArgumentError: an unknown name, or a size out of range.
+
+    >>> Summarize("entropy", "topk", k=2)
+    Summarize('entropy', 'topk', k=2)
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        k: int = 4,
+        p: float = 0.9,
+        rows: int = 128,
+        columns: int = 128,
+        how: How = "mean",
+    ) -> None:
+        self.names = names or USUAL
+        check_names(self.names, "Summarize()")
+        if k < 1 or not 0 < p <= 1 or rows < 1 or columns < 1 or how not in ("mean", "sum", "max"):
+            raise ArgumentError(
+                "Summarize() needs k, rows and columns of at least 1, p in (0, 1] and how of 'mean', 'sum' or 'max'; "
+                f"got {k}, {rows}, {columns}, {p} and {how!r}"
+            )
+        self.k, self.p, self.rows, self.columns, self.how = k, p, rows, columns, how
+
+    def statistics(self, queries: int, keys: int) -> dict[str, Statistic]:
+        """By name, for the sizes of a map."""
+        return by_name(
+            self.names, queries, keys,
+            k=min(self.k, keys), p=self.p, rows=self.rows, columns=self.columns, how=self.how,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        sizes = [f"k={self.k}"] if "topk" in self.names else []
+        sizes += [f"p={self.p}"] if "quantile_mass" in self.names else []
+        if any(name.startswith("pooled") for name in self.names):
+            sizes += [f"rows={self.rows}", f"columns={self.columns}"]
+        sizes += [f"how={self.how!r}"] if "pooled" in self.names else []
+        return f"Summarize({', '.join([*map(repr, self.names), *sizes])})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SummarySource(Source):
+    """The statistics that were kept of a map; of its weights nothing is known beyond what follows from them.
+
+    It answers what was kept, topk(k) up to the k that was kept, max() where topk was, and pictures on the grids that
+    were kept: a sum from a mean, a mean from a sum, and any of them where a block is a single weight.
+    """
+
+    layout: tuple[int, ...]
+    """(batch..., H, T, S)."""
+    number: torch.dtype
+    """The weights' own."""
+    what: Summarize
+    named: Mapping[str, Statistic]
+    answers: Answers
+    """(cells, ...) each. Numbers of keys are held in 32 bits."""
+
+    @classmethod
+    def of(cls, source: Source, what: Summarize) -> "SummarySource":
+        """The statistics of a source, computed now, in one pass."""
+        named = what.statistics(source.queries, source.keys)
+        asked = list(dict.fromkeys(named.values()))
+        answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
+        return cls(tuple(source.shape), source.dtype, what, named, answers)
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch..., H, T, S)."""
+        return torch.Size(self.layout)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32, or float64 for float64 input."""
+        return self.number
+
+    @property
+    def device(self) -> torch.device:
+        """Where the statistics are."""
+        return self.tensors()[0].device
+
+    def tensors(self) -> list[Tensor]:
+        """All answers."""
+        return [tensor for answers in self.answers.values() for tensor in answers]
+
+    def __str__(self) -> str:
+        return f"statistics alone, by {self.what!r}"
+
+    # -- what was kept of it ---------------------------------------------------------------------------
+
+    @property
+    def has_blocks(self) -> bool:
+        """None was kept."""
+        return False
+
+    @property
+    def kept(self) -> Mapping[str, Statistic]:
+        """What was asked for by name."""
+        return self.named
+
+    def grid(self, wanted: Grid, how: str) -> Grid:
+        """The finest that was kept, no finer than the one that is wanted; that one itself where there is none."""
+        found = [s.grid for s in self._pictures() if s.grid.is_within(wanted) and self.keeps(st.Pooled(s.grid, how))]
+        return max(found, key=lambda grid: grid.rows.count * grid.columns.count, default=wanted)
+
+    def refuse(self, asked: str) -> NoReturn:
+        """Say what was kept.
+
+        Raises:
+            NotKeptError: always.
+        """
+        raise NotKeptError(
+            f"{asked} cannot be told: of this call only statistics were kept, by {self.what!r}: ask for one of these, "
+            "name what you need in watch(..., keep=regard.Summarize(...)), or watch with keep='factors', which can be "
+            "asked for anything"
+        )
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """What was kept, or what follows from it."""
+        if (found := self.answers.get(statistic)) is not None:
+            # They are handed out as indices are everywhere.
+            return tuple(t if t.is_floating_point() else t.long() for t in found)
+        match statistic:
+            case st.Pooled(grid, how):
+                return self._pooled(grid, how)
+            case st.TopWeights() | st.Largest():
+                return self._top(statistic)
+        return None
+
+    def _top(self, statistic: st.TopWeights | st.Largest) -> tuple[Tensor, ...] | None:
+        top = next((answers for kept, answers in self.answers.items() if isinstance(kept, st.TopWeights)), None)
+        match statistic:
+            case st.TopWeights(k) if top is not None and k <= top[0].shape[-1]:
+                return top[0][..., :k], top[1][..., :k].long()
+            case st.Largest() if top is not None:
+                return (top[0][..., 0],)
+        return None
+
+    def _pooled(self, grid: Grid, how: str) -> tuple[Tensor] | None:
+        kept = {picture.how: self.answers[picture][0] for picture in self._pictures() if picture.grid == grid}
+        if grid.is_whole and kept:
+            return (next(iter(kept.values())),)
+        match how:
+            case "sum" if "mean" in kept:
+                return (kept["mean"] * grid.areas(self.device),)
+            case "mean" if "sum" in kept:
+                return (kept["sum"] / grid.areas(self.device),)
+        return None
+
+    def _pictures(self) -> list[st.Pooled]:
+        return [statistic for statistic in self.answers if isinstance(statistic, st.Pooled)]
+
+    # -- tiles -----------------------------------------------------------------------------------------
+
+    def columns(self, rows: range) -> NoReturn:
+        """Never kept."""
+        self.refuse("a block of weights")
+
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """Never kept."""
+        self.refuse("a block of weights")
+
+    # -- other sources ---------------------------------------------------------------------------------
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "SummarySource":
+        """The statistics of some cells."""
+        if cells is None:
+            return replace(self, layout=(*leading, *self.layout[-2:]))
+        answers = {s: tuple(t[cells] for t in found) for s, found in self.answers.items()}
+        return replace(self, layout=(*leading, *self.layout[-2:]), answers=answers)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "SummarySource":
+        """The statistics, changed."""
+        return replace(self, answers={s: tuple(map(change, found)) for s, found in self.answers.items()})
+
+
+def joined_steps(steps: Sequence[SummarySource]) -> SummarySource:
+    """The steps of a generation as one: what is kept of each query below one another, what is kept of each key summed.
+
+    Pictures cannot be joined and are left out.
+
+    Raises:
+        NotKeptError: nothing that was kept can be joined.
+    """
+    first, keys = steps[0], max(step.keys for step in steps)
+    named: dict[str, Statistic] = {}
+    answers: dict[Statistic, tuple[Tensor, ...]] = {}
+    for name in first.kept:
+        parts = [step.kept[name] for step in steps]
+        if (statistic := _common(parts, steps)) is None:
+            continue
+        pieces = [step.answers[part] for step, part in zip(steps, parts, strict=True)]
+        named[name], answers[statistic] = statistic, _together(statistic, pieces, keys)
+    if not named:
+        raise NotKeptError(f"the steps were kept by {first.what!r}, none of which can be joined")
+    what = Summarize(*named, k=first.what.k, p=first.what.p, how=first.what.how)
+    queries = sum(step.queries for step in steps)
+    return SummarySource((*first.leading, queries, keys), first.dtype, what, named, answers)
+
+
+def _common(parts: list[Statistic], steps: Sequence[SummarySource]) -> Statistic | None:
+    """The statistic of the joined map that those of its steps are parts of."""
+    first, before = parts[0], [0]
+    for step in steps[:-1]:
+        before.append(before[-1] + step.queries)
+    match first:
+        case st.Pooled():
+            return None
+        case st.TopWeights():
+            return st.TopWeights(max(part.k for part in parts if isinstance(part, st.TopWeights)))
+        case st.Distance():
+            starts = {s.offset - b for s, b in zip(parts, before, strict=True) if isinstance(s, st.Distance)}
+            return st.Distance(starts.pop()) if len(starts) == 1 else None
+    return first
+
+
+def _together(statistic: Statistic, pieces: list[tuple[Tensor, ...]], keys: int) -> tuple[Tensor, ...]:
+    pad = torch.nn.functional.pad
+    if isinstance(statistic, st.PerKey):
+        return (torch.stack([pad(p, (0, keys - p.shape[-1])) for (p,) in pieces]).sum(0),)
+    if isinstance(statistic, st.TopWeights):
+        missing = [statistic.k - values.shape[-1] for values, _ in pieces]
+        pieces = [
+            (pad(values, (0, n)), pad(indices, (0, n), value=-1))
+            for (values, indices), n in zip(pieces, missing, strict=True)
+        ]
+    return tuple(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
+
+
+def _small(answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Answers that hold no more than their own bytes; numbers of keys fit into 32 bits."""
+    small = (t if t.is_floating_point() else t.int() for t in answers)
+    return tuple(t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t for t in small)

@@ -1,0 +1,156 @@
+"""Views of what a watch kept in place of the weights: the pictures that were kept are drawn, the rest is refused."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+import regard
+from regard.errors import ArgumentError, NotKeptError
+from regard.inspection import head_table
+from regard.inspection.watch import Seen
+from regard.maps import load_summary, save_summary
+from regard.views import heatmap, heatmap_grid, model_example, model_grid, page
+from regard.views.heatmap import head_panels
+from regard.views.values import picture
+
+LENGTH, CELLS = 77, 16
+WHAT = regard.Summarize("entropy", "topk", "pooled", "pooled_max", rows=CELLS, columns=CELLS)
+Watched = tuple[Seen, Seen]
+
+
+def seen_by(*keeps: str | regard.Summarize, length: int = LENGTH) -> list[Seen]:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    inputs, found = 3 * torch.randn(2, length, 16), []
+    for keep in keeps:
+        with torch.no_grad(), regard.watch(model, keep=keep) as seen:
+            model(inputs)
+        found.append(seen)
+    return found
+
+
+def image_of(figure: Any) -> npt.NDArray[np.floating[Any]]:
+    FigureCanvasAgg(figure).draw()
+    (image,) = figure.axes[0].get_images()
+    return np.asarray(image.get_array().filled(np.nan))
+
+
+def data_of(text: str) -> Any:
+    found = re.search(r"<script[^>]*json[^>]*>(.*?)</script>", text, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_the_picture_that_a_summary_keeps_is_drawn() -> None:
+    whole, kept = seen_by("factors", "summary", length=300)
+    figure = model_grid(kept, how="mean", sequence=1)
+    np.testing.assert_allclose(image_of(figure), image_of(model_grid(whole, how="mean", sequence=1)), rtol=0, atol=2e-6)
+    assert figure.texts[0].get_text() == "(mean of 2.34 × 2.34 weights a dot)"
+
+
+@pytest.mark.parametrize("how", ["mean", "max"])
+def test_a_coarser_picture_is_drawn_where_a_finer_one_would_be_welcome(how: Any) -> None:
+    whole, kept = seen_by("factors", WHAT)
+    drawn = image_of(model_grid(kept, how=how, cells=64))
+    expected = image_of(model_grid(whole, how=how, cells=CELLS))
+    # Each of the 16 values four times, and 6 dots between two heads.
+    np.testing.assert_allclose(drawn[:64, :64], expected[:16, :16].repeat(4, 0).repeat(4, 1), rtol=0, atol=2e-6)
+
+
+def test_heatmaps_and_grids_of_pictures() -> None:
+    whole, kept = seen_by("factors", WHAT)
+    name = next(iter(kept))
+    for pooling in ("max", "mass"):
+        one = picture(kept[name][0, 3], pooling=pooling)
+        other = picture(whole[name][0, 3], max_cells=CELLS, pooling=pooling)
+        np.testing.assert_allclose(one.values, other.values, rtol=0, atol=2e-6)
+        assert (one.rows, one.columns, one.grid) == (other.rows, other.columns, other.grid)
+    axes = heatmap(kept[name][0, 3], title="head 3")
+    assert axes.get_title(loc="left") == "head 3 (max of up to 5 × 5 weights a cell)"
+    assert len(heatmap_grid(head_panels(kept[name][1])).axes) == 5
+    mean = picture(kept[name].average()[0], pooling="mass").values
+    expected = picture(whole[name].average()[0], max_cells=CELLS, pooling="mass").values
+    np.testing.assert_allclose(mean, expected, rtol=0, atol=2e-6)
+
+
+def test_a_page_of_pictures() -> None:
+    whole, kept = seen_by("factors", WHAT)
+    data = data_of(page([model_example(kept)]))
+    expected = data_of(page([model_example(whole)], max_cells=CELLS))
+    for one, other in zip(data["examples"][0]["maps"], expected["examples"][0]["maps"], strict=True):
+        assert one["shape"] == [4, CELLS, CELLS]
+        assert (one["block"], one["even"], one["pooling"]) == ([5, 5], False, "max")
+        assert {k: v for k, v in one.items() if k not in ("data", "scale")} == {
+            k: v for k, v in other.items() if k not in ("data", "scale")
+        }
+        assert one["scale"] == pytest.approx(other["scale"], abs=2e-6)
+    assert data["examples"][0]["labels"][0][:2] == ["0…4", "5…9"]
+    (means,) = seen_by("summary", length=300)
+    assert data_of(page([model_example(means)], pooling="mass"))["examples"][0]["maps"][0]["shape"] == [4, 128, 128]
+
+
+def test_a_short_map_is_kept_whole_and_drawn_by_every_view() -> None:
+    """With fewer tokens than blocks each block is one weight: its mean is its largest weight."""
+    whole, kept = seen_by("factors", "summary", length=9)
+    name = next(iter(kept))
+    np.testing.assert_allclose(image_of(model_grid(kept)), image_of(model_grid(whole)), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(picture(kept[name][0, 1]).values, whole[name][0, 1].dense(), rtol=0, atol=2e-6)
+    assert data_of(page([model_example(kept, list("abcdefghi"))]))["examples"][0]["labels"] == [list("abcdefghi")]
+
+
+@pytest.mark.parametrize(
+    ("draw", "asked"),
+    [
+        (lambda seen: model_grid(seen), r"pooled\(128, 128, 'max'\)"),
+        (lambda seen: model_grid(seen, how="mean", cells=100), r"pooled\(100, 100, 'mean'\)"),
+        (lambda seen: heatmap(seen.maps[0][0, 0]), r"pooled\(256, 256, 'max'\)"),
+        (lambda seen: page([model_example(seen)]), r"pooled\(300, 300, 'max'\)"),
+    ],
+)
+def test_what_was_not_kept_is_refused_and_named(draw: Callable[[Seen], object], asked: str) -> None:
+    (kept,) = seen_by("summary", length=300)
+    said = (
+        rf"{asked} cannot be told: .*'topk', 'pooled', k=4, rows=128, columns=128, how='mean'\).*name what you need in"
+    )
+    with pytest.raises(NotKeptError, match=said):
+        draw(kept)
+
+
+def test_a_saved_summary_is_drawn_again(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    _, kept = seen_by("factors", WHAT)
+    loaded = []
+    for number, one in enumerate(kept.maps):
+        save_summary(tmp_path / f"{number}.safetensors", one)
+        loaded.append(regard.AttentionMap.load(tmp_path / f"{number}.safetensors"))
+        assert repr(loaded[-1]) == repr(one)
+        read = load_summary(tmp_path / f"{number}.safetensors")
+        assert list(read) == list(one.statistics)
+        assert torch.equal(loaded[-1].entropy(), one.entropy())
+        assert torch.equal(loaded[-1].topk(2).indices, one.topk(2).indices)
+    assert np.array_equal(image_of(model_grid(loaded)), image_of(model_grid(kept)), equal_nan=True)
+    with pytest.raises(NotKeptError, match=r"received\(\) cannot be told: .*'pooled_max', k=4, rows=16"):
+        loaded[0].received()
+    q = torch.ones(2, 2)
+    with pytest.raises(ArgumentError, match=r"holds what its weights follow from: map.save\(path\)"):
+        save_summary(tmp_path / "no", regard.attention(q, q, q, return_weights=True).weights)
+
+
+def test_the_head_table_has_the_numbers_that_were_kept() -> None:
+    whole, kept, some = seen_by("factors", regard.Summarize("entropy", "distance", "max"), regard.Summarize("entropy"))
+    table, expected = head_table(kept), head_table(whole)
+    assert list(table.columns) == ["distance", "entropy"]
+    for name in table.columns:
+        torch.testing.assert_close(table[name], expected[name], rtol=0, atol=1e-4)
+    assert table.layers == expected.layers
+    with pytest.raises(NotKeptError, match=r"which queries have a key.*Summarize\('entropy'\)"):
+        head_table(some)

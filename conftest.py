@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 # Two processes of pytest-xdist share the machine: one thread each. Set before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,7 +39,7 @@ def _seeded() -> Iterator[None]:
     assert after | {"threads": before["threads"]} == before
 
 
-def _what_last_bits_depend_on() -> dict[str, object]:
+def _what_last_bits_depend_on() -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "float32 products": torch.get_float32_matmul_precision(),

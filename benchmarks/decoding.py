@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -72,14 +72,14 @@ class Marian:
             ([*(self.places.get(piece, 1) for piece in line), self.end] for line in cut), key=len, reverse=True
         )
         torch.manual_seed(1)
-        sizes = {
+        sizes: dict[str, Any] = {
             "d_model": 256, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 4,
             "decoder_attention_heads": 4, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024,
-            "max_position_embeddings": 256,
+            "max_position_embeddings": 256, "static_position_embeddings": True,
         }  # fmt: skip
         config = MarianConfig(
             vocab_size=len(self.pieces), decoder_vocab_size=len(self.pieces), activation_function="relu",
-            scale_embedding=True, static_position_embeddings=True, pad_token_id=self.pad, eos_token_id=self.end,
+            scale_embedding=True, pad_token_id=self.pad, eos_token_id=self.end,
             bos_token_id=self.end, decoder_start_token_id=self.pad, forced_eos_token_id=None, **sizes,
         )  # fmt: skip
         model = MarianMTModel(config).eval()
@@ -172,7 +172,7 @@ def against_generate(marian: Marian) -> tuple[list[Row], list[str]]:
     some, rows, agreeing = marian.sources[:: LINES // ONE_BY_ONE], [], []
     for precision, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32)):
         decoder = prepare(model, dtype)
-        with Workers(marian.endless, 2, precision=precision) as workers:
+        with Workers(marian.endless, 2, precision=cast(Any, precision)) as workers:
             for beam in BEAMS:
                 search = "greedy" if beam == 1 else f"beam {beam}"
                 for kind, size, sources, run in (
@@ -194,7 +194,7 @@ def against_ctranslate2(marian: Marian) -> tuple[list[Row], list[str]]:
     )
     rows, notes = [], []
     for precision, target in (("bf16", 1.0), ("float32", 0.7)):
-        with Workers(marian.endless, 2, precision=precision) as workers:
+        with Workers(marian.endless, 2, precision=cast(Any, precision)) as workers:
             for beam in BEAMS:
                 theirs, peer = fastest(
                     [(size, translate_batch(translator, marian, beam, size)) for size in PEER_BATCHES]

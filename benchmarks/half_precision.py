@@ -1,5 +1,7 @@
 """bf16 forward against F.scaled_dot_product_attention, and what else was tried to be faster than its kernel."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,7 +28,7 @@ def run() -> tuple[list[Row], list[str]]:
     from torch.nn.attention.flex_attention import flex_attention
 
     q, k, v = (torch.randn(1, HEADS, LENGTH, DIM, dtype=torch.bfloat16) for _ in range(3))
-    ways = {
+    ways: dict[str, Any] = {
         "regard.attention": (regard.attention, 1.3),
         "torch.compile(flex_attention)": (torch.compile(flex_attention), None),
         "eager tiles with bf16 products": (eager_tiles, None),

@@ -35,7 +35,7 @@ from regard.training.output_loss import output_cross_entropy
 TITLE = "Training steps against torch.nn.Transformer and Hugging Face's BART"
 DIM, HEADS, LAYERS, HIDDEN, DROPOUT, SMOOTHING, RATE = 256, 4, 3, 1024, 0.1, 0.1, 5e-4
 VOCABULARY, PAD, BEGIN, END, LIMIT, STEPS = 8000, 0, 1, 2, 2048, 12
-KEEP_MEMORY = {
+KEEP_MEMORY: dict[str, Any] = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
     "MALLOC_TOP_PAD_": "268435456",
@@ -131,7 +131,7 @@ class TorchTransformer(nn.Module):
 def bart() -> nn.Module:
     from transformers import BartConfig, BartForConditionalGeneration
 
-    sizes = {
+    sizes: dict[str, Any] = {
         "d_model": DIM, "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,
         "decoder_attention_heads": HEADS, "encoder_ffn_dim": HIDDEN, "decoder_ffn_dim": HIDDEN,
     }  # fmt: skip

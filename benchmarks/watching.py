@@ -8,6 +8,8 @@ import logging
 import os
 import subprocess
 import sys
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -22,13 +24,16 @@ EAGER = {512: 0.85, 1024: 1.1, 2048: 2.2, 4096: 4.0}
 FACTORS, QUADRATIC, SUMMARY = 4096, 4096, 8192
 """Lengths at which memory is measured: of the factors, of all statistics against eager, of keep="summary"."""
 LONG = 32_768
-STATISTICS = {"k": 8, "rows": 256, "columns": 256}
+STATISTICS: dict[str, Any] = {"k": 8, "rows": 256, "columns": 256}
 NAMES = ("received", "entropy", "topk", "pooled_mean", "pooled_max")
 
 
 def model(shape: str, length: int, implementation: str = "sdpa") -> torch.nn.Module:
     """GPT-2: 12 layers x 12 heads x 768. Llama: 8 layers, 16 heads in 4 groups, 1024. No head, random weights, fp32."""
     import transformers
+
+    config: Any
+    kind: Any
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(0)
@@ -53,7 +58,7 @@ def unwatched(of: torch.nn.Module, ids: torch.Tensor) -> object:
         return of(ids, use_cache=False)
 
 
-def watched(of: torch.nn.Module, ids: torch.Tensor, **settings: object) -> regard.inspection.watch.Seen:
+def watched(of: torch.nn.Module, ids: torch.Tensor, **settings: Any) -> regard.inspection.watch.Seen:
     with torch.no_grad(), regard.watch(of, **settings) as seen:
         of(ids, use_cache=False)
     return seen
@@ -179,8 +184,8 @@ def run(
             rows.append(
                 compare(
                     f"{shape}, T = {length}: forward, unwatched / watched",
-                    lambda of=of, ids=ids: unwatched(of, ids),
-                    lambda of=of, ids=ids: watched(of, ids),
+                    partial(unwatched, of, ids),
+                    partial(watched, of, ids),
                     target=0.98,
                     seconds=20.0,
                     pairs=3 if length > 2048 else 7,
@@ -191,8 +196,8 @@ def run(
             rows.append(
                 compare(
                     f"{shape}, T = {length}: output_attentions=True / watched with all five statistics",
-                    lambda slow=slow, ids=ids: eager(slow, ids),
-                    lambda of=of, ids=ids: with_statistics(of, ids),
+                    partial(eager, slow, ids),
+                    partial(with_statistics, of, ids),
                     target=target,
                     seconds=20.0,
                     pairs=3 if length > 1024 else 7,

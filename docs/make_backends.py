@@ -5,6 +5,7 @@ python docs/make_backends.py
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -66,7 +67,7 @@ def table() -> str:
     reasons: dict[str, int] = {}
     x = torch.zeros(1, 3, 4, requires_grad=True)
     for name, options in cases().items():
-        given = {
+        given: dict[str, Any] = {
             "score": regard.ScaledDot(),
             "normalization": regard.Softmax(),
             "mask": None,

@@ -46,7 +46,7 @@ def maps() -> dict[str, AttentionMap]:
     torch.manual_seed(0)
     q = torch.randn(1, 2, 6, 4)
 
-    def of(**options: object) -> AttentionMap:
+    def of(**options: Any) -> Any:
         return regard.attention(q, q, q, mask=regard.causal(), return_weights=True, **options).weights
 
     return {

@@ -81,7 +81,7 @@ def regard(*arguments: str, launcher: tuple[str, ...] = (), **options: Any) -> s
     )
 
 
-def start(*arguments: str, **options: Any) -> subprocess.Popen:
+def start(*arguments: str, **options: Any) -> subprocess.Popen[Any]:
     return subprocess.Popen([sys.executable, "-m", "regard", *arguments], env=environment(), **options)
 
 
@@ -90,7 +90,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(record["step"], record["loss"]) for record in records if record["event"] == "train"]
 
 
-def wait_for(folder: Path, step: int, process: subprocess.Popen) -> None:
+def wait_for(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Until a step is in the history."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -174,7 +174,7 @@ def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call: Call
     assert losses(out)[-1][0] == 41
 
 
-def rank_of(launcher: subprocess.Popen, rank: int) -> int:
+def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:
     """The process that torchrun started as one of the ranks."""
     for number in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
         if f"RANK={rank}".encode() in Path(f"/proc/{number}/environ").read_bytes().split(b"\0"):
@@ -545,12 +545,12 @@ def test_evaluate_with_several_references(call: Call, run: Path, tmp_path: Path)
     files[2].write_text("y\n")
     check_one_line(call(*command, *references), "ends after line 1")
     check_one_line(call("evaluate", str(run), "--data", source, source, "--references", source), "one file of sources")
-    lines = tmp_path / "in.jsonl"
-    lines.write_text('{"source": "2 times 3", "target": ["3 mal 2", "y"]}\n{"source": "4 times 5", "target": "x"}\n')
+    records = tmp_path / "in.jsonl"
+    records.write_text('{"source": "2 times 3", "target": ["3 mal 2", "y"]}\n{"source": "4 times 5", "target": "x"}\n')
     files[2].write_text("y\n\n")
-    assert call("evaluate", str(run), "--beam", "1", "--data", str(lines))[1] == out
-    lines.write_text('{"source": "2 times 3", "target": ["", "y"]}\n')
-    check_one_line(call("evaluate", str(run), "--data", str(lines)), 'in.jsonl:1: expected {"source": text, "target"')
+    assert call("evaluate", str(run), "--beam", "1", "--data", str(records))[1] == out
+    records.write_text('{"source": "2 times 3", "target": ["", "y"]}\n')
+    check_one_line(call("evaluate", str(run), "--data", str(records)), 'in.jsonl:1: expected {"source": text, "target"')
 
 
 # -- language models ------------------------------------------------------------------------------------------

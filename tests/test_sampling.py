@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_filters_see_what_stands_before_each_text() -> None:
     before = torch.arange(12).view(6, 2)
     sample(table, *sources(*range(3, 9)), **LIMITS, max_steps=6, filters=[look], before=before)
     assert len(seen[-1].sources) < 6
-    assert all(torch.equal(progress.before, before[progress.sources]) for progress in seen)
+    assert all(progress.before.equal(before[progress.sources]) for progress in seen)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_values_outside_their_range(make: Callable[[], object], message: str) ->
 def test_samples_are_drawn_from_the_filtered_distribution() -> None:
     """Twenty thousand answers of two tokens: each as frequent as its probability, to four standard deviations."""
     table, count = Table(4, spread=1.0), 20_000
-    filters = [Temperature(1.5), TopK(3)]
+    filters: list[Filter] = [Temperature(1.5), TopK(3)]
     found = sample(table, *sources(*[5] * count), **LIMITS, max_steps=2, filters=filters)
     frequency: dict[tuple[int, ...], int] = {}
     for hypothesis in found:
@@ -141,7 +142,7 @@ def test_samples_are_drawn_from_the_filtered_distribution() -> None:
         logits = table.logits(prefix)[None] / 1.5
         return logits.masked_fill(logits < logits.topk(3).values[:, -1:], -torch.inf).softmax(-1)[0].tolist()
 
-    expected = {}
+    expected: dict[tuple[int, ...], float] = {}
     for first, p in enumerate(probabilities((5, BOS))):
         if first == EOS:
             expected[(first,)] = p
@@ -163,7 +164,7 @@ def test_scores_are_the_models_own() -> None:
 
 def test_the_most_probable_token_alone_is_greedy() -> None:
     model, given_ = untrained(lambda: decoder_only(), 3), padded_sources()
-    limits = LIMITS | {"max_steps": 8}
+    limits: dict[str, Any] = LIMITS | {"max_steps": 8}
     for filters in ([TopK(1)], [TopP(1e-9)], [MinP(1.0)], [Temperature(1e-4)]):
         assert tokens_of(sample(model, *given_, **limits, filters=filters)) == tokens_of(
             greedy(model, *given_, **limits)
@@ -182,7 +183,7 @@ def test_steps_are_handed_out_as_they_are_drawn_and_stop_when_nobody_asks() -> N
     table = Table(5, eos_bonus=-99.0)
     calls, step = [], table.step
     table.step = lambda state, tokens: calls.append(len(tokens)) or step(state, tokens)
-    steps = sample_steps(table, *sources(3, 4), **LIMITS, max_steps=50)
+    steps: Any = sample_steps(table, *sources(3, 4), **LIMITS, max_steps=50)
     first = next(steps)
     assert (len(calls), first.rows.tolist(), first.gains.shape) == (1, [0, 1], (2,))
     next(steps)
@@ -288,7 +289,7 @@ def test_texts_of_any_lengths_go_on_as_they_do_alone(search: Callable[..., list[
     model = untrained(lambda: decoder_only(), 4)
     text, lengths = padded_sources()
     last = text[torch.arange(5), lengths - 1]
-    limits = {"eos_id": EOS, "max_steps": 6}
+    limits: dict[str, Any] = {"eos_id": EOS, "max_steps": 6}
     if search is sample:
         limits["filters"] = [TopK(1)]
     together = search(model, text, lengths - 1, bos_id=last, **limits)

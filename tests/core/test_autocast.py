@@ -1,5 +1,7 @@
 """Under autocast a call is the call on tensors that were cast before it, whatever the score and the backend."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -38,7 +40,9 @@ def test_output_map_and_gradients_are_those_of_bfloat16(name: str, backend: str)
     found = torch.autograd.grad(output.float().square().sum(), (query, key, value))
     exact = [t.detach().double().requires_grad_() for t in (query, key, value)]
     score = scores()[name]
-    double = {f: getattr(score, f).double() for f in score.__slots__ if isinstance(getattr(score, f), torch.Tensor)}
+    slots: tuple[str, ...] = score.__slots__
+    parts = {part: getattr(score, part) for part in slots}
+    double: dict[str, Any] = {n: part.double() for n, part in parts.items() if isinstance(part, torch.Tensor)}
     wanted_output = regard.attention(*exact, score=type(score)(**double), mask=regard.causal(), backend="reference")
     wanted = torch.autograd.grad(wanted_output.square().sum(), exact)
     assert torch.allclose(output.double(), wanted_output, atol=5e-2)
@@ -58,7 +62,7 @@ def test_one_dtype_is_not_asked_for_where_autocast_makes_it_one() -> None:
 
 @pytest.mark.parametrize("decoder", ["bahdanau", "luong"])
 @pytest.mark.parametrize("score", ["additive", "dot"])
-def test_the_recurrent_model_under_autocast(decoder: str, score: str) -> None:
+def test_the_recurrent_model_under_autocast(decoder: Any, score: Any) -> None:
     torch.manual_seed(0)
     config = RNNConfig(embedding_dim=16, hidden_dim=16, attention_dim=16, decoder=decoder, score=score, dropout=0.0)
     model = RNNSeq2Seq(config, source_vocab_size=20, target_vocab_size=20)
@@ -66,5 +70,5 @@ def test_the_recurrent_model_under_autocast(decoder: str, score: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = model(source, lengths, target)
     found.float().square().mean().backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    assert all(p.grad.isfinite().all() for p in model.parameters())
     assert torch.allclose(found.float(), model(source, lengths, target), atol=2e-2)

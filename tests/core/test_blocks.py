@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -33,7 +34,7 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-def gradients(output: Tensor, weights: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def gradients(output: Any, weights: Any, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     loss = (output * output.detach().cos()).sum() + weights.dense().square().sum()
     return torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
 
@@ -50,7 +51,7 @@ def test_small_blocks_give_the_reference(backend: str, kind: str, data: st.DataO
     if is_dataclass(case.score):
         values = [getattr(case.score, field.name) for field in fields(case.score)]
         tensors += [value.requires_grad_() for value in values if isinstance(value, torch.Tensor)]
-    options = {"mask": case.mask, "bias": bias, "score": case.score, "return_weights": True}
+    options: dict[str, Any] = {"mask": case.mask, "bias": bias, "score": case.score, "return_weights": True}
     expected, its_weights = regard.attention(*case.tensors(), **options, backend="reference")
     theirs = gradients(expected, its_weights, tensors)
     with small_blocks():
@@ -82,10 +83,12 @@ def test_learned_positions_in_small_blocks(kind: str, mask: regard.Mask | None, 
     q, k, v = (torch.randn(2, 4, n, 4, dtype=torch.float64, requires_grad=True) for n in (11, 17, 17))
     bias, name = RELATIVE[kind](4)
     tensors = (q, k, v, getattr(bias, name))
-    options = {"mask": mask, "bias": bias, "normalization": normalization, "return_weights": True}
-    theirs = gradients(*regard.attention(q, k, v, **options, backend="reference"), tensors)
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "normalization": normalization, "return_weights": True}
+    expected, expected_weights = regard.attention(q, k, v, **options, backend="reference")
+    theirs = gradients(expected, expected_weights, tensors)
     with small_blocks():
-        ours = gradients(*regard.attention(q, k, v, **options, backend="tiled"), tensors)
+        found, found_weights = regard.attention(q, k, v, **options, backend="tiled")
+        ours = gradients(found, found_weights, tensors)
     for one, other in zip(ours, theirs, strict=True):
         assert_close(one, other, rtol=1e-9, atol=1e-10)
 
@@ -118,7 +121,7 @@ def test_a_mask_is_cut_into_blocks_that_need_no_more_than_they_must(
     mask: regard.Mask, length: int, expected: tuple[int, int, int]
 ) -> None:
     q = torch.randn(1, 2, length, 4)
-    options = {"score": ScaledDot(), "normalization": Softmax(), "bias": None, "dropout": 0.0}
+    options: dict[str, Any] = {"score": ScaledDot(), "normalization": Softmax(), "bias": None, "dropout": 0.0}
     with small_blocks(), patch("regard.backends.fused_plan.PAIRS_A_CALL", 32):
         blocks = plan(make_call(q, q, q, mask=mask, **options)[0]).blocks
     found = sum(block.count for block in blocks), len(blocks), sum(bool(block.factors) for block in blocks)

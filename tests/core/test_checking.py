@@ -20,7 +20,7 @@ def spoiled(place: tuple[int, ...], value: float, shape: tuple[int, ...] = (2, 3
 
 GOOD = torch.zeros(2, 3, 5, 4)
 NAN, INF = float("nan"), float("inf")
-WRONG = {
+WRONG: dict[str, tuple[dict[str, Any], type[regard.RegardError], str]] = {
     "query": ({"query": spoiled((1, 2, 4, 3), NAN)}, NonFiniteError, "query[1, 2, 4, 3] is nan"),
     "key": ({"key": spoiled((0, 1, 0, 0), INF)}, NonFiniteError, "key[0, 1, 0, 0] is inf"),
     "value": ({"value": spoiled((1, 0, 2, 1), -INF)}, NonFiniteError, "value[1, 0, 2, 1] is -inf"),
@@ -56,7 +56,7 @@ WRONG = {
 
 
 def attend(options: dict[str, Any]) -> Tensor:
-    tensors = {"query": GOOD, "key": GOOD, "value": GOOD} | options
+    tensors: dict[str, Any] = {"query": GOOD, "key": GOOD, "value": GOOD} | options
     return regard.attention(**tensors)
 
 

@@ -1,5 +1,7 @@
 """The contracts, as properties over random calls, for every backend that runs them."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -61,8 +63,8 @@ def test_the_fused_kernel_is_the_one_that_torch_runs() -> None:
             output, _ = regard.attention(q, k, v, backend="fused", return_weights=True, **ours)
             assert torch.equal(theirs, output)
             grad = torch.randn_like(output)
-            theirs, ours = (torch.autograd.grad(x, (q, k, v), grad) for x in (theirs, output))
-            for one, other in zip(theirs, ours, strict=True):
+            gradients = (torch.autograd.grad(x, (q, k, v), grad) for x in (theirs, output))
+            for one, other in zip(*gradients, strict=True):
                 if dtype.itemsize > 2:
                     assert torch.equal(one, other)
                 else:  # short blocks go back in float32
@@ -96,7 +98,7 @@ def test_gradcheck(backend: str) -> None:
     k, v = k[:, :1].detach().requires_grad_(), v[:, :1].detach().requires_grad_()
     mask = regard.causal(1) & regard.lengths(torch.tensor([0, 4]))
 
-    def attend_and_read(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def attend_and_read(q: Tensor, k: Tensor, v: Tensor) -> Any:
         output, weights = regard.attention(q, k, v, mask=mask, backend=backend, return_weights=True)
         return output, weights[..., 1:, :]
 
@@ -123,14 +125,17 @@ def test_the_state_of_a_row_with_no_key_is_minus_infinity(backend: str) -> None:
     q = torch.randn(2, 3, 5, 4)
     mask = regard.causal(0) & regard.padding(torch.tensor([[False, True, True, True, True], [False] * 5]))
     weights = regard.attention(q, q, q, mask=mask, backend=backend, return_weights=True).weights
-    dead = weights.source.state == -torch.inf
+    source: Any = weights.source
+    dead = source.state == -torch.inf
     assert torch.equal(dead, torch.tensor([[True] + [False] * 4, [True] * 5])[:, None].expand(2, 3, 5))
 
 
 def test_short_blocks_in_half_precision_go_back_no_less_exactly_than_torch() -> None:
     q, k, v = (torch.randn(2, 3, 31, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     grad = torch.randn(2, 3, 31, 16, dtype=torch.bfloat16)
-    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    exact = (q.detach().double(), k.detach().double(), v.detach().double())
+    for vectors in exact:
+        vectors.requires_grad_()
     expected = torch.autograd.grad(F.scaled_dot_product_attention(*exact), exact, grad.double())
     theirs = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v), (q, k, v), grad)
     ours = torch.autograd.grad(regard.attention(q, k, v, backend="fused"), (q, k, v), grad)

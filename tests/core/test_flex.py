@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
-from regard.backends import BACKENDS, choose_backend, flex
+from regard.backends import BACKENDS, choose_backend, flex, row_state
 from regard.functional import make_call
 from regard.mechanisms.shapes import Sizes
 
@@ -22,7 +23,7 @@ LENGTHS = torch.tensor([0, 5])
 PADDED = regard.causal() & regard.lengths(LENGTHS)
 
 
-def tensors(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
     """Two sequences, grouped heads, values of another width, queries laid out as a projection leaves them."""
     q = torch.randn(2, queries, 4, 8).transpose(1, 2)
     return tuple(t.to(dtype) for t in (q, torch.randn(2, 2, keys, 8), torch.randn(2, 2, keys, 5)))
@@ -35,7 +36,7 @@ def excluding(queries: int, keys: int) -> Tensor:
     return bias
 
 
-CASES = {
+CASES: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
     "plain": (SHORT, {}),
     "causal, lengths": (SHORT, {"mask": PADDED}),
     # Blocks of 128 that are empty, full and partly so.
@@ -88,8 +89,7 @@ def test_the_map_computes_its_state_when_it_is_first_read(monkeypatch: pytest.Mo
     with torch.no_grad():
         output = regard.attention(*inputs, mask=PADDED, backend="flex")
     reads: list[object] = []
-    row_state = regard.maps.call_source.row_state
-    monkeypatch.setattr(regard.maps.call_source, "row_state", lambda call: (reads.append(call), row_state(call))[1])
+    monkeypatch.setattr("regard.maps.call_source.row_state", lambda call: (reads.append(call), row_state(call))[1])
     torch._dynamo.utils.counters.clear()
     parameters = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in inputs]
     with torch.no_grad():
@@ -104,7 +104,8 @@ def test_the_map_computes_its_state_when_it_is_first_read(monkeypatch: pytest.Mo
     weights.dense()
     weights.row(2)
     assert len(reads) == 1
-    assert weights.source.backend.name == "fused"
+    source: Any = weights.source
+    assert source.backend.name == "fused"
     assert torch.equal(detached.dense(), weights.dense())
 
 
@@ -139,7 +140,7 @@ def test_it_is_never_chosen_even_where_it_is_asked_first(monkeypatch: pytest.Mon
     assert choose_backend(call, None).name == "fused"
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "additive": ({"score": regard.Additive(torch.ones(8))}, "scaled dot products, soft-capped or not; the score here"),
     "capped": ({"score": regard.SoftCapped(regard.Laplacian(), 2.0)}, "scaled dot products, soft-capped or not"),
     "sparsemax": ({"normalization": regard.Sparsemax()}, "normalises by softmax, not by sparsemax"),
@@ -208,7 +209,7 @@ def test_the_block_mask_is_torchs_own(mask: regard.Mask) -> None:
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return bound.allowed(b, h, q, k)
 
-    theirs = create_block_mask(mask_mod, *found.shape[:2], 200, 300, device="cpu")
+    theirs = create_block_mask(mask_mod, found.shape[0], found.shape[1], 200, 300, device="cpu")
     assert found.shape == theirs.shape
     for counts, indices in (("kv_num_blocks", "kv_indices"), ("full_kv_num_blocks", "full_kv_indices")):
         assert torch.equal(getattr(found, counts), getattr(theirs, counts))

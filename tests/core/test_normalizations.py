@@ -15,7 +15,7 @@ from tests.core.random_calls import EVERYDAY, Case, cases
 entmax = pytest.importorskip("entmax")
 
 
-def sink_by_hand(scores: Tensor, sink: float = 0.0) -> Tensor:
+def sink_by_hand(scores: Tensor, sink: Any = 0.0) -> Tensor:
     sink = torch.as_tensor(sink, dtype=torch.float64)
     sink = sink[:, None, None] if sink.dim() else sink
     exponentials = scores.exp()
@@ -50,7 +50,7 @@ def test_weights_output_and_gradients(name: str, backend: str) -> None:
     @given(case=cases(scores=("scaled", "additive")))
     def check(case: Case) -> None:
         case = case.to(torch.float64)
-        options = {**case.options(), "normalization": normalization, "backend": backend}
+        options: dict[str, Any] = {**case.options(), "normalization": normalization, "backend": backend}
         try:
             output, weights = regard.attention(*case.tensors(), **options, return_weights=True)
         except BackendError:
@@ -83,7 +83,7 @@ def test_gradcheck_through_output_and_weights(name: str, backend: str) -> None:
     q, k, v = (torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4))
 
     def read(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        options = {"normalization": normalization, "mask": regard.causal(), "return_weights": True}
+        options: dict[str, Any] = {"normalization": normalization, "mask": regard.causal(), "return_weights": True}
         output, weights = regard.attention(q, k, v, **options, backend=backend)
         return output, weights[..., 1:, :]
 

@@ -1,5 +1,7 @@
 """Packed sequences give what each gives alone."""
 
+from typing import Any, cast
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ def test_packed_documents_do_not_see_one_another(backend: str, causal: bool) -> 
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert (weights[4:154, :4] == 0).all()
     ours = torch.autograd.grad(output.square().sum(), sequences)
-    theirs = torch.autograd.grad(sum(o.square().sum() for o in alone), sequences)
+    theirs = torch.autograd.grad([o.square().sum() for o in alone], sequences)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
@@ -45,7 +47,7 @@ def test_wrong_patterns_are_named() -> None:
     for make, message in (
         (lambda: regard.window(0), "at least 1"),
         (lambda: regard.window(4, side="both"), "odd for 'both'; got 4"),
-        (lambda: regard.window(4, side="up"), "one of left, right, both; got 'up'"),
+        (lambda: regard.window(4, side=cast(Any, "up")), "one of left, right, both; got 'up'"),
         (lambda: regard.strided(0), "at least 1, got 0"),
         (lambda: regard.documents(), "either ids or offsets"),
         (lambda: regard.documents(offsets=torch.tensor([1, 2])), r"rise from 0 .* got \[1, 2\]"),

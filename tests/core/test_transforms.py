@@ -42,12 +42,13 @@ def test_tangents_of_output_and_weights_are_the_formulas(backend: str | None, ca
     tensors = tuple(t.detach() for t in case.tensors())
     tangents = tuple(torch.randn_like(t) for t in tensors)
 
-    def ours(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Any:
         output, weights = regard.attention(q, k, v, **case.options(), backend=backend, return_weights=True)
         return output, weights.dense()
 
-    (output, weights), found = torch.func.jvp(ours, tensors, tangents)
-    (expected, probabilities), theirs = torch.func.jvp(lambda *t: by_hand(case, *t), tensors, tangents)
+    jvp: Any = torch.func.jvp  # typed as if it always gave back a third thing
+    (output, weights), found = jvp(ours, tensors, tangents)
+    (expected, probabilities), theirs = jvp(lambda *t: by_hand(case, *t), tensors, tangents)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(weights, probabilities, rtol=0, atol=1e-9)
     for one, other in zip(found, theirs, strict=True):
@@ -63,7 +64,11 @@ def test_gradcheck_in_forward_mode(normalization: Normalization, monkeypatch: py
     vector = torch.randn(3, dtype=torch.float64, requires_grad=True)
 
     def read(q: Tensor, k: Tensor, v: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
-        options = {"score": regard.Additive(vector), "normalization": normalization, "mask": regard.causal(-1)}
+        options: dict[str, Any] = {
+            "score": regard.Additive(vector),
+            "normalization": normalization,
+            "mask": regard.causal(-1),
+        }
         output, weights = regard.attention(q, k, v, **options, backend="tiled", return_weights=True)
         return output, weights[..., 1:, :]
 
@@ -101,7 +106,7 @@ def test_fused_has_no_forward_mode_and_says_so() -> None:
     assert regard.explain(x, x, x).backend == "fused"
 
 
-def samples() -> tuple[Tensor, Tensor, Tensor]:
+def samples() -> tuple[Tensor, ...]:
     return tuple(torch.randn(3, 2, 4, n, 8, dtype=torch.float64) for n in (5, 6, 6))
 
 
@@ -109,7 +114,8 @@ def samples() -> tuple[Tensor, Tensor, Tensor]:
 def test_vmap_is_the_loop(is_recording: bool) -> None:
     inputs, lengths = samples(), torch.tensor([[1, 6], [0, 3], [6, 2]])
 
-    def one(q: Tensor, k: Tensor, v: Tensor, n: Tensor) -> Tensor:
+    def one(*call: Tensor) -> Tensor:
+        q, k, v, n = call
         return regard.attention(q, k, v, mask=regard.causal() & regard.padding(torch.arange(6) < n[:, None]))
 
     with torch.set_grad_enabled(is_recording):

@@ -29,7 +29,7 @@ def _fresh() -> None:
     torch._dynamo.reset()
 
 
-def tensors(*lengths: int, heads: int = 4, groups: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(*lengths: int, heads: int = 4, groups: int = 2) -> tuple[Tensor, ...]:
     queries, keys = lengths or (QUERIES, KEYS)
     shapes = ((2, heads, queries, 8), (2, groups, keys, 8), (2, groups, keys, 5))
     return tuple(torch.randn(shape, requires_grad=True) for shape in shapes)
@@ -39,7 +39,7 @@ def parameter(*shape: int) -> Tensor:
     return torch.randn(shape, requires_grad=True)
 
 
-DOCUMENTS = {"ids": torch.tensor([0, 0, 1, 1, 1, 2]), "key_ids": torch.tensor([0, 0, 1, 1, 1, 2, 2])}
+DOCUMENTS: dict[str, Any] = {"ids": torch.tensor([0, 0, 1, 1, 1, 2]), "key_ids": torch.tensor([0, 0, 1, 1, 1, 2, 2])}
 LENGTHS = torch.tensor([0, 5])
 CASES: dict[str, tuple[dict[str, Any], list[Tensor]]] = {}
 
@@ -156,12 +156,13 @@ def test_nothing_quadratic_in_a_graph(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tiled, "WIDE_ELEMENTS", 1 << 10)
     monkeypatch.setattr("regard.backends.fused_plan.BLOCK_ELEMENTS", 1 << 10)
     length = 64
-    options: dict[str, Any] = {
+    every: dict[str, dict[str, Any]] = {
         "additive": {"score": regard.Additive(parameter(4))},
         "window": {"mask": regard.window(9)},
         "learned bias": {"bias": regard.T5Bias(parameter(32, 1))},
         "soft-capped": {"score": regard.SoftCapped(regard.ScaledDot(), 3.0)},
-    }[name]
+    }
+    options = every[name]
     largest: list[int] = []
 
     def look(graph: Any, _: Any) -> Any:

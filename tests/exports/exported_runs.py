@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -19,7 +20,7 @@ TINY = TransformerConfig(
 PAIRS = [(f"{n} times {m}", f"das {m}-fache von {n}, möglich") for n in range(6) for m in range(6)]
 LINES = [source for source, _ in PAIRS[::5]] + ["nothing of the sort: ñ 木", "composed of mo\u0308 and n\u0303"]
 STEPS = 30
-RUNS = {
+RUNS: dict[str, tuple[TransformerConfig, dict[str, Any]]] = {
     "post, shared": (replace(TINY, norm_position="post", shared_embeddings=True), {"shared_vocabulary": True}),
     "post": (replace(TINY, norm_position="post", activation="gelu"), {}),
     "pre": (TINY, {}),
@@ -60,12 +61,12 @@ def make_run(name: str, folder: Path) -> None:
     train_translation(config)
 
 
-def ours(run: Path) -> tuple[Translator, list[list[int]], list[list[int]]]:
+def ours(run: Path) -> tuple[Any, list[list[int]], list[list[int]]]:
     """Greedy tokens of each line, with the end mark if it came."""
     translator = Translator.load(run, device="cpu")
     ids = translator.source_tokenizer.encode_batch(LINES)
     batches = [translator._collate([one], [[]]) for one in ids]
-    marks = {"bos_id": 1, "eos_id": 2, "max_steps": STEPS}
+    marks: dict[str, Any] = {"bos_id": 1, "eos_id": 2, "max_steps": STEPS}
     found = [greedy(translator.model, batch.source, batch.source_lengths, **marks)[0] for batch in batches]
     assert len({tuple(one.tokens) for one in found}) > 1, "every line has one answer: nothing is compared"
     return translator, ids, [one.tokens for one in found]

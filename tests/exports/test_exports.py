@@ -64,7 +64,7 @@ def test_hugging_face_writes_the_same_tokens(name: str, run_of: Runs, tmp_path: 
 def test_an_export_comes_back(name: str, run_of: Runs, tmp_path: Path) -> None:
     run = run_of(name)
     export_run(run, to="huggingface", out=tmp_path / "out")
-    translator = Translator.load(run, device="cpu")
+    translator: Any = Translator.load(run, device="cpu")
     returned = from_huggingface(tmp_path / "out").model
     source, lengths, target = torch.randint(4, 90, (2, 7)), torch.tensor([7, 4]), torch.randint(4, 90, (2, 5))
     size = len(translator.target_tokenizer)
@@ -131,7 +131,7 @@ def test_what_a_format_cannot_express_is_said(
 ) -> None:
     config = replace(TINY, **changes)
     model = Transformer(config, source_vocab_size=300, target_vocab_size=300)
-    tokenizer = Translator.load(run_of("pre"), device="cpu").source_tokenizer
+    tokenizer: Any = Translator.load(run_of("pre"), device="cpu").source_tokenizer
     with pytest.raises(ArgumentError, match=message):
         to(ExportedRun(model, config, tokenizer, tokenizer), tmp_path)
     assert not list(tmp_path.iterdir())
@@ -153,7 +153,8 @@ def test_a_full_folder_another_model_and_a_missing_library(
     assert (tmp_path / "file").read_text() == "mine"
     with pytest.raises(RunFolderError, match="not a folder"):
         export_run(tmp_path / "nowhere", to="huggingface", out=tmp_path / "out")
-    for package, to in (("ctranslate2", "ctranslate2"), ("onnxscript", "onnx")):
+    formats: list[tuple[str, Any]] = [("ctranslate2", "ctranslate2"), ("onnxscript", "onnx")]
+    for package, to in formats:
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
             with pytest.raises(MissingExtraError, match=r"regard\[export\]"):

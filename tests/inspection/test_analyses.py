@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ MASKS = {
 
 def maps_of(
     mask: regard.Mask | None, count: int = 3, dtype: torch.dtype = torch.float64, sharp: float = 2.0, queries: int = 13
-) -> list[regard.AttentionMap]:
+) -> list[Any]:
     made = []
     for _ in range(count):
         q, k = sharp * torch.randn(2, 4, queries, 8, dtype=dtype), torch.randn(2, 2, 13, 8, dtype=dtype)
@@ -48,7 +48,7 @@ def test_rollout_is_the_dense_product(name: str, residual: float, heads: list[fl
     maps = maps_of(MASKS[name])
     shares = torch.ones(4).double() if heads is None else torch.tensor(heads).double()
     expected = rolled_out([one.dense() for one in maps], residual, shares)
-    asked = {"residual": residual, "heads": heads}
+    asked: dict[str, Any] = {"residual": residual, "heads": heads}
     torch.testing.assert_close(rollout(maps, [0, 5, -1], **asked), expected[:, [0, 5, 12]], rtol=0, atol=1e-12)
     torch.testing.assert_close(rollout(maps, 7, **asked), expected[:, 7], rtol=0, atol=1e-12)
     torch.testing.assert_close(rollout(maps, [2]).sum(-1), torch.ones(2, 1).double(), rtol=0, atol=1e-12)
@@ -172,7 +172,7 @@ def test_models_of_hugging_face(name: str) -> None:
     assert table.layers == tuple(name for name, _ in seen)
     assert table["entropy"].shape == (2, 4)
     live = dense[1].sum(-1) > 0
-    close = {"rtol": 0, "atol": 1e-5}
+    close: dict[str, Any] = {"rtol": 0, "atol": 1e-5}
     torch.testing.assert_close(
         table["entropy"][1].double(), mean_over(torch.special.entr(dense[1]).sum(-1), live), **close
     )
@@ -256,11 +256,11 @@ def test_layers_of_other_widths_share_a_table() -> None:
         (lambda m: rollout(m, 0, residual=2.0), ArgumentError, r"in \[0, 1\], got 2.0"),
         (lambda m: rollout(m, 0, heads=[1.0]), ArgumentError, "one weight for each of 4"),
         (lambda m: rollout([], 0), ArgumentError, "no maps"),
-        (lambda m: head_table([torch.ones(3, 3)]), ArgumentError, "got Tensor"),
+        (lambda m: head_table(cast(Any, [torch.ones(3, 3)])), ArgumentError, "got Tensor"),
         (lambda m: head_table(m, torch.ones(5)), ShapeError, r"tokens \(5,\) have not one number"),
         (lambda m: head_table(m)["entropi"], ArgumentError, "columns distance, entropy.*got 'entropi'"),
         (lambda m: agreement(m[0][0, 0]), ShapeError, r"heads of a map .* got \(13, 13\)"),
-        (lambda m: agreement(m[0], "kl"), ArgumentError, "got 'kl'"),
+        (lambda m: agreement(m[0], cast(Any, "kl")), ArgumentError, "got 'kl'"),
         (lambda m: difference(m[0], m[1][0]), ShapeError, "one shape"),
         (lambda m: compare(m, m[:1]), ShapeError, "got 2 and 1"),
     ],

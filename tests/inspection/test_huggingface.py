@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def outputs_of(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def outputs_of(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
     found = model(**inputs)
     return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
@@ -84,9 +84,15 @@ def test_bigbird_in_full() -> None:
         torch.testing.assert_close(weights.dense(), expected, rtol=0, atol=1e-6)
 
 
-def generated(name: str, inputs: dict[str, Tensor], **settings: Any) -> tuple[Any, Any, Seen]:
+def generated(name: str, inputs: dict[str, Any], **settings: Any) -> tuple[Any, Any, Seen]:
     model = FAMILIES[name].build()
-    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0, **settings}
+    options: dict[str, Any] = {
+        "max_new_tokens": 5,
+        "min_new_tokens": 5,
+        "do_sample": False,
+        "pad_token_id": 0,
+        **settings,
+    }
     with torch.no_grad():
         plain = model.generate(**inputs, **options)
         with regard.watch(model) as seen:
@@ -118,8 +124,8 @@ def test_steps_of_a_generation_are_the_rows_of_the_whole(padding: str | None, ca
 def test_every_mode_of_keeping_under_generate(name: str, keep: regard.Summarize | str) -> None:
     family = FAMILIES[name]
     model = family.build()
-    inputs = {key: value for key, value in family.inputs().items() if key != "decoder_input_ids"}
-    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    inputs: dict[str, Any] = {key: value for key, value in family.inputs().items() if key != "decoder_input_ids"}
+    options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
         plain = model.generate(**inputs, **options)
         with regard.watch(model) as whole:
@@ -184,7 +190,8 @@ def test_bfloat16_autocast(name: str) -> None:
             during = outputs_of(model, inputs)
     assert all(torch.equal(before[key], during[key]) for key in before)
     assert max(call.error for call in seen.calls) < 2e-2
-    assert all(weights.source.call.query.dtype == torch.bfloat16 for weights in seen.maps)
+    sources: list[Any] = [weights.source for weights in seen.maps]
+    assert all(source.call.query.dtype == torch.bfloat16 for source in sources)
     assert all(weights.dtype == torch.float32 for weights in seen.maps)
 
 
@@ -215,7 +222,7 @@ def test_gradient_checkpointing_is_told_from_calls() -> None:
     model.zero_grad()
     with regard.watch(model) as seen:
         model(**inputs, use_cache=False).logits.sum().backward()
-    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+    assert all(p.grad.equal(e) for p, e in zip(model.parameters(), expected, strict=True))
     assert len(seen) == 2
     assert "recomputed in the backward pass" in str(seen.report())
 

@@ -28,7 +28,7 @@ UNABLE = ["deberta-v2", "mpnet", "xlnet", "gpt-neo", "gpt-j", "bloom", "falcon"]
 ABLE = [name for name in FAMILIES if name not in UNABLE]
 
 
-def real(tensor: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+def real(tensor: Tensor, inputs: dict[str, Any]) -> Tensor:
     """What does not belong to a query of padding, whose attention is uniform in eager and 0 here."""
     keep = inputs.get("attention_mask")
     if keep is None:
@@ -40,13 +40,13 @@ def real(tensor: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     return tensor
 
 
-def same(one: Any, other: Any, inputs: dict[str, Tensor], tolerance: float = 1e-4) -> None:
+def same(one: Any, other: Any, inputs: dict[str, Any], tolerance: float = 1e-4) -> None:
     for key, value in other.items():
         if isinstance(value, Tensor):
             torch.testing.assert_close(real(one[key], inputs), real(value, inputs), rtol=0, atol=tolerance)
 
 
-def same_maps(maps: Any, expected: Any, inputs: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+def same_maps(maps: Any, expected: Any, inputs: dict[str, Any], tolerance: float = 1e-5) -> None:
     assert len(maps) == len(expected) > 0
     for weights, dense in zip(maps, expected, strict=True):
         assert isinstance(weights, regard.AttentionMap)
@@ -169,8 +169,14 @@ def test_dropout_in_training_is_not_in_the_map() -> None:
 # -- generation --------------------------------------------------------------------------------------
 
 
-def generated(model: Any, inputs: dict[str, Tensor], **settings: Any) -> Any:
-    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0, **settings}
+def generated(model: Any, inputs: dict[str, Any], **settings: Any) -> Any:
+    options: dict[str, Any] = {
+        "max_new_tokens": 5,
+        "min_new_tokens": 5,
+        "do_sample": False,
+        "pad_token_id": 0,
+        **settings,
+    }
     with torch.no_grad():
         return model.generate(**inputs, **options, output_attentions=True, return_dict_in_generate=True)
 
@@ -238,8 +244,10 @@ def test_every_mask_that_transformers_makes_is_the_predicates_own() -> None:
     for name, (function, kinds) in functions.items():
         for start, queries in ((0, 9), (4, 5)):
             for padding in (None, keep):
-                settings = {"batch_size": 2, "q_length": queries, "kv_length": 9, "q_offset": start, "kv_offset": 0,
-                            "mask_function": function, "attention_mask": padding}  # fmt: skip
+                settings: dict[str, Any] = {
+                    "batch_size": 2, "q_length": queries, "kv_length": 9, "q_offset": start, "kv_offset": 0,
+                    "mask_function": function, "attention_mask": padding,
+                }  # fmt: skip
                 expected = masking.sdpa_mask(**settings, allow_is_causal_skip=False)
                 found = lazy_mask(**settings)
                 assert isinstance(found, LazyMask)
@@ -250,14 +258,20 @@ def test_every_mask_that_transformers_makes_is_the_predicates_own() -> None:
 
 
 def test_functions_that_are_not_written_for_tensors_are_rendered_by_transformers() -> None:
-    settings = {"batch_size": 1, "q_length": 4, "kv_length": 4, "mask_function": masking.causal_mask_function}
+    settings: dict[str, Any] = {
+        "batch_size": 1,
+        "q_length": 4,
+        "kv_length": 4,
+        "mask_function": masking.causal_mask_function,
+    }
     found = lazy_mask(**settings, use_vmap=True)
     assert not isinstance(found, LazyMask)
     assert torch.equal(found[0, 0], torch.ones(4, 4, dtype=torch.bool).tril())
 
 
 def test_a_lazy_mask_is_the_tensor_that_it_stands_for() -> None:
-    mask = lazy_mask(2, 3, 4, 1, 0, masking.causal_mask_function)
+    causal: Any = masking.causal_mask_function
+    mask = lazy_mask(2, 3, 4, 1, 0, causal)
     dense = torch.ones(3, 4, dtype=torch.bool).tril(1).expand(2, 1, 3, 4)
     assert torch.equal(mask[..., :2], dense[..., :2])
     assert torch.equal(torch.where(mask, 1.0, 0.0), dense.float())

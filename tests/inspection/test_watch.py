@@ -57,7 +57,7 @@ def x() -> Tensor:
 
 
 def dense(
-    model: Attend, x: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
+    model: Any, x: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """What the module attends to, written out in float64."""
     q, k, _ = (t.double() for t in model.vectors(x))
@@ -69,7 +69,7 @@ def dense(
     return scores.softmax(-1).nan_to_num(0.0)
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
+def close(found: Any, expected: Tensor, tolerance: float = 2e-6) -> None:
     torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=tolerance)
 
 
@@ -91,7 +91,7 @@ LENGTHS = torch.tensor([7, 4])
 KEEP = torch.arange(T) < LENGTHS[:, None]
 TRIL = torch.ones(T, T, dtype=torch.bool).tril()
 MIN = torch.finfo(torch.float32).min
-MASKS = {
+MASKS: dict[str, dict[str, Any]] = {
     "none": {},
     "causal flag": {"is_causal": True},
     "bool, T x S": {"attn_mask": TRIL},
@@ -227,7 +227,7 @@ def test_gradients_while_watched() -> None:
     model.zero_grad()
     with regard.watch(model) as seen:
         model(inputs).sum().backward()
-    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+    assert all(p.grad.equal(e) for p, e in zip(model.parameters(), expected, strict=True))
     assert not seen["first"].entropy().requires_grad
 
 
@@ -300,12 +300,14 @@ def test_names(names: Any, expected: list[str]) -> None:
 
 
 def test_unknown_names_are_refused_at_the_door() -> None:
+    no_names: list[Any] = [3]
+    no_module: Any = lambda x: x  # noqa: E731
     with pytest.raises(ArgumentError, match="no module of the model is named 'frist'; similar: first"):
         regard.watch(Two(), "frist")
     with pytest.raises(ArgumentError, match="names must be"):
-        regard.watch(Two(), [3])
+        regard.watch(Two(), no_names)
     with pytest.raises(ArgumentError, match=r"takes a torch\.nn\.Module, got function"):
-        regard.watch(lambda x: x)
+        regard.watch(no_module)
 
 
 def test_what_was_not_seen_is_said() -> None:
@@ -358,7 +360,7 @@ class WrittenOut(nn.Module):
         super().__init__()
         self.how, self.soft, self.drop = how, nn.Softmax(dim=-1), nn.Dropout(0.0)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         scores = q @ k.mT
         match self.how:
             case "module":
@@ -584,7 +586,8 @@ def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch: pytest.MonkeyP
         calls.append(func)
         return func(*args, **kwargs)
 
-    calls, model = [], Model()
+    calls: list[Any] = []
+    model = Model()
     monkeypatch.setitem(OBSERVERS.functions, F.linear, count)
     q = torch.randn(1, 1, 3, 4)
     model.hooked.register_forward_pre_hook(lambda *_: [F.scaled_dot_product_attention(q, q, q)].clear())
@@ -636,7 +639,7 @@ def test_an_exception_that_the_model_catches() -> None:
             super().__init__()
             self.bad, self.good = nn.Sequential(Attend(), Raises(ValueError)), Attend()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             try:
                 self.bad(x)
             except ValueError:
@@ -711,7 +714,7 @@ def test_a_watch_can_be_entered_again() -> None:
 
 def test_threads() -> None:
     model, inputs = Two(), x()
-    results = {}
+    results: dict[Any, Any] = {}
 
     def work(attach: bool) -> None:
         with torch.no_grad():
@@ -768,7 +771,7 @@ def test_a_compiled_model_stays_compiled_with_the_same_bits() -> None:
         return graph.forward
 
     model, inputs = Two(), x()
-    compiled = torch.compile(model, backend=backend)
+    compiled: Any = torch.compile(model, backend=backend)
     with torch.no_grad():
         before = compiled(inputs)
         with pytest.raises(ArgumentError, match="compiled"), regard.watch(compiled):
@@ -784,7 +787,7 @@ def test_a_compiled_model_stays_compiled_with_the_same_bits() -> None:
 
 def test_compiled_models_are_refused_before_anything_is_entered() -> None:
     model = Two()
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
     with pytest.raises(ArgumentError, match=r"the model is compiled.*model\._orig_mod"):
         regard.watch(compiled)
     inside = nn.Sequential(nn.Linear(2, 2), torch.compile(Attend(), backend="eager"))
@@ -818,7 +821,8 @@ def test_checkpointed_blocks(reentrant: bool) -> None:
     inputs.grad = None
     with regard.watch(model) as seen:
         model(inputs).sum().backward()
-    assert torch.equal(inputs.grad, expected)
+    gradient: Tensor | None = inputs.grad
+    assert gradient.equal(expected)
     assert list(seen) == [("block.first", 0), ("block.second", 0)]
     assert "block.first: 1 call recomputed in the backward pass" in str(seen.report())
     assert "block.second: 1 call recomputed" in str(seen.report())

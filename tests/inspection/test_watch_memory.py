@@ -72,7 +72,8 @@ def test_the_factors_and_no_more_than_a_twentieth(make: Callable[..., Any], padd
     assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
     assert factors(key_heads) <= seen.report().held_bytes <= held
     assert max(call.error for call in seen.calls) < 1e-5
-    assert seen.maps[0].source.call.key.shape[1] == key_heads
+    source: Any = seen.maps[0].source
+    assert source.call.key.shape[1] == key_heads
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
@@ -99,7 +100,7 @@ def test_a_causal_mask_with_padding_handed_over_dense_is_held_as_predicates(kind
     model, key_heads = gpt2()
     keep = torch.ones(T, T, dtype=torch.bool).tril() & inputs(padding)["attention_mask"].bool()[:, None, None]
     mask = keep if kind == torch.bool else torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(kind).min)
-    given = {"input_ids": inputs("none")["input_ids"], "attention_mask": mask}
+    given: dict[str, Any] = {"input_ids": inputs("none")["input_ids"], "attention_mask": mask}
     with torch.no_grad():
         model(**given, use_cache=False)
         before = storages()

@@ -49,7 +49,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
-MASKS = {
+MASKS: dict[str, Any] = {
     "none": {},
     "padding": {"key_padding_mask": PAD},
     "added padding": {"key_padding_mask": torch.zeros(B, T).masked_fill(PAD, -torch.inf)},
@@ -99,7 +99,7 @@ def test_the_causal_flag_alone_reaches_the_kernel() -> None:
     ],
 )
 @pytest.mark.parametrize("is_batched", [True, False])
-def test_every_kind_of_projection(settings: dict[str, int], batch_first: bool, is_batched: bool) -> None:
+def test_every_kind_of_projection(settings: dict[str, Any], batch_first: bool, is_batched: bool) -> None:
     module = nn.MultiheadAttention(E, H, batch_first=batch_first, **settings)
     widths = E, settings.get("kdim", E), settings.get("vdim", E)
     lengths = T, S, S
@@ -137,7 +137,7 @@ def test_the_function_itself() -> None:
             super().__init__()
             self.q, self.k, self.v, self.out = (nn.Linear(E, E) for _ in range(4))
 
-        def forward(self, x: Tensor, static_k: Tensor | None = None) -> Tensor:
+        def forward(self, x: Tensor, static_k: Tensor | None = None) -> Any:
             return F.multi_head_attention_forward(
                 x[:1], x, x, E, H, None, torch.cat([self.q.bias, self.k.bias, self.v.bias]), None, None, False, 0.0,
                 self.out.weight, self.out.bias, training=self.training, use_separate_proj_weight=True,
@@ -186,7 +186,7 @@ def encoder(**settings: Any) -> nn.TransformerEncoder:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
 
 
-LAYER_MASKS = {
+LAYER_MASKS: dict[str, dict[str, Any]] = {
     "none": {},
     "padding": {"src_key_padding_mask": PAD},
     "left padding": {"src_key_padding_mask": PAD.flip(-1)},
@@ -213,7 +213,10 @@ def test_fused_encoder_layers(name: str, norm_first: bool, context: type[Any]) -
     seen, _ = watched(model, x, context=context, **settings)
     assert list(seen) == [("layers.0.self_attn", 0), ("layers.1.self_attn", 0)]
     assert {call.how for call in seen.calls} == {"nn.TransformerEncoderLayer, fused"}
-    masks = {"attn_mask": settings.get("mask"), "key_padding_mask": settings.get("src_key_padding_mask")}
+    masks: dict[str, Any] = {
+        "attn_mask": settings.get("mask"),
+        "key_padding_mask": settings.get("src_key_padding_mask"),
+    }
     if name == "added":
         # The fused layer takes every number that is not 0 for a mask: the map shows what ran.
         masks["attn_mask"] = masks["attn_mask"] != 0
@@ -387,7 +390,8 @@ def test_our_layer() -> None:
 class SelfAttention(nn.MultiheadAttention):
     """Takes one input and hands it to torch's own forward."""
 
-    def forward(self, x: Tensor, **settings: Any) -> Tensor:
+    def forward(self, *inputs: Any, **settings: Any) -> Any:
+        (x,) = inputs
         return super().forward(x, x, x, **settings)[0]
 
 
@@ -429,8 +433,8 @@ def test_torchscript_and_transforms_are_reported() -> None:
     with torch.no_grad(), regard.watch(model) as seen:
         model(x)
     assert ("0", "TorchScript, whose calls cannot be observed") in seen.report().missed
-    model = Plain()
-    with regard.watch(model) as seen:
-        out = torch.func.vmap(model)(x)
-    assert torch.equal(out, torch.func.vmap(model)(x))
+    plain = Plain()
+    with regard.watch(plain) as seen:
+        out = torch.func.vmap(plain)(x)
+    assert torch.equal(out, torch.func.vmap(plain)(x))
     assert "torch.func" in str(seen.report())

@@ -72,8 +72,8 @@ def of_dense(weights: Tensor) -> dict[str, Tensor]:
     }
 
 
-def same(found: Any, expected: dict[str, Tensor], tolerance: float = 2e-5) -> None:
-    found = {**found, "values": found["topk"].values, "indices": found["topk"].indices}
+def same(statistics: Any, expected: dict[str, Tensor], tolerance: float = 2e-5) -> None:
+    found = {**statistics, "values": statistics["topk"].values, "indices": statistics["topk"].indices}
     for name, value in expected.items():
         torch.testing.assert_close(found[name].double(), value.double(), rtol=0, atol=tolerance, msg=name)
 
@@ -89,7 +89,7 @@ def test_every_statistic_of_every_kind_of_call(make: Callable[..., Any], context
         with regard.watch(model, keep=EVERYTHING, verify=True) as seen:
             during = model(inputs)
     assert torch.equal(before, during)
-    (weights,) = seen.maps
+    weights: Any = seen.maps[0]
     same(weights.statistics, of_dense(whole.maps[0].dense()))
     assert not any(t.is_inference() or t.requires_grad for t in weights.statistics["topk"])
     assert isinstance(seen.calls[0].error, str) or seen.calls[0].error < 5e-6

@@ -1,6 +1,7 @@
 """Every statistic written out once more, on the dense weights in float64, and the comparison with a lazy map."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ def sums_asked(weights: AttentionMap, rows: int, columns: int) -> dict[str, Tens
     }
 
 
-def check(weights: AttentionMap, dense: Tensor, *, tolerance: float, k: int, rows: int, columns: int, p: float) -> None:
+def check(weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, columns: int, p: float) -> None:
     """A map against its dense weights in float64: every statistic, product and block."""
     dense = dense.detach()
     queries, keys = dense.shape[-2:]

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_a_saved_map_is_the_same_map(tmp_path: Path, dtype: torch.dtype, case: C
     assert loaded.shape == weights.shape
     assert repr(loaded) == repr(weights)
     # Other strides may round otherwise.
-    tolerance = {"rtol": 0, "atol": 1e-13 if dtype == torch.float64 else 3e-5}
+    tolerance: dict[str, Any] = {"rtol": 0, "atol": 1e-13 if dtype == torch.float64 else 3e-5}
     weights = weights.detach()
     torch.testing.assert_close(loaded.dense(), weights.dense(), **tolerance)
     torch.testing.assert_close(loaded.received(), weights.received(), **tolerance)
@@ -165,7 +165,7 @@ def test_a_saved_summary_is_the_same_summary(tmp_path: Path) -> None:
     assert isinstance(loaded["topk"], TopK)
     assert all(torch.equal(*pair) for pair in zip(loaded["topk"], summary["topk"], strict=True))
     for name in ("received", "entropy", "pooled_max"):
-        assert torch.equal(loaded[name], summary[name])
+        assert torch.equal(cast(Any, loaded[name]), cast(Any, summary[name]))
         assert not loaded[name].requires_grad
     with pytest.raises(DataError, match=r"not a saved attention map: its format is 'regard\.summary 1'"):
         regard.AttentionMap.load(path)

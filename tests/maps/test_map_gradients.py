@@ -13,7 +13,7 @@ from regard.errors import BackendError
 from tests.core.random_calls import Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, sums_asked, sums_written_out
 
-CALLS = {
+CALLS: dict[str, Any] = {
     "grouped, causal, padded": {"mask": regard.causal() & regard.lengths(torch.tensor([0, 5]))},
     "everything": {},
     "causal from the start": {"mask": regard.causal(0)},
@@ -61,7 +61,7 @@ def test_gradcheck(call: str, statistic: str) -> None:
 def test_gradients_are_those_of_the_formula(name: str, case: Case) -> None:
     """A random mixture of the sums, through the lazy map and through the dense one; dead rows stay finite."""
     case = case.to(torch.float64)
-    options = {**case.options(), "normalization": NORMALIZATIONS[name], "return_weights": True}
+    options: dict[str, Any] = {**case.options(), "normalization": NORMALIZATIONS[name], "return_weights": True}
     lazy = regard.attention(*case.tensors(), **options).weights
     dense = regard.attention(*case.tensors(), backend="reference", **options).weights.dense()
     ours, theirs = sums_asked(lazy, 3, 4), sums_written_out(dense, 3, 4)
@@ -70,7 +70,7 @@ def test_gradients_are_those_of_the_formula(name: str, case: Case) -> None:
     mixture = {name: torch.randn_like(value) for name, value in theirs.items()}
     inputs = (case.query, case.key)
     (gradient, expected) = (
-        torch.autograd.grad(sum((mixture[n] * found[n]).sum() for n in mixture), inputs, allow_unused=True)
+        torch.autograd.grad([(mixture[n] * found[n]).sum() for n in mixture], inputs, allow_unused=True)
         for found in (ours, theirs)
     )
     for one, other in zip(gradient, expected, strict=True):

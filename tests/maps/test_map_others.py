@@ -1,5 +1,7 @@
 """Averages, choices, stacks, weights times values: each against what it is of the dense weights."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from regard.mechanisms.normalizations import Normalization
 from tests.core.random_calls import Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, check
 
-OPTIONS = {"tolerance": 1e-12, "k": 2, "rows": 3, "columns": 4, "p": 0.7}
+OPTIONS: dict[str, Any] = {"tolerance": 1e-12, "k": 2, "rows": 3, "columns": 4, "p": 0.7}
 
 
 def weights_of(case: Case, normalization: Normalization = regard.Softmax()) -> regard.AttentionMap:  # noqa: B008
@@ -23,7 +25,7 @@ def weights_of(case: Case, normalization: Normalization = regard.Softmax()) -> r
         ).weights
 
 
-def k_of(dense: Tensor) -> dict:
+def k_of(dense: Tensor) -> dict[str, Any]:
     return {**OPTIONS, "k": min(2, dense.shape[-1])}
 
 
@@ -53,7 +55,7 @@ def test_averages(name: str, case: Case, data: st.DataObject) -> None:
 def test_selections(case: Case, data: st.DataObject) -> None:
     weights = weights_of(case)
     dense = weights.dense()
-    wanted = {}
+    wanted: dict[str, Any] = {}
     for name, length, dim in (("rows", dense.shape[-2], -2), ("columns", dense.shape[-1], -1)):
         kind = data.draw(st.sampled_from(["none", "slice", "tensor", "bool", "integer"]))
         if kind == "none":

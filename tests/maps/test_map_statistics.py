@@ -18,7 +18,7 @@ from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 SCORES = ("dot", "scaled", "cosine", "gaussian", "additive", "boxcar", "laplacian")
 
 
-def drawn(data: st.DataObject, dense: Tensor) -> dict[str, int | float]:
+def drawn(data: st.DataObject, dense: Tensor) -> dict[str, Any]:
     return {
         "k": data.draw(st.integers(1, dense.shape[-1])),
         "rows": data.draw(st.integers(1, 6)),
@@ -35,7 +35,7 @@ def weights_of(
 ) -> tuple[regard.AttentionMap, Tensor]:
     """The map in a dtype, and the dense weights in float64 from the same numbers."""
     case = case.to(dtype)
-    options = {"normalization": normalization, "return_weights": True}
+    options: dict[str, Any] = {"normalization": normalization, "return_weights": True}
     lazy = regard.attention(*case.tensors(), **case.options(), backend=backend, **options).weights
     same = case.to(torch.float64)
     with torch.no_grad():

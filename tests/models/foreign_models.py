@@ -40,18 +40,18 @@ def save(model: Any, folder: Path, **how: Any) -> Path:
     return folder
 
 
-BART_LIKE = {
+BART_LIKE: dict[str, Any] = {
     "vocab_size": VOCAB, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 19, "decoder_ffn_dim": 17, "max_position_embeddings": 29,
     "pad_token_id": PAD, "eos_token_id": END, "bos_token_id": None, "decoder_start_token_id": PAD,
     "forced_eos_token_id": None,
 }  # fmt: skip
-T5_LIKE = {
+T5_LIKE: dict[str, Any] = {
     "vocab_size": VOCAB, "d_model": 12, "d_kv": 5, "d_ff": 19, "num_layers": 2, "num_decoder_layers": 3,
     "num_heads": 2, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 13,
     "pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD,
 }  # fmt: skip
-SEPARATE = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB + 4}
+SEPARATE: dict[str, Any] = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB + 4}
 
 MARIAN = Foreign(
     "MarianMTModel", "MarianConfig", {**BART_LIKE, "activation_function": "swish", "scale_embedding": True}
@@ -88,11 +88,11 @@ BERT_LIKE = {
 BERT = Foreign("BertForMaskedLM", "BertConfig", BERT_LIKE)
 BERT_BASE = Foreign("BertModel", "BertConfig", BERT_LIKE)
 
-GPT2_LIKE = {
+GPT2_LIKE: dict[str, Any] = {
     "vocab_size": VOCAB, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_inner": 19, "n_positions": 32,
     "bos_token_id": END, "eos_token_id": END, "pad_token_id": PAD,
 }  # fmt: skip
-LLAMA_LIKE = {
+LLAMA_LIKE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 19, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 12, "bos_token_id": 2, "eos_token_id": END,
     "pad_token_id": PAD,

@@ -56,7 +56,7 @@ def test_attention_is_theirs(pair: tuple[Any, Pretrained]) -> None:
         if name.startswith("encoder"):  # what padding looks at is nobody's business
             real = mask.bool()[:, None, :, None]
             found, weights = found * real, weights * real
-        torch.testing.assert_close(found, weights, atol=1e-5, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(found, weights, atol=1e-5, rtol=0, msg=f"{name}: {{}}".format)
 
 
 def test_greedy_decoding_is_generate(pair: tuple[Any, Pretrained]) -> None:
@@ -64,11 +64,12 @@ def test_greedy_decoding_is_generate(pair: tuple[Any, Pretrained]) -> None:
     source, _, mask = inputs()
     with torch.no_grad():
         # Without their cache, which in 5.23 counts a T5's encoder layers where it means its decoder's.
-        settings = {"max_new_tokens": 12, "num_beams": 1, "do_sample": False, "use_cache": False}
+        settings: dict[str, Any] = {"max_new_tokens": 12, "num_beams": 1, "do_sample": False, "use_cache": False}
         expected = theirs.generate(input_ids=source, attention_mask=mask, **settings)
-    (end,) = ours.end_ids
+    (end,), begin = ours.end_ids, ours.begin_id
     assert end == END
-    found = greedy(ours.model, source, LENGTHS, bos_id=ours.begin_id, eos_id=end, max_steps=12)
+    assert begin is not None
+    found = greedy(ours.model, source, LENGTHS, bos_id=begin, eos_id=end, max_steps=12)
     for hypothesis, row in zip(found, expected[:, 1:].tolist(), strict=True):
         kept = row[: row.index(END) + 1] if END in row else row
         assert hypothesis.tokens == kept

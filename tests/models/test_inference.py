@@ -14,8 +14,8 @@ from regard.models.inference import FIRST_ROOM, FixedTransformer, prepare, why_n
 
 VOCAB, BOS, EOS = 331, 1, 2
 # More steps than a cache has room for at first.
-LIMITS = {"bos_id": BOS, "eos_id": EOS, "max_steps": FIRST_ROOM + 5, "alignments": True}
-KINDS = {
+LIMITS: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": FIRST_ROOM + 5, "alignments": True}
+KINDS: dict[str, dict[str, Any]] = {
     "pre": {},
     "post": {"norm_position": "post"},
     "one key": {"num_kv_heads": 1, "activation": "gelu"},
@@ -25,7 +25,7 @@ KINDS = {
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def untrained(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+def untrained(kind: dict[str, Any], dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
     """Large weights, so that answers differ."""
     torch.manual_seed(seed)
     config = TransformerConfig(dim=24, num_heads=4, encoder_layers=2, decoder_layers=2, feed_forward_dim=31, **kind)
@@ -52,9 +52,7 @@ def assert_same(found: Any, expected: Any, tolerance: float) -> None:
 
 @every_kind
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"])
-def test_tokens_scores_and_alignments_are_the_models(
-    kind: dict[str, Any], dtype: torch.dtype, tolerance: float
-) -> None:
+def test_tokens_scores_and_alignments_are_the_models(kind: Any, dtype: torch.dtype, tolerance: float) -> None:
     model = untrained(kind, dtype)
     ready = prepare(model)
     assert isinstance(ready, FixedTransformer)
@@ -67,7 +65,7 @@ def test_tokens_scores_and_alignments_are_the_models(
 
 
 @every_kind
-def test_padding_changes_nothing(kind: dict[str, Any]) -> None:
+def test_padding_changes_nothing(kind: Any) -> None:
     ready, (source, lengths) = prepare(untrained(kind)), sources()
     together = beam_search(ready, source, lengths, beam_size=3, **LIMITS)
     for n, length in enumerate(lengths.tolist()):
@@ -77,7 +75,7 @@ def test_padding_changes_nothing(kind: dict[str, Any]) -> None:
 
 @every_kind
 @pytest.mark.parametrize("index", [[4, 0, 0, 2], [8, 8, 3, 3, 1, 1], [0, 1, 2, 3, 4, 5, 6, 7, 8], [5]], ids=str)
-def test_any_sequences_can_be_picked(kind: dict[str, Any], index: list[int]) -> None:
+def test_any_sequences_can_be_picked(kind: Any, index: Any) -> None:
     ready, model = (each(untrained(kind)) for each in (prepare, lambda model: model))
     steps, index = torch.randint(3, VOCAB, (3, 9)), torch.tensor(index)
     logits, weights = [], []
@@ -169,7 +167,7 @@ def test_bfloat16_scores_a_trained_models_answers_alike() -> None:
     model, loss = trained()
     assert loss < 0.3
     words, lengths = torch.randint(3, 12, (200, 5)), torch.full((200,), 5)
-    limits = {"bos_id": BOS, "eos_id": EOS, "max_steps": 9, "beam_size": 5}
+    limits: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": 9, "beam_size": 5}
     exact, fast = (beam_search(prepare(model, dtype), words, lengths, **limits) for dtype in (None, torch.bfloat16))
     apart = torch.tensor([abs(one.score - other.score) for (one,), (other,) in zip(exact, fast, strict=True)])
     assert apart.max() > 0  # it is another precision

@@ -25,7 +25,7 @@ from regard.models import (
 from regard.nn import MultiHeadAttention
 
 VOCAB, LENGTH = 17, 7
-SIZES = {"dim": 12, "num_heads": 3, "num_layers": 2, "feed_forward_dim": 19, "dropout": 0.0}
+SIZES: dict[str, Any] = {"dim": 12, "num_heads": 3, "num_layers": 2, "feed_forward_dim": 19, "dropout": 0.0}
 
 
 def shaken(model: nn.Module) -> Any:
@@ -222,8 +222,8 @@ def test_named_sizes_have_the_parameters_of_their_papers() -> None:
         vaswani = Transformer(base, source_vocab_size=37_000, target_vocab_size=37_000)
         assert count(vaswani) / 1e6 == pytest.approx(63, abs=1)  # their table 3 says 65, with about 37,000 tokens
         for size, millions in (("tiny", 4.4), ("small", 28.8), ("base", 110.1)):  # Turc et al. 2019, table 1
-            model = EncoderOnly(ENCODER_ONLY_SIZES[size], vocab_size=30_522)
-            assert count(model) / 1e6 == pytest.approx(millions, rel=0.02)
+            encoder = EncoderOnly(ENCODER_ONLY_SIZES[size], vocab_size=30_522)
+            assert count(encoder) / 1e6 == pytest.approx(millions, rel=0.02)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What holds for both models: padding never changes a result, and nothing looks ahead; and they learn by heart."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -18,13 +19,19 @@ SOURCE, TARGET = 7, 5
 
 
 def transformer(**changes: object) -> Transformer:
-    sizes = {"dim": 12, "num_heads": 3, "encoder_layers": 2, "decoder_layers": 2, "feed_forward_dim": 19}
+    sizes: dict[str, Any] = {
+        "dim": 12,
+        "num_heads": 3,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "feed_forward_dim": 19,
+    }
     config = TransformerConfig(**(sizes | {"dropout": 0.0, "tied_output": False} | changes))
     return Transformer(config, source_vocab_size=VOCAB, target_vocab_size=VOCAB)
 
 
 def rnn(**changes: object) -> RNNSeq2Seq:
-    sizes = {"embedding_dim": 5, "hidden_dim": 7, "attention_dim": 11, "dropout": 0.0}
+    sizes: dict[str, Any] = {"embedding_dim": 5, "hidden_dim": 7, "attention_dim": 11, "dropout": 0.0}
     return RNNSeq2Seq(RNNConfig(**(sizes | changes)), source_vocab_size=VOCAB, target_vocab_size=VOCAB)
 
 
@@ -94,13 +101,13 @@ def test_padding_takes_no_gradient(make: Callable[[], nn.Module]) -> None:
     assert model.target_embedding.weight.grad[target[0, 0]].any()
 
 
-def embedded_gradients(model: nn.Module, source: Tensor, lengths: Tensor, target: Tensor, t: int) -> tuple:
+def embedded_gradients(model: Any, source: Tensor, lengths: Tensor, target: Tensor, t: int) -> tuple[Any, ...]:
     """Gradients of sentence 0's logits at t with respect to every source and target vector."""
     vectors: dict[str, Tensor] = {}
     tables = {"source": model.source_embedding, "target": model.target_embedding}
 
     def keep(name: str) -> Callable[..., Tensor]:
-        def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             vectors[name] = output.detach().requires_grad_()
             return vectors[name]
 
@@ -152,7 +159,7 @@ def random_pairs(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return sources, (sources != PAD).sum(1), begun, targets
 
 
-LEARNERS: dict[str, tuple[Callable[[], nn.Module], float, int]] = {
+LEARNERS: dict[str, tuple[Callable[[], Any], float, int]] = {
     "transformer": (lambda: transformer(dim=32, num_heads=4, feed_forward_dim=64), 1e-2, 80),
     "rnn": (lambda: rnn(embedding_dim=24, hidden_dim=32, attention_dim=24), 1e-2, 80),
 }
@@ -173,7 +180,7 @@ def test_fifty_pairs_are_learnt_by_heart(learner: str) -> None:
         optimizer.step()
     model.eval()
     wanted = [row[row != PAD].tolist() for row in targets]
-    limits = {"bos_id": BOS, "eos_id": EOS, "max_steps": 11}
+    limits: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": 11}
     assert [found.tokens for found in greedy(model, sources, lengths, **limits)] == wanted
     beams = beam_search(model, sources, lengths, beam_size=3, **limits)
     assert [found[0].tokens for found in beams] == wanted

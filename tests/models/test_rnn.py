@@ -45,7 +45,7 @@ def sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x))
 
 
-def gru(x: Tensor, h: Tensor, weights: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+def gru(x: Tensor, h: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
     """One step of a gated recurrent unit, gates r, z, n in torch's order.
 
     Bahdanau et al. 2015, A.1.1, where z and 1 - z are swapped and the reset gate acts before the product.
@@ -68,7 +68,9 @@ def annotate(model: RNNSeq2Seq, source: list[int]) -> tuple[list[Tensor], Tensor
     n = model.config.hidden_dim
     layer_inputs = [model.source_embedding.weight[w] for w in source]
     for layer in range(model.config.encoder_layers):
-        forward, backward, h = [], [], torch.zeros(n, dtype=torch.float64)
+        forward: list[Tensor] = []
+        backward: list[Tensor] = []
+        h = torch.zeros(n, dtype=torch.float64)
         for x in layer_inputs:
             h = gru(x, h, encoder_weights(model, f"l{layer}"))
             forward.append(h)
@@ -80,7 +82,7 @@ def annotate(model: RNNSeq2Seq, source: list[int]) -> tuple[list[Tensor], Tensor
     return layer_inputs, backward[0]
 
 
-def align(model: RNNSeq2Seq, s: Tensor, annotations: list[Tensor]) -> tuple[Tensor, Tensor]:
+def align(model: RNNSeq2Seq, s: Tensor, annotations: list[Tensor]) -> tuple[Any, Tensor]:
     """The context and the weights of a decoder state."""
     if model.config.score == "additive":  # Bahdanau A.1.2: v_a . tanh(W_a s + U_a h_j)
         a = model.aligner.attention

@@ -38,7 +38,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
 # -- against torch -----------------------------------------------------------------------------------
 
 
-def copy_attention(ours: nn.Module, theirs: nn.MultiheadAttention) -> None:
+def copy_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
     theirs.in_proj_weight.copy_(ours.in_weights[0])
     theirs.in_proj_bias.copy_(ours.in_bias)
     theirs.out_proj.load_state_dict(ours.out.state_dict())
@@ -57,6 +57,8 @@ def torchs(model: Transformer) -> nn.Transformer:
         theirs.decoder.norm.load_state_dict(model.decoder_norm.state_dict())
     else:  # torch adds final norms to post-norm stacks too, which the paper has not
         theirs.encoder.norm = theirs.decoder.norm = None
+    mine: Any
+    other: Any
     with torch.no_grad():
         for mine, other in [*zip(model.encoder, theirs.encoder.layers), *zip(model.decoder, theirs.decoder.layers)]:  # noqa: B905
             copy_attention(mine.self_attention, other.self_attn)

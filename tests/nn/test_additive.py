@@ -1,5 +1,7 @@
 """`AdditiveAttention` against the formula written out in float64, pair by pair."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.nn import AdditiveAttention
 
 
-def written_out(module: AdditiveAttention, query: Tensor, key: Tensor, value: Tensor, valid: int) -> tuple:
+def written_out(module: AdditiveAttention, query: Tensor, key: Tensor, value: Tensor, valid: int) -> tuple[Any, ...]:
     """Output and weights of one query (Dq,), keys (S, Dk) and values (S, E); Bahdanau et al. 2015, A.1.2."""
     scores = [
         sum(

@@ -10,7 +10,7 @@ from torch import nn
 import regard
 from regard.nn.compat import MisfitError, MultiheadAttention
 
-SHAPES = {"embed_dim": 8, "num_heads": 2}
+SHAPES: dict[str, Any] = {"embed_dim": 8, "num_heads": 2}
 
 
 def both(**options: Any) -> tuple[MultiheadAttention, nn.MultiheadAttention]:
@@ -26,7 +26,7 @@ def both(**options: Any) -> tuple[MultiheadAttention, nn.MultiheadAttention]:
 @pytest.mark.parametrize(
     "options", [{}, {"kdim": 5, "vdim": 3}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}]
 )
-def test_it_is_torchs(options: dict[str, int], batch_first: bool) -> None:
+def test_it_is_torchs(options: dict[str, Any], batch_first: bool) -> None:
     ours, theirs = both(**options, batch_first=batch_first)
     n, t, s = 3, 5, 7
     shape = (lambda length, width: (n, length, width)) if batch_first else (lambda length, width: (length, n, width))

@@ -10,7 +10,10 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.nn import Dropout
 
-TOLERANCES = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
+TOLERANCES: dict[Any, Any] = {
+    torch.float64: {"rtol": 1e-12, "atol": 1e-12},
+    torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
+}
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

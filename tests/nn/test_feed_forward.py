@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.nn import FeedForward, GatedFeedForward, PostNorm, PreNorm
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "relu": (nn.functional.relu, lambda z: z.clamp(min=0)),
     "gelu": (nn.functional.gelu, lambda z: z * (1 + torch.erf(z / math.sqrt(2))) / 2),
     "silu": (nn.functional.silu, lambda z: z / (1 + torch.exp(-z))),

@@ -1,5 +1,7 @@
 """A linear layer that no longer learns, against F.linear."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 37])
 @pytest.mark.parametrize(("has_bias", "activation"), [(True, "none"), (False, "none"), (True, "relu")])
-def test_it_is_a_linear_layer(dtype: torch.dtype, rows: int, has_bias: bool, activation: str) -> None:
+def test_it_is_a_linear_layer(dtype: torch.dtype, rows: int, has_bias: bool, activation: Any) -> None:
     torch.manual_seed(rows)
     weight, x = torch.randn(29, 13, dtype=torch.float64), torch.randn(rows, 13, dtype=torch.float64)
     bias = torch.randn(29, dtype=torch.float64) if has_bias else None
@@ -29,7 +31,7 @@ def test_it_is_a_linear_layer(dtype: torch.dtype, rows: int, has_bias: bool, act
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("other", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("activation", ["none", "relu"])
-def test_what_is_added_is_left_as_it_was(dtype: torch.dtype, other: torch.dtype, activation: str) -> None:
+def test_what_is_added_is_left_as_it_was(dtype: torch.dtype, other: torch.dtype, activation: Any) -> None:
     weight, x, plus = torch.randn(29, 13), torch.randn(5, 13), torch.randn(5, 29, dtype=other)
     layer, before = FixedLinear(weight, dtype=dtype, activation=activation), plus.clone()
     found = layer(x, plus=plus)

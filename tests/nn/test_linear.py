@@ -1,5 +1,7 @@
 """Linear layers: the same numbers and gradients wherever they are multiplied."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -62,7 +64,8 @@ def test_what_needs_no_gradient_and_what_torch_transforms_stay_with_torch() -> N
 
 
 def test_the_switch_is_put_back() -> None:
-    matmul = torch.backends.mkldnn.matmul
+    mkldnn: Any = torch.backends.mkldnn
+    matmul = mkldnn.matmul
     before = matmul.fp32_precision
     with by_onednn():
         assert matmul.fp32_precision == ("bf16" if onednn_is_faster() else before)

@@ -1,5 +1,7 @@
 """`MultiHeadAttention` against torch.nn.MultiheadAttention, and against itself by another route."""
 
+from typing import Any
+
 import jaxtyping
 import pytest
 import torch
@@ -100,6 +102,8 @@ def test_keys_and_values_of_their_own_widths() -> None:
 
 
 def test_gradients_equal_torchs() -> None:
+    theirs: Any
+    ours: Any
     theirs, ours = twins()
     x, y = (torch.randn(BATCH, n, DIM, dtype=torch.float64, requires_grad=True) for n in (QUERIES, KEYS))
     valid = torch.tensor([3, 7])
@@ -128,9 +132,9 @@ def test_a_sequence_that_is_all_padding_gives_the_output_bias_and_finite_gradien
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
 def test_grouped_heads_are_repeated_heads(kv_heads: int) -> None:
     heads, head_dim = 6, 5
-    grouped = MultiHeadAttention(29, heads, num_kv_heads=kv_heads, head_dim=head_dim).double()
+    grouped: Any = MultiHeadAttention(29, heads, num_kv_heads=kv_heads, head_dim=head_dim).double()
     nn.init.normal_(grouped.in_bias)
-    full = MultiHeadAttention(29, heads, head_dim=head_dim).double()
+    full: Any = MultiHeadAttention(29, heads, head_dim=head_dim).double()
 
     def repeat(packed: Tensor) -> Tensor:
         query, *others = packed.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim])
@@ -193,7 +197,7 @@ def test_extending_a_cache_is_the_whole(pieces: list[int]) -> None:
 
 
 def test_packed_and_separate_routes_agree() -> None:
-    attend = MultiHeadAttention(DIM, HEADS, num_kv_heads=1).double()
+    attend: Any = MultiHeadAttention(DIM, HEADS, num_kv_heads=1).double()
     nn.init.normal_(attend.in_bias)
     x, y = (torch.randn(BATCH, n, DIM, dtype=torch.float64) for n in (QUERIES, KEYS))
     torch.testing.assert_close(attend(x), attend(x, x.clone(), x.clone()), rtol=0, atol=1e-12)
@@ -238,7 +242,7 @@ def test_a_bias_shifts_the_scores() -> None:
 
 
 @pytest.mark.parametrize("widths", [{}, {"key_dim": 11, "value_dim": 13}], ids=["packed", "separate"])
-def test_state_dict_round_trip(widths: dict[str, int]) -> None:
+def test_state_dict_round_trip(widths: dict[str, Any]) -> None:
     one, two = (MultiHeadAttention(DIM, HEADS, num_kv_heads=1, **widths) for _ in range(2))
     two.load_state_dict(one.state_dict())
     x, key = torch.randn(BATCH, QUERIES, DIM), torch.randn(BATCH, KEYS, widths.get("key_dim", DIM))
@@ -247,7 +251,7 @@ def test_state_dict_round_trip(widths: dict[str, int]) -> None:
 
 
 def test_initialisation_is_glorot_of_each_projection() -> None:
-    attend = MultiHeadAttention(64, 4, num_kv_heads=1)
+    attend: Any = MultiHeadAttention(64, 4, num_kv_heads=1)
     query, key, value = attend.in_weights[0].split([64, 16, 16])
     for weight in (query, key, value, attend.out.weight):
         bound = (6 / sum(weight.shape)) ** 0.5
@@ -276,7 +280,7 @@ def test_bfloat16_is_close_to_float32() -> None:
         ({"dim": 0, "num_heads": 3}, "at least 1, got dim=0"),
     ],
 )
-def test_arguments_that_make_no_module(arguments: dict[str, float], message: str) -> None:
+def test_arguments_that_make_no_module(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         MultiHeadAttention(**arguments)
 

@@ -123,8 +123,8 @@ def hugging_face(kind: str, head_dim: int = 8, longest: int = 64, base: float = 
     )  # fmt: skip
 
 
-ORIGINAL = {"original_max_position_embeddings": 16}
-FACTORS = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 7.5]}
+ORIGINAL: dict[str, Any] = {"original_max_position_embeddings": 16}
+FACTORS: dict[str, Any] = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 7.5]}
 FAMILIES = [
     ("linear", {"factor": 3.0}, PositionInterpolation(3.0)),
     ("dynamic", {"factor": 2.5}, DynamicNTK(factor=2.5, original_length=64)),

@@ -26,8 +26,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -84,8 +85,8 @@ def make_config(kind: str, data: Path, out: Path) -> Any:
         "device": "cpu",
         "precision": "float32",
     }
-    layers = {"dim": 16, "num_heads": 2, "feed_forward_dim": 24, "dropout": 0.2}
-    text = {"batch_tokens": 128, "block_length": 32, **common}
+    layers: dict[str, Any] = {"dim": 16, "num_heads": 2, "feed_forward_dim": 24, "dropout": 0.2}
+    text: dict[str, Any] = {"batch_tokens": 128, "block_length": 32, **common}
     match kind:
         case "transformer":
             model = TransformerConfig(**layers, encoder_layers=1, decoder_layers=1)
@@ -232,7 +233,7 @@ def check_equal(folder: Path, undisturbed: Path) -> None:
     ours, theirs = Checkpoints(folder), Checkpoints(undisturbed)
     for mine, other in zip(ours.load_last(), theirs.load_last(), strict=True):
         if isinstance(mine, dict):
-            _check_tensors(mine, other)
+            _check_tensors(mine, cast(Any, other))
     _check_same("kept models", ours.kept(), theirs.kept())
     for which in ("best", *theirs.kept()):
         _check_tensors(ours.load_model(which), theirs.load_model(which))
@@ -286,7 +287,7 @@ def soak(kind: str, kills: int, seed: int, folder: Path) -> Counter[str]:
     while tally.total() < kills or not finished:
         config = replace(undisturbed, out=folder / f"run{run}")
         plan = _draw(generator, whole) if tally.total() < kills else None
-        ended = in_a_process(lambda config=config: train(kind, config), config.out, plan)
+        ended = in_a_process(partial(train, kind, config), config.out, plan)
         finished = ended.status == 0
         if finished:
             check_equal(config.out, undisturbed.out)

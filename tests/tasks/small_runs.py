@@ -22,7 +22,7 @@ PAIRS = [
     (f"we see {n} {t}", f"on y voit {c} {THINGS[t]}") for n, c in zip(NUMBERS, COUNTS, strict=True) for t in THINGS
 ]
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "transformer": TransformerConfig(
         dim=32, num_heads=2, encoder_layers=1, decoder_layers=1, feed_forward_dim=48, dropout=0.0
     ),

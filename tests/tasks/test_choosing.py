@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,8 +74,8 @@ def test_warm_start_begins_with_another_run(run: Path, tmp_path: Path) -> None:
     config = small_config(
         tmp_path, data=(data,), valid=(data,), steps=1, validate_every=1, learning_rate=1e-6, warm_start=run
     )
-    warm = train_translation(config)
-    before = Translator.load(run)
+    warm: Any = train_translation(config)
+    before: Any = Translator.load(run)
     assert warm.source_tokenizer.fingerprint() == before.source_tokenizer.fingerprint()
     assert warm.loss(PAIRS) == pytest.approx(before.loss(PAIRS), rel=1e-2, abs=1e-3)
     # A run that has a checkpoint goes on from that, though the other one be gone.

@@ -63,7 +63,7 @@ def writer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("kind", "uses", "count", "seed"), [("translator", TRANSLATOR_USES, 16, 1), ("writer", WRITER_USES, 14, 2)]
 )
 def test_an_error_in_a_line_or_the_right_answer(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str, uses: list, count: int, seed: int
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, uses: list[Any], count: int, seed: int
 ) -> None:
     run: Path = request.getfixturevalue(f"{kind}_run")
     right = outcome(copy_of(run, tmp_path / "right"), uses)
@@ -133,7 +133,8 @@ def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path
     run = copy_of(translator_run, tmp_path / "run")
     before = snapshot(run)
     config = changed(settings_of(run), steps=9)
-    for how in ({"resume": True}, {"overwrite": True}):
+    hows: list[dict[str, Any]] = [{"resume": True}, {"overwrite": True}]
+    for how in hows:
         with locked(run, refusal="no"), pytest.raises(RunFolderError, match="another process is training in"):
             train_translation(config, **how)
     assert snapshot(run) == before

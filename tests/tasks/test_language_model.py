@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.generation.filters import Progress, RepetitionPenalty, TopK
+from regard.generation.filters import RepetitionPenalty, TopK
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnlyConfig
 from regard.tasks import (
     LanguageModel,
@@ -31,13 +31,13 @@ from tests.tasks.small_runs import changed, with_fit
 LINES = [f"{n} and {m} make {n + m}; 木 {n}" for n in range(12) for m in range(12)]
 # What a letter is follows from those beside it.
 LETTERS = ["abcdefghijklmnopqrstuvwxyz"[n % 13 : n % 13 + 13] for n in range(200)]
-TINY = {"dim": 24, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 32, "dropout": 0.0}
+TINY: dict[str, Any] = {"dim": 24, "num_heads": 2, "num_layers": 2, "feed_forward_dim": 32, "dropout": 0.0}
 
 
 def small_config(folder: Path, kind: type = LanguageModelConfig, **changes: Any) -> Any:
     (folder / "text.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
     model = DecoderOnlyConfig(**TINY) if kind is LanguageModelConfig else EncoderOnlyConfig(**TINY)
-    settings = {
+    settings: dict[str, Any] = {
         "data": (folder / "text.txt",), "out": folder / "run", "model": model, "tokenizer": "characters",
         "block_length": 32, "batch_tokens": 256, "steps": 6, "learning_rate": 1e-2, "warmup_steps": 5,
         "schedule": "constant",
@@ -50,7 +50,7 @@ def small_config(folder: Path, kind: type = LanguageModelConfig, **changes: Any)
 def writer(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     """A hundred and forty lines, well learnt; each a document."""
     folder = tmp_path_factory.mktemp("lines")
-    length = {"steps": 250, "schedule": "cosine", "validate_every": 50, "save_every": 250}
+    length: dict[str, Any] = {"steps": 250, "schedule": "cosine", "validate_every": 50, "save_every": 250}
     return train_language_model(small_config(folder, documents="lines", **length))
 
 
@@ -58,7 +58,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 def filler(tmp_path_factory: pytest.TempPathFactory) -> MaskedLanguageModel:
     folder = tmp_path_factory.mktemp("masked")
     (folder / "letters.txt").write_text("".join(f"{line}\n" for line in LETTERS))
-    length = {"steps": 350, "schedule": "cosine", "validate_every": 50, "save_every": 350}
+    length: dict[str, Any] = {"steps": 350, "schedule": "cosine", "validate_every": 50, "save_every": 350}
     config = small_config(folder, MaskedLanguageModelConfig, data=(folder / "letters.txt",), **length)
     return train_masked_language_model(config)
 
@@ -149,7 +149,7 @@ def test_validation_and_evaluation_agree(run: Path) -> None:
 # -- writing -----------------------------------------------------------------------------------------
 
 
-def test_writing_is_the_models_own_choice_step_by_step(writer: LanguageModel) -> None:
+def test_writing_is_the_models_own_choice_step_by_step(writer: Any) -> None:
     text = "".join(writer.generate("7 and ", filters=[TopK(1)], max_tokens=9))
     ids = [BOS, *writer.tokenizer.encode("7 and ")]
     for _ in range(9):
@@ -174,7 +174,7 @@ def test_a_seed_gives_the_same_text_again_and_stop_strings_end_it(writer: Langua
 def test_running_text_never_ends_and_no_text_begins_twice(writer: LanguageModel, run: Path) -> None:
     """Whatever the model makes of them: all but the special tokens' logits are pulled down."""
 
-    def tempt(logits: Tensor, progress: Progress) -> Tensor:
+    def tempt(logits: Tensor, progress: Any) -> Tensor:
         return torch.cat([logits[:, :4] + 99, logits[:, 4:]], 1)
 
     text = "".join(LanguageModel.load(run, device="cpu").generate("x", max_tokens=50, filters=[tempt]))
@@ -201,13 +201,13 @@ def test_a_full_block_goes_on_from_its_second_half() -> None:
 
 def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
     """A byte a token, 32 at once: characters come whole, and the repetition penalty remembers all of the text."""
-    writer = LanguageModel.load(run, device="cpu")
+    writer: Any = LanguageModel.load(run, device="cpu")
     assert sum(map(len, writer.generate("x" * 50, max_tokens=100))) > 20
     pieces = list(writer.generate("木", max_tokens=80, seed=1))
     assert all(piece for piece in pieces)
     seen = []
 
-    def look(logits: Tensor, progress: Progress) -> Tensor:
+    def look(logits: Tensor, progress: Any) -> Tensor:
         seen.append(torch.cat([progress.before, progress.tokens], 1)[0].tolist())
         return RepetitionPenalty(1.5)(logits, progress)
 
@@ -217,7 +217,7 @@ def test_a_text_outgrows_the_block_and_goes_on(run: Path) -> None:
     assert seen[-1][:6] == writer.tokenizer.encode("12 and")
 
 
-def test_scores_add_up(writer: LanguageModel, run: Path) -> None:
+def test_scores_add_up(writer: Any, run: Path) -> None:
     lines = [*LINES[:40], "x" * 70, ""]
     found = list(writer.score(lines))
     assert [one.tokens for one in found] == [len(line) + 1 for line in lines]
@@ -282,7 +282,7 @@ def test_the_pseudo_likelihood_masks_one_token_at_a_time(filler: MaskedLanguageM
         ({"seed": -1}, "seed must be 0 or more"),
     ],
 )
-def test_settings_that_make_no_sense(tmp_path: Path, changes: dict, message: str) -> None:
+def test_settings_that_make_no_sense(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         small_config(tmp_path, **changes)
 

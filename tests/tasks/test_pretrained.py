@@ -18,7 +18,7 @@ from regard.tasks.translation.translator import Translator
 TEXT = ["a small cat sees the old house", "the house sees a cat", "the cats were old and small", "we see a house!"]
 TEXT += [f"{a} {b} {c}" for a in ("this", "every", "no") for b in ("old", "small", "new") for c in ("cat", "tree")]
 SENTENCES = ["the old cat", "we see every small house", "a tree", "Zürich sees 木 trees"]
-SMALL = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2} | {
+SMALL: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2} | {
     "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 64
 }  # fmt: skip
 
@@ -49,8 +49,8 @@ def make_marian(folder: Path, separate: bool = False) -> Path:
             model_writer=made, vocab_size=48, minloglevel=2, hard_vocab_limit=False,
         )  # fmt: skip
         (folder / f"{side}.spm").write_bytes(made.getvalue())
-        model = spm.SentencePieceProcessor(model_proto=made.getvalue())
-        pieces[side] = [model.id_to_piece(i) for i in range(3, len(model))]
+        processor = spm.SentencePieceProcessor(model_proto=made.getvalue())
+        pieces[side] = [processor.id_to_piece(i) for i in range(3, len(processor))]
 
     def vocabulary(words: Iterable[str]) -> dict[str, int]:
         return {word: n for n, word in enumerate(["</s>", "<unk>", ">>fra<<", *sorted(set(words)), "<pad>"])}
@@ -60,9 +60,13 @@ def make_marian(folder: Path, separate: bool = False) -> Path:
     (folder / "vocab.json").write_text(json.dumps(source))
     if separate:
         (folder / "target_vocab.json").write_text(json.dumps(target))
-    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
+    sizes: dict[str, Any] = {
+        "vocab_size": len(source),
+        "decoder_vocab_size": len(target),
+        "share_encoder_decoder_embeddings": False,
+    }
     pad = target["<pad>"]
-    model = MarianMTModel(
+    model: Any = MarianMTModel(
         MarianConfig(
             **SMALL, **(sizes if separate else {"vocab_size": len(source)}), activation_function="swish",
             scale_embedding=True, pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0,
@@ -114,9 +118,10 @@ def make_t5(folder: Path) -> Path:
     backend.train_from_iterator(TEXT, trainer)
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     backend.save(str(folder / "tokenizer.json"))
+    start: dict[str, Any] = {"decoder_start_token_id": 0}
     config = T5Config(
         vocab_size=backend.get_vocab_size() + 5, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2,
-        relative_attention_num_buckets=8, relative_attention_max_distance=20, decoder_start_token_id=0,
+        relative_attention_num_buckets=8, relative_attention_max_distance=20, **start,
     )  # fmt: skip
     save(T5ForConditionalGeneration(config), folder)
     return folder
@@ -155,7 +160,8 @@ def test_marian_translates_as_it_does_there(separate: bool, tmp_path: Path, recw
 
     folder = make_marian(tmp_path, separate)
     names = ["source.spm", "target.spm", "vocab.json", *(["target_vocab.json"] if separate else [])]
-    tokenizer = MarianTokenizer(*(str(folder / name) for name in names), separate_vocabs=separate)
+    make: Any = MarianTokenizer
+    tokenizer = make(*(str(folder / name) for name in names), separate_vocabs=separate)
     recwarn.clear()  # it recommends a package
     lines = [*SENTENCES, ">>fra<< the old cat"]
     ids, expected = translated_by_theirs(folder, tokenizer, "MarianMTModel", lines)
@@ -326,7 +332,7 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(
 def test_a_model_that_does_not_translate_is_refused(tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     save(BertModel(BertConfig(vocab_size=9, **sizes)), tmp_path)
     with pytest.raises(RunFolderError, match="holds a bert model, which does not translate"):
         Translator.load(tmp_path, device="cpu")

@@ -29,11 +29,11 @@ from regard.training.checkpoints import Checkpoints
 from regard.training.fit_config import FitConfig
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
-TEXT = {
+TEXT: dict[str, Any] = {
     "vocab_size": 280, "block_length": 16, "batch_tokens": 64, "warmup_steps": 2, "schedule": "constant",
     "fit": FitConfig(steps=4, validate_every=2, save_every=2), "pictures": 2, "device": "cpu",
 }  # fmt: skip
-LAYERS = {"dim": 8, "num_heads": 2, "num_layers": 1, "feed_forward_dim": 8}
+LAYERS: dict[str, Any] = {"dim": 8, "num_heads": 2, "num_layers": 1, "feed_forward_dim": 8}
 
 
 def train_translator(folder: Path, model: str) -> Path:
@@ -130,13 +130,14 @@ def test_short_pairs_come_first(tmp_path: Path) -> None:
     config = replace(config, valid=config.data)
     train_translation(config)
     assert short_pairs(open_corpus(config, RunFolder(config.out)).valid, 3) == [1, 2]
-    assert look_at_pairs(torch.nn.Linear(1, 1), open_corpus(config, RunFolder(config.out)), 0) is None
+    other: Any = torch.nn.Linear(1, 1)
+    assert look_at_pairs(other, open_corpus(config, RunFolder(config.out)), 0) is None
 
 
 def test_a_picture_that_cannot_be_drawn_ends_no_training() -> None:
     said: list[str] = []
 
-    def look() -> None:
+    def look() -> Any:
         raise ValueError("something\nodd")
 
     draw = Snapshots(look, said.append)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.errors import ArgumentError, DataError
 from regard.models.rnn import RNNConfig, RNNSeq2Seq
@@ -21,7 +21,7 @@ SOURCES = ["we see one red house", "they see two", "a cat, a dog and three trees
 TARGETS = ["on voit une maison rouge", "elles en voient deux", "un chat, un chien et trois arbres !", "on"]
 
 
-def shaken(model: nn.Module) -> nn.Module:
+def shaken(model: Any) -> Any:
     """Weights far enough from their first values that heads differ and every token can win."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -32,11 +32,18 @@ def shaken(model: nn.Module) -> nn.Module:
 
 def make(kind: str = "transformer", tokenizer: Any = Words, **changes: Any) -> Translator:
     source, target = tokenizer().train(SOURCES[:4]), tokenizer().train(TARGETS)
-    sizes = {"source_vocab_size": len(source), "target_vocab_size": len(target)}
+    sizes: dict[str, Any] = {"source_vocab_size": len(source), "target_vocab_size": len(target)}
+    model: Any
     if kind == "rnn":
         model = RNNSeq2Seq(RNNConfig(embedding_dim=8, hidden_dim=8, attention_dim=8), **sizes)
     else:
-        settings = {"dim": 16, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 3, "feed_forward_dim": 16}
+        settings: dict[str, Any] = {
+            "dim": 16,
+            "num_heads": 4,
+            "encoder_layers": 1,
+            "decoder_layers": 3,
+            "feed_forward_dim": 16,
+        }
         settings |= {"positions": "learned", "max_length": 16}
         model = Transformer(TransformerConfig(**settings | changes), **sizes)
     translator = Translator(shaken(model), source, target)
@@ -57,7 +64,7 @@ def translator(request: pytest.FixtureRequest) -> Translator:
     return make(request.param)
 
 
-def maps_of(translator: Translator, source: str, tokens: Sequence[str]) -> dict[str, Tensor]:
+def maps_of(translator: Any, source: str, tokens: Sequence[str]) -> dict[str, Tensor]:
     """The maps (H, T, S) of one sentence alone, teacher forced."""
     ids = torch.tensor([[*translator.source_tokenizer.encode(source), 2]])
     target = torch.tensor([[1, *tokens[:-1]]])
@@ -74,9 +81,7 @@ def maps_of(translator: Translator, source: str, tokens: Sequence[str]) -> dict[
     [AlignmentOf(), AlignmentOf(layer=0), AlignmentOf(layer=-1, head=0), AlignmentOf(head=-1), AlignmentOf(layer=None)],
     ids=str,
 )
-def test_an_alignment_is_the_map_of_that_layer_and_head(
-    translator: Translator, which: AlignmentOf, beam_size: int
-) -> None:
+def test_an_alignment_is_the_map_of_that_layer_and_head(translator: Any, which: AlignmentOf, beam_size: int) -> None:
     """That of the sentence alone, although it was translated among others and beams crossed."""
     names = translator.model.alignment_names
     found = list(translator.translate(SOURCES, beam_size=beam_size, num_best=beam_size, alignments=which))
@@ -103,7 +108,7 @@ def test_an_alignment_is_the_map_of_that_layer_and_head(
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
 def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(translator: Translator, penalty: float) -> None:
     favour(translator, translator.target_tokenizer.marks.end_id, 2.0)
-    how = {"beam_size": 4, "num_best": 4, "length_penalty": penalty, "alignments": AlignmentOf()}
+    how: dict[str, Any] = {"beam_size": 4, "num_best": 4, "length_penalty": penalty, "alignments": AlignmentOf()}
     ended = 0
     for one in translator.translate([source for source in SOURCES if source], **how):
         for candidate in one.candidates:
@@ -124,7 +129,7 @@ def test_a_length_penalty_is_a_number_from_0_up(penalty: float) -> None:
 def test_layers_and_heads_differ_and_must_exist() -> None:
     translator = make()
     read = lambda which: next(translator.translate(SOURCES[:1], alignments=which)).candidates[0].alignment  # noqa: E731
-    maps = [read(AlignmentOf(layer=layer, head=head)) for layer in range(3) for head in range(4)]
+    maps: list[Any] = [read(AlignmentOf(layer=layer, head=head)) for layer in range(3) for head in range(4)]
     assert all((a - b).abs().max() > 1e-3 for n, a in enumerate(maps) for b in maps[:n])
     torch.testing.assert_close(read(AlignmentOf(layer=None)), torch.stack(maps).mean(0))
     with pytest.raises(ArgumentError, match="expected a layer from -3 to 2, as the model has 3, got 3"):
@@ -147,7 +152,7 @@ def test_marks_and_spaces_are_not_copied() -> None:
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_unknown_words_are_the_words_that_are_looked_at_most(translator: Translator, beam_size: int) -> None:
     favour(translator, UNK, 9.0)
-    how = {"beam_size": beam_size, "alignments": AlignmentOf()}
+    how: dict[str, Any] = {"beam_size": beam_size, "alignments": AlignmentOf()}
     plain = list(translator.translate(SOURCES, **how))
     copied = list(translator.translate(SOURCES, **how, copy_unknown=True))
     unseen = translator.translate(SOURCES, beam_size=beam_size, copy_unknown=True)
@@ -215,7 +220,12 @@ def test_a_translation_is_kept_to_a_vocabulary(translator: Translator) -> None:
 
 def test_what_is_too_long_stops_or_stays_empty() -> None:
     translator = make(positions="learned", max_length=6)
-    lines = ["we see", "we see one red house we see", "they see two", Request("we", "on voit une maison rouge et")]
+    lines: list[str | Request] = [
+        "we see",
+        "we see one red house we see",
+        "they see two",
+        Request("we", "on voit une maison rouge et"),
+    ]
     found = list(translator.translate(lines, bad_lines="skip"))
     problems = [one.problem for one in found]
     assert problems[::2] == [None, None]

@@ -27,7 +27,7 @@ SOURCES = [source for source, _ in PAIRS]
 def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
     """Fifty pairs learnt by heart."""
     folder = tmp_path_factory.mktemp(request.param)
-    length = {"steps": 200, "schedule": "cosine", "validate_every": 50, "save_every": 200}
+    length: dict[str, Any] = {"steps": 200, "schedule": "cosine", "validate_every": 50, "save_every": 200}
     return train_translation(small_config(folder, model=request.param, vocab_size=330, **length))
 
 
@@ -114,7 +114,7 @@ def test_alignments_are_over_the_printed_labels(run: Path) -> None:
 
 
 def test_maps_are_over_the_printed_labels(run: Path) -> None:
-    translator = Translator.load(run, device="cpu")
+    translator: Any = Translator.load(run, device="cpu")
     seen = translator.attend("木々 звёзды")
     assert seen.source_labels == ["木", "々", "␣", *"звёзды", "<eos>"]
     merged = seen.maps["encoder.0"]
@@ -165,7 +165,7 @@ def test_the_loaded_model_is_the_best_one(fitted: Translator, run: Path) -> None
 def test_a_sentence_longer_than_the_positions_names_its_line(run: Path) -> None:
     translator = Translator.load(run, device="cpu")
     lines = ["we see one cats", "we see two trees", "x" * 41, "we see three stars"]
-    found = []
+    found: list[Any] = []
     with pytest.raises(DataError, match="line 3: 42 tokens, and the model takes 40 at most"):
         collect(translator.translate(lines, beam_size=1), found)
     assert [one.source for one in found] == lines[:2]
@@ -175,7 +175,7 @@ def test_a_sentence_longer_than_the_positions_names_its_line(run: Path) -> None:
         translator.attend("x" * 41)
 
 
-def collect(results: Iterator, found: list) -> None:
+def collect(results: Iterator[Any], found: list[Any]) -> None:
     for one in results:
         found.append(one)  # one by one: what comes before an error is kept
 
@@ -304,7 +304,7 @@ def test_shared_vocabulary(tmp_path: Path) -> None:
     config = small_config(
         tmp_path, shared_vocabulary=True, transformer=replace(SMALL["transformer"], shared_embeddings=True), steps=2
     )
-    translator = train_translation(config)
+    translator: Any = train_translation(config)
     assert translator.source_tokenizer.fingerprint() == translator.target_tokenizer.fingerprint()
     assert (config.out / "tokenizer.json").exists()
     assert Translator.load(config.out).loss(PAIRS) == pytest.approx(translator.loss(PAIRS))
@@ -320,7 +320,7 @@ def test_shared_vocabulary(tmp_path: Path) -> None:
         ({"transformer": TransformerConfig(shared_embeddings=True)}, "--shared-vocabulary"),
     ],
 )
-def test_settings_that_make_no_sense(tmp_path: Path, changes: dict, message: str) -> None:
+def test_settings_that_make_no_sense(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         small_config(tmp_path, **changes)
 

@@ -26,7 +26,7 @@ from regard.text.lines import Line, raw_lines
 from regard.text.tokenizers import Characters
 from tests import ROOT
 
-SETTINGS = {"model": "abc", "beam": 1}
+SETTINGS: dict[str, Any] = {"model": "abc", "beam": 1}
 LINES = [f"{n:x}" * (n % 3 + 1) for n in range(23)]
 WINDOW = 5
 
@@ -34,7 +34,7 @@ WINDOW = 5
 def tiny() -> Translator:
     tokenizer = Characters().train(["0123456789abcdef "])
     torch.manual_seed(1)
-    sizes = {"dim": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "feed_forward_dim": 8}
+    sizes: dict[str, Any] = {"dim": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "feed_forward_dim": 8}
     model = Transformer(
         TransformerConfig(**sizes, positions="learned", max_length=7),
         source_vocab_size=len(tokenizer), target_vocab_size=len(tokenizer),
@@ -71,7 +71,7 @@ def run(
     target: Path,
     *,
     stop_after: int | None = None,
-    bad_lines: str = "stop",
+    bad_lines: Any = "stop",
     gate: Any = None,
     settings: dict[str, Any] = SETTINGS,
     **how: Any,

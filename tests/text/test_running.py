@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from regard.text.running_text import CHUNK_PIECES, TextStore, TextStream, encode
 from regard.text.tokenizers import BOS, EOS, PAD, UNK, ByteLevelBPE, Characters, Tokenizer, Words
 
 TEXT = ["Ünë dög", "", "  日本 x", "ends here. dög dög"]
-RECIPES = {"bpe": ByteLevelBPE(vocab_size=290), "characters": Characters(), "words": Words()}
+RECIPES: dict[str, Any] = {"bpe": ByteLevelBPE(vocab_size=290), "characters": Characters(), "words": Words()}
 
 
 @pytest.fixture(scope="module", params=RECIPES)
@@ -36,7 +37,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 @pytest.mark.parametrize("documents", ["file", "paragraphs", "lines"])
-def test_a_store_holds_the_text(tokenizer: Tokenizer, documents: str, tmp_path: Path) -> None:
+def test_a_store_holds_the_text(tokenizer: Tokenizer, documents: Any, tmp_path: Path) -> None:
     whole = documents != "file"
     store = TextStore.build(tmp_path / "x.tokens", pieces(TEXT, documents), tokenizer, is_whole=whole)
     tokens = store.tokens.tolist()
@@ -77,7 +78,7 @@ def test_stores_that_are_not_ours(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="footer that fits"):
         TextStore.open(path, tokenizer)
     with pytest.raises(ArgumentError, match="documents must be one of file, paragraphs, lines, got 'page'"):
-        list(pieces(["a"], "page"))
+        list(pieces(["a"], cast(Any, "page")))
 
 
 # -- text as it comes --------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ def test_epochs_differ_and_ranks_share_each_batch() -> None:
 
 
 def test_texts_and_batches_that_are_too_small() -> None:
-    sizes = {"overlap": 1, "batch_tokens": 10, "seed": 0}
+    sizes: dict[str, Any] = {"overlap": 1, "batch_tokens": 10, "seed": 0}
     with pytest.raises(ArgumentError, match="the text has 5 tokens, and a block needs 6"):
         BlockPlan(np.arange(5), length=5, **sizes)
     with pytest.raises(ArgumentError, match="a batch has 2"):

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ class Lengths:
 
 
 def batches(count: int, *, rank: int = 0, world_size: int = 1, max_length: int = 100) -> TokenBatches:
-    store = Lengths(count)
+    store: Any = Lengths(count)
     return TokenBatches(store, max_length=max_length, max_tokens=120, seed=4, rank=rank, world_size=world_size)
 
 

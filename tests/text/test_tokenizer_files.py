@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from regard.text.codec import Marks
 from regard.text.pretrained import TokenizerFile
 from regard.text.tokenizers import ByteLevelBPE, Tokenizer
 
-READERS = {"our own": Tokenizer.load, "downloaded": lambda path: TokenizerFile(path, Marks())}
+READERS: dict[str, Callable[[Path], Any]] = {
+    "our own": Tokenizer.load,
+    "downloaded": lambda path: TokenizerFile(path, Marks()),
+}
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -29,7 +30,7 @@ from regard.text.tokenizers import (
 from regard.text.unicode import normalise
 
 CORPUS = ["the cat sat on the mat", "die Katze saß auf der Matte", "", "猫が座った", "<pad> <eos>"] * 20
-RECIPES = [ByteLevelBPE(vocab_size=320), Words(), Characters()]
+RECIPES: list[Any] = [ByteLevelBPE(vocab_size=320), Words(), Characters()]
 BPE, WORDS, CHARACTERS = TRAINED = [made.train(CORPUS) for made in RECIPES]
 each_kind = pytest.mark.parametrize("tokenizer", TRAINED, ids=["bpe", "words", "characters"])
 
@@ -216,7 +217,7 @@ def test_no_text_to_train_on_is_refused(made: Words, texts: list[str]) -> None:
 
 
 def test_errors_of_the_text_pass_through_the_library() -> None:
-    def texts() -> Iterator[str]:  # type: ignore[no-untyped-def]
+    def texts() -> Iterator[str]:
         yield "a"
         raise DataError("x:2: bad")
 

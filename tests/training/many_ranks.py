@@ -9,13 +9,15 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from regard.storage.atomic import write_atomically
 from regard.training.checkpoints import Checkpoints
 from regard.training.distributed import tensor_files
 from regard.training.distributed.devices import Strategy, start_fabric
@@ -71,7 +73,7 @@ def train(folder: Path, *, steps: int, strategy: Strategy = "auto", dropout: flo
         loss = toy_loss(model, next(ToyBatches().epoch(99, 0)))
         return {"loss": float(loss.total / loss.count)}
 
-    every = {"validate_every": 4, "save_every": 4, "log_every": 1}
+    every: dict[str, Any] = {"validate_every": 4, "save_every": 4, "log_every": 1}
     folder.mkdir(parents=True, exist_ok=True)
     fit(
         model,
@@ -92,20 +94,17 @@ def train(folder: Path, *, steps: int, strategy: Strategy = "auto", dropout: flo
 def train_on_a_full_disk(folder: Path, *, rank: int, **options: Any) -> None:
     """Nothing can be written by one of the ranks; each writes down what it was told."""
     here = int(os.environ["RANK"])
-    real = tensor_files.write_atomically
 
     def write(path: Path, content: bytes) -> None:
         if here == rank:
             raise OSError(28, "No space left on device", str(path))
-        real(path, content)
+        write_atomically(path, content)
 
-    tensor_files.write_atomically = write
     try:
-        train(folder, **options)
+        with patch.object(tensor_files, "write_atomically", write):
+            train(folder, **options)
     except OSError as error:
         (folder / f"told-{here}.txt").write_text(str(error))
-    finally:
-        tensor_files.write_atomically = real
 
 
 def build(folder: Path) -> None:
@@ -123,7 +122,7 @@ def build(folder: Path) -> None:
     recompute_layers(model)
     logits = fabric.setup_module(model)(torch.arange(6)[None])
     logits.sum().backward()
-    norm = total_norm([value.grad for value in model.parameters()])
+    norm = total_norm([cast(Tensor, value.grad) for value in model.parameters()])
     with gathered(model), torch.no_grad():  # each by itself, as often as it likes
         states = [model.start(torch.arange(length)[None], torch.tensor([length])) for length in range(1, 7)]
         stepped = model.step(states[-1], torch.tensor([6])).logits if fabric.global_rank == 0 else None

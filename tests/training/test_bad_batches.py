@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ CONFIG = FitConfig(steps=12, save_every=3, validate_every=100, log_every=1)
 class Poisoned:
     """The toy's loss, spoilt at some of its calls."""
 
-    def __init__(self, *calls: int, by: float = float("nan")) -> None:
+    def __init__(self, *calls: Any, by: float = float("nan")) -> None:
         self.calls, self.by, self.count = calls, by, 0
 
     def __call__(self, model: nn.Module, batch: ToyBatch) -> LossSum:
@@ -55,7 +56,8 @@ def run(
 ) -> tuple[ToyModel, list[Event]]:
     """Train without dropout: then a batch that is passed over changes nothing that comes after it."""
     seed_everything(3)
-    model, events = ToyModel(0.0), []
+    model = ToyModel(0.0)
+    events: list[Event] = []
     fit(
         model,
         batches or ToyBatches(),
@@ -158,7 +160,7 @@ def test_a_kill_between_does_not_count_twice(tmp_path: Path) -> None:
     assert [step for event, step, _ in history if event == "skipped"] == [2, 4]
 
 
-def told(path: Path) -> list[tuple]:
+def told(path: Path) -> list[tuple[Any, ...]]:
     records = map(json.loads, path.read_text().splitlines())
     return [(record["event"], record["step"], record.get("skipped_batches")) for record in records]
 
@@ -181,7 +183,12 @@ def test_checkpoints_are_not_written_between_a_bad_batch_and_the_next_step(tmp_p
 def test_two_ranks_pass_over_together(tmp_path: Path) -> None:
     """One rank's bad batch is everybody's: else their parameters would part."""
     script = [sys.executable, "-m", "tests.training.toy_training", str(tmp_path), "--dropout", "0", "--steps", "12"]
-    both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29707"}
+    both: dict[str, Any] = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29707",
+    }
     ranks = [
         subprocess.Popen(
             [*script, "--poison-rank", "1"],

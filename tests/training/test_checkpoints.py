@@ -168,11 +168,11 @@ def test_a_failing_write_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypa
             raise OSError(28, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     check_full_disk(tmp_path, make_big=lambda: torch.zeros(10))
 
 
-def check_full_disk(folder: Path, make_big: Callable[[], object]) -> None:
+def check_full_disk(folder: Path, make_big: Callable[[], Any]) -> None:
     checkpoints = Checkpoints(folder)
     checkpoints.save_last(make_state(1.0))
     state = make_state(2.0)._replace(optimizer={"w:exp_avg": make_big()})
@@ -205,8 +205,8 @@ def test_death_at_any_write_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pyt
 
         return wrapped
 
-    monkeypatch.setattr(files.os, "fsync", count(os.fsync))
-    monkeypatch.setattr(files.os, "replace", count(os.replace))
+    monkeypatch.setattr(os, "fsync", count(os.fsync))
+    monkeypatch.setattr(os, "replace", count(os.replace))
     with pytest.raises(Killed):
         checkpoints.save_last(make_state(2.0, Position(step=8)))
     state = Checkpoints(frozen).load_last()
@@ -284,7 +284,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*config\.json'"):
         files.write_json(path, {"a": 2})
     assert files.read_json(path) == {"a": 1}

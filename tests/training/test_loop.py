@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -128,7 +129,9 @@ def test_log_windows_survive_a_resume(straight: Path, tmp_path: Path) -> None:
     train_toy(tmp_path / "cut", config=coarse)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     first = [loss for _, loss in losses(straight)[:8]]
-    assert losses(tmp_path / "whole")[0] == (8, pytest.approx(sum(first) / 8, rel=0.02))
+    step, loss = losses(tmp_path / "whole")[0]
+    assert step == 8
+    assert loss == pytest.approx(sum(first) / 8, rel=0.02)
 
 
 def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
@@ -226,8 +229,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["steps", "accumulate", "validate_every", "save_every", "log_every"])
 def test_settings_out_of_range(field: str) -> None:
+    nothing: dict[str, Any] = {field: 0}
     with pytest.raises(ArgumentError, match=f"{field} must be at least 1, got 0"):
-        FitConfig(**{field: 0})
+        FitConfig(**nothing)
 
 
 def test_reports_count_time_left_down(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The loss through the output layer: that of its logits, without them."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_gradients_by_differences() -> None:
     hidden, output, targets = example(torch.float64, shape=(1, 9))
 
     def loss(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        layer = nn.Linear(8, 300)
+        layer: Any = nn.Linear(8, 300)
         del layer.weight, layer.bias
         layer.weight, layer.bias = weight, bias
         return output_cross_entropy(hidden, layer, targets=targets, ignore_index=PAD, label_smoothing=0.1)[0]
@@ -103,7 +104,8 @@ def test_a_probability_that_underflows_is_no_infinite_loss() -> None:
 
 def test_every_model_takes_it() -> None:
     source, lengths = torch.randint(1, 11, (3, 5)), torch.tensor([5, 3, 4])
-    sizes, vocabularies = {"dim": 8, "num_heads": 2, "dropout": 0.0}, {"source_vocab_size": 11, "target_vocab_size": 11}
+    sizes: dict[str, Any] = {"dim": 8, "num_heads": 2, "dropout": 0.0}
+    vocabularies = {"source_vocab_size": 11, "target_vocab_size": 11}
     models = [
         (Transformer(TransformerConfig(**sizes), **vocabularies), (source, lengths, source)),
         (RNNSeq2Seq(RNNConfig(embedding_dim=6, hidden_dim=4, attention_dim=5, dropout=0.0), **vocabularies),

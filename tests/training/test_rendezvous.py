@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from regard.training.distributed import rendezvous
 from regard.training.distributed.rendezvous import agree
@@ -33,19 +34,19 @@ def start(store: torch.distributed.Store, late: int, world_size: int = 3) -> lis
 
 
 def test_every_start_has_a_name_of_its_own() -> None:
-    store = torch.distributed.HashStore()
+    store = HashStore()
     names = [start(store, late) for late in (0, 2, 1, 0, 2)]
     assert all(len(set(told)) == 1 for told in names)
     assert len({told[0] for told in names}) == len(names)
 
 
 def test_one_rank_waits_for_nobody() -> None:
-    assert agree(torch.distributed.HashStore(), 0, 1)
+    assert agree(HashStore(), 0, 1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_that_do_not_come_are_not_waited_for_forever(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = torch.distributed.HashStore()
+    store = HashStore()
     start(store, 0)
     monkeypatch.setattr(rendezvous, "PATIENCE_SECONDS", 0.1)
     with pytest.raises(TimeoutError, match=f"rank {rank} waited"):

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,7 +22,6 @@ from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
 from regard.models.rnn import RNNConfig, RNNSeq2Seq
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn import MultiHeadAttention
-from regard.storage import atomic as files
 from regard.training.checkpoints import Checkpoints, Position, TrainingState
 from regard.training.distributed.sharding import follow, total_norm
 from regard.training.distributed.shares import share
@@ -51,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(folder / "one", steps=8)
     shutil.copytree(folder / "one", folder / "one-8")
     train(folder / "one", steps=12)
-    sharded = {"strategy": "fsdp"}
+    sharded: dict[str, Any] = {"strategy": "fsdp"}
     launch(
         4,
         {"folder": folder / "four-8", "steps": 8, **sharded},
@@ -64,7 +63,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pairs(runs: Path) -> Path:
     """By two ranks, some from the checkpoint of four."""
-    sharded = {"strategy": "fsdp"}
+    sharded: dict[str, Any] = {"strategy": "fsdp"}
     launch(
         2,
         {"folder": runs / "two-after-four", "copy_of": runs / "four-8", "steps": 12, **sharded},
@@ -88,10 +87,10 @@ def check_same(ours: Path, theirs: Path) -> None:
         assert (one["event"], one["step"]) == (other["event"], other["step"])
         assert abs(one["loss"] - other["loss"]) < 1e-5
         assert one.get("gradient_norm", 0) == pytest.approx(other.get("gradient_norm", 0), rel=1e-5)
-    one, other = Checkpoints(ours).load_last(), Checkpoints(theirs).load_last()
-    assert one.position.step == other.position.step
+    mine, other_state = Checkpoints(ours).load_last(), Checkpoints(theirs).load_last()
+    assert mine.position.step == other_state.position.step
     for part in ("model", "optimizer", "average"):
-        a, b = getattr(one, part), getattr(other, part)
+        a, b = getattr(mine, part), getattr(other_state, part)
         assert set(a) == set(b)
         assert max(float((a[name] - b[name]).abs().max()) for name in a) < 1e-5
     best = Checkpoints(ours).load_model("best"), Checkpoints(theirs).load_model("best")
@@ -168,7 +167,9 @@ def test_layers_are_shared_out_as_they_are_made(pairs: Path) -> None:
     for name in ("logits", "after"):
         torch.testing.assert_close(answer[name], logits.detach(), rtol=0, atol=1e-6)
     torch.testing.assert_close(answer["stepped"], model(torch.arange(7)[None]).detach()[:, -1], rtol=0, atol=1e-6)
-    assert float(answer["norm"]) == pytest.approx(total_norm([p.grad for p in model.parameters()]), rel=1e-5)
+    assert float(answer["norm"]) == pytest.approx(
+        total_norm([cast(Tensor, p.grad) for p in model.parameters()]), rel=1e-5
+    )
 
 
 # -- files of shares, without processes ----------------------------------------------------------------
@@ -287,8 +288,8 @@ def test_death_of_a_rank_at_any_write_leaves_a_checkpoint(
 
         return wrapped
 
-    monkeypatch.setattr(files.os, "fsync", count(os.fsync))
-    monkeypatch.setattr(files.os, "replace", count(os.replace))
+    monkeypatch.setattr(os, "fsync", count(os.fsync))
+    monkeypatch.setattr(os, "replace", count(os.replace))
     assert len(save(folder, new, 3, Position(step=8))) == (fatal < calls)
     for left in (frozen, folder) if fatal < calls else (folder,):
         state = Checkpoints(left).load_last()
@@ -352,7 +353,7 @@ def test_a_folder_that_ranks_do_not_share(tmp_path: Path, monkeypatch: pytest.Mo
         else:
             real(source, target)
 
-    monkeypatch.setattr(files.os, "replace", replace)
+    monkeypatch.setattr(os, "replace", replace)
     (error,) = save(tmp_path, {"w": torch.zeros(4, 3)}, 2, Position(step=2))
     assert "all ranks need one folder" in str(error)
     assert float(Checkpoints(tmp_path).load_last().model["w"].sum()) == 12.0
@@ -385,7 +386,13 @@ def steps(model: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
 
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.2])
 def test_recomputed_layers_give_the_same_bits(attention_dropout: float) -> None:
-    sizes = {"dim": 12, "num_heads": 2, "feed_forward_dim": 20, "dropout": 0.3, "attention_dropout": attention_dropout}
+    sizes: dict[str, Any] = {
+        "dim": 12,
+        "num_heads": 2,
+        "feed_forward_dim": 20,
+        "dropout": 0.3,
+        "attention_dropout": attention_dropout,
+    }
     tokens, lengths = torch.randint(4, 17, (3, 7)), torch.tensor([7, 2, 5])
 
     def make(name: str) -> tuple[torch.nn.Module, tuple[Tensor, ...]]:

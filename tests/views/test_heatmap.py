@@ -28,7 +28,7 @@ NO_CHARACTER = "\U0001fffe"
 NO_FORMULA = r"$\no$"
 
 
-def drawn(figure: Figure) -> np.ndarray:
+def drawn(figure: Any) -> np.ndarray:
     """Render, and give back the picture as an array: what a file would hold."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()

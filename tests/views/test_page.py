@@ -31,7 +31,9 @@ class Reader(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.elements, self.attributes, self.texts = [], [], []
+        self.elements: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
         self.feed(text)
         self.close()
 

@@ -12,8 +12,8 @@ import pytest
 from regard.views.html.page import Example, Map, page, script
 from tests.views.written_dates import decoded, embedded, sentence, softmax
 
-NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed: the page's script is not run")
+NODE = shutil.which("node") or ""
+pytestmark = pytest.mark.skipif(not NODE, reason="node is not installed: the page's script is not run")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_every_half_precision_number(run: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float16", "uint8"])
-def test_the_script_reads_what_was_written(run: Callable[..., Any], precision: str) -> None:
+def test_the_script_reads_what_was_written(run: Callable[..., Any], precision: Any) -> None:
     weights = softmax(2, 5, 7) * 3
     (map_,) = embedded(page([Example("", {"x": Map(weights)})], precision=precision))["examples"][0]["maps"]
     values = np.array(run("page.decodeMap(data)", map_)).reshape(2, 5, 7)

@@ -60,7 +60,7 @@ def test_a_long_lazy_map_is_never_held_whole(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("pooling", ["max", "mass"])
 @pytest.mark.parametrize("kind", [lambda w: w, lambda w: w.dense(), lambda w: w.dense().numpy()])
-def test_one_rule_cuts_maps_tensors_and_arrays(kind, pooling):
+def test_one_rule_cuts_maps_tensors_and_arrays(kind: Any, pooling: Any) -> None:
     """513 tokens at 512 cells: 512 blocks, of which the first has two tokens."""
     weights = lazy(513, 20)[1, 2]
     dense = weights.dense().numpy().astype(np.float64)
@@ -76,7 +76,7 @@ def test_one_rule_cuts_maps_tensors_and_arrays(kind, pooling):
 
 
 @pytest.mark.parametrize("sizes", [(513, 700), (257, 1025)])
-def test_a_picture_is_what_the_map_says_pooled(sizes):
+def test_a_picture_is_what_the_map_says_pooled(sizes: Any) -> None:
     weights = lazy(*sizes)[0, 1]
     dense = weights.dense().double()
     drawn = picture(weights, max_cells=256)
@@ -113,9 +113,7 @@ def test_labels_of_pooled_tokens_name_the_first_and_the_last() -> None:
         (np.array([[0.0, np.inf]]), None, NonFiniteError, "inf came at query 0, key 1"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(
-    weights: Any, labels: list[int | str] | str | None, error: type[RegardError], says: str
-) -> None:
+def test_what_cannot_be_drawn_is_refused(weights: Any, labels: Any, error: type[RegardError], says: str) -> None:
     with pytest.raises(error, match=says) as caught:
         picture(weights, labels)
     assert isinstance(caught.value, RegardError)

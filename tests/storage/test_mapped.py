@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from regard.storage.mapped import SIGNATURE, open_mapped, write_footer
 @dataclass(frozen=True)
 class Counts:
     dtype: str
-    count: int
+    count: Any
 
     @property
     def numbers_bytes(self) -> int:

@@ -42,7 +42,8 @@ class Opens:
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
-        self.counts = counts = Counter()
+        counts: Counter[str] = Counter()
+        self.counts = counts
         try:
             yield counts
         finally:
@@ -56,7 +57,8 @@ def opens() -> Opens:
 
 def prepare(kind: str, out: Path, **settings: Any) -> dict[str, str]:
     """Prepare a corpus; the digests of all that it leaves."""
-    folder, said = RunFolder(out), []
+    folder = RunFolder(out)
+    said: list[str] = []
     folder.path.mkdir()
     if kind == "pairs":
         prepare_corpus(small_config(out.parent, out=out, **{"valid": ()} | settings), folder, said.append)

@@ -51,7 +51,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(spool_module.tempfile, "TemporaryFile", lambda **_: Full())
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full())
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"):
         Spool(["a"], tmp_path)
 

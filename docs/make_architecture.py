@@ -26,7 +26,6 @@ ROOMS = {
     ),
     "backends": ("who computes: the frozen call; fused kernels, tiles, FlexAttention, the reference", "compute"),
     "maps": ("what a map answers: blocks, products, statistics, averages, spectra, files", "compute"),
-    "weights": ("the exact weights of a call, never stored", "compute"),
     "functional": ("attention() and explain(), the one door to the maths", "compute"),
     "nn": ("layers, embeddings, dropout, caches", "build"),
     "models": ("Transformers, the recurrent model, weights from elsewhere", "build"),

@@ -136,7 +136,7 @@ def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path
     config = changed(settings_of(run), steps=9)
     hows: list[dict[str, Any]] = [{"resume": True}, {"overwrite": True}]
     for how in hows:
-        with locked(run), pytest.raises(RunFolderError, match="another process is training in"):
+        with locked(run, refusal="no"), pytest.raises(RunFolderError, match="another process is training in"):
             train_translation(config, **how)
     assert snapshot(run) == before
     assert train_translation(changed(config, steps=4), resume=True)

@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.storage.atomic import replacing
 from regard.text.codec import Marks
-from regard.text.files import replacing
 from regard.text.labels import Label, byte_level_labels, byte_string, printed
 from regard.text.tokenizer_files import encoding, read_tokenizer, tokenizers_library
 from regard.text.unicode import normalise

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError, TooLargeError
 from regard.maps import statistics as st
 from regard.maps.call_source import source_of_call
-from regard.maps.indexing import human, positions
+from regard.maps.indexing import positions
 from regard.maps.pooling import Grid
 from regard.maps.products import product
 from regard.maps.source import Source, Statistic
@@ -28,6 +28,7 @@ from regard.maps.statistics_by_name import (
     top_weights,
 )
 from regard.maps.tiles import ask, ask_all
+from regard.mechanisms.byte_size import human
 
 DENSE_LIMIT_BYTES = 2**30
 

@@ -1,4 +1,4 @@
-"""Who computes: the backends, in the order in which `backend=None` asks them."""
+"""The backends that compute attention, and the choice among them."""
 
 from dataclasses import replace
 
@@ -13,16 +13,17 @@ from regard.backends.tiled import Tiled
 from regard.errors import ArgumentError
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference(), Flex())}
+"""All backends by name, in the order in which `backend=None` asks them."""
 
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and row state of the call's own normalization, which a backend runs by its base."""
+    """The output and the row state of the call's own normalization; the backend itself runs the base of it."""
     output, state = run(backend, call, value)
     return output, row_state(call) if state is None else state
 
 
 def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The same, with None for a row state that neither the kernel returns nor the output needs."""
+    """The same, but the row state is None if the kernel does not return it and the output does not need it."""
     base = call.normalization.base
     if base is call.normalization:
         return backend.run(call, value)
@@ -32,15 +33,15 @@ def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | N
 
 
 def row_state(call: Call) -> Tensor:
-    """The row state of a call that came without one, by a pass that wants the scores only; it takes no gradient."""
-    # A state that is kept must not be an inference tensor, whoever is the first to read it.
+    """The row state of a call whose kernel returned none, from a second pass over the scores; it has no gradient."""
+    # The state is kept. It must not be an inference tensor, even if the first reader is in inference mode.
     with torch.inference_mode(False), torch.no_grad():
-        # The keys serve as values.
+        # Any values would do, so the keys are passed as values.
         return execute(choose_backend(call, None), call, call.key)[1]
 
 
 def reader(backend: Backend, call: Call) -> Backend:
-    """Who answers products with the map of a call that a backend ran."""
+    """The backend that computes products with the map of a call that `backend` ran."""
     return choose_backend(call, None) if backend.only_by_name else backend
 
 
@@ -49,7 +50,7 @@ def choose_backend(call: Call, name: str | None) -> Backend:
 
     Raises:
         ArgumentError: no backend has that name.
-        BackendError: the named backend cannot run the call; it never falls back in silence.
+        BackendError: the named backend cannot run the call; no other backend takes its place silently.
     """
     base = call.normalization.base
     call = call if base is call.normalization else replace(call, normalization=base)

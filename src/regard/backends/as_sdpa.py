@@ -1,4 +1,4 @@
-"""A call as F.scaled_dot_product_attention, where it is one as it stands: what compiled and exported graphs hold."""
+"""A call as one F.scaled_dot_product_attention, if that is the same: compiled and exported graphs hold this form."""
 
 import torch
 from torch import Tensor
@@ -11,10 +11,11 @@ from regard.mechanisms.normalizations import Softmax
 
 
 def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
-    """The output (B, H, T, E) in one call of torch's own function, or None where that would not be the same call.
+    """The output (B, H, T, E) by one call of torch's own function, or None if that would compute something else.
 
-    It is the same for dot products under softmax, without dropout, with causality from the start or with what looks
-    at keys alone (lengths, padding, one bias per key), not both. The kernel is the one of `fused`, and so are the bits.
+    It computes the same for dot products under softmax without dropout, if the call either is causal from the first
+    key on or has only masks and biases that depend on the key alone (lengths, padding, one bias per key), but not
+    both. torch takes the same kernel as the backend `fused`, so the bits are the same too.
     """
     scale = call.score.dot_scale(call.query.shape[-1])
     if scale is None or type(call.normalization) is not Softmax or call.dropout > 0:
@@ -26,18 +27,18 @@ def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
         return None
     additive = None
     if others:
-        # (A range would fix the number of keys in an exported graph.)
+        # A range instead of this tensor would fix the number of keys in an exported graph.
         keys = torch.arange(call.sizes.keys, device=call.query.device)
         additive = call.allowed(And(others), range(1), keys)
     if call.bias is not None:
         per_key = call.bias.per_key
-        # torch's kernels have no gradient for a bias.
+        # torch's kernels give no gradient to a bias.
         if per_key is None or per_key.requires_grad:
             return None
         bias = per_key.to(call.query.dtype).expand(*per_key.shape[:-1], call.sizes.keys)
         additive = bias if additive is None else bias.masked_fill(~additive, -torch.inf)
     dtype, width = value.dtype, value.shape[-1]
-    # Without one width torch's function makes the weights in full.
+    # If the widths differ, torch's function computes the weights in full.
     query, key, value = one_width(call.query, call.key, value.to(call.query.dtype))
     query, scale = with_positive_scale(query, scale)
     output = scaled_dot_product_attention(

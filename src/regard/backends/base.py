@@ -1,4 +1,4 @@
-"""The frozen call, and the two methods that every backend answers."""
+"""The frozen call, and the interface of all backends."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ from regard.mechanisms.shapes import Sizes, take
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Call:
-    """One attention call, checked and canonical: what every backend gets and an `AttentionMap` keeps.
+    """One attention call, checked and canonical. Every backend gets it, and an `AttentionMap` keeps it.
 
-    `query` (B, H, T, D) and `key` (B, G, S, D) have been through `score.prepare`; `mask` and `bias`
+    `score.prepare` has already been applied to `query` (B, H, T, D) and `key` (B, G, S, D); `mask` and `bias`
     are bound.
     """
 
@@ -44,15 +44,16 @@ class Call:
         return torch.promote_types(self.query.dtype, torch.float32)
 
     def scores(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:
-        """The masked and biased scores (B, H, t, s) of some rows and columns; -inf where excluded."""
+        """The masked and biased scores (B, H, t, s) of some rows and columns; -inf for excluded pairs."""
         query = take(self.query, rows).to(self.compute_dtype)
         key = take(self.key, columns).to(self.compute_dtype)
         return self.scores_of(query, key.repeat_interleave(self.group, dim=1) if self.group > 1 else key, rows, columns)
 
     def scores_of(self, query: Tensor, key: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
-        """The same for the vectors (B, H, t, D) and (B, H, s, D) of those rows and columns."""
+        """The same scores, from the vectors (B, H, t, D) and (B, H, s, D) of those rows and columns."""
         scores = self.score.block(query, key)
-        # What a function of the caller's hands out may be its own, and what autograd has seen it may have saved.
+        # A tensor is changed in place only if nobody else needs it: a function of the caller may return a tensor that
+        # it keeps, and autograd may have saved a tensor that it has recorded.
         is_ours = self.score.is_declared and not scores.requires_grad
         if self.bias is not None:
             bias = self.bias.block(rows, columns, query=query, key=key, sizes=self.sizes).to(scores.dtype)
@@ -61,13 +62,13 @@ class Call:
         return self.masked_(scores, rows, columns) if is_ours else self.masked(scores, rows, columns)
 
     def masked(self, scores: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
-        """The scores of some rows and columns, -inf where the mask excludes."""
+        """The scores of some rows and columns, with -inf for the pairs that the mask excludes."""
         if self.mask is None or _is_covered(self.mask, rows, columns):
             return scores
         return scores.masked_fill(~self.allowed(self.mask, rows, columns), -torch.inf)
 
     def masked_(self, scores: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
-        """The same, in place."""
+        """Do the same in place."""
         if self.mask is None or _is_covered(self.mask, rows, columns):
             return scores
         return scores.masked_fill_(~self.allowed(self.mask, rows, columns), -torch.inf)
@@ -98,7 +99,7 @@ class Call:
         return scores
 
     def for_values(self, value: Tensor, leading: tuple[int, ...]) -> tuple["Call", Tensor]:
-        """The call without dropout, in the map's dtype, and x (S, N) or (batch..., H or G, S, N) as its values.
+        """The call without dropout in its compute dtype, and x (S, N) or (batch..., H or G, S, N) as its values.
 
         Raises:
             ShapeError: the values' leading dimensions do not fit.
@@ -117,13 +118,13 @@ class Call:
         return replace(self, query=query, key=key, dropout=0.0), value.to(self.compute_dtype)
 
     def allowed(self, mask: Mask, rows: range | Tensor, columns: range | Tensor) -> Tensor:
-        """A bound mask rendered for some rows and columns."""
+        """The boolean block of a bound mask for some rows and columns."""
         return render(mask, rows, columns, sizes=self.sizes, device=self.query.device)
 
     def select(self, cells: Tensor) -> "Call":
-        """The call on some (batch, head) pairs, flat indices b * H + h: each becomes a batch row of one head."""
+        """The call on some (batch, head) pairs, as flat indices b * H + h. Each becomes a sequence of one head."""
         batches, heads = cells // self.sizes.heads, cells % self.sizes.heads
-        # After a choice of heads these are batch rows.
+        # With one head the parameters belong to sequences: an earlier selection has made its heads into sequences.
         owners = batches if self.sizes.heads == 1 else heads
         return replace(
             self,
@@ -137,7 +138,7 @@ class Call:
         )
 
     def learned(self) -> tuple[Tensor, ...]:
-        """What takes a gradient besides query, key and value: the score's tensors, then the bias's."""
+        """The tensors besides query, key and value that need a gradient: those of the score, then those of the bias."""
         bias = () if self.bias is None else self.bias.learned()
         return tuple(t for t in (*self.score.learned(), *bias) if t.requires_grad)
 
@@ -147,32 +148,32 @@ def _is_covered(mask: Mask, rows: range | Tensor, columns: range | Tensor) -> bo
 
 
 class Backend(ABC):
-    """One way to compute attention. It runs a call exactly, or says in a sentence why it cannot."""
+    """One way to compute attention. A backend runs a call exactly, or says in a sentence why it cannot."""
 
     name: ClassVar[str]
     only_by_name: ClassVar[str | None] = None
-    """Why `backend=None` never takes it, nor reads a map by it, where that is so."""
+    """The reason why `backend=None` never chooses this backend, also not to read a map; None if it may."""
 
     @abstractmethod
     def why_not(self, call: Call) -> str | None:
-        """None if this backend runs the call; otherwise what stands against it."""
+        """None if this backend runs the call; otherwise the reason why it cannot."""
 
     @abstractmethod
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """The output (B, H, T, E) for value (B, G, S, E), and the normalization's row state (B, H, T).
 
-        None stands for a state that the kernel does not return: it is computed where it is needed.
+        The state is None if the kernel does not return it; it is then computed when somebody needs it.
         """
 
     def remark(self, call: Call) -> str | None:
-        """What `explain` adds where this backend runs the call."""
+        """A remark that `explain` adds when this backend runs the call."""
         return None
 
     def require(self, call: Call, others: str) -> None:
-        """Raise if this backend, which the caller named, cannot run the call.
+        """Raise an error if this backend, which the caller named, cannot run the call.
 
         Raises:
-            BackendError: with the reason and what would run.
+            BackendError: the backend cannot run the call; the message gives the reason and `others`.
         """
         if reason := self.why_not(call):
             raise BackendError(f"backend {self.name!r} cannot run this call: {reason}; {others}")

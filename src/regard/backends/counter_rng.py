@@ -1,14 +1,14 @@
-"""Dropout's bits as a function of where they fall, for graphs in which no generator can be seeded anew."""
+"""The random bits of dropout as a function of row and column, for graphs that cannot seed a generator again."""
 
 from torch import Tensor
 
 
 def kept_at(seed: Tensor, rows: Tensor, columns: Tensor, dropout: float) -> Tensor:
-    """Whether each (row, column) is kept, with probability 1 - dropout; the same for the same seed.
+    """Whether each (row, column) is kept, with probability 1 - dropout. The same seed gives the same answer.
 
     Args:
         seed: an integer tensor of one number.
-        rows: (..., t, 1), numbered through all cells: below 2^31.
+        rows: (..., t, 1), below 2^31; the numbers go on from one cell to the next.
         columns: (s,), below 2^31.
         dropout: in [0, 1).
 
@@ -23,7 +23,7 @@ def kept_at(seed: Tensor, rows: Tensor, columns: Tensor, dropout: float) -> Tens
     """
     state = ((rows << 31) + columns + seed) * -0x61C8864680B583EB
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        # The shift of a signed number brings its sign in from the left.
+        # torch shifts copies of the sign in from the left; the mask clears them.
         state = (state ^ ((state >> shift) & ((1 << (64 - shift)) - 1))) * factor
     state = state ^ ((state >> 31) & ((1 << 33) - 1))
     return (state & 0xFFFFFF) >= int(dropout * (1 << 24))

@@ -1,4 +1,4 @@
-"""FlexAttention: kernels that torch compiles for the mask, the bias and the soft cap of a call."""
+"""FlexAttention: torch compiles a kernel for the mask, the bias and the soft cap of a call."""
 
 import functools
 import os
@@ -17,22 +17,23 @@ from regard.mechanisms.scores.base import Score, SoftCapped
 from regard.mechanisms.transforms import in_forward_mode, in_transform
 
 MOST_KERNELS = 256
-"""How many kinds of calls one process compiles for, before a call raises."""
+"""The number of kinds of calls that one process compiles kernels for; a call of one more kind raises an error."""
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""The function (score, batch, head, query, key) -> score that FlexAttention calls for each pair."""
 
 
 class Flex(Backend):
-    """Softmax of dot products, soft-capped or not, by kernels made by `torch.compile(flex_attention)`.
+    """Softmax of dot products, with or without a soft cap, by kernels that `torch.compile(flex_attention)` makes.
 
-    Masks go in as the predicates that they are, over blocks of 128 queries and keys; biases and the soft cap are
-    compiled into the kernel. A kernel is made at the first call of its kind (seconds on the CPU), never on import,
-    and lives as long as the process. Other shapes are another kind, other numbers in the tensors are not. Nothing
-    T x S is allocated but a few integers for each block of a mask.
+    Masks are passed as predicates, over blocks of 128 queries and keys; biases and the soft cap are compiled into the
+    kernel. A kernel is made at the first call of its kind (this takes seconds on the CPU), never on import, and lives
+    as long as the process. A call with other shapes is of another kind; a call with other numbers in the tensors is
+    not. No tensor of T x S numbers is allocated, only a few integers for each block of a mask.
 
-    On the CPU it runs without gradients only and returns no row state: a map computes it by a scores-only pass when
-    it is first read. On CUDA the state and its gradient come with the output. That path is written from torch's
-    documentation and has never been run.
+    On the CPU it runs without gradients only and returns no row state: a map computes the state by a second pass over
+    the scores when it is first read. On CUDA the state and its gradient come with the output. The path for CUDA is
+    written from torch's documentation and has never been run.
 
     Source: Dong et al. 2024 (arXiv:2412.05496).
     """
@@ -41,7 +42,7 @@ class Flex(Backend):
     only_by_name = "it compiles a kernel for each kind of call and is taken by name only"
 
     def why_not(self, call: Call) -> str | None:
-        """It runs dot products, soft-capped or not, under softmax; on the CPU without gradients."""
+        """It runs dot products, with or without a soft cap, under softmax; on the CPU without gradients."""
         if _dot_and_cap(call.score, call.query.shape[-1]) is None:
             return f"FlexAttention computes scaled dot products, soft-capped or not; the score here: {call.score}"
         if not isinstance(call.normalization, Softmax):
@@ -59,13 +60,13 @@ class Flex(Backend):
         return _why_not_here(call)
 
     def remark(self, call: Call) -> str | None:
-        """Where the row state comes from."""
+        """A remark on where the row state comes from."""
         if call.query.device.type == "cuda":
             return None
         return "its kernel returns no row state: a map computes it by a scores-only pass when it is first read"
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compile the kernel of the call's kind, if it is the first, and run it.
+        """Run the kernel for this kind of call; compile it first if this is the first call of its kind.
 
         Raises:
             BackendError: the values require a gradient on the CPU, or torch cannot compile the call.
@@ -75,7 +76,7 @@ class Flex(Backend):
             raise BackendError(f"backend 'flex' cannot run this call: {_NO_GRADIENTS}; detach the values")
         tensors = tuple(t.to(call.query.dtype) for t in (call.query, call.key, value))
         if not on_cuda:
-            # Without gradients recorded the kernel still refuses tensors that require one.
+            # The kernel refuses tensors that require a gradient, even if no gradients are recorded.
             tensors = tuple(t.detach() for t in tensors)
         if not all(t.numel() for t in tensors):
             return _nothing(call, value)
@@ -84,10 +85,11 @@ class Flex(Backend):
 
 
 _NO_GRADIENTS = "on the CPU FlexAttention has no gradient, and something here requires one"
+"""The reason why the backend refuses gradients on the CPU."""
 
 
 def _why_not_here(call: Call) -> str | None:
-    """What stands against the call on its device."""
+    """The reason why the call cannot run on its device, or None."""
     kind = call.query.device.type
     if kind not in ("cpu", "cuda"):
         return f"FlexAttention is used on the CPU and on CUDA, not on {kind}"
@@ -107,7 +109,7 @@ def _has_compiler() -> bool:
 
 
 def _dot_and_cap(score: Score, dim: int) -> tuple[float, float | None] | None:
-    """The factor of a dot product and the cap on it, if the score is one."""
+    """The scale and the soft cap of a score that is a dot product; None for other scores."""
     inner, cap = (score.score, score.cap) if isinstance(score, SoftCapped) else (score, None)
     scale = inner.dot_scale(dim)
     return None if scale is None else (scale, cap)
@@ -115,11 +117,11 @@ def _dot_and_cap(score: Score, dim: int) -> tuple[float, float | None] | None:
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    """torch's function, to be compiled for what it is called with; a dense fallback is refused."""
+    """torch's function, which is compiled for each kind of arguments; `fullgraph` refuses a dense fallback."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Not for dynamic shapes: with those, torch 2.13 writes C++ that does not compile where a mask or a bias reads a
-    # tensor.
+    # Shapes are not dynamic: with dynamic shapes torch 2.13 writes C++ that does not compile if a mask or a bias reads
+    # a tensor.
     return torch.compile(  # type: ignore[call-overload]
         flex_attention, fullgraph=True, dynamic=False, recompile_limit=MOST_KERNELS, isolate_recompiles=True
     )
@@ -155,19 +157,19 @@ def _attend(call: Call, query: Tensor, key: Tensor, value: Tensor, *, with_lse: 
 
 
 def _nothing(call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The answer where there is no query, no key or no sequence."""
+    """The answer if there is no query, no key or no sequence."""
     rows = call.query.shape[:-1]
     state = call.query.new_full(rows, -torch.inf, dtype=call.compute_dtype)
     return value.new_zeros(*rows, value.shape[-1]), state
 
 
 def _score_mod(bias: Bias | None, cap: float | None) -> ScoreMod | None:
-    """The soft cap, then the bias, for one score at (batch, head, query, key)."""
+    """The function that applies first the soft cap and then the bias to the score at (batch, head, query, key)."""
     if bias is None and cap is None:
         return None
     added = None if bias is None else _lookup(bias.tensor) if isinstance(bias, DenseBias) else _by_value(bias)
 
-    # FlexAttention wants a plain function.
+    # FlexAttention accepts only a plain function here.
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         score = score if cap is None else cap * torch.tanh(score / cap)
         return score if added is None else score + added(batch, head, query, key)
@@ -176,7 +178,7 @@ def _score_mod(bias: Bias | None, cap: float | None) -> ScoreMod | None:
 
 
 def _lookup(tensor: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """A canonical tensor at a pair, where dimensions of size 1 serve every index."""
+    """A function that reads a canonical tensor at a pair; dimensions of size 1 are broadcast."""
 
     def at(*index: Tensor) -> Tensor:
         return tensor[tuple(i if n > 1 else torch.zeros_like(i) for i, n in zip(index, tensor.shape, strict=True))]
@@ -185,7 +187,7 @@ def _lookup(tensor: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor
 
 
 def _by_value(bias: Bias) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """A function of the head and of where query and key stand; it does not look at vectors."""
+    """A function that computes a bias from the head and the positions of query and key, without their vectors."""
 
     def at(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return bias.value(head, query, key, query, key)

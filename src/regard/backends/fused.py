@@ -1,4 +1,4 @@
-"""torch's fused kernels, with the log-sum-exp that they already compute."""
+"""torch's fused kernels, with the log-sum-exp that they compute anyway."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ from regard.mechanisms.transforms import in_forward_mode, in_transform
 
 
 class Fused(Backend):
-    """Softmax of scaled dot products at the kernels' speed; nothing T x S is ever allocated.
+    """Softmax of scaled dot products at the speed of the kernels; no tensor of T x S numbers is ever allocated.
 
-    The row state is the log-sum-exp, -inf for rows with no key, and it takes a gradient.
+    The row state is the log-sum-exp, -inf for rows with no key, and it has a gradient.
     """
 
     name = "fused"
 
     def why_not(self, call: Call) -> str | None:
-        """It runs scores that are dot products, under softmax, without dropout or a learned bias."""
+        """It runs scaled dot products under softmax, without dropout and without a learned bias."""
         if call.score.dot_scale(call.query.shape[-1]) is None:
             return f"torch's fused kernels compute scaled dot products; the score here: {call.score}"
         if not isinstance(call.normalization, Softmax):
@@ -43,16 +43,16 @@ class Fused(Backend):
         return None
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Cover the mask by a plan and run the kernel on its blocks."""
+        """Make a plan that covers the mask, and run the kernel on the blocks of the plan."""
         scale = call.score.dot_scale(call.query.shape[-1])
         covering = plan(call)
         kernel = kernel_for(call.query, call.sizes, has_additive=not covering.is_plain)
         assert kernel is not None, "why_not has said so"
         assert scale is not None, "why_not has said so"
         tensors = (t.to(call.query.dtype) for t in (call.query, call.key, value))
-        # The kernels want one width, those of CUDA a multiple of 8.
+        # The kernels need one width for all three tensors; the kernels of CUDA need a multiple of 8.
         same = one_width(*tensors, multiple=8 if value.device.type == "cuda" else 1)
-        # The CPU operator reads rows as if their stride were 1, and gives wrong numbers without a word where it is not.
+        # The CPU operator assumes that the last stride is 1. If it is not, it silently gives wrong numbers.
         query, key, value_ = (t if t.stride(-1) == 1 else t.contiguous() for t in same)
         query, scale = with_positive_scale(query, scale)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value_)):
@@ -103,24 +103,24 @@ class _FusedBlocks(torch.autograd.Function):
 
 
 def _part(tensor: Tensor, where: range, block: Block) -> Tensor:
-    """The rows of a tensor (B, H, length, ...) that a block reads; of joined blocks, as (B * count, H, rows, ...)."""
+    """The rows of a tensor (B, H, length, ...) that a block reads; for joined blocks (B * count, H, rows, ...)."""
     if block.count == 1:
         return tensor[:, :, where.start : where.stop]
     end = where.stop + len(block.rows) * (block.count - 1)
-    # (B, H, count, ..., rows): a view, and for one sequence it stays one.
+    # This is a view (B, H, count, ..., rows). For one sequence the result below is a view too.
     parts = tensor[:, :, where.start : end].unfold(2, len(where), len(block.rows))
     return parts.movedim(-1, 3).transpose(1, 2).flatten(0, 1)
 
 
 def _whole(tensor: Tensor, block: Block) -> Tensor:
-    """The rows (B * count, H, rows, ...) of joined blocks in their order, (B, H, count * rows, ...)."""
+    """The rows (B * count, H, rows, ...) of joined blocks, put back in order as (B, H, count * rows, ...)."""
     if block.count == 1:
         return tensor
     return tensor.unflatten(0, (-1, block.count)).transpose(1, 2).flatten(2, 3)
 
 
 def _add_part(total: Tensor, where: range, block: Block, piece: Tensor) -> None:
-    """Add what `_part` would read: joined blocks may share keys."""
+    """Add `piece` to the rows that `_part` reads. Joined blocks may share keys, so one row may get several terms."""
     step = len(block.rows)
     if len(where) <= step:
         end = where.stop + step * (block.count - 1)
@@ -134,7 +134,7 @@ def _add_part(total: Tensor, where: range, block: Block, piece: Tensor) -> None:
 def _forward_blocks(
     kernel: Kernel, covering: Plan, scale: float, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Output and lse of all blocks, and each block's extras."""
+    """The output and the lse of all blocks, and the extras of each block."""
     pieces = [_forward_block(kernel, covering, block, scale, query, key, value) for block in covering.blocks]
     outputs, states, extras = zip(*pieces, strict=True)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
@@ -145,7 +145,7 @@ def _forward_blocks(
 def _forward_block(
     kernel: Kernel, covering: Plan, block: Block, scale: float, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Output, lse (-inf on rows with no key) and the kernel's extras for one block, or for joined ones."""
+    """The output, the lse (-inf on rows with no key) and the kernel's extras, for one block or for joined blocks."""
     query = _part(query, block.rows, block)
     if not block.columns:
         dtype = torch.promote_types(query.dtype, torch.float32)
@@ -156,7 +156,7 @@ def _forward_block(
         query, key, value, additive=added.tensor, is_causal=block.is_causal, scale=scale
     )
     if added.live is not None:
-        # Kernels disagree on rows with no key (lse is 0.0 on CPU, +inf in flash): the mask says which they are.
+        # Kernels disagree on rows with no key (lse is 0.0 on CPU, +inf in flash), so these rows are found by the mask.
         lse = lse.masked_fill(~added.live, -torch.inf)
         output = output if output.device.type == "cpu" else output.masked_fill(~added.live[..., None], 0.0)
     return _whole(output, block), _whole(lse, block), extras
@@ -165,14 +165,14 @@ def _forward_block(
 def _backward_block(
     ctx: Any, number: int, saved: tuple[Tensor, ...], grad_output: Tensor, grad_lse: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Gradients of the query, key and value of block `number`, from its part of what was saved."""
+    """The gradients of the query, key and value of block `number`, from its part of the saved tensors."""
     block = ctx.covering.blocks[number]
     query, key, value, output, lse = saved
     dim = query.shape[-1]
     added = ctx.covering.additive(block)
     if added.live is not None:
         dead = lse == -torch.inf
-        # With lse = +inf a dead row's weights are exp(-inf) = 0 again, whatever the kernel's own convention.
+        # With lse = +inf the weights of a row with no key are exp(-inf) = 0 again, for every kernel's convention.
         lse = lse.masked_fill(dead, torch.inf)
         grad_output = grad_output.masked_fill(dead[..., None], 0.0)
         grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)

@@ -1,9 +1,9 @@
-"""torch's fused kernels, each as one forward and one backward that speak of the log-sum-exp.
+"""torch's fused kernels, each with a forward that returns the log-sum-exp and a backward that takes its gradient.
 
-torch hides the log-sum-exp that its kernels compute, and takes no gradient for it. Here a kernel is called
-through the operator that returns it, and its gradient goes through the kernel's own backward as one more
-column: with q and k extended by 0, v by 1, out by 0 and grad_out by dlse, the operator computes
-dS = P * (dO v^T - delta) + P * dlse.
+torch's public function hides the log-sum-exp (lse) that its kernels compute, and accepts no gradient for it. Here
+each kernel is called through the operator that returns the lse. The gradient of the lse goes through the kernel's
+own backward as one more column: with q and k extended by 0, v by 1, out by 0 and grad_out by dlse, the operator
+computes dS = P * (dO v^T - delta) + P * dlse.
 """
 
 from abc import ABC, abstractmethod
@@ -16,15 +16,16 @@ from regard.mechanisms.shapes import Sizes
 
 aten = torch.ops.aten
 Extras = tuple[Any, ...]
+"""What a kernel's forward returns for its own backward, besides output and lse."""
 Residuals = tuple[Tensor, ...]
-
+"""The saved tensors: query, key, value, output and lse."""
 
 SHORT = 256
-"""Queries up to which the CPU kernel's backward is faster in float32 than in half precision."""
+"""The most queries for which the backward of the CPU kernel is faster in float32 than in half precision."""
 
 
 class Kernel(ABC):
-    """A fused kernel: `forward` gives output, lse and what its backward needs besides."""
+    """A fused kernel: `forward` returns the output, the lse, and what else `backward` needs."""
 
     name: ClassVar[str]
 
@@ -32,7 +33,7 @@ class Kernel(ABC):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Extras]:
-        """Output (B, H, t, E), lse (B, H, t), and the kernel's own extras."""
+        """The output (B, H, t, E), the lse (B, H, t), and the kernel's own extras."""
 
     @abstractmethod
     def backward(
@@ -45,7 +46,7 @@ class Kernel(ABC):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of query, key and value, for saved = (query, key, value, output, lse)."""
+        """The gradients of query, key and value, from saved = (query, key, value, output, lse)."""
 
 
 class CpuFlash(Kernel):
@@ -63,7 +64,7 @@ class CpuFlash(Kernel):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Extras]:
-        """Grouped heads go in as they are."""
+        """Grouped heads are passed as they are."""
         output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, is_causal, attn_mask=additive, scale=scale
         )
@@ -79,10 +80,10 @@ class CpuFlash(Kernel):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The operator's own backward, in float32 for short half-precision blocks."""
+        """Call the operator's own backward, in float32 for short half-precision blocks."""
         dtype = saved[0].dtype
         if dtype in (torch.float16, torch.bfloat16) and saved[0].shape[-2] <= SHORT:
-            # On 110 sentences of 17 tokens the operator takes 15 ms in bf16 and 1.7 ms so, casts included.
+            # On 110 sentences of 17 tokens the operator takes 15 ms in bf16, and 1.7 ms in float32 including the casts.
             grad, *saved_ = (t.float() for t in (grad, *saved))
             additive = None if additive is None else additive.float()
             grads = self._backward(grad, tuple(saved_), additive, is_causal, scale)
@@ -99,9 +100,9 @@ class CpuFlash(Kernel):
 
 
 class CudaEfficient(Kernel):
-    """`_scaled_dot_product_efficient_attention`: the memory-efficient CUDA kernel, any additive mask.
+    """`_scaled_dot_product_efficient_attention`: the memory-efficient CUDA kernel, for any additive mask.
 
-    It needs its key heads repeated, widths of a multiple of 8 and a mask whose rows are padded to 16.
+    It needs repeated key heads, widths that are multiples of 8, and a mask whose rows are padded to a multiple of 16.
     """
 
     name = "memory-efficient, CUDA"
@@ -116,7 +117,7 @@ class CudaEfficient(Kernel):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Extras]:
-        """The returned lse is padded to 32 rows; the extras keep it whole for the backward."""
+        """The operator pads the lse to a multiple of 32 rows; the extras keep the padded lse for the backward."""
         key, value = _repeat_heads(query, key), _repeat_heads(query, value)
         additive = _align(additive, query, key)
         output, lse, seed, offset = aten._scaled_dot_product_efficient_attention(
@@ -146,7 +147,7 @@ class CudaEfficient(Kernel):
 
 
 class CudaFlash(Kernel):
-    """`_scaled_dot_product_flash_attention`: half precision, no mask but the causal flag."""
+    """`_scaled_dot_product_flash_attention`: for half precision; its only mask is the causal flag."""
 
     name = "flash, CUDA"
 
@@ -160,7 +161,7 @@ class CudaFlash(Kernel):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Extras]:
-        """Grouped heads are repeated, as F.scaled_dot_product_attention does."""
+        """Grouped heads are repeated, as in F.scaled_dot_product_attention."""
         key, value = _repeat_heads(query, key), _repeat_heads(query, value)
         output, lse, *rest = aten._scaled_dot_product_flash_attention(
             query, key, value, 0.0, is_causal, False, scale=scale
@@ -189,7 +190,7 @@ class CudaFlash(Kernel):
 
 
 def kernel_for(query: Tensor, sizes: Sizes, *, has_additive: bool) -> Kernel | None:
-    """The kernel that serves a device and dtype, or None if torch has none that returns its lse."""
+    """The kernel for a device and dtype, or None if torch has none that returns its lse."""
     half = query.dtype in (torch.float16, torch.bfloat16)
     if query.device.type == "cpu" and (half or query.dtype in (torch.float32, torch.float64)):
         return CpuFlash()
@@ -210,7 +211,7 @@ def _sum_heads(grad: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _align(additive: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Expand a mask to (B, H, T, S) over storage whose rows are padded to a multiple of 16 numbers."""
+    """Expand a mask to (B, H, T, S), in a storage whose rows are padded to a multiple of 16 numbers."""
     if additive is None:
         return None
     length = key.shape[-2]

@@ -1,14 +1,14 @@
-"""How a fused kernel covers a mask: as a flag, as a bias per key, or block of queries by block of queries.
+"""How a fused kernel covers a mask: by a flag, by a bias per key, or by one block of queries after another.
 
-A kernel takes a flag for start-aligned causality and an additive mask. Handing it a dense mask would
-cost T x S numbers, so a mask is split into its factors: what looks at keys alone becomes a bias of shape
-(B, 1, 1, S); causality from the start becomes the flag; whatever remains is rendered from the predicate
-for one block of queries at a time, over the keys that the block can see, forward and again in backward.
+A kernel takes an additive mask, and a flag for causality that starts at the first key. A dense additive mask would
+cost T x S numbers. So the mask is split into its factors. Factors that depend on the key alone become a bias of
+shape (B, 1, 1, S). Causality from the first key becomes the flag. The other factors are rendered from their
+predicates for one block of queries at a time, over the keys that the block can see: in the forward pass, and again
+in the backward pass.
 
-A block drops the factors that cover it: inside a document there is no mask, and a document's causal block
-takes the flag. A mask that looks at key - query alone is the same for all blocks along a diagonal: it is
-rendered once, and equal neighbours go to the kernel together, as rows of a batch. What is cut depends on
-the mask alone.
+A block needs no factor that allows all of its pairs: inside a document there is no mask, and the causal block of a
+document takes the flag. A mask that depends on key - query alone is the same for all blocks along a diagonal: it is
+rendered once, and equal neighbours go to the kernel together, as rows of a batch. The cuts depend on the mask alone.
 """
 
 from bisect import bisect_left
@@ -27,35 +27,35 @@ from regard.mechanisms.tile_sizes import fitting
 from regard.mechanisms.transforms import can_look
 
 BLOCK_ELEMENTS = 1 << 22
-"""Numbers that one block's additive mask may hold: 16 MiB in float32."""
+"""The most numbers in the additive mask of one block: 16 MiB in float32."""
 BLOCK_ROWS = (32, 128, 256, 512)
-"""Queries in a block: the fewest, and the steps that are tried for the least work."""
+"""Queries in a block: first the fewest, then the sizes from which the one with the least work is taken."""
 CUT_ROWS = 128
-"""Queries that a block has at least before it ends at a cut: smaller ones cost more calls than they save."""
+"""The fewest queries of a block that ends at a cut: smaller blocks cost more in calls than they save in pairs."""
 PAIRS_A_CALL = 1 << 16
-"""What a call of the kernel costs by itself, as pairs of a query and a key that it could have computed."""
+"""The fixed cost of a kernel call, as a number of pairs of query and key that could be computed in the same time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Some queries, the keys that they may see, and what is left to say of who sees whom."""
+    """Some queries, the keys that they may see, and the masks that still hold between them."""
 
     rows: range
     columns: range
     is_causal: bool = False
     """Whether the kernel's flag is on: row i of the block sees its keys up to i."""
     factors: tuple[Mask, ...] = ()
-    """The masks that hold in the block besides."""
+    """The other masks that hold in the block."""
     count: int = 1
-    """So many blocks: each next one stands len(rows) further on, its queries and its keys, under the same mask."""
+    """How many blocks are joined: the queries and keys of each are len(rows) further on, and the mask is the same."""
 
     @property
     def mask(self) -> Mask | None:
-        """The factors' conjunction."""
+        """The conjunction of the factors; None without factors."""
         return None if not self.factors else self.factors[0] if len(self.factors) == 1 else And(self.factors)
 
     def continues(self, last: "Block") -> bool:
-        """Whether this is the same block as `last` and those before it, one step further on."""
+        """Whether this block is the next one in the row of equal blocks that `last` stands for."""
         step = len(last.rows)
         return (
             self.rows == _moved(last.rows, step * last.count)
@@ -68,31 +68,31 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdditiveMask:
-    """What is added to a block's scores."""
+    """The numbers that are added to the scores of a block."""
 
     tensor: Tensor | None
-    """(B or 1, H or 1, t or 1, s), -inf where excluded; None if nothing is."""
+    """(B or 1, H or 1, t or 1, s), -inf for excluded pairs; None if nothing is added or excluded."""
     live: Tensor | None
-    """Which rows have a key, bool (B or 1, H or 1, t or 1); None if all do."""
+    """Which rows have a key: bool (B or 1, H or 1, t or 1); None if all have one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The blocks of a call, and what to add to the scores of each."""
+    """The blocks of a call, and the numbers to add to the scores of each."""
 
     blocks: tuple[Block, ...]
     bias: Bias | None
     per_row: Tensor | None
-    """What the true scores have above the kernel's, the same in a whole row: (B or 1, H or 1, T)."""
+    """The true scores minus the scores of the kernel, one number for each row: (B or 1, H or 1, T)."""
     sizes: Sizes
     dtype: torch.dtype
     device: torch.device
     _rendered: dict[object, AdditiveMask] = field(default_factory=dict)
-    """What serves more than one block: the renderings of masks that look at key - query alone."""
+    """Rendered masks that more than one block uses: those that depend on key - query alone."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether the flag says all there is to say."""
+        """Whether the causal flag is all that the blocks need."""
         return self.bias is None and not any(block.factors for block in self.blocks)
 
     def additive(self, block: Block) -> AdditiveMask:
@@ -109,7 +109,7 @@ class Plan:
         return AdditiveMask(tensor, live_rows(tensor, block))
 
     def _tensor(self, block: Block) -> Tensor | None:
-        """Its last stride is 1: the CPU kernel would expand and copy any other to B x H x T x S."""
+        """The additive mask, with last stride 1: the CPU kernel would copy any other, expanded to B x H x T x S."""
         rows, columns, bias, mask = block.rows, block.columns, None, block.mask
         if self.bias is not None:
             nothing = torch.empty(0, device=self.device)
@@ -126,20 +126,20 @@ class Plan:
 
 
 def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
-    """Which rows of a block have a key: bool (B or 1, H or 1, t or 1); None if all do."""
+    """Which rows of a block have a key: bool (B or 1, H or 1, t or 1); None if all have one."""
     if additive is None:
         return None
     allowed = additive > -torch.inf
     if not block.is_causal:
         live = allowed.any(-1)
         return None if can_look(live) and bool(live.all()) else live
-    # With the flag, row i sees the keys up to i: it lives if the first allowed key is among them.
+    # With the flag, row i sees the keys up to i. It has a key if the first allowed key is one of these.
     first = torch.where(allowed.any(-1), allowed.int().argmax(-1), len(block.columns))
     return first <= torch.arange(len(block.rows), device=additive.device)
 
 
 def plan(call: Call) -> Plan:
-    """Split the call's mask into the flag, the bias per key, and blocks of queries."""
+    """Split the mask of a call into the flag, the bias per key, and blocks of queries."""
     factors = excluding_factors(call)
     flag = next((m for m in factors if causal_offset(m) == 0), None)
     others = tuple(m for m in factors if m is not flag)
@@ -155,10 +155,11 @@ def plan(call: Call) -> Plan:
 
 
 def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor | None]:
-    """The bias reduced to one number per key where that is possible, and what each row lost by it."""
+    """The bias, reduced to one number per key if that is possible, and the rest of it, one number per row."""
     if call.bias is None:
         return None, None
-    # Where queries stand at S - T + i, as a mask aligned to the end has it, "causal" means no key after them.
+    # With a mask that is aligned to the end, query i is at position S - T + i. "Causal" means that it sees no key
+    # after that position.
     end = call.sizes.keys - call.sizes.queries
     causal = any((offset := causal_offset(m)) is not None and offset <= end for m in factors)
     split = call.bias.split(call.sizes, call.query.device, causal=causal)
@@ -166,7 +167,7 @@ def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor
 
 
 def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> tuple[Block, ...]:
-    """A cut into blocks that computes few pairs, calls of the kernel counted as some."""
+    """The cut into blocks that costs least, by the pairs that it computes and a fixed cost of each kernel call."""
     mask = None if not factors else And(factors)
     axes: frozenset[str] = frozenset() if mask is None else mask.depends_on()
     batch_of_bias, heads_of_bias = bias.tensor.shape[:2] if isinstance(bias, DenseBias) else (1, sizes.heads)
@@ -175,13 +176,13 @@ def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> t
     fewest, *steps = BLOCK_ROWS
     most = fewest * fitting(BLOCK_ELEMENTS, batch * heads * sizes.keys * fewest)
     cuts = [] if mask is None else mask.row_cuts(sizes)
-    # The whole, if blocks between cuts alone need no rendering.
+    # If the blocks between two cuts need no rendering, they are taken whole.
     natural = tuple(_blocks(factors, bias, _ranges(mask, cuts, sizes, sizes.queries))) if cuts and bias is None else ()
     if natural and not any(block.factors for block in natural):
         return natural
     tried = [_ranges(mask, cuts, sizes, min(step, most)) for step in steps]
     cells = sizes.flat_batch * sizes.heads
-    # (torch.compile cannot trace min with a key.)
+    # The minimum is found in two steps, because torch.compile cannot trace min with a key.
     work = [sum([PAIRS_A_CALL + cells * len(i) * len(j) for i, j in ranges]) for ranges in tried]
     return tuple(_blocks(factors, bias, tried[work.index(min(work))]))
 
@@ -203,7 +204,7 @@ def _blocks(factors: tuple[Mask, ...], bias: Bias | None, ranges: list[tuple[ran
 
 
 def _joined(blocks: tuple[Block, ...]) -> Iterator[Block]:
-    """Equal neighbours as one."""
+    """The blocks, with equal neighbours joined into one."""
     last, *others = blocks
     for block in others:
         if block.columns and block.continues(last):
@@ -219,7 +220,7 @@ def _moved(where: range, by: int) -> range:
 
 
 def _rows(cuts: list[int], length: int, step: int) -> Iterator[range]:
-    """Blocks of at most `step` rows, each up to the first cut that leaves it CUT_ROWS rows."""
+    """Ranges of at most `step` rows; a range ends earlier at the first cut that leaves it at least CUT_ROWS rows."""
     start = 0
     while start < length:
         limit = min(start + step, length)
@@ -230,5 +231,5 @@ def _rows(cuts: list[int], length: int, step: int) -> Iterator[range]:
 
 
 def _first_from(cuts: list[int], row: int) -> int:
-    """The first cut at `row` or after; torch.compile cannot trace bisect."""
+    """The index of the first cut at `row` or after it, without bisect under torch.compile, which cannot trace it."""
     return sum(cut < row for cut in cuts) if torch.compiler.is_compiling() else bisect_left(cuts, row)

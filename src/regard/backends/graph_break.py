@@ -1,4 +1,7 @@
-"""What runs between compiled graphs. Imported where a graph is made: torch.compiler.disable loads the compiler."""
+"""A function that runs between compiled graphs.
+
+This module is imported only when a graph is made, because torch.compiler.disable loads the compiler.
+"""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar

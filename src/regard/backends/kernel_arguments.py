@@ -1,4 +1,4 @@
-"""What torch's kernels take in place of a call: tensors of one width, and the factors of a mask."""
+"""The arguments that torch's kernels take for a call: tensors of one width, the factors of its mask, a scale."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from regard.mechanisms.masks.basic import Causal
 
 
 def one_width(*tensors: Tensor, multiple: int = 1) -> tuple[Tensor, ...]:
-    """Tensors (..., D) with D padded to the widest one's, rounded up to a multiple.
+    """Tensors (..., D), all padded with zeros to the width of the widest, rounded up to a multiple of `multiple`.
 
     Zero columns change neither the scores nor the columns of the output that are kept.
 
@@ -22,16 +22,19 @@ def one_width(*tensors: Tensor, multiple: int = 1) -> tuple[Tensor, ...]:
 
 
 def causal_offset(mask: Mask) -> int | None:
-    """The offset of a causal mask that has one for all sequences: query i sees the keys up to i + offset. Else None."""
+    """The offset of a causal mask, where query i sees the keys up to i + offset.
+
+    It is None for other masks, and for causal ones whose offset differs between sequences.
+    """
     if not isinstance(mask, Causal) or not isinstance(mask.offset, int | torch.SymInt):
         return None
     return mask.offset
 
 
 def excluding_factors(call: Call) -> tuple[Mask, ...]:
-    """The factors of a call's mask, without those that are causal and exclude nothing.
+    """The factors of a call's mask, without the causal ones that exclude nothing.
 
-    The causal mask of a decoding step, whose one query sees every key, is such a factor.
+    An example is the causal mask of a decoding step: its only query sees every key.
     """
     if call.mask is None:
         return ()
@@ -41,10 +44,10 @@ def excluding_factors(call: Call) -> tuple[Mask, ...]:
 
 
 def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
-    """The same scores with a factor above 0: the query takes the sign, or the 0.
+    """A query and a scale above 0 that give the same scores: the query is multiplied by the sign of the scale, or by 0.
 
-    torch's kernels exclude a key by the score -inf and multiply by the factor afterwards, so that with a factor of 0
-    or below an excluded key would get NaN or the largest score (torch 2.13, `is_causal=True` on the CPU).
+    torch's kernels give an excluded key the score -inf and multiply by the scale afterwards. With a scale of 0 or
+    below, an excluded key would get NaN or the largest score (torch 2.13, `is_causal=True` on the CPU).
     """
     if scale > 0:
         return query, scale

@@ -1,4 +1,4 @@
-"""The specification: dense, readable, any dtype. Everything else is checked against it in float64."""
+"""The specification: dense, readable, for any dtype. All other backends are checked against it in float64."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from regard.backends.base import Backend, Call
 
 
 class Reference(Backend):
-    """$O = \\mathrm{drop}(P) V$ with P in full: T x S numbers for each head.
+    """$O = \\mathrm{drop}(P) V$, where P exists in full: T x S numbers for each head.
 
     Scores and weights are computed in at least float32 and the output is returned in the input's dtype.
     """
@@ -15,11 +15,11 @@ class Reference(Backend):
     name = "reference"
 
     def why_not(self, call: Call) -> str | None:
-        """It runs every call."""
+        """Return None: this backend runs every call."""
         return None
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores, weights, dropout, weighted sum."""
+        """Compute the scores, the weights, the dropout and the weighted sum."""
         scores = call.scores(range(call.sizes.queries), range(call.sizes.keys))
         weights, state = call.normalization.normalize(scores)
         weights = torch.dropout(weights, call.dropout, train=call.dropout > 0)

@@ -1,7 +1,7 @@
-"""Any score, mask, normalization and learned bias, in memory linear in T and S.
+"""Attention with any score, mask, normalization and learned bias, in memory linear in T and S.
 
-A tile is a few queries of a few heads against every key that they may see. Its scores and weights exist
-while it runs, and are computed again, tile by tile, in the backward pass.
+A tile is made of a few queries of a few heads and of all keys that these may see. Its scores and weights exist
+only while it runs. The backward pass computes them again, tile by tile.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,26 +19,27 @@ from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
 from regard.mechanisms.transforms import has_values, in_forward_mode, in_transform
 
 TILE_ELEMENTS = 1 << 20
-"""Pairs of a query and a key in a tile, so that a few tensors of that size stay in the cache: 4 MiB in float32."""
+"""Pairs of a query and a key in a tile: 4 MiB in float32, so that a few tensors of that size stay in the cache."""
 WIDE_ELEMENTS = 1 << 21
-"""Numbers in a tile of a score that holds several for each pair."""
+"""Numbers in a tile, for scores that hold several numbers for each pair while they are computed."""
 MOST_UNROLLED = 32
-"""Tiles that a compiled graph may hold one after another: tracing each takes about 0.2 s."""
+"""The most tiles that a compiled graph holds one after another: tracing one tile takes about 0.2 s."""
 TILE_ROWS = 256
-"""Queries below which a tile is rather made of fewer heads: narrow matrix products are slow."""
+"""Queries that a tile takes from one head before it takes a second head: narrow matrix products are slow."""
 
 
 class Tiled(Backend):
-    """The reference's arithmetic on one tile at a time.
+    """The arithmetic of the reference, on one tile at a time.
 
-    Whatever the reference differentiates this does too, twice if asked, in memory linear in the number of
-    queries plus one tile. Dropout draws one seed, from which each tile's bits are made again in backward.
+    This backend gives every derivative that the reference gives, also second derivatives, in memory linear in the
+    number of queries plus one tile. Dropout draws one seed, and the backward pass makes the random bits of each
+    tile from it again.
     """
 
     name = "tiled"
 
     def why_not(self, call: Call) -> str | None:
-        """It runs every call, but torch.func cannot look into its backward pass."""
+        """It runs every call, except under transforms of torch.func that would look into its backward pass."""
         if in_transform("Grad"):
             return "torch.func.grad cannot look into the backward pass of the tiles; torch.autograd.grad can"
         if in_transform("Vmap") and torch.is_grad_enabled():
@@ -46,10 +47,10 @@ class Tiled(Backend):
         return None
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the tiles and put their rows together."""
+        """Run all tiles and put their rows together."""
         dtype, (batch, heads) = value.dtype, call.query.shape[:2]
         seed = _seed(call.query) if call.dropout else 0
-        # Upcast and repeat the key heads once, rather than in every tile.
+        # The upcast and the repetition of the key heads are done once here, and not again in every tile.
         call, value = call.expanded(), value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
         if call.bias is not None:
             call = replace(call, bias=call.bias.laid_out(call.sizes, call.query.device))
@@ -79,21 +80,21 @@ def _run_compiling(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tenso
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Some cells (flat indices of batch and head), some of their queries, and the keys that these may see."""
+    """Some cells (flat indices of batch and head), some of their queries, and the keys that these queries may see."""
 
     cells: range
     rows: range
     columns: range
 
     def take(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The tile's part of tensors (cells, length, dim), as views (cells, 1, length, dim)."""
+        """The part of tensors (cells, length, dim) that belongs to the tile, as views (cells, 1, length, dim)."""
         cells = _slice(self.cells)
         rows, columns = _slice(self.rows), _slice(self.columns)
         return query[cells, None, rows], key[cells, None, columns], value[cells, None, columns]
 
 
 class Tiling:
-    """A call cut into tiles. It keeps the call's objects, not its query and key."""
+    """A call that is cut into tiles. It keeps the objects of the call, but not its query and key."""
 
     def __init__(self, call: Call, seed: int | Tensor) -> None:
         self.seed = seed
@@ -102,7 +103,7 @@ class Tiling:
         self.call = replace(call, query=nothing, key=nothing)
 
     def tiles(self) -> Iterator[Tile]:
-        """Every tile: few cells and many rows where both do not fit."""
+        """All tiles. If all cells and rows do not fit into one, a tile has few cells and many rows."""
         sizes = self.call.sizes
         cells, (few, rows) = sizes.flat_batch * sizes.heads, self._extent()
         for some in ranges(cells, few):
@@ -110,7 +111,7 @@ class Tiling:
                 yield self._tile(some, block)
 
     def parts(self) -> Iterator[tuple[Tile, Call]]:
-        """Every tile with the call on its cells, made once for all the rows."""
+        """All tiles, each with the call on its cells; tiles of the same cells share one such call."""
         for _, tiles in groupby(self.tiles(), key=lambda tile: tile.cells):
             first, *others = tiles
             part = self.part(first.cells)
@@ -130,13 +131,13 @@ class Tiling:
         cells, row_size = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
         budget = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
         few, rows = tile_shape(cells, sizes.queries, row_size, budget=budget, few_rows=TILE_ROWS)
-        # Where no more cells are left to take, the tile takes more rows.
+        # If all cells are in the tile and it still has room, it takes more rows.
         return few, max(rows, fitting(budget, row_size * few, sizes.queries))
 
     def _tile(self, cells: range, rows: range) -> Tile:
         sizes, mask = self.call.sizes, self.call.mask
         columns = range(sizes.keys) if mask is None else mask.key_range(rows, sizes)
-        # Normalizing needs a key to look at; the mask still says that there is none.
+        # A normalization needs at least one key. The mask still excludes this one.
         return Tile(cells, rows, columns or range(1))
 
     def part(self, cells: range) -> Call:
@@ -144,7 +145,7 @@ class Tiling:
         return self.call.select(torch.arange(cells.start, cells.stop, device=self.call.query.device))
 
     def kept(self, tile: Tile, weights: Tensor) -> Tensor | None:
-        """What dropout multiplies a tile's weights by, or None."""
+        """The factors by which dropout multiplies the weights of a tile; None without dropout."""
         dropout = self.call.dropout
         if not dropout:
             return None
@@ -162,7 +163,7 @@ class Tiling:
     def forward(
         self, tile: Tile, query: Tensor, key: Tensor, value: Tensor, part: Call | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Output (cells, t, E) and row state (cells, t) of a tile, from its own vectors."""
+        """The output (cells, t, E) and the row state (cells, t) of a tile, from the vectors of the tile."""
         part = self.part(tile.cells) if part is None else part
         weights, state = part.normalization.normalize(part.scores_of(query, key, tile.rows, tile.columns))
         kept = self.kept(tile, weights)
@@ -170,14 +171,14 @@ class Tiling:
         return (weights @ value).squeeze(1), state.squeeze(1)
 
     def assemble(self, pieces: list[tuple[Tile, Tensor]]) -> Tensor:
-        """Tiles, in the order of `tiles`, put together along rows and cells."""
+        """The results of all tiles, in the order of `tiles`, put together along rows and cells."""
         by_cells: dict[int, list[Tensor]] = {}
         for tile, piece in pieces:
             by_cells.setdefault(tile.cells.start, []).append(piece)
         return torch.cat([torch.cat(rows, dim=1) if len(rows) > 1 else rows[0] for rows in by_cells.values()])
 
     def composite(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All tiles as checkpointed pieces of one graph, which can be differentiated any number of times."""
+        """All tiles as checkpointed parts of one graph, which can be differentiated any number of times."""
         outputs, states = [], []
         for tile in self.tiles():
             vectors = tile.take(query, key, value)
@@ -188,7 +189,7 @@ class Tiling:
 
 
 class _Tiles(torch.autograd.Function):
-    """The tiles of a call: (query, key, value, learned tensors...) -> (output, row state), with gradients."""
+    """The tiles of a call as a function with gradients: (query, key, value, learned...) -> (output, row state)."""
 
     @staticmethod
     def forward(
@@ -219,7 +220,7 @@ class _Tiles(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """The way back through the tiles."""
+    """The backward pass through the tiles."""
 
     tiling: Tiling
     vectors: tuple[Tensor, Tensor, Tensor]
@@ -228,19 +229,19 @@ class Back:
     grad_output: Tensor
     grad_state: Tensor | None
     inner: Tensor
-    """dO . O of each row."""
+    """The dot product dO . O of each row."""
 
     def gradients(self, learned: Sequence[Tensor]) -> list[Tensor]:
-        """Those of query, key, value and the learned tensors."""
+        """The gradients of query, key, value and the learned tensors."""
         call = self.tiling.call
         of_score = len([t for t in call.score.learned() if t.requires_grad])
-        # What every tile writes, and none twice, need not be 0 before.
+        # If the tiles write every number exactly once, the tensor need not be filled with zeros first.
         is_written = call.bias is not None and call.bias.is_whole and call.mask is None
         grads = [torch.zeros_like(t) for t in (*self.vectors, *learned[:of_score])]
         grads += [torch.empty_like(t) if is_written else torch.zeros_like(t) for t in learned[of_score:]]
         halves = slice(0, of_score), slice(of_score, None)
         split = [(learned[half], grads[3:][half]) for half in halves]
-        # What is chosen for some heads passes its gradient on to the whole.
+        # Parameters that `select` takes for some heads must pass their gradient on to the whole tensor.
         with torch.enable_grad():
             parts = list(self.tiling.parts())
         for tile, part in parts:
@@ -248,7 +249,7 @@ class Back:
         return grads
 
     def _add(self, tile: Tile, part: Call, grads: list[Tensor], score: "Learned", bias: "Learned") -> None:
-        """Add one tile's gradients to all of them."""
+        """Add the gradients of one tile to `grads`."""
         cells, rows, columns = _slice(tile.cells), _slice(tile.rows), _slice(tile.columns)
         query, key, value = tile.take(*self.vectors)
         scores, pull = part.score.linearize(query, key, score[0])
@@ -276,13 +277,13 @@ class Back:
 
 
 Learned = tuple[Sequence[Tensor], Sequence[Tensor]]
-"""Learned tensors, and where their gradients add up."""
+"""Learned tensors, and the tensors in which their gradients are summed."""
 
 
 def _twice(
     tiling: Tiling, vectors: tuple[Tensor, ...], learned: list[Tensor], grad_output: Tensor, grad_state: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """The same gradients through the composite, so that they can be differentiated again."""
+    """The same gradients, computed through `composite`, so that they can be differentiated again."""
     inputs = [t for t in (*vectors, *learned) if t.requires_grad]
     output, state = tiling.composite(*vectors)
     outputs, grads = ((output,), (grad_output,)) if grad_state is None else ((output, state), (grad_output, grad_state))
@@ -291,7 +292,7 @@ def _twice(
 
 
 def _seed(query: Tensor) -> int | Tensor:
-    """A number for the generators of the tiles; a tensor where there are no values, as in a compiled graph."""
+    """A seed for the generators of the tiles; it stays a tensor if tensors have no values, as in a compiled graph."""
     seed = torch.randint(2**62, ())
     return int(seed.item()) if has_values(seed) and has_values(query) else seed
 

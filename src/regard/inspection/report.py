@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from regard.inspection.observed import Observed, Record
-from regard.maps.indexing import human
 from regard.maps.source import bytes_by_storage
+from regard.mechanisms.byte_size import human
 
 
 @dataclass(frozen=True, slots=True)

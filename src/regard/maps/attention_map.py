@@ -12,10 +12,11 @@ from regard.errors import ArgumentError, ShapeError
 from regard.maps import files
 from regard.maps.call_source import source_of_call
 from regard.maps.derived_sources import SelectionSource, StackSource, WeightedSource, average, require_alike
-from regard.maps.indexing import expand_ellipsis, human, positions
+from regard.maps.indexing import expand_ellipsis, positions
 from regard.maps.products import product, transposed_product
 from regard.maps.statistics_of_map import DENSE_LIMIT_BYTES, MapStatistics
 from regard.maps.summary_source import SummarySource, joined_steps
+from regard.mechanisms.byte_size import human
 
 
 @final

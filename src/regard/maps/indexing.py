@@ -1,4 +1,4 @@
-"""What stands between the brackets of `map[...]`, and sizes in bytes for people."""
+"""What stands between the brackets of `map[...]`."""
 
 from typing import Any
 
@@ -46,16 +46,3 @@ def positions(index: Any, length: int, name: str, device: torch.device) -> range
     if index.numel() and not (-length <= int(index.min()) and int(index.max()) < length):
         raise ShapeError(f"a {name} index must be in [-{length}, {length}), got {index.tolist()}")
     return index.long() % length
-
-
-def human(size: float) -> str:
-    """A size in bytes for people.
-
-    >>> human(1536)
-    '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -2,36 +2,79 @@
 
 import json
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from regard.errors import RunFolderError
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Put `content` at `path` in one step: a reader sees the old file or the new one, also after a power cut.
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to that takes the place of `path` in one step, once the block has ended without an error.
 
-    The bytes go to a temporary name in the same folder and to the disk (fsync) before the name changes;
-    the folder is synced last, so that the new name survives too. If anything fails, the temporary file
-    is removed and whatever was at `path` stays.
+    A reader sees the old file or the new one, also after a power cut: the bytes go to a temporary name in the same
+    folder and to the disk (fsync) before the name changes, and the folder is synced last, so that the new name
+    survives too. If anything fails, the temporary file is removed and whatever was at `path` stays. A process that is
+    killed leaves the temporary file; `is_temporary` knows it by its name.
+
+    Raises:
+        OSError: no such folder, no permission, no space; it names `path` where the system names nothing.
+    """
+    target = Path(path)
+    # The number of a thread is that of no other on the machine; the first thread's is that of the process.
+    temporary = target.with_name(f".{target.name}.{threading.get_native_id()}.tmp")
+    try:
+        with naming(target), temporary.open("wb") as file:
+            yield file
+            to_disk(file)
+        rename(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Put `content` at `path` in one step, as `replacing` does; text in UTF-8.
 
     Raises:
         OSError: the disk is full or the folder cannot be written to.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def to_disk(file: BinaryIO) -> None:
+    """Return when all that was written is on the disk.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file that is whole, and on the disk, its name in the same folder; whatever had that name is replaced.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    with naming(target):
+        os.replace(source, target)
+        _sync(target.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in errors that do not: the system reports a full disk without the name of the file."""
     try:
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a full disk is reported without the name of the file
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
         raise
-    sync_folder(path.parent)
 
 
 def is_temporary(path: Path) -> bool:
@@ -42,15 +85,6 @@ def is_temporary(path: Path) -> bool:
     """
     stem, _, number = path.name.removesuffix(".tmp").rpartition(".")
     return path.name.endswith(".tmp") and bool(stem) and number.isdigit()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable (a rename lives in the folder, not in the file)."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -77,3 +111,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} holds a JSON {type(value).__name__}, expected an object")
     return value
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable: a rename lives in the folder, not in the file."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

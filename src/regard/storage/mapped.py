@@ -3,9 +3,9 @@ signature. A file that was cut short has no signature, and is told from one that
 """
 
 import json
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,31 @@ TAIL_BYTES = 8 + len(SIGNATURE)
 ADVICE = "delete it to have it made again"
 
 
-def write_footer(file: IO[bytes], footer: Mapping[str, Any]) -> None:
-    """What comes after the numbers."""
-    written = file.write(json.dumps(footer).encode())
+class Footer(Protocol):
+    """What a file says of the numbers before it: a dataclass of what JSON can hold."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def numbers_bytes(self) -> int:
+        """How many bytes come before the footer, if it is that of this file."""
+        ...
+
+
+F = TypeVar("F", bound=Footer)
+
+
+def write_footer(file: IO[bytes], footer: Footer) -> None:
+    """Write what comes after the numbers."""
+    written = file.write(json.dumps(asdict(footer)).encode())
     file.write(written.to_bytes(8, "little") + SIGNATURE)
 
 
-def open_mapped(path: Path) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+def open_mapped(path: Path, footer_type: type[F]) -> tuple[npt.NDArray[np.uint8], F]:
     """The bytes before the footer, not yet read, and the footer.
 
     Raises:
-        RunFolderError: the file is absent, cut short, or another program's.
+        RunFolderError: the file is absent, cut short, another program's, or has another footer.
     """
     try:
         raw = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
@@ -40,15 +54,12 @@ def open_mapped(path: Path) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
             f"expected tokenised text at {path}, got a file of another kind or one cut short; {ADVICE}"
         )
     footer_bytes = int.from_bytes(raw[-TAIL_BYTES : -len(SIGNATURE)].tobytes(), "little")
+    numbers = raw[: -TAIL_BYTES - footer_bytes]
     try:
-        footer = json.loads(raw[-TAIL_BYTES - footer_bytes : -TAIL_BYTES].tobytes())
-    except ValueError:
-        footer = None
-    if not isinstance(footer, dict):
-        raise damaged(path)
-    return raw[: -TAIL_BYTES - footer_bytes], footer
-
-
-def damaged(path: Path) -> RunFolderError:
-    """The error for a footer that does not say what the file holds."""
-    return RunFolderError(f"expected a footer that fits {path}, got damaged bytes; {ADVICE}")
+        footer = footer_type(**json.loads(raw[-TAIL_BYTES - footer_bytes : -TAIL_BYTES].tobytes()))
+        fits = footer.numbers_bytes == len(numbers)
+    except (ValueError, TypeError):  # no JSON, no object, other fields, or values of other types
+        fits = False
+    if not fits:
+        raise RunFolderError(f"expected a footer that fits {path}, got damaged bytes; {ADVICE}")
+    return numbers, footer

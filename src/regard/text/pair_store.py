@@ -7,16 +7,17 @@ them begins; a footer in JSON that says how to read these; the footer's length a
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.storage.mapped import damaged, open_mapped, write_footer
-from regard.text.files import replacing
+from regard.storage.atomic import replacing
+from regard.storage.mapped import open_mapped, write_footer
 from regard.text.lines import StrPath
 from regard.text.tokenizers import Tokenizer
 
@@ -28,15 +29,18 @@ TokenCounts = npt.NDArray[np.int32]
 CHUNK_PAIRS = 4096
 
 
-class _Footer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PairFooter:
+    """What a file of pairs says of itself."""
+
     dtype: str
     tokens_bytes: int
     pairs: int
     fingerprints: list[str]
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of the file before the footer."""
+    def numbers_bytes(self) -> int:
+        """Bytes of the tokens, and of the positions where each sentence begins."""
         return _aligned(self.tokens_bytes) + 8 * (2 * self.pairs + 1)
 
 
@@ -54,7 +58,7 @@ class TokenStore:
 
     def __init__(self, path: StrPath) -> None:
         self._path = Path(path)
-        raw, self._footer = _mapped(self._path)
+        raw, self._footer = open_mapped(self._path, PairFooter)
         tokens_bytes, starts_bytes = self._footer.tokens_bytes, 8 * (2 * self._footer.pairs + 1)
         starts_at = _aligned(tokens_bytes)
         self._tokens = raw[:tokens_bytes].view(self._footer.dtype)
@@ -168,16 +172,4 @@ def _finish(file: IO[bytes], starts: IO[bytes], dtype: str, fingerprints: list[s
     file.write(bytes(_aligned(tokens_bytes) - tokens_bytes))
     starts.seek(0)
     shutil.copyfileobj(starts, file)
-    write_footer(file, _Footer(dtype, tokens_bytes, pairs, fingerprints)._asdict())
-
-
-def _mapped(path: Path) -> tuple[npt.NDArray[np.uint8], _Footer]:
-    """The bytes of the file, not yet read, and its footer."""
-    raw, record = open_mapped(path)
-    try:
-        footer = _Footer(**record)
-        if footer.size_bytes == len(raw):
-            return raw, footer
-    except TypeError:
-        pass
-    raise damaged(path)
+    write_footer(file, PairFooter(dtype, tokens_bytes, pairs, fingerprints))

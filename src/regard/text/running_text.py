@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args
@@ -10,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.storage.mapped import damaged, open_mapped, write_footer
-from regard.text.files import replacing
+from regard.storage.atomic import replacing
+from regard.storage.mapped import open_mapped, write_footer
 from regard.text.labels import Label
 from regard.text.lines import StrPath
 from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
@@ -58,7 +59,10 @@ def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
     return list(chain.from_iterable(tokenizer.encode_batch([*(line + "\n" for line in lines), last])))
 
 
-class _Footer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TextFooter:
+    """What a file of running text says of itself."""
+
     dtype: str
     tokens: int
     text_bytes: int
@@ -66,6 +70,11 @@ class _Footer(NamedTuple):
     unknown: int
     is_whole: bool
     fingerprint: str
+
+    @property
+    def numbers_bytes(self) -> int:
+        """Bytes of the tokens."""
+        return self.tokens * np.dtype(self.dtype).itemsize
 
 
 class TextStore:
@@ -84,14 +93,8 @@ class TextStore:
 
     def __init__(self, path: StrPath) -> None:
         self._path = Path(path)
-        raw, record = open_mapped(self._path)
-        try:
-            self._footer = _Footer(**record)
-            self.tokens: npt.NDArray[np.integer[Any]] = raw.view(self._footer.dtype)
-        except (TypeError, ValueError):
-            raise damaged(self._path) from None
-        if len(self.tokens) != self._footer.tokens:
-            raise damaged(self._path)
+        raw, self._footer = open_mapped(self._path, TextFooter)
+        self.tokens: npt.NDArray[np.integer[Any]] = raw.view(self._footer.dtype)
 
     def __len__(self) -> int:
         return self._footer.tokens
@@ -146,8 +149,8 @@ class TextStore:
             if is_whole and documents:
                 file.write(np.asarray([EOS], dtype).tobytes())
                 tokens += 1
-            footer = _Footer(dtype.str, tokens, text_bytes, documents, unknown, is_whole, tokenizer.fingerprint())
-            write_footer(file, footer._asdict())
+            fingerprint = tokenizer.fingerprint()
+            write_footer(file, TextFooter(dtype.str, tokens, text_bytes, documents, unknown, is_whole, fingerprint))
         return cls(path)
 
     @classmethod

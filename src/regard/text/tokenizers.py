@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.storage.atomic import replacing
 from regard.text.codec import Marks
-from regard.text.files import replacing
 from regard.text.labels import Label, byte_level_labels, byte_string, printed
 from regard.text.tokenizer_files import encoding, read_tokenizer, tokenizers_library
 from regard.text.unicode import normalise
@@ -123,10 +123,6 @@ class Tokenizer:
             space + next(words, REPLACEMENT).strip(space) if i == UNK else self._backend.id_to_token(i) for i in kept
         ]
         return str(self._backend.decoder.decode(pieces))
-
-    def decode_batch(self, batch: Iterable[Sequence[int]]) -> list[str]:
-        """The text of each sequence of ids, as by `decode`."""
-        return [self.decode(ids) for ids in batch]
 
     def bytes_of(self, token: int) -> bytes:
         """The UTF-8 bytes that a token adds to a text. A byte-level token may be only a part of a character.

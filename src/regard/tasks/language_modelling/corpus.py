@@ -1,6 +1,11 @@
-"""The text of a language model's run, read twice, cut into tokens, and kept on disk in the run folder."""
+"""The text of a language model's run: each file is opened once, cut into tokens, and kept on disk in the run folder.
 
-from collections.abc import Callable, Iterator
+How much text there is decides where its tail for validation begins, and the tokenizer needs all of the rest before the
+first of it can be cut. So the lines go to a file without a name in the run folder (`regard.text.spool`), and all passes
+but the first read that. It is gone when the tokens are there.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +17,7 @@ from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.lines import Reader, read_lines
 from regard.text.running_text import TextStore, pieces
+from regard.text.spool import Spool
 from regard.text.tokenizers import Tokenizer, recipe
 
 # The most that is split off for validation: enough for three digits of the loss.
@@ -31,27 +37,27 @@ class TextCorpus(NamedTuple):
 def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
     """Read the text, train the tokenizer, and store the tokens; done once for a run.
 
+    Each file is opened once, so that it may be a pipe (`/dev/stdin`).
+
     Raises:
         DataError: a line or file that cannot be read, or too little text.
         OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
-    lines = _Lines(config.data, config)
-    total = count = 0
-    for line in lines:
-        total, count = total + _size(line), count + 1
-    if lines.skipped:
-        say(f"{lines.skipped:,} bad lines left out; the first: {lines.first_skipped}")
-    if not total:
-        raise DataError(f"{_names(config)}: expected text, got nothing; name a file that has some")
-    parts = _parts(config, total)
-    if config.warm_start is not None:
-        tokenizer = load_tokenizer(RunFolder(config.warm_start))
-    else:
-        learnt_from = islice(parts["train"](), None, None, -(-count // MOST_TOKENIZER_LINES))
-        tokenizer = recipe(config.tokenizer, config.vocab_size).train(line + "\n" for line in learnt_from)
-    tokenizer.save(folder.path / "tokenizer.json")
-    stores = {name: _store(config, folder, name, lines_of(), tokenizer) for name, lines_of in parts.items()}
+    reader = _Lines(config.data, config)
+    with Spool(reader, folder.data) as lines:
+        if reader.skipped:
+            say(f"{reader.skipped:,} bad lines left out; the first: {reader.first_skipped}")
+        if not lines:
+            raise DataError(f"{_names(config)}: expected text, got nothing; name a file that has some")
+        parts = _parts(config, lines, reader.size_bytes)
+        if config.warm_start is not None:
+            tokenizer = load_tokenizer(RunFolder(config.warm_start))
+        else:
+            learnt_from = islice(parts["train"](), None, None, -(-len(lines) // MOST_TOKENIZER_LINES))
+            tokenizer = recipe(config.tokenizer, config.vocab_size).train(line + "\n" for line in learnt_from)
+        tokenizer.save(folder.path / "tokenizer.json")
+        stores = {name: _store(config, folder, name, lines_of(), tokenizer) for name, lines_of in parts.items()}
     for name, store in stores.items():
         unknown = f", {store.unknown:,} of them unknown" if store.unknown else ""
         say(f"{name}: {store.text_bytes:,} bytes, {len(store):,} tokens{unknown}")
@@ -86,14 +92,17 @@ def load_tokenizer(folder: RunFolder) -> Tokenizer:
 
 
 class _Lines(Iterator[str]):
-    """The lines of several files, and how many bad ones were skipped."""
+    """The lines of several files, how much text they were so far, and how many bad ones were skipped."""
 
     def __init__(self, paths: tuple[Path, ...], config: TextConfig) -> None:
         self._readers: list[Reader[str]] = [read_lines(path, bad_lines=config.bad_lines) for path in paths]
         self._lines = (line for reader in self._readers for line in reader)
+        self.size_bytes = 0
 
     def __next__(self) -> str:
-        return next(self._lines)
+        line = next(self._lines)
+        self.size_bytes += _size(line)
+        return line
 
     @property
     def skipped(self) -> int:
@@ -104,18 +113,15 @@ class _Lines(Iterator[str]):
         return next((reader.first_skipped for reader in self._readers if reader.skipped), None)
 
 
-def _parts(config: TextConfig, total: int) -> dict[str, Callable[[], Iterator[str]]]:
-    """How to read the lines to train on, and those to validate on: the tail, or other files."""
+def _parts(config: TextConfig, lines: Spool, total: int) -> dict[str, Callable[[], Iterator[str]]]:
+    """How to read the lines to train on, and those to validate on: the tail of `total` bytes, or other files."""
     if config.valid:
-        return {"train": lambda: _Lines(config.data, config), "valid": lambda: _Lines(config.valid, config)}
+        return {"train": lambda: iter(lines), "valid": lambda: _Lines(config.valid, config)}
     cut = total - min(round(config.valid_share * total), MOST_VALID_BYTES)
-    return {
-        "train": lambda: _before(cut, _Lines(config.data, config)),
-        "valid": lambda: _after(cut, _Lines(config.data, config)),
-    }
+    return {"train": lambda: _before(cut, lines), "valid": lambda: _after(cut, lines)}
 
 
-def _before(cut: int, lines: Iterator[str]) -> Iterator[str]:
+def _before(cut: int, lines: Iterable[str]) -> Iterator[str]:
     """The lines that begin before byte `cut` of the text."""
     read = 0
     for line in lines:
@@ -125,7 +131,7 @@ def _before(cut: int, lines: Iterator[str]) -> Iterator[str]:
         read += _size(line)
 
 
-def _after(cut: int, lines: Iterator[str]) -> Iterator[str]:
+def _after(cut: int, lines: Iterable[str]) -> Iterator[str]:
     """The lines that begin at byte `cut` or after it."""
     read = 0
     for line in lines:

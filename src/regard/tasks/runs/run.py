@@ -53,7 +53,7 @@ class TrainingJob(NamedTuple):
     """What the model attends to now in a few fixed sentences."""
 
 
-class Options(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """How a run is begun and watched."""
 
     resume: bool
@@ -139,7 +139,8 @@ def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
         return
     if not folder.path.exists():
         folder.path.mkdir(parents=True)
-    with locked(folder.path) if folder.path.is_dir() else nullcontext():
+    refusal = f"another process is training in {folder.path}: wait for it, stop it, or name another folder (--out)"
+    with locked(folder.path, refusal=refusal) if folder.path.is_dir() else nullcontext():
         yield
 
 

@@ -1,4 +1,9 @@
-"""The text of a translation run, read once, cut into tokens, and kept on disk in the run folder."""
+"""The text of a translation run: each file is opened once, cut into tokens, and kept on disk in the run folder.
+
+How many pairs there are decides which of them are held out, and the tokenizers need all of the text before the first of
+it can be cut. So the pairs go to a file without a name in the run folder (`regard.text.spool`), and all passes but the
+first read that. It is gone when the tokens are there.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +23,7 @@ from regard.text.lines import Reader
 from regard.text.pair_store import TokenCounts, TokenStore
 from regard.text.pairs import Pair, read_pairs
 from regard.text.sections import Indices, sections
+from regard.text.spool import Spool
 from regard.text.tokenizers import Tokenizer, recipe
 from regard.training.protocols import BatchSize
 
@@ -77,18 +83,20 @@ class TokenBatches:
 def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> None:
     """Read the pairs, train the tokenizers, and store the tokens; done once for a run.
 
+    Each file is opened once, so that it may be a pipe (`/dev/stdin`).
+
     Raises:
         DataError: a line or file that cannot be read, or too little data.
         OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
-    pairs = _read(config.data, config)
-    count = sum(1 for _ in pairs)
-    if pairs.skipped:
-        say(f"{pairs.skipped:,} bad lines left out; the first: {pairs.first_skipped}")
-    tokenizers = _train_tokenizers(config, folder, count)
-    say(f"{count:,} pairs; vocabularies of {len(tokenizers[0]):,} and {len(tokenizers[1]):,} tokens")
-    train, valid = (_store(config, folder, part, tokenizers, count) for part in ("train", "valid"))
+    reader = _read(config.data, config)
+    with Spool(reader, folder.data) as pairs:
+        if reader.skipped:
+            say(f"{reader.skipped:,} bad lines left out; the first: {reader.first_skipped}")
+        tokenizers = _train_tokenizers(config, folder, pairs)
+        say(f"{len(pairs):,} pairs; vocabularies of {len(tokenizers[0]):,} and {len(tokenizers[1]):,} tokens")
+        train, valid = (_store(config, folder, part, tokenizers, pairs) for part in ("train", "valid"))
     limits = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
     left_out = len(train) - len(TokenBatches(train, seed=0, **limits))
     if left_out:
@@ -135,9 +143,9 @@ def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Token
 
 
 def _store(
-    config: TranslationConfig, folder: RunFolder, part: str, tokenizers: tuple[Tokenizer, Tokenizer], count: int
+    config: TranslationConfig, folder: RunFolder, part: str, tokenizers: tuple[Tokenizer, Tokenizer], read: Spool
 ) -> TokenStore:
-    pairs = _part(config, part, count)
+    pairs = _part(config, part, read)
     first = next(pairs, None)
     if first is None:
         raise DataError(f"{_names(config.data)}: too few pairs to keep some for validation; give others with --valid")
@@ -149,13 +157,16 @@ def _store(
     )
 
 
-def _part(config: TranslationConfig, part: str, count: int) -> Iterator[Pair]:
-    """The pairs to train on or to validate on."""
-    if config.valid:
-        return _read(config.valid if part == "valid" else config.data, config)
+def _part(config: TranslationConfig, part: str, read: Spool) -> Iterator[Pair]:
+    """The pairs to train on or to validate on, out of those that were read, or of the files for validation."""
     wanted = part == "valid"
-    held_out = _held_out(config.seed, count)
-    return (pair for pair in _read(config.data, config) if held_out(pair) == wanted)
+    if config.valid and wanted:
+        return _read(config.valid, config)
+    pairs = map(Pair._make, read)
+    if config.valid:
+        return pairs
+    held_out = _held_out(config.seed, len(read))
+    return (pair for pair in pairs if held_out(pair) == wanted)
 
 
 def _held_out(seed: int, count: int) -> Callable[[Pair], bool]:
@@ -170,17 +181,17 @@ def _held_out(seed: int, count: int) -> Callable[[Pair], bool]:
     return is_held_out
 
 
-def _train_tokenizers(config: TranslationConfig, folder: RunFolder, count: int) -> tuple[Tokenizer, Tokenizer]:
+def _train_tokenizers(config: TranslationConfig, folder: RunFolder, read: Spool) -> tuple[Tokenizer, Tokenizer]:
     source_file, target_file = _tokenizer_files(config, folder)
     if config.warm_start is not None:
         source, target = load_tokenizers(config, RunFolder(config.warm_start))
         source.save(source_file)
         target.save(target_file)
         return source, target
-    recipe_, every = recipe(config.tokenizer, config.vocab_size), -(-count // MOST_TOKENIZER_PAIRS)
+    recipe_, every = recipe(config.tokenizer, config.vocab_size), -(-len(read) // MOST_TOKENIZER_PAIRS)
 
     def pairs() -> Iterator[Pair]:
-        return islice(_part(config, "train", count), None, None, every)
+        return islice(_part(config, "train", read), None, None, every)
 
     if config.shared_vocabulary:
         both = recipe_.train(text for pair in pairs() for text in pair)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from regard.errors import ArgumentError, ShapeError, TooLargeError
+from regard.storage.atomic import write_atomically
 from regard.views.colours import hex_ramp
 from regard.views.labels import printable, right_to_left
 from regard.views.values import Picture, Pooling, picture
@@ -127,18 +128,8 @@ def save_page(path: str | os.PathLike[str], examples: Iterable[Example], **optio
         OSError: the file cannot be written; an older one stays as it was.
         RegardError: as `page`.
     """
-    path = Path(path)
-    text = page(examples, **options)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+    write_atomically(path, page(examples, **options))
+    return Path(path)
 
 
 def script() -> str:

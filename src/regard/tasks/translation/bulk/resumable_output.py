@@ -9,7 +9,6 @@ as a whole, so that its batches, and with them the last bits of its numbers, are
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.storage.atomic import read_json, sync_folder, write_json
+from regard.storage.atomic import naming, read_json, rename, to_disk, write_json
+from regard.storage.locks import lock
 from regard.text.lines import Line
 
 FORMAT = 1
@@ -112,7 +112,10 @@ class Unfinished:
 
     def _open(self) -> None:
         self._file = self.partial.open("ab")
-        _lock(self._stream, self.partial)
+        lock(
+            self._stream.fileno(),
+            refusal=f"another process is writing to {self.partial}: wait for it or name another --output",
+        )
         for left in self.record.parent.glob(f".{escape(self.record.name)}.*.tmp"):
             left.unlink(missing_ok=True)  # by a process that was killed while it wrote the record
 
@@ -139,10 +142,9 @@ class Unfinished:
             OSError: the disk is full.
         """
         content = answers.encode()
-        with _naming(self.partial):
+        with naming(self.partial):
             self._stream.write(content)
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
+            to_disk(self._stream)
         for line in lines:
             self._note(line)
             self.lines += 1
@@ -152,8 +154,7 @@ class Unfinished:
     def finish(self) -> None:
         """Give the file its name, in one step."""
         self._stream.close()
-        os.replace(self.partial, self.target)
-        sync_folder(self.target.parent)
+        rename(self.partial, self.target)
         self.record.unlink()
 
     def close(self) -> None:
@@ -209,26 +210,3 @@ def opened(target: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
             yield unfinished
     finally:
         unfinished.close()
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """A full disk is reported without the name of the file: add it."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
-
-
-def _lock(stream: BinaryIO, path: Path) -> None:
-    """Keep out another process that writes to the same file; the lock ends with the process."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunFolderError(f"another process is writing to {path}: wait for it or name another --output") from None

@@ -1,0 +1,192 @@
+"""Files that are the old ones or the new ones: through errors, kills, full disks and limits."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from regard.errors import RunFolderError
+from regard.storage.atomic import is_temporary, read_json, replacing, write_atomically, write_json
+from regard.storage.sealed import read_sealed, write_sealed
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write_atomically(path, b"old")
+    with replacing(path) as file, path.open("rb") as reader:
+        file.write(b"new, but not yet")
+        file.flush()
+        assert reader.read() == path.read_bytes() == b"old"
+        assert all(is_temporary(other) for other in tmp_path.iterdir() if other != path)
+    assert path.read_bytes() == b"new, but not yet"
+    assert names(tmp_path) == ["x"]
+
+
+def test_an_error_in_the_block_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "x", "old")
+
+    def write_half() -> None:
+        with replacing(tmp_path / "x") as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert (tmp_path / "x").read_text() == "old"
+    assert names(tmp_path) == ["x"]
+
+
+def test_an_error_without_a_name_gets_one_and_others_keep_theirs(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No space left on device: '.*x'"), replacing(tmp_path / "x"):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="somewhere else"), replacing(tmp_path / "x"):
+        raise OSError(28, "No space left on device", "somewhere else")
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "absent" / "x"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this order, without which a power cut may leave a name without bytes."""
+    done: list[str] = []
+    real_sync, real_replace = os.fsync, os.replace
+
+    def sync(descriptor: int) -> None:
+        done.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        real_sync(descriptor)
+
+    def replace(source: Path, target: Path) -> None:
+        done.append(f"rename {Path(source).name}")
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    write_atomically(tmp_path / "x", b"1")
+    temporary = f".x.{os.getpid()}.tmp"
+    assert done == [f"sync {temporary}", f"rename {temporary}", f"sync {tmp_path.name}"]
+
+
+def test_threads_that_write_to_one_path_do_not_mix(tmp_path: Path) -> None:
+    path, start = tmp_path / "x", threading.Barrier(4)
+    contents = [bytes([n]) * 1_000_000 for n in range(4)]
+
+    def write(content: bytes) -> None:
+        start.wait()
+        for _ in range(5):
+            write_atomically(path, content)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_bytes() in contents
+    assert names(tmp_path) == ["x"]
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from regard.storage.atomic import write_atomically
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    write_atomically(Path(sys.argv[1]), bytes(1_000_000))
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
+    """What `ulimit -f` sets."""
+    path = tmp_path / "x"
+    write_atomically(path, "old")
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"[Errno 27] File too large: '{path}'\n"
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("this system does not let us mount a small tmpfs")
+    try:
+        path = tmp_path / "x"
+        write_atomically(path, b"o" * 20_000)
+        with pytest.raises(OSError, match=r"No space left on device: '.*x'"):
+            write_atomically(path, bytes(100_000))
+        assert path.read_bytes() == b"o" * 20_000
+        assert names(tmp_path) == ["x"]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+KILLED = """
+import os, signal, sys, time
+from itertools import cycle
+from pathlib import Path
+from regard.storage.atomic import write_atomically
+path = Path(sys.argv[1])
+write_atomically(path, "o" * 3_000_000)
+for number in range(20):
+    before, child = path.stat().st_ino, os.fork()
+    if child == 0:
+        for letter in cycle("abcdefgh"):
+            write_atomically(path, letter * 3_000_000)
+    while path.stat().st_ino == before:  # until it writes
+        time.sleep(0.001)
+    time.sleep(0.003 * number)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    content = path.read_text()
+    assert len(content) == 3_000_000, len(content)
+    assert len(set(content)) == 1, set(content)
+print("whole each time")
+"""
+
+
+def test_a_process_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
+    """Twenty times, at moments that are not chosen; what is left beside is known as temporary."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "x")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "whole each time\n", done.stderr
+    left = [path for path in tmp_path.iterdir() if path.name != "x"]
+    assert left  # some of them were in the middle of it
+    assert all(map(is_temporary, left))
+
+
+def test_json_that_is_not_ours(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"é": [1, None]})
+    assert read_json(path) == {"é": [1, None]}
+    for content, message in (
+        ("[]", "holds a JSON list, expected an object"),
+        ("{", "is not whole JSON"),
+        ('"\\', "not whole"),
+    ):
+        path.write_text(content)
+        with pytest.raises(RunFolderError, match=message):
+            read_json(path)
+    with pytest.raises(RunFolderError, match="is missing"):
+        read_json(tmp_path / "absent.json")
+
+
+def test_a_seal_is_broken_by_any_other_value(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_sealed(path, {"step": 1, "name": "a"})
+    whole = path.read_text()
+    for before, after in (("1", "2"), ('"a"', '"b"'), ('"step"', '"stop"')):
+        path.write_text(whole.replace(before, after, 1))
+        with pytest.raises(RunFolderError, match="was altered"):
+            read_sealed(path)
+    path.write_text(whole)
+    assert read_sealed(path) == {"step": 1, "name": "a"}

@@ -1,0 +1,158 @@
+"""Corpora are read once: every file is opened one time only, so that it may be a pipe."""
+
+import gzip
+import hashlib
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.tasks.language_modelling import corpus as text_corpus
+from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.tasks.language_modelling.corpus import prepare_text
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation import corpus as translation_corpus
+from regard.tasks.translation.corpus import prepare_corpus
+from regard.text.pair_store import TokenStore
+from regard.text.pairs import read_pairs
+from regard.text.running_text import TextStore, pieces
+from regard.text.tokenizers import recipe
+from tests.tasks.small_runs import PAIRS, small_config, write_pairs
+
+MANY = [(f"{source} {n}", f"{target} {n}") for n in range(8) for source, target in PAIRS]
+
+
+class Opens:
+    """Told by the interpreter of every file that is opened, by whatever call; a hook cannot be taken out again."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] | None = None
+        sys.addaudithook(self)
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and self.counts is not None:
+            self.counts[str(arguments[0])] += 1
+
+    @contextmanager
+    def counted(self) -> Iterator[Counter[str]]:
+        counts: Counter[str] = Counter()
+        self.counts = counts
+        try:
+            yield counts
+        finally:
+            self.counts = None
+
+
+@pytest.fixture(scope="module")
+def opens() -> Opens:
+    return Opens()
+
+
+def prepare(kind: str, out: Path, **settings: Any) -> dict[str, str]:
+    """Prepare a corpus; the digests of all that it leaves."""
+    folder = RunFolder(out)
+    said: list[str] = []
+    folder.path.mkdir()
+    if kind == "pairs":
+        prepare_corpus(small_config(out.parent, out=out, **{"valid": ()} | settings), folder, said.append)
+    else:
+        prepare_text(LanguageModelConfig(out=out, vocab_size=280, block_length=16, **settings), folder, said.append)
+    assert said
+    return {str(path.relative_to(out)): digest(path) for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("kind", ["pairs", "text"])
+@pytest.mark.parametrize("has_valid", [True, False])
+def test_every_file_is_opened_once(tmp_path: Path, opens: Opens, kind: str, has_valid: bool) -> None:
+    """In parts, one of them compressed."""
+    plain, other, valid = write_pairs(tmp_path / "a.tsv", MANY), tmp_path / "b.tsv.gz", tmp_path / "v.tsv"
+    with gzip.open(other, "wb") as file:
+        file.write(plain.read_bytes())
+    write_pairs(valid)
+    with opens.counted() as counts:
+        prepare(kind, tmp_path / "run", data=(plain, other), valid=(valid,) if has_valid else ())
+    assert [counts[str(path)] for path in (plain, other, valid)] == [1, 1, int(has_valid)]
+
+
+@contextmanager
+def fed(pipe: Path, content: bytes) -> Iterator[None]:
+    """A pipe that gives some bytes once; whoever opens it again gets nothing."""
+    os.mkfifo(pipe)
+    is_over = threading.Event()
+
+    def feed() -> None:
+        pipe.write_bytes(content)
+        while not is_over.wait(0.01):
+            with suppress(OSError):  # nobody reads
+                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+    thread = threading.Thread(target=feed, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["pairs", "text"])
+def test_a_pipe_gives_what_a_file_gives(tmp_path: Path, kind: str) -> None:
+    plain = write_pairs(tmp_path / "a.tsv", MANY)
+    with fed(tmp_path / "pipe", plain.read_bytes()):
+        found = prepare(kind, tmp_path / "piped", data=(tmp_path / "pipe",))
+    assert found == prepare(kind, tmp_path / "read", data=(plain,))
+
+
+# -- the same bits as by reading all of it into memory -----------------------------------------------------
+
+
+def test_pairs_are_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translation_corpus, "MOST_TOKENIZER_PAIRS", 150)  # every third
+    data = write_pairs(tmp_path / "a.tsv", MANY)
+    found = prepare("pairs", tmp_path / "run", data=(data,))
+    every = list(read_pairs(data))
+    share = max(0.01 * len(every), 20) / len(every)
+    held_out = [is_held_out(pair.source, share) for pair in every]
+    train = [pair for pair, is_held in zip(every, held_out, strict=True) if not is_held]
+    tokenizers = [recipe("bpe", 300).train(pair[side] for pair in train[::3]) for side in (0, 1)]
+    for name, tokenizer in zip(("source", "target"), tokenizers, strict=True):
+        tokenizer.save(tmp_path / f"{name}_tokenizer.json")
+        assert digest(tmp_path / f"{name}_tokenizer.json") == found[f"{name}_tokenizer.json"]
+    valid = [pair for pair, is_held in zip(every, held_out, strict=True) if is_held]
+    assert 5 < len(valid) < 50
+    for name, pairs in (("train", train), ("valid", valid)):
+        TokenStore.build(tmp_path / name, pairs, *tokenizers)
+        assert digest(tmp_path / name) == found[f"data/{name}.tokens"]
+
+
+def is_held_out(source: str, share: float) -> bool:
+    hashed = hashlib.blake2b(source.encode(), digest_size=8, salt=bytes(16)).digest()
+    return int.from_bytes(hashed, "little") < int(share * 2**64)
+
+
+def test_lines_are_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_corpus, "MOST_TOKENIZER_LINES", 150)  # every third
+    data = write_pairs(tmp_path / "a.tsv", MANY)
+    found = prepare("text", tmp_path / "run", data=(data,))
+    lines = data.read_text(encoding="utf-8").splitlines()
+    begins = [0, *accumulate(len(line.encode()) + 1 for line in lines)]
+    cut = begins[-1] - round(LanguageModelConfig(data=(data,), out=tmp_path).valid_share * begins[-1])
+    first_held_out = next(n for n, begin in enumerate(begins) if begin >= cut)
+    assert 300 < first_held_out < 400
+    tokenizer = recipe("bpe", 280).train(f"{line}\n" for line in lines[:first_held_out:3])
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert digest(tmp_path / "tokenizer.json") == found["tokenizer.json"]
+    for name, part in (("train", lines[:first_held_out]), ("valid", lines[first_held_out:])):
+        TextStore.build(tmp_path / name, pieces(part, "file"), tokenizer, is_whole=False)
+        assert digest(tmp_path / name) == found[f"data/{name}.tokens"]

@@ -25,11 +25,12 @@ import torch
 
 from benchmarks.harness import Row, compare
 from benchmarks.training import KEEP_MEMORY
+from regard.generation.beam import Beam
 from regard.generation.protocol import Decodable
 from regard.models.inference import prepare
 from regard.tasks.translation.bulk.worker_pool import Workers
 from regard.tasks.translation.pretrained import load_pretrained
-from regard.tasks.translation.search_job import Job, search
+from regard.tasks.translation.search_job import SearchJob, search
 
 TITLE = "Searches against Hugging Face's generate and CTranslate2"
 LINES, ONE_BY_ONE, STEPS, VOCABULARY, BEAMS = 200, 10, 20, 8000, (1, 5)
@@ -141,18 +142,18 @@ def translate_batch(translator: Any, marian: Marian, beam: int, size: int) -> Ca
     return run
 
 
-def jobs(marian: Marian, sources: Ids, beam: int, size: int) -> list[Job]:
+def jobs(marian: Marian, sources: Ids, beam: int, size: int) -> list[SearchJob]:
     return [
-        Job(sources=batch, begin_id=marian.pad, end_id=marian.end, max_steps=STEPS, beam_size=beam)
+        SearchJob(sources=batch, begin_id=marian.pad, end_id=marian.end, max_steps=STEPS, beam=Beam(beam))
         for batch in cut_up(sources, size)
     ]
 
 
-def ours(decoder: Decodable, todo: list[Job]) -> Callable[[], Found]:
+def ours(decoder: Decodable, todo: list[SearchJob]) -> Callable[[], Found]:
     return lambda: [best[0].tokens for job in todo for best in search(decoder, job)]
 
 
-def shared(workers: Workers, todo: list[Job]) -> Callable[[], Found]:
+def shared(workers: Workers, todo: list[SearchJob]) -> Callable[[], Found]:
     return lambda: [best[0].tokens for found in workers.search(todo) for best in found]
 
 

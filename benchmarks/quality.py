@@ -21,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.__main__ import write_section
 from benchmarks.harness import machine
+from regard.generation.beam import Beam
 from regard.tasks import Translator
 from regard.text import dates
 from regard.training.metrics import bleu, chrf, exact_match
@@ -135,7 +136,7 @@ def report(name: str, recipe: Recipe, corpus: Path, run: Path) -> str:
     for source, reference in zip(sources, references, strict=True):
         references_of.setdefault(source, []).append(reference)
     different = list(references_of)
-    found = [one.text for one in translator.translate(different, beam_size=5)]
+    found = [one.text for one in translator.translate(different, beam=Beam(5))]
     (run / "test.hypotheses.txt").write_text("\n".join(found) + "\n", encoding="utf-8")
     streams = list(zip_longest(*references_of.values()))
     cased, characters = bleu(found, *streams), chrf(found, *streams)
@@ -166,7 +167,7 @@ def dates_report() -> str:
     answers = [dateparser.parse(pair.source, settings=settings) for pair in pairs]
     theirs = exact_match([a.date().isoformat() if a else "" for a in answers], [pair.target for pair in pairs])
     translator = Translator.load(Path("demo/run"))
-    found = [one.text for one in translator.translate((pair.source for pair in pairs), beam_size=1)]
+    found = [one.text for one in translator.translate((pair.source for pair in pairs), beam=Beam(1))]
     ours = exact_match(found, [pair.target for pair in pairs])
     return (
         "Asked: 99.9 %, and above dateparser. `make demo`, then `python -m benchmarks.quality dates demo`.\n\n"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.generation import beam as decoding
-from regard.generation.beam import beam_search
+from regard.generation.beam import Beam, beam_search
 from regard.generation.greedy import greedy
 from regard.generation.protocol import Hypothesis
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
@@ -113,7 +113,7 @@ def test_a_wide_beam_finds_the_exhaustive_optimum(vocab: int, steps: int, penalt
     count = len(table.every_answer(0, steps))
     found = beam_search(
         table, *sources(*firsts), **LIMITS, max_steps=steps,
-        beam_size=vocab**steps, num_best=count, length_penalty=penalty,
+        beam=Beam(vocab**steps, num_best=count, length_penalty=penalty),
     )  # fmt: skip
     for first, hypotheses in zip(firsts, found, strict=True):
         best = table.best_answers(first, steps, penalty)
@@ -128,7 +128,7 @@ def test_stopping_early_loses_no_better_answer(penalty: float) -> None:
     """The one best of a beam too wide to fill up is the optimum, although the search stops when it is certain."""
     table, firsts = Table(3, eos_bonus=1.0), range(20, 30)
     found = beam_search(
-        table, *sources(*firsts), **LIMITS, max_steps=5, beam_size=3**4, length_penalty=penalty
+        table, *sources(*firsts), **LIMITS, max_steps=5, beam=Beam(3**4, length_penalty=penalty)
     )  # fmt: skip
     for first, (hypothesis,) in zip(firsts, found, strict=True):
         score, tokens = table.best_answers(first, 5, penalty)[0]
@@ -144,7 +144,7 @@ def test_poor_answers_that_end_early_do_not_stop_a_good_one(penalty: float) -> N
     table.logits = lambda prefix: (
         9.0 * preferred[min(len(prefix) - 2, 6)] + 2.0 * nn.functional.one_hot(torch.tensor(EOS), 5)
     )
-    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=9, beam_size=3, length_penalty=penalty)
+    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=9, beam=Beam(3, length_penalty=penalty))
     assert found[0].tokens == good
 
 
@@ -152,7 +152,7 @@ def test_a_search_without_length_penalty_stops_as_soon_as_it_is_certain() -> Non
     table = Table(3, eos_bonus=9.0)
     steps, step = [], table.step
     table.step = lambda state, tokens: steps.append(len(tokens)) or step(state, tokens)
-    beam_search(table, *sources(3, 5), **LIMITS, max_steps=50, beam_size=4, length_penalty=0.0)
+    beam_search(table, *sources(3, 5), **LIMITS, max_steps=50, beam=Beam(4, length_penalty=0.0))
     assert len(steps) < 4
 
 
@@ -164,7 +164,7 @@ def test_a_search_stops_at_a_step_that_ends_nothing_too() -> None:
     table.logits = lambda prefix: first if len(prefix) == 2 else later
     steps, step = [], table.step
     table.step = lambda state, tokens: steps.append(len(tokens)) or step(state, tokens)
-    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=20, beam_size=2)
+    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=20, beam=Beam(2))
     assert found[0].tokens == [EOS]
     # After n steps the best that goes on has log p(4) - (n - 1) log 4, to be divided by 20 at the most.
     assert len(steps) == next(n for n in range(1, 21) if first[4] - (n - 1) * math.log(4) <= -20)
@@ -203,7 +203,7 @@ def test_a_narrow_beam_does_what_it_says(
     firsts = data.draw(st.lists(st.integers(3, 99), min_size=1, max_size=6))
     table = Table(vocab, eos_bonus=eos_bonus)
     found = beam_search(
-        table, *sources(*firsts), **LIMITS, max_steps=steps, beam_size=size, num_best=num_best, length_penalty=penalty
+        table, *sources(*firsts), **LIMITS, max_steps=steps, beam=Beam(size, num_best=num_best, length_penalty=penalty)
     )  # fmt: skip
     for first, hypotheses in zip(firsts, found, strict=True):
         expected = narrow_beam(table, first, steps=steps, size=size, num_best=num_best, penalty=penalty)
@@ -222,7 +222,7 @@ def test_a_beam_of_one_is_greedy(vocab: int, steps: int, penalty: float, firsts:
     given = sources(*firsts)
     best = greedy(table, *given, **LIMITS, max_steps=steps, alignments=True)
     beams = beam_search(
-        table, *given, **LIMITS, max_steps=steps, beam_size=1, length_penalty=penalty, alignments=True
+        table, *given, **LIMITS, max_steps=steps, beam=Beam(1, length_penalty=penalty), alignments=True
     )  # fmt: skip
     assert tokens_of(best) == [beam[0].tokens for beam in beams]
     for one, (two,) in zip(best, beams, strict=True):
@@ -251,7 +251,7 @@ def test_greedy_takes_the_most_probable_token_at_every_step() -> None:
 def test_alignments_follow_the_beams(size: int, steps: int, firsts: list[int], eos_bonus: float) -> None:
     table = Table(5, eos_bonus=eos_bonus)
     found = beam_search(
-        table, *sources(*firsts), **LIMITS, max_steps=steps, beam_size=size, num_best=size, alignments=True
+        table, *sources(*firsts), **LIMITS, max_steps=steps, beam=Beam(size, num_best=size), alignments=True
     )  # fmt: skip
     for first, hypotheses in zip(firsts, found, strict=True):
         for hypothesis in hypotheses:
@@ -264,7 +264,7 @@ def test_alignments_follow_the_beams(size: int, steps: int, firsts: list[int], e
 @given(size=st.integers(1, 5), steps=st.integers(1, 9), firsts=st.lists(st.integers(3, 99), min_size=2, max_size=9))
 def test_sources_do_not_touch_each_other(size: int, steps: int, firsts: list[int]) -> None:
     table = Table(5)
-    limits: dict[str, Any] = LIMITS | {"max_steps": steps, "beam_size": size, "num_best": size}
+    limits: dict[str, Any] = LIMITS | {"max_steps": steps, "beam": Beam(size, num_best=size)}
     together = beam_search(table, *sources(*firsts), **limits)
     for first, hypotheses in zip(firsts, together, strict=True):
         (alone,) = beam_search(table, *sources(first), **limits)
@@ -278,7 +278,7 @@ def test_sources_do_not_touch_each_other(size: int, steps: int, firsts: list[int
 @given(size=st.integers(1, 6), steps=st.integers(1, 6), penalty=st.sampled_from([0.0, 1.0]), first=st.integers(3, 99))
 def test_the_best_are_different_and_sorted(size: int, steps: int, penalty: float, first: int) -> None:
     (found,) = beam_search(
-        Table(5), *sources(first), **LIMITS, max_steps=steps, beam_size=size, num_best=size, length_penalty=penalty
+        Table(5), *sources(first), **LIMITS, max_steps=steps, beam=Beam(size, num_best=size, length_penalty=penalty)
     )
     ended = [h.score for h in found if h.tokens[-1] == EOS]
     cut = [h.score for h in found if h.tokens[-1] != EOS]
@@ -291,7 +291,7 @@ def test_the_best_are_different_and_sorted(size: int, steps: int, penalty: float
 def test_an_answer_that_never_ends_is_cut_off() -> None:
     table = Table(4, eos_bonus=-99.0)
     (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)
-    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam_size=3, num_best=2, alignments=True)
+    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam=Beam(3, num_best=2), alignments=True)
     assert [len(h.tokens) for h in (best, *beam)] == [5, 5, 5]
     assert all(EOS not in h.tokens for h in (best, *beam))
     assert [tuple(h.alignment.shape) for h in (best, *beam)] == [(5, 3)] * 3
@@ -301,13 +301,13 @@ def test_an_answer_that_never_ends_is_cut_off() -> None:
 def test_an_answer_may_be_the_end_mark_alone() -> None:
     table = Table(4, eos_bonus=99.0)
     (best,) = greedy(table, *sources(3), **LIMITS, max_steps=5, alignments=True)
-    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam_size=3, alignments=True)
+    (beam,) = beam_search(table, *sources(3), **LIMITS, max_steps=5, beam=Beam(3), alignments=True)
     assert best.tokens == beam[0].tokens == [EOS]
     assert best.alignment.shape == beam[0].alignment.shape == (1, 3)
 
 
 def test_a_vocabulary_smaller_than_the_beam() -> None:
-    (found,) = beam_search(Table(3), *sources(3), **LIMITS, max_steps=2, beam_size=7, num_best=7)
+    (found,) = beam_search(Table(3), *sources(3), **LIMITS, max_steps=2, beam=Beam(7, num_best=7))
     assert sorted(tokens_of(found)) == sorted([[2], [0, 2], [1, 2], [0, 0], [0, 1], [1, 0], [1, 1]])
 
 
@@ -324,7 +324,7 @@ def test_sources_that_are_done_leave_the_batch() -> None:
     assert [len(h.tokens) for h in greedy(table, *sources(*ends_at), **LIMITS, max_steps=8)] == [1] * 9 + [6]
     assert rows == [10, 1, 1, 1, 1, 1]
     rows.clear()
-    found = beam_search(table, *sources(*ends_at), **LIMITS, max_steps=8, beam_size=2, length_penalty=0.0)
+    found = beam_search(table, *sources(*ends_at), **LIMITS, max_steps=8, beam=Beam(2, length_penalty=0.0))
     assert [len(beam[0].tokens) for beam in found] == [1] * 9 + [6]
     assert rows == [20, 2, 2, 2, 2, 2]
 
@@ -337,20 +337,24 @@ def test_without_alignments_none_is_asked_for() -> None:
     assert beam_search(Table(4), *sources(3), **LIMITS, max_steps=5)[0][0].alignment is None
 
 
+def test_arguments_outside_their_range() -> None:
+    with pytest.raises(ArgumentError, match="max_steps must be at least 1, got 0"):
+        beam_search(Table(4), *sources(3), **LIMITS, max_steps=0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
-        ({"beam_size": 0}, "got beam_size=0, num_best=1"),
-        ({"num_best": 0}, "got beam_size=3, num_best=0"),
-        ({"num_best": 4}, "got beam_size=3, num_best=4"),
+        ({"size": 0}, "num_best must be in 1..size, got num_best=1 and size=0"),
+        ({"num_best": 0}, "got num_best=0 and size=3"),
+        ({"num_best": 4}, "got num_best=4 and size=3"),
         ({"length_penalty": -0.1}, "length_penalty must be at least 0 and finite, got -0.1"),
         ({"length_penalty": float("nan")}, "got nan"),
     ],
 )
-def test_arguments_outside_their_range(arguments: dict[str, Any], message: str) -> None:
+def test_a_beam_of_numbers_outside_their_range(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        beam_search(Table(4), *sources(3), **({**LIMITS, "max_steps": 5, "beam_size": 3} | arguments))
+        Beam(**{"size": 3, **arguments})
 
 
 # -- models ------------------------------------------------------------------------------------------
@@ -419,7 +423,7 @@ def test_scores_and_alignments_are_the_models_own(make: Callable[[], nn.Module],
     source, lengths = padded_sources()
     limits: dict[str, Any] = LIMITS | {"max_steps": STEPS, "alignments": True}
     best = [[h] for h in greedy(model, source, lengths, **limits)]
-    beams = beam_search(model, source, lengths, beam_size=4, num_best=3, length_penalty=0.7, **limits)
+    beams = beam_search(model, source, lengths, beam=Beam(4, num_best=3, length_penalty=0.7), **limits)
     for found, penalty in ((best, 0.0), (beams, 0.7)):
         for hypotheses, sentence, length in zip(found, source, lengths, strict=True):
             for hypothesis in hypotheses:
@@ -437,7 +441,7 @@ def test_scores_and_alignments_are_the_models_own(make: Callable[[], nn.Module],
 def test_a_batch_decodes_as_its_sentences_do_alone(make: Callable[[], nn.Module], seed: int) -> None:
     model = untrained(make, seed)
     source, lengths = padded_sources()
-    beam: dict[str, Any] = LIMITS | {"max_steps": STEPS, "beam_size": 3, "num_best": 3}
+    beam: dict[str, Any] = LIMITS | {"max_steps": STEPS, "beam": Beam(3, num_best=3)}
     together = beam_search(model, source, lengths, **beam)
     best = greedy(model, source, lengths, **LIMITS, max_steps=STEPS)
     for b, n in enumerate(lengths.tolist()):
@@ -451,7 +455,7 @@ def test_a_models_beam_of_one_is_greedy(make: Callable[[], nn.Module]) -> None:
     model = untrained(make, 7)
     given = padded_sources()
     limits: dict[str, Any] = LIMITS | {"max_steps": STEPS}
-    beams = beam_search(model, *given, beam_size=1, length_penalty=0.0, **limits)
+    beams = beam_search(model, *given, beam=Beam(1, length_penalty=0.0), **limits)
     assert [beam[0].tokens for beam in beams] == tokens_of(greedy(model, *given, **limits))
 
 
@@ -495,7 +499,7 @@ def test_decoding_records_no_gradients(make: Callable[[], nn.Module]) -> None:
 @every_model
 def test_bfloat16_decodes(make: Callable[[], nn.Module]) -> None:
     model = untrained(make, 5).bfloat16()
-    found = beam_search(model, *padded_sources(), **LIMITS, max_steps=STEPS, beam_size=3, alignments=True)
+    found = beam_search(model, *padded_sources(), **LIMITS, max_steps=STEPS, beam=Beam(3), alignments=True)
     assert all(h.alignment.dtype == torch.float32 and len(h.tokens) <= STEPS for (h,) in found)
 
 

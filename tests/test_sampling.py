@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.generation.beam import beam_search
+from regard.generation.beam import Beam, beam_search
 from regard.generation.filters import (
     Constraint,
     Filter,
@@ -209,7 +209,7 @@ def decoder_only() -> DecoderOnly:
 
 SEARCHES: dict[str, Callable[..., list[Hypothesis]]] = {
     "greedy": greedy,
-    "beam": lambda *a, **k: [found[0] for found in beam_search(*a, beam_size=3, length_penalty=0.0, **k)],
+    "beam": lambda *a, **k: [found[0] for found in beam_search(*a, beam=Beam(3, length_penalty=0.0), **k)],
     "sample": sample,
 }
 every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
@@ -242,7 +242,7 @@ def test_a_wide_beam_finds_the_best_of_what_is_allowed(penalty: float) -> None:
     table, firsts, steps = Table(4), (5, 7, 11), 4
     constraints: list[Constraint] = [Vocabulary.of([0, EOS, 3], 4), ForcedPrefix([[3], [0, 3], []])]
     found = beam_search(
-        table, *sources(*firsts), **LIMITS, max_steps=steps, beam_size=4**steps, length_penalty=penalty,
+        table, *sources(*firsts), **LIMITS, max_steps=steps, beam=Beam(4**steps, length_penalty=penalty),
         constraints=constraints,
     )  # fmt: skip
     for first, prefix, (hypothesis,) in zip(firsts, [[3], [0, 3], []], found, strict=True):
@@ -266,7 +266,7 @@ def test_constraints_see_what_was_chosen(search: Callable[..., list[Hypothesis]]
     found = search(table, *sources(*firsts), **LIMITS, max_steps=5, constraints=[NeverTwice()])
     for hypothesis in found:
         assert len(set(hypothesis.tokens)) == len(hypothesis.tokens)
-    wide = beam_search(table, *sources(*firsts), **LIMITS, max_steps=5, beam_size=5**4, constraints=[NeverTwice()])
+    wide = beam_search(table, *sources(*firsts), **LIMITS, max_steps=5, beam=Beam(5**4), constraints=[NeverTwice()])
     for first, (hypothesis,) in zip(firsts, wide, strict=True):
         answers = (y for _, y in table.best_answers(first, 5, 1.0))
         assert hypothesis.tokens == next(y for y in answers if len(set(y)) == len(y))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import regard
-from regard.maps import TopK
+from regard.maps import TopKeys
 
 Ask = Callable[[Tensor], Tensor]
 
@@ -49,7 +49,7 @@ def weights(q: Tensor) -> regard.AttentionMap:
 
 def top(q: Tensor) -> Tensor:
     found = weights(q).topk(2)
-    assert isinstance(found, TopK)
+    assert isinstance(found, TopKeys)
     return found.values
 
 

@@ -14,6 +14,7 @@ from regard.exports import export_run
 from regard.exports.ctranslate2 import to_ctranslate2
 from regard.exports.huggingface import to_huggingface
 from regard.exports.trained import ExportedRun
+from regard.generation.beam import Beam
 from regard.models.convert import from_huggingface
 from regard.models.rnn import RNNConfig
 from regard.models.transformer import Transformer
@@ -72,8 +73,8 @@ def test_an_export_comes_back(name: str, run_of: Runs, tmp_path: Path) -> None:
     expected, found = translator.model(source, lengths, target), returned(source, lengths, target)
     torch.testing.assert_close(found[..., :size], expected, atol=1e-5, rtol=1e-5)
     assert (found[..., size:] < -1e8).all()
-    again = [one.text for one in Translator.load(tmp_path / "out", device="cpu").translate(LINES, beam_size=3)]
-    assert again == [one.text for one in translator.translate(LINES, beam_size=3)]
+    again = [one.text for one in Translator.load(tmp_path / "out", device="cpu").translate(LINES, beam=Beam(3))]
+    assert again == [one.text for one in translator.translate(LINES, beam=Beam(3))]
 
 
 def test_tokens_that_only_the_source_has_are_never_written(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_another_device_and_no_graph(score: regard.Laplacian | None) -> None:
 
 
 def test_a_saved_summary_is_the_same_summary(tmp_path: Path) -> None:
-    from regard.maps import TopK, load_summary, save_summary
+    from regard.maps import TopKeys, load_summary, save_summary
 
     q = torch.randn(2, 3, 9, 4, requires_grad=True)
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
@@ -162,7 +162,7 @@ def test_a_saved_summary_is_the_same_summary(tmp_path: Path) -> None:
     save_summary(path, summary)
     loaded = load_summary(path)
     assert loaded.keys() == summary.keys()
-    assert isinstance(loaded["topk"], TopK)
+    assert isinstance(loaded["topk"], TopKeys)
     assert all(torch.equal(*pair) for pair in zip(loaded["topk"], summary["topk"], strict=True))
     for name in ("received", "entropy", "pooled_max"):
         assert torch.equal(cast(Any, loaded[name]), cast(Any, summary[name]))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.generation.beam import beam_search
+from regard.generation.beam import Beam, beam_search
 from regard.generation.greedy import greedy
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 from regard.models.inference import FIRST_ROOM, FixedTransformer, prepare, why_not
@@ -58,7 +58,7 @@ def test_tokens_scores_and_alignments_are_the_models(kind: Any, dtype: torch.dty
     assert isinstance(ready, FixedTransformer)
     assert_same(greedy(ready, *sources(), **LIMITS), greedy(model, *sources(), **LIMITS), tolerance)
     beams, expected = (
-        beam_search(each, *sources(), beam_size=4, num_best=3, **LIMITS) for each in (ready, model)
+        beam_search(each, *sources(), beam=Beam(4, num_best=3), **LIMITS) for each in (ready, model)
     )  # fmt: skip
     assert_same([one for best in beams for one in best], [one for best in expected for one in best], tolerance)
     assert len({len(one.tokens) for beam in beams for one in beam}) > 1  # sources leave the batch at different times
@@ -67,9 +67,9 @@ def test_tokens_scores_and_alignments_are_the_models(kind: Any, dtype: torch.dty
 @every_kind
 def test_padding_changes_nothing(kind: Any) -> None:
     ready, (source, lengths) = prepare(untrained(kind)), sources()
-    together = beam_search(ready, source, lengths, beam_size=3, **LIMITS)
+    together = beam_search(ready, source, lengths, beam=Beam(3), **LIMITS)
     for n, length in enumerate(lengths.tolist()):
-        alone = beam_search(ready, source[n : n + 1, :length], lengths[n : n + 1], beam_size=3, **LIMITS)
+        alone = beam_search(ready, source[n : n + 1, :length], lengths[n : n + 1], beam=Beam(3), **LIMITS)
         assert alone[0][0].tokens == together[n][0].tokens
 
 
@@ -167,7 +167,7 @@ def test_bfloat16_scores_a_trained_models_answers_alike() -> None:
     model, loss = trained()
     assert loss < 0.3
     words, lengths = torch.randint(3, 12, (200, 5)), torch.full((200,), 5)
-    limits: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": 9, "beam_size": 5}
+    limits: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": 9, "beam": Beam(5)}
     exact, fast = (beam_search(prepare(model, dtype), words, lengths, **limits) for dtype in (None, torch.bfloat16))
     apart = torch.tensor([abs(one.score - other.score) for (one,), (other,) in zip(exact, fast, strict=True)])
     assert apart.max() > 0  # it is another precision

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.generation.beam import beam_search
+from regard.generation.beam import Beam, beam_search
 from regard.generation.greedy import greedy
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 
@@ -182,5 +182,5 @@ def test_fifty_pairs_are_learnt_by_heart(learner: str) -> None:
     wanted = [row[row != PAD].tolist() for row in targets]
     limits: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": 11}
     assert [found.tokens for found in greedy(model, sources, lengths, **limits)] == wanted
-    beams = beam_search(model, sources, lengths, beam_size=3, **limits)
+    beams = beam_search(model, sources, lengths, beam=Beam(3), **limits)
     assert [found[0].tokens for found in beams] == wanted

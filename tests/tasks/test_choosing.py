@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, RunFolderError
+from regard.generation.beam import Beam
 from regard.tasks import Translator, train_translation
 from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import RunFolder
@@ -33,7 +34,7 @@ def test_the_winner_becomes_the_best_and_the_former_best_stays(run: Path) -> Non
     assert worst.checkpoints == ("kept/step-00000030",)  # the least trained
     # The score is that of the door that users have, on text.
     translator = Translator.load(run, checkpoint="best")
-    found = [one.text for one in translator.translate((source for source, _ in PAIRS), beam_size=2)]
+    found = [one.text for one in translator.translate((source for source, _ in PAIRS), beam=Beam(2))]
     assert bleu(found, [target for _, target in PAIRS]).value == pytest.approx(scores[0])
     assert translator.loss(PAIRS) == pytest.approx(candidates[0].metrics["loss"], rel=1e-5)
     if candidates[0].checkpoints != ("best",):
@@ -63,7 +64,7 @@ def test_what_cannot_be_chosen_is_said(run: Path, tmp_path: Path) -> None:
 def test_best_by_bleu_in_training(tmp_path: Path) -> None:
     config = small_config(tmp_path, steps=60, validate_every=30, best_by="bleu", ema_decay=0.5)
     translator = train_translation(config)
-    found = [one.text for one in translator.translate((source for source, _ in PAIRS), beam_size=1)]
+    found = [one.text for one in translator.translate((source for source, _ in PAIRS), beam=Beam(1))]
     best = RunFolder(config.out).checkpoints.position("best").best_value
     assert bleu(found, [target for _, target in PAIRS]).value == pytest.approx(best)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from regard.errors import DataError, RunFolderError
+from regard.generation.beam import Beam
 from regard.models.decoder_only import DecoderOnlyConfig
 from regard.storage.locks import locked
 from regard.storage.sealed import read_sealed
@@ -25,7 +26,7 @@ from tests.tasks.damaged_runs import Case, apply, cases, copy_of, outcome, snaps
 from tests.tasks.small_runs import PAIRS, changed, small_config, write_pairs
 
 TRANSLATOR_USES: list[Callable[[Any], Any]] = [
-    lambda model: [one.text for one in model.translate(["we"], beam_size=1)],
+    lambda model: [one.text for one in model.translate(["we"], beam=Beam(1))],
     lambda model: model.loss([("we see", "on y voit")]),
 ]
 WRITER_USES: list[Callable[[Any], Any]] = [
@@ -226,7 +227,7 @@ def test_lines_that_are_odd_and_no_fault(tmp_path: Path) -> None:
     config = small_config(tmp_path, data=(write_pairs(tmp_path / "odd.tsv", [*PAIRS, *odd]),), steps=3)
     translator = train_translation(config)
     assert "1 of 54 pairs are longer" in (config.out / "train.log").read_text()
-    assert next(translator.translate(["nul \0 byte"], beam_size=1)).source == "nul \0 byte"
+    assert next(translator.translate(["nul \0 byte"], beam=Beam(1))).source == "nul \0 byte"
 
 
 def test_aligned_files_of_unequal_length(tmp_path: Path) -> None:

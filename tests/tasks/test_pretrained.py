@@ -12,7 +12,8 @@ import torch
 
 from regard.cli import main as program
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.tasks.translation.options import Options
+from regard.generation.beam import Beam
+from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.translator import Translator
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "the cats were old and small", "we see a house!"]
@@ -168,7 +169,7 @@ def test_marian_translates_as_it_does_there(separate: bool, tmp_path: Path, recw
     translator = Translator.load(folder, device="cpu")
     assert [[*one, 0] for one in translator.source_tokenizer.encode_batch(lines)] == ids
     limit = 64  # theirs stops at its table of positions
-    found = [one.text for one in translator.translate(lines, beam_size=1)]
+    found = [one.text for one in translator.translate(lines, beam=Beam(1))]
     for ours, theirs in zip(found, expected, strict=True):
         assert len(theirs) > 3
         assert ours[:limit].replace("\ufffd", "<unk>")[:40] == theirs[:40]
@@ -183,7 +184,7 @@ def test_bart_translates_as_it_does_there(bart: Path) -> None:
     ids, expected = translated_by_theirs(bart, tokenizer, "BartForConditionalGeneration", SENTENCES)
     translator = Translator.load(bart, device="cpu")
     assert [[*one, 2] for one in translator.source_tokenizer.encode_batch(SENTENCES)] == ids
-    for ours, theirs in zip(translator.translate(SENTENCES, beam_size=1), expected, strict=True):
+    for ours, theirs in zip(translator.translate(SENTENCES, beam=Beam(1)), expected, strict=True):
         assert ours.text[:40] == theirs.strip()[:40]
         assert len(theirs) > 3
 
@@ -223,7 +224,7 @@ def test_t5_translates_as_it_does_there(tmp_path: Path) -> None:
     ids, expected = translated_by_theirs(folder, tokenizer, "T5ForConditionalGeneration", SENTENCES)
     translator = Translator.load(folder, device="cpu")
     assert [[*one, 1] for one in translator.source_tokenizer.encode_batch(SENTENCES)] == ids
-    for ours, theirs in zip(translator.translate(SENTENCES, beam_size=1), expected, strict=True):
+    for ours, theirs in zip(translator.translate(SENTENCES, beam=Beam(1)), expected, strict=True):
         assert ours.text[:40] == theirs.strip()[:40]
     assert translator.attend("the old cat").source_labels[-1] == "</s>"
 
@@ -235,8 +236,8 @@ def test_unknown_pieces_are_copied(make: Callable[..., Any], tmp_path: Path) -> 
     bias = torch.zeros(output.out_features) if output.bias is None else output.bias.detach().clone()
     bias[unknown] = 99.0
     output.bias = torch.nn.Parameter(bias, requires_grad=False)
-    (plain,) = translator.translate(["Zürich sees 木 trees"], beam_size=1)
-    (copied,) = translator.translate(["Zürich sees 木 trees"], beam_size=1, copy_unknown=True)
+    (plain,) = translator.translate(["Zürich sees 木 trees"], beam=Beam(1))
+    (copied,) = translator.translate(["Zürich sees 木 trees"], beam=Beam(1), copy_unknown=True)
     assert "\ufffd" in plain.text or not plain.text  # theirs drops special tokens
     assert copied.text
     pieces = "".join(translator.source_tokenizer.surfaces("Zürich sees 木 trees"))
@@ -255,7 +256,7 @@ def test_banned_tokens_are_never_written(marian: Path) -> None:
     assert translator.model.output.bias[pad] == -torch.inf
     ids = translator.source_tokenizer.encode_batch(SENTENCES)
     for beam_size in (1, 3):
-        found = translator._search(ids, Options(beam_size=beam_size))
+        found = translator._search(ids, TranslationOptions(beam=Beam(beam_size)))
         assert all(pad not in best.tokens for (best, *_) in found)
 
 
@@ -290,7 +291,7 @@ def test_the_command_line_takes_such_a_folder(
 
 def test_an_empty_line_stays_empty(bart: Path, marian: Path) -> None:
     for folder in (bart, marian):
-        found = list(Translator.load(folder, device="cpu").translate(["", "a tree"], beam_size=1))
+        found = list(Translator.load(folder, device="cpu").translate(["", "a tree"], beam=Beam(1)))
         assert found[0].text == ""
         assert found[1].text
 

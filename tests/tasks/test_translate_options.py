@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError
+from regard.generation.beam import Beam
 from regard.models.rnn import RNNConfig, RNNSeq2Seq
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.tasks.translation.alignments import AlignmentOf
@@ -84,7 +85,7 @@ def maps_of(translator: Any, source: str, tokens: Sequence[str]) -> dict[str, Te
 def test_an_alignment_is_the_map_of_that_layer_and_head(translator: Any, which: AlignmentOf, beam_size: int) -> None:
     """That of the sentence alone, although it was translated among others and beams crossed."""
     names = translator.model.alignment_names
-    found = list(translator.translate(SOURCES, beam_size=beam_size, num_best=beam_size, alignments=which))
+    found = list(translator.translate(SOURCES, beam=Beam(beam_size, num_best=beam_size), alignments=which))
     for one in found:
         if not one.source:
             assert one.candidates[0].alignment is None
@@ -108,7 +109,7 @@ def test_an_alignment_is_the_map_of_that_layer_and_head(translator: Any, which: 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
 def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(translator: Translator, penalty: float) -> None:
     favour(translator, translator.target_tokenizer.marks.end_id, 2.0)
-    how: dict[str, Any] = {"beam_size": 4, "num_best": 4, "length_penalty": penalty, "alignments": AlignmentOf()}
+    how: dict[str, Any] = {"beam": Beam(4, num_best=4, length_penalty=penalty), "alignments": AlignmentOf()}
     ended = 0
     for one in translator.translate([source for source in SOURCES if source], **how):
         for candidate in one.candidates:
@@ -123,7 +124,7 @@ def test_scores_are_divided_by_the_length_to_the_power_of_the_penalty(translator
 @pytest.mark.parametrize("penalty", [-0.5, float("nan"), float("inf")])
 def test_a_length_penalty_is_a_number_from_0_up(penalty: float) -> None:
     with pytest.raises(ArgumentError, match="length_penalty must be at least 0 and finite"):
-        next(make().translate(SOURCES[:1], length_penalty=penalty))
+        next(make().translate(SOURCES[:1], beam=Beam(length_penalty=penalty)))
 
 
 def test_layers_and_heads_differ_and_must_exist() -> None:
@@ -152,10 +153,10 @@ def test_marks_and_spaces_are_not_copied() -> None:
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_unknown_words_are_the_words_that_are_looked_at_most(translator: Translator, beam_size: int) -> None:
     favour(translator, UNK, 9.0)
-    how: dict[str, Any] = {"beam_size": beam_size, "alignments": AlignmentOf()}
+    how: dict[str, Any] = {"beam": Beam(beam_size), "alignments": AlignmentOf()}
     plain = list(translator.translate(SOURCES, **how))
     copied = list(translator.translate(SOURCES, **how, copy_unknown=True))
-    unseen = translator.translate(SOURCES, beam_size=beam_size, copy_unknown=True)
+    unseen = translator.translate(SOURCES, beam=Beam(beam_size), copy_unknown=True)
     assert [(one.text, one.candidates[0].alignment) for one in unseen] == [(one.text, None) for one in copied]
     assert plain[-1].text.count("\N{REPLACEMENT CHARACTER}") > 1
     for one, other in zip(plain, copied, strict=True):
@@ -182,7 +183,7 @@ def test_a_byte_level_tokenizer_has_nothing_to_copy() -> None:
 def test_characters_are_copied_too() -> None:
     translator = make(tokenizer=Characters)
     favour(translator, UNK, 9.0)
-    (found,) = translator.translate(["we ß"], beam_size=1, copy_unknown=True)
+    (found,) = translator.translate(["we ß"], beam=Beam(1), copy_unknown=True)
     assert set(found.text) <= set("weß")
     assert found.text
 
@@ -194,8 +195,8 @@ def test_characters_are_copied_too() -> None:
 def test_a_translation_begins_with_its_prefix(translator: Translator, beam_size: int) -> None:
     prefixes = ["", "on voit deux", "Zoë et", "un chat,", "on", "elles"]
     asked = [Request(source, prefix) for source, prefix in zip(SOURCES, prefixes, strict=True)]
-    found = list(translator.translate(asked, beam_size=beam_size))
-    free = list(translator.translate(SOURCES, beam_size=beam_size))
+    found = list(translator.translate(asked, beam=Beam(beam_size)))
+    free = list(translator.translate(SOURCES, beam=Beam(beam_size)))
     assert found[0].text.split()[:9] == free[0].text.split()[:9]
     assert found[4].text == ""  # a blank line stays one
     for one, prefix in zip(found, prefixes, strict=True):
@@ -206,7 +207,7 @@ def test_a_translation_begins_with_its_prefix(translator: Translator, beam_size:
 def test_a_translation_is_kept_to_a_vocabulary(translator: Translator) -> None:
     words = translator.vocabulary(["un", "chat", "et", "Zoë"])
     for beam_size in (1, 3):
-        for one in translator.translate(SOURCES, beam_size=beam_size, vocabulary=words):
+        for one in translator.translate(SOURCES, beam=Beam(beam_size), vocabulary=words):
             assert set(one.text.split()) <= {"un", "chat", "et"}
     (refused,) = translator.translate([Request("we", "on")], vocabulary=words, bad_lines="skip")
     assert refused.text == ""
@@ -242,7 +243,7 @@ def test_what_is_too_long_stops_or_stays_empty() -> None:
 def test_translations_end_where_learned_positions_do(beam_size: int) -> None:
     translator = make(positions="learned", max_length=6)
     favour(translator, EOS, -99.0)  # the end mark never comes by itself
-    for one in translator.translate([*SOURCES[:2], Request("we", "on voit")], beam_size=beam_size):
+    for one in translator.translate([*SOURCES[:2], Request("we", "on voit")], beam=Beam(beam_size)):
         assert len(one.candidates[0].labels) == 6
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.generation.beam import Beam
 from regard.models.transformer import TransformerConfig
 from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.tasks.pictures.save import save_pictures
@@ -54,7 +55,7 @@ def copied(run: Path, tmp_path: Path) -> Path:
 
 def test_fifty_pairs_are_learnt_by_heart(fitted: Translator) -> None:
     for beam_size in (1, 3):
-        found = fitted.evaluate(PAIRS, beam_size=beam_size)
+        found = fitted.evaluate(PAIRS, beam=Beam(beam_size))
         assert found.bleu.value == pytest.approx(100)
         assert found.chrf.value == pytest.approx(100)
         assert (found.exact_match, found.pairs) == (100.0, 50)
@@ -63,13 +64,13 @@ def test_fifty_pairs_are_learnt_by_heart(fitted: Translator) -> None:
 
 def test_order_windows_and_batches_change_nothing(fitted: Translator) -> None:
     lines = [*SOURCES[::-1], "", "  ", *SOURCES[:3]]
-    together = list(fitted.translate(lines, beam_size=2))
+    together = list(fitted.translate(lines, beam=Beam(2)))
     assert [translation.source for translation in together] == lines
     for one in together[::9]:
-        (alone,) = fitted.translate([one.source], beam_size=2)
+        (alone,) = fitted.translate([one.source], beam=Beam(2))
         assert one.text == alone.text
         assert one.candidates[0].score == pytest.approx(alone.candidates[0].score, abs=1e-5)
-    by_windows = fitted.translate(iter(lines), beam_size=2, window_lines=7)
+    by_windows = fitted.translate(iter(lines), beam=Beam(2), window_lines=7)
     assert [one.text for one in by_windows] == [one.text for one in together]
     assert together[50].text == ""
 
@@ -84,13 +85,13 @@ def test_translation_streams(fitted: Translator) -> None:
             read += 1
             yield SOURCES[index % 50]
 
-    found = list(islice(fitted.translate(endless(), beam_size=1, window_lines=5), 7))
+    found = list(islice(fitted.translate(endless(), beam=Beam(1), window_lines=5), 7))
     assert [one.text for one in found] == [target for _, target in PAIRS[:7]]
     assert read == 10
 
 
 def test_candidates_are_ranked(fitted: Translator) -> None:
-    (found,) = fitted.translate(["we see three cats"], beam_size=4, num_best=3)
+    (found,) = fitted.translate(["we see three cats"], beam=Beam(4, num_best=3))
     assert len(found.candidates) == 3
     scores = [one.score for one in found.candidates]
     assert scores == sorted(scores, reverse=True)
@@ -101,7 +102,7 @@ def test_alignments_are_over_the_printed_labels(run: Path) -> None:
     """Pieces that share a character are one label; rows sum to 1, with nothing on the padding of the batch."""
     translator = Translator.load(run, device="cpu")
     sources = ["木々", "we see звёзды", "", "e"]
-    for one in translator.translate(sources, beam_size=2, alignments=AlignmentOf()):
+    for one in translator.translate(sources, beam=Beam(2), alignments=AlignmentOf()):
         best = one.candidates[0]
         if not one.source:
             assert (best.text, best.alignment) == ("", None)
@@ -148,7 +149,7 @@ def test_attention_is_drawn(fitted: Translator, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("beam_size", "num_best", "window"), [(0, 1, 1), (2, 3, 1), (2, 0, 1), (1, 1, 0)])
 def test_numbers_that_make_no_sense(fitted: Translator, beam_size: int, num_best: int, window: int) -> None:
     with pytest.raises(ArgumentError, match=r"num_best must be in|window_lines must"):
-        next(fitted.translate(["a"], beam_size=beam_size, num_best=num_best, window_lines=window))
+        next(fitted.translate(["a"], beam=Beam(beam_size, num_best=num_best), window_lines=window))
 
 
 def test_evaluate_needs_pairs(fitted: Translator) -> None:
@@ -167,7 +168,7 @@ def test_a_sentence_longer_than_the_positions_names_its_line(run: Path) -> None:
     lines = ["we see one cats", "we see two trees", "x" * 41, "we see three stars"]
     found: list[Any] = []
     with pytest.raises(DataError, match="line 3: 42 tokens, and the model takes 40 at most"):
-        collect(translator.translate(lines, beam_size=1), found)
+        collect(translator.translate(lines, beam=Beam(1)), found)
     assert [one.source for one in found] == lines[:2]
     with pytest.raises(DataError, match="pair 1: 42 tokens"):
         translator.loss([("x" * 41, "y")])

@@ -16,10 +16,17 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.generation.beam import Beam
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.tasks.translation.bulk.lines import Gate, Work, answered, sentence_and_prefix, whole_line
+from regard.tasks.translation.bulk.lines import (
+    BadLinePolicy,
+    BulkTranslation,
+    answered,
+    sentence_and_prefix,
+    whole_line,
+)
 from regard.tasks.translation.bulk.resumable_output import opened
-from regard.tasks.translation.options import Options
+from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import Translator
 from regard.text.lines import Line, raw_lines
@@ -77,7 +84,7 @@ def run(
     **how: Any,
 ) -> None:
     lines = raw_lines(source)
-    windows = answered(translator, lines, Options(beam_size=2), parse=whole_line, window_lines=WINDOW)
+    windows = answered(translator, lines, TranslationOptions(beam=Beam(2)), parse=whole_line, window_lines=WINDOW)
     with opened(target, settings, **{"resume": False, "overwrite": False} | how) as unfinished:
         if unfinished is None:
             return
@@ -87,7 +94,7 @@ def run(
                 raise Killed
 
         unfinished.pass_over(lines)
-        Work(lines, windows, show, gate or Gate(bad_lines)).finish(unfinished, tell)
+        BulkTranslation(lines, windows, show, gate or BadLinePolicy(bad_lines)).finish(unfinished, tell)
 
 
 @pytest.fixture
@@ -224,7 +231,7 @@ def test_bad_lines_stop_or_stay_empty(translator: Translator, source: Path, tmp_
     with pytest.raises(DataError, match=r"in\.txt:8: expected UTF-8"):
         run(translator, source, target)
     assert json.loads((tmp_path / "out.txt.partial.json").read_text())["lines"] == WINDOW  # its window is not
-    gate = Gate("skip")
+    gate = BadLinePolicy("skip")
     run(translator, source, target, resume=True, gate=gate)
     rows = [line.split("\t") for line in target.read_text().splitlines()]
     assert len(rows) == len(LINES)
@@ -240,7 +247,7 @@ def test_bad_lines_stop_or_stay_empty(translator: Translator, source: Path, tmp_
 
 def test_a_column_of_prefixes(translator: Translator) -> None:
     lines = [Line("x:1", b"12\tab"), Line("x:2", b"12"), Line("x:3", b"1\t2\t3"), Line("x:4", b"12\tc")]
-    (window,) = answered(translator, lines, Options(beam_size=1), parse=sentence_and_prefix, window_lines=9)
+    (window,) = answered(translator, lines, TranslationOptions(beam=Beam(1)), parse=sentence_and_prefix, window_lines=9)
     texts = [one.translation.text for one in window]
     assert texts[0].startswith("ab")
     assert texts[3].startswith("c")
@@ -258,7 +265,9 @@ def test_no_more_than_a_window_is_read_ahead(translator: Translator) -> None:
             read += 1
             yield line
 
-    windows = answered(translator, endless(), Options(beam_size=1), parse=partial(whole_line), window_lines=WINDOW)
+    windows = answered(
+        translator, endless(), TranslationOptions(beam=Beam(1)), parse=partial(whole_line), window_lines=WINDOW
+    )
     for number in range(1, 4):
         assert len(next(windows)) == WINDOW
         assert read == number * WINDOW
@@ -272,9 +281,9 @@ def done(count):
     path = Path({out!r}, f"{{count}}.in")
     path.write_text("12\\n" * count)
     lines = raw_lines(path)
-    windows = answered(translator, lines, Options(beam_size=1), parse=whole_line, window_lines=100)
+    windows = answered(translator, lines, TranslationOptions(beam=Beam(1)), parse=whole_line, window_lines=100)
     with opened(path.with_suffix(".out"), SETTINGS, resume=False, overwrite=False) as unfinished:
-        Work(lines, windows, show, Gate("stop")).finish(unfinished)
+        BulkTranslation(lines, windows, show, BadLinePolicy("stop")).finish(unfinished)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 small = done(2_000)
 print(done(20_000) - small)
@@ -296,10 +305,10 @@ KILLED = """
 import sys, time
 from tests.tasks.test_unfinished import *
 lines = raw_lines({source!r})
-windows = answered(tiny(), lines, Options(beam_size=2), parse=whole_line, window_lines=WINDOW)
+windows = answered(tiny(), lines, TranslationOptions(beam=Beam(2)), parse=whole_line, window_lines=WINDOW)
 with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinished:
     unfinished.pass_over(lines)
-    Work(lines, windows, show, Gate("stop")).finish(unfinished, lambda lines: time.sleep(0.05))
+    BulkTranslation(lines, windows, show, BadLinePolicy("stop")).finish(unfinished, lambda lines: time.sleep(0.05))
 """
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from regard.errors import ArgumentError, WorkerError
+from regard.generation.beam import Beam
 from regard.tasks.translation.bulk.worker_pool import Workers, sharing
-from regard.tasks.translation.search_job import Job
+from regard.tasks.translation.search_job import SearchJob
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
 from tests.tasks.small_runs import PAIRS, small_config
@@ -40,17 +41,17 @@ def test_two_workers_answer_as_one_process_does_and_in_order(
     run: Path, alone: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("regard.tasks.translation.translator.CPU_SEARCH_PLACES", 200)  # many small batches
-    expected = [one.candidates for one in alone.translate(LINES, beam_size=3, num_best=2)]
+    expected = [one.candidates for one in alone.translate(LINES, beam=Beam(3, num_best=2))]
     words = alone.vocabulary(["on y voit dix chats"])
-    kept = [one.text for one in alone.translate(LINES, vocabulary=words, beam_size=2)]
+    kept = [one.text for one in alone.translate(LINES, vocabulary=words, beam=Beam(2))]
     sharer = Translator.load(run, device="cpu")
     with sharing(sharer, run, 2):
-        found = [one.candidates for one in sharer.translate(LINES, beam_size=3, num_best=2)]
-        assert [one.text for one in sharer.translate(LINES, vocabulary=words, beam_size=2)] == kept
+        found = [one.candidates for one in sharer.translate(LINES, beam=Beam(3, num_best=2))]
+        assert [one.text for one in sharer.translate(LINES, vocabulary=words, beam=Beam(2))] == kept
         processes = [worker._process for worker in sharer.workers._all]
         # An error of ours keeps its class and its words; whoever asks gets it, and the workers end.
         with pytest.raises(ArgumentError, match="max_steps must be at least 1, got 0"):
-            sharer.workers.search([Job(sources=[[4, 2]], begin_id=1, end_id=2, max_steps=0)])
+            sharer.workers.search([SearchJob(sources=[[4, 2]], begin_id=1, end_id=2, max_steps=0)])
     assert sharer.workers is None
     assert all(process.poll() is not None for process in processes)
     for some, others in zip(found, expected, strict=True):
@@ -62,7 +63,7 @@ def test_a_worker_that_dies_is_one_line(run: Path) -> None:
     with Workers(run, 1) as workers:
         workers._all[0]._process.kill()
         with pytest.raises(WorkerError, match="worker 1 of 1 ended by signal 9"):
-            workers.search([Job(sources=[[4, 2]], begin_id=1, end_id=2, max_steps=5)])
+            workers.search([SearchJob(sources=[[4, 2]], begin_id=1, end_id=2, max_steps=5)])
 
 
 def test_a_run_that_cannot_be_loaded_is_that_error(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_every_format_of_every_locale_is_there_or_left_out() -> None:
         for width in ("full", "long", "medium"):
             assert (locale, Locale.parse(locale).date_formats[width].pattern) in sorted_out
     assert {form.locale for form in dates.forms()} == set(dates.LOCALES)
-    assert len(dates.LANGUAGES) == 25
+    assert len({locale.split("_")[0] for locale in dates.LOCALES}) == 25
 
 
 def test_a_narrow_space_may_be_typed_as_a_plain_one() -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from regard.cli.shared import Run, lines_of, print_table
 from regard.errors import ArgumentError
+from regard.generation.beam import Beam
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.registry import task_of
@@ -55,9 +56,9 @@ def evaluate(
             raise ArgumentError(f"{flag} is not for a run of the task {RunFolder(run).task()}: leave it out")
     match model:
         case Translator():
-            how = {"beam_size": beam, "length_penalty": length_penalty}
-            how = {name: value for name, value in how.items() if value is not None}
-            print_table(_translation_scores(model, data, references, how))
+            numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
+            chosen = Beam(**{name: value for name, value in numbers.items() if value is not None})
+            print_table(_translation_scores(model, data, references, chosen))
         case LanguageModel():
             found = model.evaluate(lines_of(data), stride=stride)
             print_table(
@@ -115,11 +116,11 @@ def choose(run: Run, /, *, by: Literal["loss", "bleu"] = "loss", beam: int = 5, 
 
 
 def _translation_scores(
-    model: Translator, data: tuple[Path, ...], references: tuple[Path, ...], how: dict[str, Any]
+    model: Translator, data: tuple[Path, ...], references: tuple[Path, ...], beam: Beam
 ) -> list[tuple[str, ...]]:
     if references and len(data) != 1:
         raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")
-    found = model.evaluate(_judged(data, references), **how)
+    found = model.evaluate(_judged(data, references), beam=beam)
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),

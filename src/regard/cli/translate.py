@@ -11,12 +11,20 @@ import tyro
 
 from regard.cli.shared import Run, refuse_first
 from regard.errors import DataError
+from regard.generation.beam import Beam
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.bulk.lines import Gate, Work, answered, count_lines, sentence_and_prefix, whole_line
+from regard.tasks.translation.bulk.lines import (
+    BadLinePolicy,
+    BulkTranslation,
+    answered,
+    count_lines,
+    sentence_and_prefix,
+    whole_line,
+)
 from regard.tasks.translation.bulk.progress import counting
 from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
 from regard.tasks.translation.bulk.worker_pool import sharing, workers_for
-from regard.tasks.translation.options import Options
+from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_lines
@@ -88,11 +96,10 @@ def translate(
         ),
         (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
     )
+    search = Beam(beam, num_best=nbest, length_penalty=length_penalty)
     translator = Translator.load(run, device=device, precision=precision)
-    asked = Options(
-        beam_size=beam,
-        num_best=nbest,
-        length_penalty=length_penalty,
+    asked = TranslationOptions(
+        beam=search,
         alignments=align if alignments or chosen else None,
         copy_unknown=copy_unknown,
         vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
@@ -103,7 +110,8 @@ def translate(
         lines = iter([Line("the sentence", os.fsencode(sentence))])
     parse = sentence_and_prefix if prefix_column else partial(whole_line, prefix=prefix)
     windows = answered(translator, lines, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
-    work = Work(lines, windows, _as_json if alignments else _as_table if nbest > 1 else _as_text, Gate(bad_lines))
+    show = _as_json if alignments else _as_table if nbest > 1 else _as_text
+    work = BulkTranslation(lines, windows, show, BadLinePolicy(bad_lines))
     with sharing(translator, run, workers_for(input, workers, translator.device)):
         if output is None:
             work.print(sys.stdout, flush=typed)
@@ -113,11 +121,11 @@ def translate(
             settings = {"model": translator.fingerprint(), **asked.settings(), **form}
             with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
                 _finish(work, unfinished, input)
-    if work.gate.skipped:
-        print(f"bad lines left empty: {work.gate.skipped:,}; the first: {work.gate.first}", file=sys.stderr)
+    if work.policy.skipped:
+        print(f"bad lines left empty: {work.policy.skipped:,}; the first: {work.policy.first}", file=sys.stderr)
 
 
-def _finish(work: Work, unfinished: Unfinished | None, input: Path | None) -> None:
+def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | None) -> None:
     """Write a file of translations to its end, and show how far it has come."""
     if unfinished is None:
         print("the file is whole: there is nothing left to do", file=sys.stderr)

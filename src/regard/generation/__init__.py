@@ -1,5 +1,6 @@
 """Text is written token by token: greedy and beam search, sampling, and filters of logits."""
 
+from regard.generation.beam import Beam as Beam
 from regard.generation.beam import beam_search as beam_search
 from regard.generation.filters import Constraint as Constraint
 from regard.generation.filters import Filter as Filter
@@ -20,6 +21,7 @@ from regard.generation.sampling import sample as sample
 from regard.generation.sampling import sample_steps as sample_steps
 
 __all__ = [
+    "Beam",
     "Constraint",
     "Decodable",
     "Filter",

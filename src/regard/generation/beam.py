@@ -1,6 +1,7 @@
 """Greedy and beam search, and sampling, over any model that can start, step and reorder."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,33 @@ CHUNK = 64
 """Neighbours among a row's numbers whose largest is looked at first; see `_largest`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """How wide beam search looks, and what it returns.
+
+    Raises:
+        ArgumentError: a number is out of its range.
+
+    >>> Beam(4, num_best=2)
+    Beam(size=4, num_best=2, length_penalty=1.0)
+    """
+
+    size: int = 5
+    """Hypotheses of each source that go on at each step; 1 is greedy."""
+    _: KW_ONLY
+    num_best: int = 1
+    """Hypotheses to return, 1 to `size`."""
+    length_penalty: float = 1.0
+    """Alpha, at least 0: above 1 favours longer answers, below 1 shorter ones; 0 leaves the log-probability."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers once."""
+        if not 1 <= self.num_best <= self.size:
+            raise ArgumentError(f"num_best must be in 1..size, got num_best={self.num_best} and size={self.size}")
+        if not 0 <= self.length_penalty < float("inf"):
+            raise ArgumentError(f"length_penalty must be at least 0 and finite, got {self.length_penalty}")
+
+
 @torch.no_grad()
 def beam_search(
     model: Decodable,
@@ -36,19 +64,17 @@ def beam_search(
     bos_id: int | Int[Tensor, " B"],
     eos_id: int,
     max_steps: int,
-    beam_size: int = 5,
-    num_best: int = 1,
-    length_penalty: float = 1.0,
+    beam: Beam = Beam(),
     constraints: Sequence[Constraint] = (),
     alignments: bool = False,
 ) -> list[list[Hypothesis]]:
-    r"""The `num_best` best of the hypotheses that a beam finds, for each source.
+    r"""The best of the hypotheses that a beam finds, for each source.
 
     The score is $\log p(y \mid x) / |y|^\alpha$, with $\alpha$ the length penalty and the end mark counted
     (Wu et al. 2016, arXiv:1609.08144, equation 14, divide by $((5 + |y|) / 6)^\alpha$ instead). At each step
-    the `beam_size` best continuations that do not end go on, and those among the `beam_size` best that end
-    are finished. A source is done when the worst of the `num_best` that it would return is out of reach for
-    every live one; or, once `beam_size` have finished, when no live one beats it at its present length.
+    the `beam.size` best continuations that do not end go on, and those among the `beam.size` best that end
+    are finished. A source is done when the worst of the `beam.num_best` that it would return is out of reach for
+    every live one; or, once `beam.size` have finished, when no live one beats it at its present length.
 
     Args:
         model: in evaluation mode.
@@ -57,14 +83,12 @@ def beam_search(
         bos_id: the token that every target begins with; or, of a language model, each text's last.
         eos_id: the token that ends it.
         max_steps: the most tokens of an answer, the end mark counted.
-        beam_size: live hypotheses of each source; 1 is greedy.
-        num_best: hypotheses to return, at most `beam_size`.
-        length_penalty: alpha, at least 0. At 0 the score is the log-probability, which favours the short.
+        beam: how many hypotheses go on and are returned, and the length penalty.
         constraints: what may be chosen; see `regard.generation.filters`. Scores stay the model's own.
         alignments: whether hypotheses come with what their tokens attended to.
 
     Returns:
-        For each source up to `num_best` different hypotheses, best first. Those that were cut off at
+        For each source up to `beam.num_best` different hypotheses, best first. Those that were cut off at
         `max_steps` come, best first, after those that ended, and only where too few ended.
 
     Raises:
@@ -74,35 +98,27 @@ def beam_search(
     >>> from regard.models import RNNConfig, RNNSeq2Seq
     >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
     >>> source, lengths = torch.tensor([[4, 5, 2]]), torch.tensor([3])
-    >>> found = beam_search(model, source, lengths, bos_id=1, eos_id=2, max_steps=7, num_best=3, length_penalty=0.0)
+    >>> beam = Beam(num_best=3, length_penalty=0.0)
+    >>> found = beam_search(model, source, lengths, bos_id=1, eos_id=2, max_steps=7, beam=beam)
     >>> found[0][0].score >= greedy(model, source, lengths, bos_id=1, eos_id=2, max_steps=7)[0].score
     True
     """
     check_source(source, source_lengths, max_steps)
-    if beam_size < 1 or not 1 <= num_best <= beam_size:
-        raise ArgumentError(
-            f"beam_size must be at least 1 and num_best in 1..beam_size, got beam_size={beam_size}, num_best={num_best}"
-        )
-    if not 0 <= length_penalty < float("inf"):
-        raise ArgumentError(f"length_penalty must be at least 0 and finite, got {length_penalty}")
-    beam = _Beam(
-        len(source), source.device,
-        size=beam_size, num_best=num_best, eos_id=eos_id, max_steps=max_steps, penalty=length_penalty,
-    )  # fmt: skip
-    rows = torch.arange(len(source), device=source.device).repeat_interleave(beam_size)
+    held = _Hypotheses(len(source), source.device, beam, eos_id=eos_id, max_steps=max_steps)
+    rows = torch.arange(len(source), device=source.device).repeat_interleave(beam.size)
     state, tokens = model.reorder(model.start(source, source_lengths), rows), first_tokens(rows, bos_id)
     written = tokens[:, None][:, :0]
     for length in range(1, max_steps + 1):
         logits, alignment, state = model.step(state, tokens)
         attended = mean_over_heads(alignment) if alignments and alignment is not None else None
-        progress = Progress(beam.sources.repeat_interleave(beam_size), written)
-        tokens, parents = beam.advance(log_probabilities(logits, constraints, progress), length, attended)
+        progress = Progress(held.sources.repeat_interleave(beam.size), written)
+        tokens, parents = held.advance(log_probabilities(logits, constraints, progress), length, attended)
         if not len(tokens) or length == max_steps:
             break
         state = model.reorder(state, parents)
         if constraints:
             written = torch.cat([written[parents], tokens[:, None]], 1)
-    return beam.best()
+    return held.best()
 
 
 class _Trace(NamedTuple):
@@ -113,29 +129,27 @@ class _Trace(NamedTuple):
     parents: Int[Tensor, " M"]
 
 
-class _Beam:
+class _Hypotheses:
     """K live and K finished hypotheses of each source, as tensors; a row is a live hypothesis, K rows a source.
 
     Rows are those of the A sources that still run, so their numbers change from step to step; the trace
     leads back through them.
     """
 
-    def __init__(
-        self, count: int, device: torch.device, *, size: int, num_best: int, eos_id: int, max_steps: int, penalty: float
-    ) -> None:
-        self.size, self.num_best, self.eos_id = size, num_best, eos_id
-        self.max_steps, self.penalty = max_steps, penalty
+    def __init__(self, count: int, device: torch.device, beam: Beam, *, eos_id: int, max_steps: int) -> None:
+        self.size, self.num_best, self.penalty = beam.size, beam.num_best, beam.length_penalty
+        self.eos_id, self.max_steps = eos_id, max_steps
         self.trace: list[_Trace] = []
         # (A,) the sources that run, and (A, K) the log-probabilities of their live hypotheses. All K start
         # equal: only the first may be continued at the first step.
         self.sources = torch.arange(count, device=device)
-        self.live = torch.full((count, size), -torch.inf, device=device)
+        self.live = torch.full((count, beam.size), -torch.inf, device=device)
         self.live[:, 0] = 0.0
         self.has_finished = False
         # (B, K) the finished, best first: score, the step that ended them, and the row that they were in then.
-        self.score = torch.full((count, size), -torch.inf, device=device)
-        self.ended_at = torch.zeros((count, size), dtype=torch.long, device=device)
-        self.ended_in = torch.zeros((count, size), dtype=torch.long, device=device)
+        self.score = torch.full((count, beam.size), -torch.inf, device=device)
+        self.ended_at = torch.zeros((count, beam.size), dtype=torch.long, device=device)
+        self.ended_in = torch.zeros((count, beam.size), dtype=torch.long, device=device)
 
     def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
         """Choose among all continuations of each row: the next rows' tokens, and the rows that they continue.

@@ -8,6 +8,16 @@ from regard.maps.files import save_summary as save_summary
 from regard.maps.pooling import Grid as Grid
 from regard.maps.source import Source as Source
 from regard.maps.spectrum import Spectrum as Spectrum
-from regard.maps.statistics import TopK as TopK
+from regard.maps.statistics import TopKeys as TopKeys
 
-__all__ = ["AttentionMap", "Grid", "Source", "Spectrum", "TopK", "Transposed", "load_summary", "save_summary", "stack"]
+__all__ = [
+    "AttentionMap",
+    "Grid",
+    "Source",
+    "Spectrum",
+    "TopKeys",
+    "Transposed",
+    "load_summary",
+    "save_summary",
+    "stack",
+]

@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, BackendError, DataError, MissingExtraEr
 from regard.maps import fused_statistics, pooling, statistics
 from regard.maps.call_source import CallSource, GivenFactors
 from regard.maps.source import Source
-from regard.maps.statistics import TopK
+from regard.maps.statistics import TopKeys
 from regard.maps.statistics_by_name import Summary
 from regard.maps.statistics_of_map import MapStatistics
 from regard.maps.summary_source import Summarize, SummarySource
@@ -123,11 +123,11 @@ def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu
         if not part:
             summary[whole] = tensor
         elif part == "values" and f"{whole}.indices" in tensors:
-            summary[whole] = TopK(tensor, tensors[f"{whole}.indices"])
+            summary[whole] = TopKeys(tensor, tensors[f"{whole}.indices"])
     return summary
 
 
-def _fields_of(name: str, top: TopK) -> dict[str, Tensor]:
+def _fields_of(name: str, top: TopKeys) -> dict[str, Tensor]:
     return {f"{name}.{field}": tensor for field, tensor in top._asdict().items()}
 
 

@@ -24,7 +24,7 @@ SORTED = 64
 """Keys that are sorted first, where a share of the mass is sought: most rows need no more."""
 
 
-class TopK(NamedTuple):
+class TopKeys(NamedTuple):
     """The k largest weights of each query, from the largest down, and the keys that have them."""
 
     values: Tensor
@@ -178,7 +178,7 @@ class ArgLargest(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class TopWeights(Statistic):
-    """The k largest weights and their keys: (cells, T, k) each. See `TopK`."""
+    """The k largest weights and their keys: (cells, T, k) each. See `TopKeys`."""
 
     k: int
 

@@ -10,10 +10,10 @@ from regard.errors import ArgumentError
 from regard.maps import statistics as st
 from regard.maps.pooling import Grid
 from regard.maps.source import Source, Statistic
-from regard.maps.statistics import TopK
+from regard.maps.statistics import TopKeys
 
 How = Literal["mean", "sum", "max"]
-Summary = dict[str, Tensor | TopK]
+Summary = dict[str, Tensor | TopKeys]
 Answers = Mapping[Statistic, tuple[Tensor, ...]]
 STATISTICS = (
     "received", "entropy", "participation", "distance", "max", "argmax", "topk", "quantile_mass",
@@ -67,11 +67,11 @@ def as_summary(source: Source, named: Mapping[str, Statistic], answers: Answers)
     return {name: finished(source, statistic, answers[statistic]) for name, statistic in named.items()}
 
 
-def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) -> Tensor | TopK:
+def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) -> Tensor | TopKeys:
     """What the answers of one statistic say, laid out as the map."""
     match statistic:
         case st.TopWeights():
-            return TopK(*map(source.laid_out, answers))
+            return TopKeys(*map(source.laid_out, answers))
         case st.Moments():
             return source.laid_out(participation(*answers))
     return source.laid_out(answers[0])

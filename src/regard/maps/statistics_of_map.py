@@ -15,7 +15,7 @@ from regard.maps.pooling import Grid
 from regard.maps.products import product
 from regard.maps.source import Source, Statistic
 from regard.maps.spectrum import Spectrum, singular_values
-from regard.maps.statistics import TopK
+from regard.maps.statistics import TopKeys
 from regard.maps.statistics_by_name import (
     USUAL,
     How,
@@ -268,7 +268,7 @@ class MapStatistics:
         """
         return self._say(st.ArgLargest())
 
-    def topk(self, k: int) -> TopK:
+    def topk(self, k: int) -> TopKeys:
         """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
 
         Where fewer than k keys have a weight, the rest is 0 with the index -1. The values carry gradients.
@@ -278,13 +278,13 @@ class MapStatistics:
 
         >>> import regard
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.topk(1)
-        TopK(values=tensor([[0.4711],
+        TopKeys(values=tensor([[0.4711],
             [0.4711],
             [0.4711]]), indices=tensor([[0],
             [1],
             [2]]))
         """
-        return TopK(*map(self.source.laid_out, ask(self.source, top_weights(k, self.shape[-1]))))
+        return TopKeys(*map(self.source.laid_out, ask(self.source, top_weights(k, self.shape[-1]))))
 
     def quantile_mass(self, p: float) -> Tensor:
         """How many keys hold the share p of each query's attention, at the least: (batch..., H, T) of int64. Tiles.

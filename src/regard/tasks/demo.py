@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from regard.errors import RunFolderError
+from regard.generation.beam import Beam
 from regard.models.transformer import TransformerConfig
 from regard.storage.atomic import write_atomically
 from regard.tasks.pictures.save import save_pictures
@@ -77,7 +78,7 @@ def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[
         _write_pairs(folder / f"{split}.tsv", dates.pairs(split, count, seed=seed))
     translator = train_translation(config, overwrite=True, progress=progress)
     pairs = list(dates.pairs("test", PAIRS["test"], seed=seed))
-    answers = [found.text for found in translator.translate((pair.source for pair in pairs), beam_size=1)]
+    answers = [found.text for found in translator.translate((pair.source for pair in pairs), beam=Beam(1))]
     score = exact_match(answers, [pair.target for pair in pairs])
     shown = one_of_each_script(list(zip(pairs, answers, strict=True)), SHOWN)
     sources = [pair.source for pair, _ in shown]

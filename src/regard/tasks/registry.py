@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from regard.errors import RunFolderError
 from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
@@ -26,7 +26,6 @@ from regard.tasks.translation.pretrained import is_huggingface, writes_text
 from regard.tasks.translation.train import run_translation, translation_job
 from regard.tasks.translation.translator import Translator
 
-TaskName = Literal["translation", "language-model", "masked-language-model"]
 TrainedModel = Translator | LanguageModel | MaskedLanguageModel
 
 

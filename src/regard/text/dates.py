@@ -30,7 +30,6 @@ LOCALES = (
 )
 # fmt: on
 """The locales of the task."""
-LANGUAGES = tuple(dict.fromkeys(locale.split("_")[0] for locale in LOCALES))
 WIDTHS = ("full", "long", "medium")
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2099, 12, 31)
 HELD_OUT_SHARE = 20

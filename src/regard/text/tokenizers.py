@@ -124,10 +124,6 @@ class Tokenizer:
         ]
         return str(self._backend.decoder.decode(pieces))
 
-    def decode_batch(self, batch: Iterable[Sequence[int]]) -> list[str]:
-        """The text of each sequence of ids, as by `decode`."""
-        return [self.decode(ids) for ids in batch]
-
     def bytes_of(self, token: int) -> bytes:
         """The UTF-8 bytes that a token adds to a text. A byte-level token may be only a part of a character.
 

@@ -18,7 +18,7 @@ from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLa
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.pictures.validation_examples import look_at_text
-from regard.tasks.runs.run import Options, TrainingJob, train_run, warm_up
+from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import (
     BlockPlan,
@@ -80,12 +80,12 @@ def train_masked_language_model(
     return MaskedLanguageModel.load(config.out, device=device)
 
 
-def run_language_model(config: LanguageModelConfig, **options: Unpack[Options]) -> str:
+def run_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> str:
     """Train as `train_language_model` does, without loading the model in the end; the device that it ran on."""
     return train_run(causal.TASK, config, prepare_text, next_token_job, **options)
 
 
-def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[Options]) -> str:
+def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[RunOptions]) -> str:
     """Train as `train_masked_language_model` does, without loading the model in the end; the device that it ran on."""
     return train_run(masked.TASK, config, prepare_text, masked_job, **options)
 

@@ -53,7 +53,7 @@ class TrainingJob(NamedTuple):
     """What the model attends to now in a few fixed sentences."""
 
 
-class Options(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """How a run is begun and watched."""
 
     resume: bool

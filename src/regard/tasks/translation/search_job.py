@@ -1,20 +1,20 @@
 """A batch of sentences to be searched for, as plain numbers: any process that has the model can do it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from regard.generation.beam import beam_search
+from regard.generation.beam import Beam, beam_search
 from regard.generation.filters import Constraint, ForcedPrefix, Vocabulary
 from regard.generation.greedy import greedy
 from regard.generation.protocol import Decodable, Hypothesis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SearchJob:
     """Sentences to be translated together, and how."""
 
     sources: Sequence[Sequence[int]]
@@ -22,9 +22,7 @@ class Job:
     begin_id: int
     end_id: int
     max_steps: int
-    beam_size: int = 5
-    num_best: int = 1
-    length_penalty: float = 1.0
+    beam: Beam = Beam()
     prefixes: Sequence[Sequence[int]] = ()
     """What each answer begins with; none at all, or one for each source."""
     vocabulary: Sequence[int] | None = None
@@ -36,13 +34,18 @@ class Job:
         """What JSON can hold."""
         return asdict(self)
 
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        """The job of which `plain` was written."""
+        return cls(**{**plain, "beam": Beam(**plain["beam"])})
 
-def search(model: Decodable, job: Job) -> list[list[Hypothesis]]:
+
+def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
     """The hypotheses of each sentence, best first.
 
     >>> from regard.models import RNNConfig, RNNSeq2Seq
     >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
-    >>> job = Job(sources=[[4, 5, 2], [6, 2]], begin_id=1, end_id=2, max_steps=7, beam_size=3, num_best=2)
+    >>> job = SearchJob(sources=[[4, 5, 2], [6, 2]], begin_id=1, end_id=2, max_steps=7, beam=Beam(3, num_best=2))
     >>> [len(best) for best in search(model, job)]
     [2, 2]
     """
@@ -53,13 +56,12 @@ def search(model: Decodable, job: Job) -> list[list[Hypothesis]]:
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else torch.device("cpu")
     given = source.to(device), lengths.to(device)
     with torch.inference_mode():
-        if job.beam_size == 1:
+        if job.beam.size == 1:
             return [[one] for one in greedy(model, *given, **common)]
-        common["length_penalty"] = job.length_penalty
-        return beam_search(model, *given, beam_size=job.beam_size, num_best=job.num_best, **common)
+        return beam_search(model, *given, beam=job.beam, **common)
 
 
-def _constraints(job: Job) -> list[Constraint]:
+def _constraints(job: SearchJob) -> list[Constraint]:
     forced: list[Constraint] = [ForcedPrefix(job.prefixes)] if any(job.prefixes) else []
     return forced if job.vocabulary is None else [*forced, Vocabulary.of(job.vocabulary, job.vocab_size)]
 

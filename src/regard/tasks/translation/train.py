@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.errors import ArgumentError
 from regard.tasks.pictures.validation_examples import look_at_pairs
-from regard.tasks.runs.run import Options, TrainingJob, train_run, warm_up
+from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.config import make_model
@@ -59,7 +59,7 @@ def train_translation(
     return Translator.load(config.out, device=device)
 
 
-def run_translation(config: TranslationConfig, **options: Unpack[Options]) -> str:
+def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) -> str:
     """Train as `train` does, without loading the model in the end; the name of the device that it ran on."""
     return train_run(TASK, config, prepare_corpus, translation_job, **options)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError
+from regard.generation.beam import Beam
 from regard.generation.filters import Vocabulary
 from regard.generation.protocol import Decodable, Hypothesis
 from regard.models.inference import prepare, why_not
@@ -25,10 +26,10 @@ from regard.tasks.translation.bulk.worker_pool import Workers
 from regard.tasks.translation.config import Model, TranslationConfig, make_model
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.corpus import load_tokenizers
-from regard.tasks.translation.options import Options, Request
+from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.pretrained import is_huggingface, load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
-from regard.tasks.translation.search_job import Job, search
+from regard.tasks.translation.search_job import SearchJob, search
 from regard.text.batches import Batch, collate
 from regard.text.codec import Codec
 from regard.text.lines import BadLines
@@ -122,9 +123,7 @@ class Translator:
         self,
         lines: Iterable[str | Request],
         *,
-        beam_size: int = 5,
-        num_best: int = 1,
-        length_penalty: float = 1.0,
+        beam: Beam = Beam(),
         alignments: AlignmentOf | None = None,
         copy_unknown: bool = False,
         vocabulary: Vocabulary | None = None,
@@ -138,9 +137,7 @@ class Translator:
 
         Args:
             lines: sentences, one each; a `Request` where a translation must begin with given words.
-            beam_size: hypotheses kept; 1 takes the most probable token at every step.
-            num_best: translations of each sentence, at most `beam_size`.
-            length_penalty: alpha of `beam_search`: above 1 favours longer translations, 0 short ones.
+            beam: how wide the search is, how many translations of each sentence come out, and which lengths it favours.
             alignments: what the candidates tell as what each token looked at, as `AlignmentOf(layer=-1)`.
             copy_unknown: whether each token that stands for a word outside the vocabulary is printed as the
                 word of the source that it attends to most, by `alignments` or the last layer's mean.
@@ -154,14 +151,7 @@ class Translator:
                 copy, as its tokenizer writes any word.
             DataError: a sentence is longer than the model's positions; those before it are handed out first.
         """
-        options = Options(
-            beam_size=beam_size,
-            num_best=num_best,
-            length_penalty=length_penalty,
-            alignments=alignments,
-            copy_unknown=copy_unknown,
-            vocabulary=vocabulary,
-        )
+        options = TranslationOptions(beam=beam, alignments=alignments, copy_unknown=copy_unknown, vocabulary=vocabulary)
         if window_lines < 1:
             raise ArgumentError(f"window_lines must be at least 1, got {window_lines}")
         numbered = enumerate(lines, start=1)
@@ -172,7 +162,7 @@ class Translator:
                     raise DataError(f"line {number}: {answer.problem}")
                 yield answer
 
-    def translate_window(self, lines: Sequence[str | Request], options: Options) -> list[Translation]:
+    def translate_window(self, lines: Sequence[str | Request], options: TranslationOptions) -> list[Translation]:
         """Translate some sentences together; what cannot be translated says so in its `problem`.
 
         Raises:
@@ -212,16 +202,13 @@ class Translator:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    def evaluate(
-        self, pairs: Iterable[tuple[str, str | Sequence[str]]], *, beam_size: int = 5, length_penalty: float = 1.0
-    ) -> Evaluation:
+    def evaluate(self, pairs: Iterable[tuple[str, str | Sequence[str]]], *, beam: Beam = Beam()) -> Evaluation:
         """Translate the sources and compare with the references.
 
         Args:
             pairs: each a source and its reference, or several: a translation is compared with all of them, in
                 BLEU and chrF as sacrebleu does; exact is what equals one; the loss is that of every reference.
-            beam_size: hypotheses kept.
-            length_penalty: as for `translate`.
+            beam: as for `translate`.
 
         Raises:
             DataError: there are no pairs, or one is longer than the model's positions.
@@ -230,7 +217,7 @@ class Translator:
         if not sets:
             raise DataError("there are no pairs to evaluate on")
         references = [[normalise(target) for target in targets] for _, targets in sets]
-        answers = self.translate((source for source, _ in sets), beam_size=beam_size, length_penalty=length_penalty)
+        answers = self.translate((source for source, _ in sets), beam=beam)
         found = [one.text for one in answers]
         streams = list(zip_longest(*references))  # the first reference of each, the second of each, ...
         return Evaluation(
@@ -283,7 +270,7 @@ class Translator:
             yield from found
 
     @torch.no_grad()
-    def attend(self, sentence: str, *, beam_size: int = 5) -> Attention:
+    def attend(self, sentence: str, *, beam: Beam = Beam()) -> Attention:
         """Translate a sentence and look at what every layer and head attended to.
 
         Raises:
@@ -294,7 +281,7 @@ class Translator:
             raise DataError(f"the sentence has {problem}")
         if not ids[0]:
             raise DataError("there is nothing to look at in an empty sentence")
-        (found,) = self._search(ids, Options(beam_size=beam_size))
+        (found,) = self._search(ids, TranslationOptions(beam=beam))
         tokens = found[0].tokens  # with the end mark, unless the translation was cut off before it
         return forced_attention(self.model, self.source_tokenizer, self.target_tokenizer, ids[0], tokens)
 
@@ -319,7 +306,7 @@ class Translator:
             return "a prefix with words that the vocabulary leaves out"
         return None
 
-    def _check_options(self, options: Options) -> None:
+    def _check_options(self, options: TranslationOptions) -> None:
         if options.alignments is not None:
             options.alignments.chosen(self.model.alignment_names)
         if options.copy_unknown and self.target_tokenizer.unknown_id is None:
@@ -336,7 +323,7 @@ class Translator:
                 raise DataError(f"pair {number}: {longest} tokens, and the model takes {limit} at most")
 
     def _search(
-        self, ids: list[list[int]], options: Options, prefixes: Sequence[Sequence[int]] | None = None
+        self, ids: list[list[int]], options: TranslationOptions, prefixes: Sequence[Sequence[int]] | None = None
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each sentence, in the order given; none for an empty one."""
         found: list[list[Hypothesis]] = [[] for _ in ids]
@@ -344,7 +331,7 @@ class Translator:
         places = CPU_SEARCH_PLACES if self.device.type == "cpu" else BATCH_PLACES
         batches = [
             [full[row] for row in rows]
-            for rows in _by_length([len(ids[i]) for i in full], max(places // options.beam_size, 1))
+            for rows in _by_length([len(ids[i]) for i in full], max(places // options.beam.size, 1))
         ]
         jobs = [
             self._job([ids[i] for i in rows], options, [prefixes[i] if prefixes else [] for i in rows])
@@ -357,24 +344,24 @@ class Translator:
                 found[i] = best
         return found
 
-    def _job(self, sources: Sequence[Sequence[int]], options: Options, prefixes: Sequence[Sequence[int]]) -> Job:
+    def _job(
+        self, sources: Sequence[Sequence[int]], options: TranslationOptions, prefixes: Sequence[Sequence[int]]
+    ) -> SearchJob:
         longest = 2 * (max(map(len, sources)) + 1) + 50 + max(map(len, prefixes))  # a longer one has lost its way
         marks, allowed = self.target_tokenizer.marks, options.vocabulary
-        return Job(
+        return SearchJob(
             sources=[[*ids, self.source_tokenizer.marks.end_id] for ids in sources],
             begin_id=marks.begin_id,
             end_id=marks.end_id,
             max_steps=min(longest, self.model.max_length or longest),
-            beam_size=options.beam_size,
-            num_best=options.num_best,
-            length_penalty=options.length_penalty,
+            beam=options.beam,
             prefixes=prefixes if any(prefixes) else (),
             vocabulary=None if allowed is None else allowed.tokens.nonzero()[:, 0].tolist(),
             vocab_size=0 if allowed is None else allowed.tokens.shape[-1],
         )
 
     def _align(
-        self, sources: Sequence[Sequence[int]], found: list[list[Hypothesis]], options: Options
+        self, sources: Sequence[Sequence[int]], found: list[list[Hypothesis]], options: TranslationOptions
     ) -> list[list[Hypothesis]]:
         """The hypotheses with what each of their tokens attended to, where that is asked for.
 
@@ -397,12 +384,16 @@ class Translator:
             found[n][k] = replace(found[n][k], alignment=row[: len(written), : len(sources[n]) + 1].clone())
         return found
 
-    def _present(self, request: Request, ids: list[int], hypotheses: list[Hypothesis], options: Options) -> Translation:
+    def _present(
+        self, request: Request, ids: list[int], hypotheses: list[Hypothesis], options: TranslationOptions
+    ) -> Translation:
         source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
         candidates = [self._candidate(request, source, hypothesis, options) for hypothesis in hypotheses]
         return Translation(request.source, source.texts, candidates or [Candidate("", 0.0, [], None)])
 
-    def _candidate(self, request: Request, source: Axis, hypothesis: Hypothesis, options: Options) -> Candidate:
+    def _candidate(
+        self, request: Request, source: Axis, hypothesis: Hypothesis, options: TranslationOptions
+    ) -> Candidate:
         written = axis(self.target_tokenizer, hypothesis.tokens)
         alignment = None
         if options.alignments is not None and hypothesis.alignment is not None:
@@ -410,7 +401,7 @@ class Translator:
         text = self.target_tokenizer.decode(hypothesis.tokens, unknown=self._unknown(request, hypothesis, options))
         return Candidate(text, hypothesis.score, written.texts, alignment)
 
-    def _unknown(self, request: Request, hypothesis: Hypothesis, options: Options) -> list[str]:
+    def _unknown(self, request: Request, hypothesis: Hypothesis, options: TranslationOptions) -> list[str]:
         """What to print for the unknown tokens of a hypothesis; those of the prefix are known to whoever gave it."""
         unknown = self.target_tokenizer.unknown_id
         if unknown is None or unknown not in hypothesis.tokens:

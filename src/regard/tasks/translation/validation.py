@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from regard.generation.beam import beam_search
+from regard.generation.beam import Beam, beam_search
 from regard.generation.greedy import greedy
 from regard.generation.protocol import Decodable
 from regard.models.inference import prepare
@@ -85,7 +85,7 @@ class Validation:
             found = greedy(decoder, batch.source, batch.source_lengths, **settings)
         else:
             beam = self._config.validation_beam
-            nbest = beam_search(decoder, batch.source, batch.source_lengths, beam_size=beam, **settings)
+            nbest = beam_search(decoder, batch.source, batch.source_lengths, beam=Beam(beam), **settings)
             found = [best[0] for best in nbest]
         return [self._text(hypothesis.tokens) for hypothesis in found]
 

@@ -8,7 +8,7 @@ from typing import IO, NamedTuple
 
 from regard.errors import DataError
 from regard.tasks.translation.bulk.resumable_output import Unfinished
-from regard.tasks.translation.options import Options, Request
+from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import Translator
 from regard.text.lines import BadLines, Line, decoded, raw_lines
@@ -53,7 +53,7 @@ def sentence_and_prefix(line: Line) -> Request:
 
 
 def answered(
-    translator: Translator, lines: Iterable[Line], options: Options, *, parse: Parse, window_lines: int
+    translator: Translator, lines: Iterable[Line], options: TranslationOptions, *, parse: Parse, window_lines: int
 ) -> Iterator[list[Answered]]:
     """Windows of lines with their translations; a bad line's is empty and names the place in its `problem`."""
     iterator = iter(lines)
@@ -68,7 +68,7 @@ def answered(
         yield found
 
 
-class Gate:
+class BadLinePolicy:
     """Stops at the first bad line, or lets them pass as empty ones and counts them."""
 
     def __init__(self, bad_lines: BadLines) -> None:
@@ -91,14 +91,14 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BulkTranslation:
     """Lines to translate, and what becomes of their translations."""
 
     lines: Iterator[Line]
     windows: Iterator[list[Answered]]
     """Of these lines, as `answered` makes them."""
     show: Show
-    gate: Gate
+    policy: BadLinePolicy
 
     def print(self, file: IO[str], *, flush: bool) -> None:
         """Write the answers to a stream.
@@ -107,7 +107,7 @@ class Work:
             DataError: a bad line, if those stop; the answers before it are written.
         """
         for number, one in enumerate(chain.from_iterable(self.windows), start=1):
-            print(self.show(number, self.gate.check(one.translation)), file=file, flush=flush)
+            print(self.show(number, self.policy.check(one.translation)), file=file, flush=flush)
 
     def finish(self, unfinished: Unfinished, tell: Callable[[int], None] = lambda lines: None) -> None:
         """Write all answers and finish the file; `tell` hears how many lines have been answered.
@@ -117,7 +117,7 @@ class Work:
             OSError: the disk is full; what was answered is kept.
         """
         for window in self.windows:
-            numbered = enumerate((self.gate.check(one.translation) for one in window), start=unfinished.lines + 1)
+            numbered = enumerate((self.policy.check(one.translation) for one in window), start=unfinished.lines + 1)
             content = "".join(f"{self.show(number, translation)}\n" for number, translation in numbered)
             unfinished.add((one.line for one in window), content)
             tell(unfinished.lines)

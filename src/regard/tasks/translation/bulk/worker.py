@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import torch
 
 from regard.errors import RegardError
-from regard.tasks.translation.search_job import Job, search
+from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translator import Translator
 
 
@@ -32,7 +32,7 @@ def serve(requests: Iterable[str], answers: TextIO) -> None:
                 translator = Translator.load(Path(folder), device="cpu", checkpoint=checkpoint, precision=precision)
                 decoder, answer = translator.decoder, {"ready": os.getpid()}
             else:
-                found = search(decoder, Job(**request["job"]))
+                found = search(decoder, SearchJob.of(request["job"]))
                 answer = {"found": [[[one.tokens, one.score] for one in best] for best in found]}
         except (RegardError, RuntimeError, MemoryError, OSError) as error:
             answer = {"error": [type(error).__name__, str(error)]}

@@ -22,7 +22,7 @@ import torch
 from regard import errors
 from regard.errors import ArgumentError, RegardError, WorkerError
 from regard.generation.protocol import Hypothesis
-from regard.tasks.translation.search_job import Job
+from regard.tasks.translation.search_job import SearchJob
 from regard.text.lines import raw_lines
 from regard.training.distributed.devices import Precision
 
@@ -70,7 +70,7 @@ class Workers(AbstractContextManager["Workers"]):
         for worker in self._all:
             self._idle.put(worker)
 
-    def search(self, jobs: Iterable[Job]) -> list[list[list[Hypothesis]]]:
+    def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
         """The hypotheses of each job's sentences, in the order of the jobs.
 
         Raises:
@@ -92,7 +92,7 @@ class Workers(AbstractContextManager["Workers"]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _ask_one(self, job: Job) -> list[list[Hypothesis]]:
+    def _ask_one(self, job: SearchJob) -> list[list[Hypothesis]]:
         worker = self._idle.get()
         try:
             found = worker.ask({"job": job.plain()})["found"]

@@ -12,6 +12,7 @@
     ├── OverwrittenError (RuntimeError) a watched model has overwritten the tensors that a map is computed from
     ├── NotKeptError (ValueError)       a summary does not hold the requested result
     ├── WorkerError (RuntimeError)      a process that shared the work ended or failed
+    ├── RendezvousError (TimeoutError)  the other processes of a training did not come
     └── MissingExtraError (ImportError) an optional dependency is not installed; names the pip line
 
 Each message says what was expected, what came and what to do. The command line prints any of
@@ -79,6 +80,10 @@ class NotKeptError(RegardError, ValueError):
 
 class WorkerError(RegardError, RuntimeError):
     """A process that shared the work failed or ended before it gave its result; the message says how."""
+
+
+class RendezvousError(RegardError, TimeoutError):
+    """The other processes of a training did not come in time."""
 
 
 class MissingExtraError(RegardError, ImportError):

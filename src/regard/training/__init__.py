@@ -1,1 +1,1 @@
-"""Training: the loop, schedules, losses, optimizers, metrics and checkpoints. Knows nothing of attention or text."""
+"""Training: the loop, schedules, losses, optimizers, metrics and checkpoints, for models and data of any kind."""

@@ -1,4 +1,4 @@
-"""Averages of weights: the moving one of a training run, and the mean of several models."""
+"""Averages of weights: the moving average of a training run, and the mean of several models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ class MovingAverage:
     r"""The exponential moving average of a model's parameters.
 
     After step t it is $a_t = d_t a_{t-1} + (1 - d_t) \theta_t$ with $d_t = \min(d, (1 + t) / (10 + t))$: the
-    early steps, whose weights are far off, are forgotten faster. A decay of d looks back over about
-    $1 / (1 - d)$ steps.
+    average forgets the early steps faster, because their weights are still far from good. With a decay of d it
+    looks back over about $1 / (1 - d)$ steps.
 
     Args:
-        model: its parameters are what the average begins with.
+        model: the average begins with its parameters.
         decay: d, above 0 and below 1.
 
     Raises:
@@ -43,21 +43,21 @@ class MovingAverage:
             raise ArgumentError(f"decay must be above 0 and below 1, got {decay}")
         self._decay = decay
         self._values = {name: value.detach().clone() for name, value in model.named_parameters()}
-        # Tied weights have one average and every name that they have in the model.
+        # Tied weights have one average, which is known by all their names in the model.
         first = {id(value): name for name, value in model.named_parameters()}
         named = model.named_parameters(remove_duplicate=False)
         self._owners = {name: first[id(value)] for name, value in named}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Take in the weights after step `step`, counted from 1."""
+        """Add the weights after step `step` to the average; steps are counted from 1."""
         decay = min(self._decay, (1 + step) / (10 + step))
         ours, theirs = map(held, self._values.values()), map(held, model.parameters())
         torch._foreach_lerp_(list(ours), list(theirs), 1.0 - decay)
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """The model has the averaged weights inside, and its own again afterwards."""
+        """Give the model the averaged weights while the block runs, and its own weights again afterwards."""
         self._exchange(model)
         try:
             yield
@@ -65,14 +65,14 @@ class MovingAverage:
             self._exchange(model)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages by the names of the parameters; not copies."""
+        """The averages by the names of the parameters. They are not copied."""
         return {name: self._values[owner] for name, owner in self._owners.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, source: Path) -> None:
-        """Go on from averages that were saved.
+        """Continue with averages that were saved.
 
         Raises:
-            RunFolderError: they are not those of this model; `source` is named.
+            RunFolderError: they do not belong to this model; the message names `source`.
         """
         for name, value in self._values.items():
             if name not in state or state[name].shape != value.shape:
@@ -83,7 +83,7 @@ class MovingAverage:
     @torch.no_grad()
     def _exchange(self, model: nn.Module) -> None:
         for name, value in model.named_parameters():
-            if is_shared_out(value):  # whoever gathers the shares knows where they are: they are swapped where they lie
+            if is_shared_out(value):  # other code knows the memory of the shares, so only their content is exchanged
                 ours, theirs = held(self._values[name]), held(value)
                 kept = theirs.clone()
                 theirs.copy_(ours)
@@ -93,10 +93,10 @@ class MovingAverage:
 
 
 def mean_of(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of the weights of several models of one shape, in the precision of the first.
+    """The mean of the weights of several models with equal shapes, in the precision of the first model.
 
     Raises:
-        ArgumentError: there is none, or names or shapes differ.
+        ArgumentError: there is no model, or names or shapes differ.
 
     Source: "checkpoint averaging", Vaswani et al. 2017, section 6.1.
 

@@ -1,4 +1,4 @@
-"""What to do with a batch whose loss or gradient is NaN or infinite: end the run, or pass it over and count it."""
+"""Two answers to a batch whose loss or gradient is NaN or infinite: end the run, or skip the batch and count it."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from regard.errors import ArgumentError, NonFiniteError
 from regard.training.reporting.events import Skipped
 
 BadBatches = Callable[[Skipped], None]
-"""Told of each update that cannot be made, before anything is changed; raises to end the run."""
+"""It is called with each update that cannot be made, before anything is changed. It raises an error to end the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Stop:
     """
 
     def __call__(self, bad: Skipped) -> None:
-        """Raise a NonFiniteError."""
+        """Raise a NonFiniteError for any bad batch."""
         raise NonFiniteError(
             f"{describe_bad(bad)}; lower the learning rate, look at that batch, or have such batches passed over "
             "(--bad-batches skip); the last checkpoint is untouched"
@@ -32,7 +32,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Pass bad batches over, until too many come one after the other: then it is not the batches.
+    """Skip bad batches, until too many come one after the other: then the batches are not the cause.
 
     >>> Skip(most_in_a_row=2)(Skipped(step=6, epoch=1, first=2, last=3, reason="the loss is nan", in_a_row=3))
     Traceback (most recent call last):
@@ -41,7 +41,7 @@ class Skip:
     """
 
     most_in_a_row: int = 10
-    """Updates passed over one after the other; one more ends the run."""
+    """The most updates that are skipped one after the other; one more ends the run."""
 
     def __post_init__(self) -> None:
         """Check the range once."""
@@ -49,7 +49,7 @@ class Skip:
             raise ArgumentError(f"most_in_a_row must be at least 1, got {self.most_in_a_row}")
 
     def __call__(self, bad: Skipped) -> None:
-        """Raise a NonFiniteError if there were too many."""
+        """Raise a NonFiniteError if too many bad batches came one after the other."""
         if bad.in_a_row > self.most_in_a_row:
             raise NonFiniteError(
                 f"{describe_bad(bad)}, and was not a number for the {self.most_in_a_row} updates before; "
@@ -58,7 +58,7 @@ class Skip:
 
 
 def bad_batches(name: Literal["stop", "skip"]) -> BadBatches:
-    """What the name stands for.
+    """The answer to bad batches that has this name.
 
     >>> bad_batches("skip")
     Skip(most_in_a_row=10)
@@ -67,7 +67,7 @@ def bad_batches(name: Literal["stop", "skip"]) -> BadBatches:
 
 
 def what_is_wrong(loss: float, norm: float) -> str | None:
-    """What is not a number, in words; None if both are.
+    """Which of the two is not a finite number, in words; None if both are finite.
 
     >>> what_is_wrong(2.5, float("inf")), what_is_wrong(2.5, 1.0)
     ("the gradient's length is inf", None)
@@ -78,6 +78,6 @@ def what_is_wrong(loss: float, norm: float) -> str | None:
 
 
 def describe_bad(bad: Skipped) -> str:
-    """What is wrong, and where the batches stand in the data."""
+    """A description of what is wrong, and of where the batches are in the data."""
     where = f"batch {bad.first}" if bad.first == bad.last else f"batches {bad.first} to {bad.last}"
     return f"{bad.reason} at step {bad.step} (epoch {bad.epoch}, {where})"

@@ -12,9 +12,9 @@ class FitConfig:
     steps: int = 10_000
     """Updates to make in all."""
     accumulate: int = 1
-    """Batches whose gradients are summed for one update."""
+    """The number of batches whose gradients are summed for one update."""
     clip_norm: float = 1.0
-    """Gradients longer than this are shortened to it; 0 leaves them."""
+    """A gradient that is longer than this is shortened to this length; 0 never shortens it."""
     validate_every: int = 500
     """Steps between two validations."""
     save_every: int = 500
@@ -22,11 +22,11 @@ class FitConfig:
     log_every: int = 20
     """Steps between two reports."""
     patience: int = 0
-    """Validations without a better model before training ends; 0 never ends it early."""
+    """Training ends after so many validations without a better model; 0 never ends it early."""
     ema_decay: float = 0.0
-    """Of the moving average of the weights, which is then validated and kept as the best; 0 keeps none."""
+    """The decay of the moving average of the weights, which is then validated and kept as the best; 0: no average."""
     keep: int = 0
-    """How many models of the latest validations stay on the disk, to be averaged or chosen among."""
+    """How many models of the latest validations stay on the disk, so that one can average them or choose one."""
 
     def __post_init__(self) -> None:
         """Check the ranges once."""

@@ -1,4 +1,4 @@
-"""Less memory for more time: what a layer computed is computed again on the way back."""
+"""Less memory for more time: the backward pass computes the results of each layer again."""
 
 from functools import partial
 
@@ -10,9 +10,9 @@ from regard.training.distributed.sharding import layers
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Let each layer of a model's stacks keep no more than what it reads, and run again in backward.
+    """Let each layer of a model's stacks keep only its inputs, and run a second time in the backward pass.
 
-    The bits stay the same, those of dropout too: the second run begins with the random state of the first.
+    The results stay the same to the bit, also with dropout: the second run begins with the random state of the first.
 
     Args:
         model: changed in place.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that the training loop can read between two steps."""
+"""Ctrl-C and SIGTERM become a request to stop, which the training loop reads between two steps."""
 
 import signal
 import threading
@@ -39,7 +39,7 @@ class StopWish:
         self.signal = 0
 
     def note(self, number: int, _frame: FrameType | None) -> None:
-        """Remember the signal; a second Ctrl-C does not wait for the step to end."""
+        """Remember the signal. A second Ctrl-C does not wait until the step ends."""
         if self.signal == number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
@@ -47,7 +47,7 @@ class StopWish:
 
 @contextmanager
 def listening() -> Iterator[StopWish]:
-    """Turn SIGINT and SIGTERM into a wish while the block runs; other threads cannot set handlers and get none.
+    """Turn SIGINT and SIGTERM into a wish to stop while the block runs; in other threads than the main one, do nothing.
 
     >>> with listening() as wish:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -63,7 +63,7 @@ def listening() -> Iterator[StopWish]:
 def ending_at_once() -> Iterator[None]:
     """Turn SIGTERM into an `Interrupted` while the block runs, as Python turns SIGINT into a KeyboardInterrupt.
 
-    What is half done is then undone on the way out, and the program can say what happened.
+    The error lets the program undo half-done work on its way out, and say what happened.
 
     >>> try:
     ...     with ending_at_once():

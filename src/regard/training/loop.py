@@ -1,4 +1,4 @@
-"""The training loop. It knows batches, a loss and an optimizer, and nothing of attention or text."""
+"""The training loop. It knows batches, a loss and an optimizer, but nothing about attention or text."""
 
 import math
 import signal
@@ -54,28 +54,29 @@ def fit(
     """Train a model in place, from the last checkpoint if there is one.
 
     An update uses the gradient of (sum of the losses) / (number of tokens), both over all accumulated
-    batches and all ranks, so that how a batch is cut over steps and ranks changes nothing but rounding.
+    batches and all ranks. So the way in which batches are divided among steps and ranks changes only rounding.
 
     Args:
         model: trained in place; moved to the device of `fabric`.
         batches: this rank's share of the data.
-        loss: summed loss and count of one batch; must call the model it is given.
+        loss: computes the summed loss and the count of one batch; it must call the model that it is given.
         optimizer: over the model's parameters, given as (name, parameter) pairs.
         schedule: the learning rate as a function of the step, counted from 1.
         config: when to stop, validate and save.
         fabric: a launched `lightning_fabric.Fabric`.
-        validate: scores the model (in evaluation mode, without gradients, with the averaged weights if there
-            are any).
-        best_by: which of its metrics decides what is best; except for "loss", more is better.
-        checkpoints: where best and last are kept, and resumed from.
+        validate: scores the model. The model is then in evaluation mode, without gradients, and has the averaged
+            weights if there are any.
+        best_by: the metric of `validate` that decides which model is the best: lower is better for "loss", higher is
+            better for all others.
+        checkpoints: where the best and the last checkpoint are kept; training resumes from the last one.
         callbacks: called with every event, on rank 0 only.
-        bad_batches: what is done when the loss or the gradient is NaN or infinite; see `regard.training.bad_batches`.
+        bad_batches: called when the loss or the gradient is NaN or infinite; see `regard.training.bad_batches`.
 
     Returns:
-        Where training ended.
+        The position at which training ended.
 
     Raises:
-        NonFiniteError: the loss or the gradient is NaN or infinite; names the step and the batches.
+        NonFiniteError: the loss or the gradient is NaN or infinite; the message names the step and the batches.
         TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
         RunFolderError: the last checkpoint cannot be read or does not fit.
         OSError: a checkpoint could not be written; the one before is still there.
@@ -84,7 +85,7 @@ def fit(
     if any(is_shared_out(parameter) for parameter in model.parameters()):
         follow(optimizer, model)
     average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
-    # Fabric's wrapper of an optimizer keeps the groups it saw first, so the bare one is used.
+    # The optimizer is used without Fabric's wrapper, because that keeps the parameter groups that it saw first.
     run = _Run(
         wrapped,
         model,
@@ -108,7 +109,7 @@ def fit(
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """What a step adds up over its batches and all ranks."""
+    """The sums of one step over its batches and over all ranks."""
 
     loss: float
     count: float
@@ -119,7 +120,7 @@ class _Sums:
 
 @dataclass
 class _Run:
-    """One call of `fit`: what was passed in, and where it stands."""
+    """One call of `fit`: its arguments, and how far it has come."""
 
     wrapped: nn.Module
     model: nn.Module
@@ -166,7 +167,7 @@ class _Run:
         return self.position
 
     def groups(self) -> Iterator["_Group"]:
-        """The data from where we stand, pass after pass, in groups of one update each."""
+        """The data from the present position on, pass after pass, in groups of one update each."""
         epoch, start = self.position.epoch, self.position.batch
         while True:
             found = False
@@ -181,12 +182,12 @@ class _Run:
         """Add up the gradients of a group of batches over all ranks, and make one step with their mean.
 
         Returns:
-            What was added up, and the gradient's length before clipping; None if the batches were passed over.
+            The sums, and the gradient's length before clipping; the length is None if the batches were skipped.
         """
         sums = self.accumulate(group, wish)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
-        # Distributed training leaves the mean over ranks: times their number it is the sum again.
+        # Distributed training leaves the mean over ranks. Multiplied by their number it is the sum again.
         scale = self.fabric.world_size / max(sums.count, 1.0)
         norm = total_norm(gradients) * scale
         if self.passes_over(group, what_is_wrong(sums.loss, norm)):
@@ -216,7 +217,7 @@ class _Run:
         return _Sums(*summed.tolist())
 
     def passes_over(self, group: "_Group", wrong: str | None) -> bool:
-        """Whether no step is made with these batches; every rank knows the same sums, so all of them agree."""
+        """Whether these batches are skipped. All ranks know the same sums, so they all give the same answer."""
         if wrong is None:
             self.bad_in_a_row = 0
             return False
@@ -280,11 +281,11 @@ class _Run:
             self.tell(Validated(step=self.position.step, metrics=metrics, is_best=is_best, patience_used=used))
             if self.config.keep:
                 self.save_model(kept_name(self.position.step))
-            if is_best:  # before the last checkpoint, which says that this one exists
+            if is_best:  # it is written before the last checkpoint, because that says that a best one exists
                 self.save_model("best")
 
     def judge(self, metrics: Mapping[str, float]) -> bool:
-        """Whether this validation is the best so far, which the position then says."""
+        """Whether this validation is the best so far; the position is updated accordingly."""
         by = self.best_by
         if by not in metrics:
             raise ArgumentError(f"best_by must be one of the metrics {sorted(metrics)}, got {by!r}")
@@ -309,7 +310,7 @@ class _Run:
         if self.checkpoints is None:
             return
         checkpoints, ranks = self.checkpoints, Ranks.of(self.fabric)
-        # The first rank looks for all, as what it sees changes once all go on.
+        # The first rank looks and tells the others: what each would see itself changes while the ranks write.
         has_better = (
             which == "best"
             and ranks.gather(lambda: ranks.rank == 0 and checkpoints.has_better(self.position, by=self.best_by))[0]
@@ -342,7 +343,7 @@ class _Run:
             return value[None]
         here = value.to(self.fabric.device)
         parts = [torch.empty_like(here) for _ in range(self.fabric.world_size)]
-        torch.distributed.all_gather(parts, here)  # fabric's own goes through a deprecated function
+        torch.distributed.all_gather(parts, here)  # Fabric's own method calls a deprecated function
         return torch.stack(parts).cpu()
 
     def resume(self) -> None:
@@ -355,7 +356,7 @@ class _Run:
         if self.average is not None:
             self.average.load_state_dict(state.average or {}, source=source)
         self.position, self.saved_step = state.position, state.position.step
-        # Another number of ranks cannot go on with the same random numbers: it keeps its seed's.
+        # A different number of ranks cannot continue the same random numbers: they keep those of their seed.
         if len(state.random["torch"]) == self.fabric.world_size:
             mine = {name: value[self.fabric.global_rank] for name, value in state.random.items()}
             set_random_state(mine, self.fabric.device)

@@ -1,4 +1,4 @@
-"""Losses as a sum and a count, so that a mean can be taken over all that a step saw, on however many ranks."""
+"""Losses as a sum and a count, so that a step can take the mean over all its tokens on any number of ranks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from regard.errors import ArgumentError, ShapeError
 
-# Rows of logits that are worked on at a time: 64 rows of 8,000 in fp32 are 2 MB and stay in the cache.
 ROWS_AT_A_TIME = 64
+"""Rows of logits that are processed at a time: 64 rows of 8,000 numbers in float32 are 2 MB and stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ def cross_entropy(
 
     loss = sum over rows of lse(z) - (1 - e) * z[target] - e * mean(z)
 
-    which is the cross-entropy against (1 - e) * onehot(target) + e / V without building that target.
-    The sums are taken in float32 (float64 for float64 logits) block by block, so that neither dense
-    targets nor a second copy of bf16 logits in float32 exist.
+    This is the cross-entropy against the target (1 - e) * onehot(target) + e / V, but that target is never built.
+    The sums are taken in float32 (float64 for float64 logits), block by block. So there are no dense targets and no
+    second copy of bf16 logits in float32.
 
     Args:
         logits: scores before the softmax, V of them for each target.
@@ -70,7 +70,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int, smoothing: float) -> Tensor:
         precise = torch.float64 if logits.dtype == torch.float64 else torch.float32
         live = targets != ignore_index
-        picked = targets.where(live, 0)  # any valid index: the row does not count
+        picked = targets.where(live, 0)  # any valid index will do, as the row does not count
         lse = logits.new_empty(len(logits), dtype=precise)
         losses = torch.empty_like(lse)
         for rows in _blocks(len(logits)):
@@ -86,7 +86,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, None, None, None]:
         logits, picked, live, lse = ctx.saved_tensors
-        weight = grad_total * live  # 0 for padding, else what comes from above
+        weight = grad_total * live  # 0 for padding, and the gradient of the sum elsewhere
         grad = torch.empty_like(logits)
         for rows in _blocks(len(logits)):
             block = (logits[rows].to(lse.dtype) - lse[rows, None]).exp_()

@@ -1,4 +1,4 @@
-"""How good translations are. Every score is between 0 and 100, and higher is better."""
+"""Measures of the quality of translations. Every score is between 0 and 100, and higher is better."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -14,7 +14,7 @@ class CorpusScore(NamedTuple):
 
 
 def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None]) -> float:
-    """The percentage (0..100) of hypotheses that equal a reference of theirs, character for character.
+    """The percentage (0..100) of hypotheses that equal one of their references, character for character.
 
     Args:
         hypotheses: one translation a sentence.
@@ -51,11 +51,12 @@ def bleu(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Corpus
     _check_counts(hypotheses, *references)
     metric = _bleu()
     score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
-    return CorpusScore(min(score, 100.0), str(metric.get_signature()))  # its geometric mean ends at 100.00000000000004
+    # The score is cut at 100 because sacrebleu's geometric mean can give 100.00000000000004.
+    return CorpusScore(min(score, 100.0), str(metric.get_signature()))
 
 
 class BleuCounts:
-    """What corpus BLEU is computed from: counts that add up over sentences, batches and ranks.
+    """The counts from which corpus BLEU is computed. They can be summed over sentences, batches and ranks.
 
     >>> counts = BleuCounts()
     >>> counts.add(["the cat sat on the mat"], ["the cat sat on the mat"])
@@ -64,19 +65,20 @@ class BleuCounts:
     """
 
     SIZE = 10
+    """How many counts there are."""
 
     def __init__(self, values: Sequence[float] | None = None) -> None:
         self.values = [0.0] * self.SIZE if values is None else list(values)
-        """Matching n-grams of 1 to 4 words, all n-grams likewise, words of hypotheses and of references."""
+        """Matching n-grams of 1 to 4 words, all n-grams of 1 to 4 words, words of hypotheses, words of references."""
 
     def add(self, hypotheses: Sequence[str], references: Sequence[str]) -> None:
-        """Count in some sentences and their references, tokenised as `bleu` does."""
+        """Add the counts of some sentences and their references, tokenised as in `bleu`."""
         found = _bleu().corpus_score(list(hypotheses), [list(references)])
         counted = [*found.counts, *found.totals, found.sys_len, found.ref_len]
         self.values = [sum(pair) for pair in zip(self.values, counted, strict=True)]
 
     def score(self) -> float:
-        """BLEU in 0..100, as `bleu` has it for all that was counted."""
+        """BLEU in 0..100, as `bleu` would give it for all counted sentences."""
         numbers = [int(value) for value in self.values]
         metric = _bleu()
         score = metric.compute_bleu(

@@ -1,4 +1,4 @@
-"""AdamW with the weight decay where it belongs: on matrices, not on embeddings, gains and offsets."""
+"""AdamW, with weight decay on matrices and none on embeddings, gains and offsets."""
 
 from typing import Any
 
@@ -9,17 +9,19 @@ from regard.errors import ArgumentError
 from regard.nn import LearnedPositions, TokenEmbedding
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, TokenEmbedding, LearnedPositions)
+"""Modules whose weights are embeddings, so that they do not decay."""
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
+"""Devices on which torch has a fused AdamW."""
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
     """Split the trainable parameters by kind: matrices decay; embeddings, gains and offsets do not.
 
-    A matrix shared between an embedding and a linear layer counts as an embedding. Each group is a list
-    of (name, parameter), as optimizers take them, so that a checkpoint can name what it holds.
+    A matrix that an embedding and a linear layer share counts as an embedding. Each group is a list of
+    (name, parameter) pairs, which optimizers accept, so that a checkpoint can name its tensors.
 
     Raises:
-        ArgumentError: the model has nothing to train.
+        ArgumentError: the model has no parameter that can be trained.
 
     >>> model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3))
     >>> [[name for name, _ in group["params"]] for group in parameter_groups(model, weight_decay=0.1)]
@@ -45,12 +47,12 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
 ) -> torch.optim.AdamW:
-    """AdamW over `parameter_groups`, in one fused pass where the device has one.
+    """AdamW over `parameter_groups`, in one fused pass if torch has one for the device.
 
-    The learning rate is left to the schedule, which the training loop asks at every step.
+    The learning rate comes from the schedule: the training loop sets it at every step.
 
     Raises:
-        ArgumentError: the model has nothing to train.
+        ArgumentError: the model has no parameter that can be trained.
 
     Source: Loshchilov and Hutter 2019 (arXiv 1711.05101); betas and eps of Vaswani et al. 2017, section 5.3.
 

@@ -1,4 +1,4 @@
-"""Cross-entropy from what stands before the output layer, so that a batch's logits never exist all at once."""
+"""Cross-entropy from the input of the output layer, so that the logits of a batch never exist all at once."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from regard.nn.linear import by_onednn
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
 
 ROWS_OF_A_PRODUCT = 512
-"""Rows whose logits exist at a time: fewer make the matrix products slower, more make them no faster."""
+"""Rows whose logits exist at a time: with fewer rows the matrix products are slower, with more they are not faster."""
 
 
 def output_cross_entropy(
@@ -27,16 +27,17 @@ def output_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """`cross_entropy(output(hidden), targets, ...)` as the pair (total, count), in less time and memory.
 
-    Only rows that have a target are multiplied, 512 at a time. Where a gradient is wanted, the gradients of `hidden`
-    and of the layer are computed with the loss, from logits that are still in the cache; going back scales them. Under
-    autocast the products are in its dtype; the softmax is in float32 (float64 for float64), and so is the sum of the
-    weight's gradient.
+    Only rows that have a target are multiplied, 512 at a time. If a gradient is needed, the gradients of `hidden` and
+    of the layer are computed together with the loss, while the logits are still in the cache; the backward pass only
+    scales them. Under autocast the products are in its dtype. The softmax is in float32 (float64 for float64), and so
+    is the sum of the weight's gradient.
 
-    To be passed to a model as its `loss`, which it calls with its last layer's output and its output layer.
+    This function can be passed to a model as its `loss`: the model calls it with the output of its last layer and
+    with its output layer.
 
     Args:
-        hidden: what the output layer reads.
-        output: the layer that makes logits of it.
+        hidden: the input of the output layer.
+        output: the layer that computes the logits.
         targets: indices in 0..V-1, or `ignore_index` where there is nothing to predict.
         ignore_index: the padding index, which has no loss and no gradient.
         label_smoothing: the share e in 0..1 of the target's mass that is spread over all V.
@@ -59,7 +60,7 @@ def output_cross_entropy(
         raise ShapeError(
             f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)}: one target a row of hidden needed"
         )
-    if torch.compiler.is_compiling():  # rows with a target are counted by looking, which a graph cannot
+    if torch.compiler.is_compiling():  # the number of rows with a target depends on values, which a graph cannot read
         loss = cross_entropy(output(hidden), targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
         return loss.total, loss.count
     flat, live = hidden.reshape(-1, hidden.shape[-1]), (targets != ignore_index).reshape(-1)
@@ -75,7 +76,7 @@ def output_cross_entropy(
 
 
 class _OutputCrossEntropy(torch.autograd.Function):
-    """The sum over rows, and on the way forward its gradients for a gradient of 1 of the sum."""
+    """The sum over rows. Its forward also computes the gradients, for a sum whose own gradient is 1."""
 
     @staticmethod
     def forward(
@@ -91,7 +92,7 @@ class _OutputCrossEntropy(torch.autograd.Function):
         precise = torch.promote_types(dtype, torch.float32)
         total = weight.new_zeros((), dtype=precise)
         factors = hidden.to(dtype), weight.to(dtype)
-        # What many products add up to is summed in float32 at least, whatever the weights are in.
+        # A sum of many products is taken in at least float32, for weights of any dtype.
         grads = [torch.empty_like(hidden), torch.zeros_like(weight, dtype=precise)] if wanted else None
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=precise)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -112,21 +113,21 @@ class _OutputCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        is_one = can_look(grad) and float(grad) == 1.0  # as `total.backward()` has it
+        is_one = can_look(grad) and float(grad) == 1.0  # as after `total.backward()`
         found = ctx.saved_tensors if is_one else [g * grad.to(g.dtype) for g in ctx.saved_tensors]
         hidden, weight, *bias = found
         return hidden, weight, bias[0] if bias else None, None, None, None, None
 
 
 def _to_gradient(logits: Tensor, targets: Tensor, smoothing: float, precise: torch.dtype, wanted: bool) -> Tensor:
-    """The summed loss of rows of logits, which become softmax(z) - (1 - e) * onehot - e / V if that is wanted."""
+    """The summed loss of rows of logits. If `wanted`, the logits become softmax(z) - (1 - e) * onehot - e / V."""
     total = logits.new_zeros((), dtype=precise)
     for start in range(0, len(logits), ROWS_AT_A_TIME):
         rows = slice(start, start + ROWS_AT_A_TIME)
         z = logits[rows].to(precise)
         top, hit = z.amax(1), z.gather(1, targets[rows])
         mean = z.mean(1) if smoothing else 0.0
-        # In place where it may be: the largest weight is exp(max - lse), and at least 1 / V.
+        # The softmax overwrites z. The lse then follows from the largest weight, which is exp(max - lse) >= 1 / V.
         weights = torch.softmax(z, -1, out=z)
         lse = top - weights.amax(1).log()
         total += (lse - (1 - smoothing) * hit[:, 0] - smoothing * mean).sum()
@@ -144,7 +145,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """`total += x @ y`, summed in the dtype of the total."""
+    """Do `total += x @ y`, summed in the dtype of the total."""
     if total.dtype == x.dtype:
         with by_onednn():
             total.addmm_(x, y)

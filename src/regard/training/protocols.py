@@ -1,4 +1,4 @@
-"""What the training loop is handed: batches, a loss, a validation."""
+"""The interfaces of what the training loop is given: batches, a loss, a validation."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -11,17 +11,17 @@ B = TypeVar("B")
 
 
 class BatchSize(NamedTuple):
-    """How large a batch is: its tokens, and its places including padding."""
+    """How large a batch is: the number of its tokens, and of its places including padding."""
 
     tokens: int
     places: int
 
 
 class Batches(Protocol[B]):
-    """Training data in an order that depends on nothing but the epoch."""
+    """Training data in an order that depends on the epoch alone."""
 
     def epoch(self, epoch: int, start: int) -> Iterator[B]:
-        """This rank's batches of a pass over the data from index `start` on; every rank has as many."""
+        """This rank's batches of one pass over the data, from index `start` on. All ranks have equally many."""
         ...
 
     def size(self, batch: B) -> BatchSize:
@@ -30,6 +30,7 @@ class Batches(Protocol[B]):
 
 
 Loss = Callable[[nn.Module, Any], LossSum]
-
+"""Computes the summed loss of a model on one batch."""
 
 Validate = Callable[[], Mapping[str, float]]
+"""Computes the metrics of the model on the validation data, by name."""

@@ -1,4 +1,4 @@
-"""Every random generator that training may touch, as tensors that a checkpoint can hold."""
+"""The states of all random generators that training may use, as tensors that a checkpoint can hold."""
 
 import random
 from typing import Any
@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NONE = float("nan")  # "no second Gaussian is waiting", which neither generator can say in a tensor
+_NONE = float("nan")
+"""It means that no second Gaussian number is waiting: a tensor cannot hold None."""
 
 
 def seed_everything(seed: int, *, rank: int = 0) -> None:
@@ -19,7 +20,7 @@ def seed_everything(seed: int, *, rank: int = 0) -> None:
 
 
 def get_random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of torch's, numpy's and Python's generators, and the device's own if it is a GPU.
+    """The states of the generators of torch, numpy and Python, and of the device if it is a GPU.
 
     >>> state = get_random_state(torch.device("cpu"))
     >>> first = torch.rand(1)
@@ -42,12 +43,13 @@ def get_random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what `get_random_state` returned."""
+    """Restore the states that `get_random_state` returned."""
     *keys, position, has_gauss = state["numpy"].tolist()
     cached = state["numpy_gauss"].item()
     gauss = state["python_gauss"].item()
     words: tuple[Any, ...] = tuple(state["python"].tolist())
-    torch.set_rng_state(state["torch"].clone())  # a row of a larger tensor makes torch 2.13 read elsewhere, and crash
+    # The clone is needed: given a row of a larger tensor, torch 2.13 reads at a wrong address and crashes.
+    torch.set_rng_state(state["torch"].clone())
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     random.setstate((3, words, None if gauss != gauss else gauss))
     if "cuda" in state and device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step: no object, no state, so a resumed run cannot disagree with itself.
+"""Learning rates as pure functions of the step. They have no state, so a resumed run gets the same rates again.
 
 Steps count from 1: the first update of the parameters is step 1.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from regard.errors import ArgumentError
 
 Schedule = Callable[[int], float]
+"""The learning rate as a function of the step."""
 
 
 def constant(peak: float) -> Schedule:

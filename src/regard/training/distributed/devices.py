@@ -1,4 +1,4 @@
-"""Where training runs and in which precision; lightning-fabric does the carrying."""
+"""The devices on which training runs, and its precision; lightning-fabric moves the tensors."""
 
 import os
 from typing import Any, Literal
@@ -10,21 +10,23 @@ from regard.training.distributed.rendezvous import meet
 from regard.training.distributed.sharding import shard
 
 Precision = Literal["auto", "float32", "bf16"]
+"""The precision of matrix products in training; see `start_fabric`."""
 Strategy = Literal["auto", "ddp", "fsdp"]
+"""How much of the model each rank holds; see `start_fabric`."""
 
 
 def start_fabric(device: str = "auto", precision: Precision = "auto", strategy: Strategy = "auto") -> Any:
-    """A launched `lightning_fabric.Fabric` for this process, or for all that `torchrun` started.
+    """A launched `lightning_fabric.Fabric` for this process, or for all processes that `torchrun` started.
 
     Args:
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" or "mps".
         precision: "float32", "bf16" (autocast; parameters stay float32), or "auto": bf16 where the
             processor multiplies it faster.
-        strategy: what the ranks that `torchrun` started hold of a model: "ddp" and "auto" all of it, "fsdp" a
-            share of it and of its optimizer.
+        strategy: how much of a model each rank holds if `torchrun` started several: with "ddp" and "auto" all of it,
+            with "fsdp" a share of it and of its optimizer.
 
     Raises:
-        ArgumentError: the device is unknown or not here.
+        ArgumentError: the device is unknown or not on this machine.
         MissingExtraError: lightning-fabric is not installed.
     """
     try:
@@ -48,7 +50,7 @@ def start_fabric(device: str = "auto", precision: Precision = "auto", strategy: 
 def has_whole_model(fabric: Any) -> bool:
     """Whether this process has all of the model's weights, so that it can use the model without the other ranks.
 
-    So it is alone, and with DDP; what shards the weights needs every rank for every call.
+    This is true for one process, and with DDP. Strategies that share out the weights need all ranks for every call.
     """
     from lightning_fabric.strategies.ddp import DDPStrategy
 
@@ -71,7 +73,7 @@ def find_device(name: str) -> torch.device:
     """The device of that name; "auto" takes a GPU if there is one.
 
     Raises:
-        ArgumentError: the device is unknown or not here.
+        ArgumentError: the device is unknown or not on this machine.
 
     >>> find_device("cpu")
     device(type='cpu')
@@ -93,9 +95,9 @@ def find_device(name: str) -> torch.device:
 
 
 def choose_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
-    """What "auto" means on a device: bf16 where its multiplications are faster, by what the processor says.
+    """The precision for a device. "auto" means bf16 if the processor says that it multiplies bf16 faster.
 
-    Not by a measurement: a resumed run must choose the same again.
+    The choice does not depend on a measurement, because a resumed run must make the same choice again.
 
     >>> choose_precision("bf16", torch.device("cpu"))
     'bf16'
@@ -108,5 +110,5 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
 
 
 def _cpu_multiplies_bf16() -> bool:
-    # AVX-512 alone emulates bf16 at a third of the speed of float32 (measured); AMX runs it 3.5 times faster.
+    # With AVX-512 alone, bf16 is emulated at a third of the speed of float32 (measured); AMX is 3.5 times faster.
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()

@@ -1,4 +1,4 @@
-"""The processes of one training, and what they tell one another besides gradients."""
+"""The processes of one training, and what they exchange besides gradients."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those of a training.
+    """This process as one of the processes of a training.
 
     >>> Ranks().gather(lambda: {"rows": 3})
     [{'rows': 3}]
@@ -23,25 +23,26 @@ class Ranks:
     rank: int = 0
     """The number of this process, from 0."""
     world_size: int = 1
-    """How many there are."""
+    """The number of processes."""
     device: torch.device | str = "cpu"
-    """Where tensors must be that they exchange."""
+    """The device on which they exchange tensors."""
 
     @classmethod
     def of(cls, fabric: Any) -> "Ranks":
-        """Those of a launched `lightning_fabric.Fabric`."""
+        """The ranks of a launched `lightning_fabric.Fabric`."""
         return cls(fabric.global_rank, fabric.world_size, fabric.device)
 
     def gather(self, work: Callable[[], Any]) -> list[Any]:
-        """Do some work on every rank, and tell each what all of them answered, in the order of the ranks.
+        """Call `work` on every rank, and return the answers of all, in the order of the ranks.
 
-        Every rank must call it. It returns once all have answered, so that it is a barrier too.
+        Every rank must call this method. It returns when all ranks have answered, so it is a barrier too.
 
         Args:
-            work: answers something that JSON can hold.
+            work: returns something that JSON can hold.
 
         Raises:
-            OSError: the first one of any rank, raised on all: none waits for a rank that gave up.
+            OSError: `work` raised it on some rank. All ranks then raise one, so that none waits for a rank that gave
+                up.
         """
         if self.world_size == 1:
             return [work()]
@@ -62,9 +63,10 @@ class Ranks:
         return [one["answer"] for one in found]
 
     def share_out(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """Every `world_size`-th item, and whether it counts: every rank gets as many.
+        """Every `world_size`-th item, and whether it counts. All ranks get equally many items.
 
-        A model whose weights are shared out computes on all ranks or on none.
+        They must, because a model whose weights are shared out can only compute on all ranks together. At the end a
+        rank may get an item that another rank has too; it then does not count.
 
         >>> [list(Ranks(rank, 2).share_out("abc")) for rank in range(2)]
         [[('a', True), ('c', True)], [('b', True), ('c', False)]]
@@ -74,14 +76,14 @@ class Ranks:
             yield group[min(self.rank, len(group) - 1)], self.rank < len(group)
 
     def wait_for_the_first(self) -> None:
-        """Wait for rank 0, for days if it takes so long; other waits end after half an hour, as one of them is dead."""
+        """Wait for rank 0, for up to 7 days. Other waits end after half an hour: a silent rank then counts as dead."""
         if self.world_size > 1:
             group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=7))
             torch.distributed.barrier(group)
             torch.distributed.destroy_process_group(group)
 
     def _exchange(self, content: bytes) -> list[bytes]:
-        """Bytes of every rank; as tensors, since torch would pickle anything else."""
+        """The bytes of every rank. They are sent as tensors, because torch would pickle anything else."""
         sizes = self._all(torch.tensor([len(content)], device=self.device))
         padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=self.device)
         padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -95,3 +97,4 @@ class Ranks:
 
 
 ALONE = Ranks()
+"""A single process."""

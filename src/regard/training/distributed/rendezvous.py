@@ -1,8 +1,8 @@
-"""Processes that `torchrun` starts again find one another, and not the addresses that dead ones left.
+"""Processes that `torchrun` restarts find one another, instead of the addresses of dead processes.
 
-Torch 2.13's `torchrun` keeps one store for all restarts, in which ranks leave their addresses under names that do
-not tell one start from the next (pytorch/pytorch#135712): restarted ranks connect to dead ones. Here the ranks of
-a start agree on a name of their own first.
+The `torchrun` of torch 2.13 keeps one store for all restarts. Ranks leave their addresses there under names that are
+the same for every start (pytorch/pytorch#135712), so restarted ranks connect to dead ones. Here the ranks of one
+start first agree on a name for this start.
 """
 
 import json
@@ -13,19 +13,23 @@ from typing import Any
 
 import torch
 
+from regard.errors import RendezvousError
+
 PATIENCE_SECONDS = 1800.0
+"""How long a rank waits for the others."""
 PAUSE_SECONDS = 0.02
+"""The pause between two looks into the store."""
 
 
 def meet(device: torch.device) -> None:
-    """Join the processes of this start, if `torchrun` started them and none has been joined yet.
+    """Join the processes of this start, if `torchrun` started them and this process has not joined them yet.
 
     Raises:
-        TimeoutError: the others did not come within half an hour.
+        RendezvousError: the others did not come within half an hour.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or torch.distributed.is_initialized():
         return
-    distributed: Any = torch.distributed  # whose stores its type hints do not know
+    distributed: Any = torch.distributed  # the type hints of torch do not know its stores
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = distributed.TCPStore(address, port, world_size, is_master=False)
@@ -38,19 +42,20 @@ def meet(device: torch.device) -> None:
 
 
 def agree(store: Any, rank: int, world_size: int) -> str:
-    """A name that all ranks of this start have, and no rank of any other.
+    """A name on which all ranks of this start agree, and which no other start has.
 
-    Every rank says that it is here, under a name that it has just made up. The first one lists whom it sees, under a
-    new name for all; whoever finds itself in the list takes that name and says so. What dead ranks left is in no list
-    that the living accept.
+    Every rank writes into the store that it is here, with a random name of its own. Rank 0 writes a list of the names
+    that it sees, together with a random name for the start. A rank that finds its own name in the list accepts the
+    name of the start and confirms it. Names that dead ranks left behind do no harm: no living rank accepts a list that
+    has such a name in its place.
 
     Args:
-        store: what the ranks share, a `torch.distributed.Store`; it may hold what earlier starts left.
+        store: the `torch.distributed.Store` that the ranks share; it may hold entries of earlier starts.
         rank: the number of this process.
-        world_size: how many there are.
+        world_size: the number of processes.
 
     Raises:
-        TimeoutError: the others did not come within half an hour.
+        RendezvousError: the others did not come within half an hour.
     """
     mine, deadline = uuid.uuid4().hex, time.monotonic() + PATIENCE_SECONDS
     others = range(1, world_size)
@@ -67,4 +72,7 @@ def agree(store: Any, rank: int, world_size: int) -> str:
                 store.set(f"regard/agreed/{start['name']}/{rank}", "")
                 return str(start["name"])
         time.sleep(PAUSE_SECONDS)
-    raise TimeoutError(f"rank {rank} waited {PATIENCE_SECONDS:.0f} seconds for the other {world_size - 1} ranks")
+    raise RendezvousError(
+        f"rank {rank} waited {PATIENCE_SECONDS:.0f} seconds for the other {world_size - 1} ranks: see why they did not "
+        "start, and start all of them again"
+    )

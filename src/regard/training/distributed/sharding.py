@@ -1,4 +1,4 @@
-"""Models of which every rank holds a share: torch's fully sharded data parallelism (FSDP2), and what goes with it."""
+"""Models of which every rank holds a share, by torch's fully sharded data parallelism (FSDP2)."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from regard.training.distributed.tensor_files import Place, SavedTensor, whole
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model's stacks, which are the module lists that it has itself.
+    """The layers of a model's stacks. The stacks are the module lists among its direct children.
 
     >>> layers(nn.Sequential(nn.Embedding(3, 2), nn.ModuleList([nn.Linear(2, 2), nn.Tanh()])))
     [Linear(in_features=2, out_features=2, bias=True), Tanh()]
@@ -25,10 +25,10 @@ def layers(model: nn.Module) -> list[nn.Module]:
 def shard(model: nn.Module, mesh: Any) -> nn.Module:
     """Share out the rows of every parameter, in place: a whole layer exists only while it computes.
 
-    What is outside the layers (embeddings and output, tied or not) is gathered together.
+    The parameters outside the layers (embeddings and output, tied or not) are gathered together.
 
     Args:
-        model: with the same weights on every rank.
+        model: it has the same weights on every rank.
         mesh: the ranks, a `DeviceMesh` of one dimension.
 
     Source: Zhao et al. 2023 (arXiv:2304.11277); torch's `fully_shard`.
@@ -40,17 +40,17 @@ def shard(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 def shard_module(module: nn.Module, mesh: Any) -> None:
-    """Share out a layer, or what is left of a model when its layers are; one that is shared out already stays so."""
+    """Share out a layer, or the rest of a model after its layers; do nothing if the module is shared out already."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     if not isinstance(module, FSDPModule):
-        # The root as well, which torch would leave whole after forward: between two passes there are shares only.
+        # By default torch leaves the root whole after the forward pass. Here it holds only shares between two passes.
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
 @contextmanager
 def layers_shared_out(fabric: Any) -> Iterator[None]:
-    """Share out the layers of models that are built inside, one by one, if `fabric` is to share models out."""
+    """Share out each layer of a model that is built inside the block, if the strategy of `fabric` shares models out."""
     mesh = getattr(fabric.strategy, "device_mesh", None)
     if mesh is None:
         yield
@@ -61,7 +61,7 @@ def layers_shared_out(fabric: Any) -> Iterator[None]:
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Within it every rank holds all of a model that is shared out, so that each can use any part of it by itself."""
+    """Let every rank hold the whole model while the block runs, so that each rank can use any part of it alone."""
     parts: list[Any] = [module for module in model.modules() if hasattr(module, "unshard")]
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)
@@ -75,10 +75,10 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 
 def follow(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Give an optimizer that was made before its model was shared out the parameters that are there now.
+    """Give the optimizer the present parameters of a model that was shared out after the optimizer was made.
 
     Raises:
-        ArgumentError: its parameters have no names.
+        ArgumentError: the optimizer's parameters have no names.
     """
     current = dict(model.named_parameters())
     for group in optimizer.param_groups:
@@ -88,9 +88,10 @@ def follow(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 def placed_as(model: nn.Module) -> Place:
-    """How this rank reads a checkpoint: of what belongs to a parameter that is shared out, its own rows.
+    """A function that reads this rank's part of a checkpoint: of a parameter that is shared out, only its own rows.
 
-    "name" and "name:quantity" belong to the parameter `name`, if they have its shape; all else is read whole.
+    The tensors "name" and "name:quantity" belong to the parameter `name` if they have its shape. All others are read
+    whole.
     """
     own = {name: value for name, value in model.state_dict().items() if is_shared_out(value)}
 
@@ -105,6 +106,6 @@ def placed_as(model: nn.Module) -> Place:
 
 
 def total_norm(tensors: Iterable[Tensor]) -> float:
-    """The length of all tensors together; where they are shared out, of all their shares."""
+    """The Euclidean norm of all tensors together; if they are shared out, the norm over all shares."""
     norm: Any = torch.nn.utils.get_total_norm(tensors)
     return float(norm.full_tensor() if is_shared_out(norm) else norm)

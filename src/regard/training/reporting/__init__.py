@@ -1,1 +1,1 @@
-"""What is told of a training while it runs."""
+"""Reports of a training while it runs."""

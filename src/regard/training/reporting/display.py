@@ -1,4 +1,4 @@
-"""Training as one watches it: a live line in a terminal, plain lines anywhere else."""
+"""The progress of a training on the screen: live lines in a terminal, plain lines in any other file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from regard.training.reporting.events import Callback, Event, Finished, Saved, S
 
 @contextmanager
 def watching(file: IO[str]) -> Iterator[Callback]:
-    """A callback that shows progress on `file`: live if it is a terminal, else a line an event.
+    """A callback that shows progress on `file`: live if it is a terminal, otherwise one line for each event.
 
     Raises:
         MissingExtraError: `file` is a terminal and rich is not installed.
@@ -22,12 +22,12 @@ def watching(file: IO[str]) -> Iterator[Callback]:
     live = LiveProgress(file)
     try:
         yield live
-    finally:  # the terminal is left as it was, also when training stops with an error
+    finally:  # the terminal is restored, also when training stops with an error
         live.close()
 
 
 class PlainLines:
-    """A callback that prints a line an event.
+    """A callback that prints one line for each event.
 
     >>> import sys
     >>> show = PlainLines(sys.stdout)
@@ -59,7 +59,7 @@ class PlainLines:
 
 
 class LiveProgress:
-    """A callback that keeps two live lines at the foot of a terminal, with validations scrolling above them.
+    """A callback that keeps two live lines at the foot of a terminal; validations scroll above them.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -95,12 +95,12 @@ class LiveProgress:
                     self._live.console.print(line, highlight=False)
 
     def close(self) -> None:
-        """Leave the last lines where they are and give the terminal back."""
+        """Leave the last lines where they are, and release the terminal."""
         self._live.stop()
 
 
 def describe_step(event: Stepped) -> str:
-    """One report in words.
+    """One report of the training, in words.
 
     >>> describe_step(Stepped(step=20, epoch=0, loss=2.5, learning_rate=1e-3, gradient_norm=1.0,
     ...                  tokens_per_second=12345.6, padding_share=0.051, seconds_left=75.4))
@@ -114,7 +114,7 @@ def describe_step(event: Stepped) -> str:
 
 
 def describe_milestone(event: Event) -> str:
-    """A validation, a batch passed over or an end in words; nothing for what need not be told."""
+    """A validation, a skipped batch or the end of the training, in words; empty for all other events."""
     match event:
         case Validated():
             figures = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
@@ -131,7 +131,7 @@ def describe_milestone(event: Event) -> str:
 
 
 def _skipped(event: Finished) -> str:
-    """How many batches were passed over, if any were."""
+    """How many batches were skipped, in words; empty if none was."""
     count = event.skipped_batches
     return f"; {count:,} {'batch' if count == 1 else 'batches'} passed over" if count else ""
 

@@ -1,4 +1,4 @@
-"""What the training loop tells those who watch it: plain values, so that watching cannot change a result."""
+"""The events that the training loop reports. They are plain values, so that a callback cannot change a result."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """Training begins, or goes on after `step` steps."""
+    """Training begins, or resumes after `step` steps."""
 
     step: int
     total_steps: int
@@ -15,48 +15,48 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stepped:
-    """Some updates were made; means are over the steps since the last of these events."""
+    """Some updates were made. All means are over the steps since the last event of this kind."""
 
     step: int
     epoch: int
     loss: float
-    """Mean training loss, nats a token (with label smoothing, if it is trained with)."""
+    """The mean training loss, in nats per token, including label smoothing if there is any."""
     learning_rate: float
     gradient_norm: float
-    """Of the last step, before clipping."""
+    """The length of the gradient of the last step, before clipping."""
     tokens_per_second: float
-    """Source and target tokens on all ranks, padding not counted."""
+    """Source and target tokens on all ranks, without padding."""
     padding_share: float
-    """Padding among all places in the batches, 0..1."""
+    """The share of padding among all places in the batches, 0..1."""
     seconds_left: float
-    """Until the last step, at the speed so far."""
+    """The time until the last step, at the speed so far."""
     skipped_batches: int = 0
-    """Batches passed over since the run began, because their loss or gradient was not a number."""
+    """Batches skipped since the run began, because their loss or gradient was NaN or infinite."""
     memory_bytes: int = 0
-    """Resident memory of this process now."""
+    """The present resident memory of this process."""
     device_memory_bytes: int = 0
-    """The most that tensors took on the GPU so far; 0 without one."""
+    """The most memory that tensors used on the GPU so far; 0 without a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipped:
-    """An update was not made, since the loss or the gradient of its batches is NaN or infinite."""
+    """An update was not made, because the loss or the gradient of its batches is NaN or infinite."""
 
     step: int
-    """The step that it would have been; the next batches are used for it."""
+    """The number that the step would have had; the next batches are used for this step."""
     epoch: int
     first: int
-    """The index of its first batch in that pass over the data."""
+    """The index of its first batch in this pass over the data."""
     last: int
     """The index of its last batch."""
     reason: str
     in_a_row: int
-    """How many updates were not made since the last that was, this one counted."""
+    """How many updates in a row were not made, including this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validated:
-    """The validation data was scored."""
+    """The model was scored on the validation data."""
 
     step: int
     metrics: Mapping[str, float]
@@ -70,7 +70,7 @@ class Saved:
 
     step: int
     which: str
-    """best, last, or the name of a model that is kept."""
+    """It is "best", "last", or the name of a model that is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +80,10 @@ class Finished:
     step: int
     reason: Literal["steps", "patience"]
     skipped_batches: int = 0
-    """Batches passed over in all of the run."""
+    """Batches skipped in the whole run."""
 
 
 Event = Started | Stepped | Skipped | Validated | Saved | Finished
+"""Anything that the training loop reports."""
 Callback = Callable[[Event], None]
+"""Called with every event."""

@@ -1,4 +1,4 @@
-"""What a run leaves behind to be looked at later: a line of JSON an event, and TensorBoard's files."""
+"""The logs that a run leaves behind: a file with one line of JSON for each event, and the files of TensorBoard."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,16 +15,16 @@ from regard.training.reporting.events import Event, Saved, Skipped, Started, Ste
 
 
 class MetricsFile:
-    """A callback that appends one JSON object a line: what was trained, and what was validated.
+    """A callback that appends one line of JSON for each report, skipped update and validation.
 
-    A run that resumes from step n forgets the lines after n, which will be written again.
+    A run that resumes from step n removes the lines after step n, because they will be written again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def __call__(self, event: Event) -> None:
-        """Write one event, at once: a killed run keeps its history."""
+        """Write one event immediately, so that a killed run keeps its history."""
         match event:
             case Started():
                 self._forget_after(event.step)
@@ -52,7 +52,7 @@ class MetricsFile:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line; infinity for one that was cut short by a kill, or damaged."""
+    """The step of a line; infinity for a line that is damaged, or that was cut short when the process was killed."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -60,15 +60,15 @@ def _step_of(line: bytes) -> float:
 
 
 Pictures = Callable[[], Mapping[str, npt.NDArray[np.uint8]]]
-"""Draws pictures (height, width, 3) of a model as it is now, by name."""
+"""Draws pictures (height, width, 3) of a model in its present state, by name."""
 
 
 class TensorBoard:
     """A callback that writes every figure as a TensorBoard scalar, and pictures at every validation.
 
     Args:
-        folder: where event files go; a resumed run adds one.
-        pictures: what is drawn, if anything.
+        folder: the folder of the event files; a resumed run adds one file.
+        pictures: draws the pictures, if any are wanted.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
@@ -88,7 +88,7 @@ class TensorBoard:
         """Write one event."""
         match event:
             case Started():
-                # Scalars after the step that a run resumes from are hidden by purge_step.
+                # purge_step hides scalars that were written after the step from which a run resumes.
                 self._writer = self._make_writer(str(self._folder), purge_step=event.step + 1)
             case Stepped():
                 self._add("train", asdict(event), event.step)

@@ -1,4 +1,4 @@
-"""How much memory training takes, as the operating system and the GPU count it."""
+"""The memory that training uses, as the operating system and the GPU count it."""
 
 import os
 
@@ -6,7 +6,7 @@ import torch
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process now; on systems without /proc the most that it had; 0 if nobody knows.
+    """The present resident memory of this process; without /proc its peak so far; 0 if the system does not tell.
 
     >>> resident_bytes() > 10_000_000
     True
@@ -24,11 +24,11 @@ def _peak_resident_bytes() -> int:
     except ImportError:  # Windows
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if os.uname().sysname == "Darwin" else peak * 1024  # the one counts in bytes, the others in KiB
+    return peak if os.uname().sysname == "Darwin" else peak * 1024  # macOS counts in bytes, other systems in KiB
 
 
 def device_peak_bytes(device: torch.device) -> int:
-    """The most that tensors took on a GPU since the process began; 0 on other devices.
+    """The most memory that tensors used on a GPU since the process began; 0 on other devices.
 
     >>> device_peak_bytes(torch.device("cpu"))
     0

@@ -1,4 +1,4 @@
-"""How fast training goes. Nothing here belongs to its result, so nothing here is in a checkpoint."""
+"""The speed of training. It is no part of the result, so it is in no checkpoint."""
 
 import time
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Meter:
-    """Speed and padding since the last report, and seconds a step since the start."""
+    """Speed and padding since the last report, and the seconds per step since the start."""
 
     started: float = field(default_factory=time.perf_counter)
     window_started: float = field(default_factory=time.perf_counter)
@@ -21,12 +21,12 @@ class Meter:
         self.places += places
 
     def pause(self, seconds: float) -> None:
-        """Leave out time that was not training: validation and checkpoints."""
+        """Exclude time that was not training, but validation or the writing of checkpoints."""
         self.started += seconds
         self.window_started += seconds
 
     def read(self) -> tuple[float, float, float]:
-        """Tokens a second, padding share, seconds a step; begins a new window."""
+        """Return tokens per second, padding share and seconds per step, and begin a new window."""
         now = time.perf_counter()
         speed = self.tokens / max(now - self.window_started, 1e-9)
         padding = 1 - self.tokens / max(self.places, 1)

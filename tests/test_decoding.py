@@ -5,7 +5,6 @@ import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jaxtyping
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.generation import beam as decoding
 from regard.generation.beam import Beam, beam_search
 from regard.generation.greedy import greedy
 from regard.generation.protocol import Hypothesis
@@ -513,34 +511,3 @@ def test_sources_and_lengths_must_fit(search: Callable[..., object], monkeypatch
         search(Table(4), source, lengths[:4], **LIMITS, max_steps=5)
     with pytest.raises(ArgumentError, match=r"got \(6,\) and \(5,\)"):
         search(Table(4), source[0], lengths, **LIMITS, max_steps=5)
-
-
-@settings(max_examples=60)
-@given(
-    vocab=st.integers(1, 700), sources=st.integers(1, 4), rows=st.integers(1, 4), count=st.integers(1, 9),
-    seed=st.integers(0, 9), dead=st.booleans(), dtype=st.sampled_from([torch.float32, torch.float64]),
-    few=st.sampled_from([0, decoding.FEW]),
-)  # fmt: skip
-def test_the_largest_are_those_of_a_whole_sort(
-    vocab: int, sources: int, rows: int, count: int, seed: int, dead: bool, dtype: torch.dtype, few: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(sources * rows, vocab, generator=generator, dtype=dtype)
-    offsets = torch.randn(sources, rows, generator=generator, dtype=dtype)
-    if dead:
-        offsets[:, 1:] = -torch.inf
-        values[values < -1] = -torch.inf
-    with mock.patch.object(decoding, "FEW", few):
-        found, places = decoding._largest(values, offsets, count)
-    whole = (values.view(sources, rows, vocab) + offsets[..., None]).view(sources, -1)
-    assert torch.equal(found, whole.sort(descending=True)[0][:, :count])
-    assert torch.equal(whole.gather(1, places), found)
-    assert all(len(set(row)) == len(row) for row in places.tolist())
-
-
-@given(vocab=st.integers(1, 400), seed=st.integers(0, 9))
-def test_of_equal_logits_greedy_takes_the_first(vocab: int, seed: int) -> None:
-    values = torch.randint(0, 3, (5, vocab), generator=torch.Generator().manual_seed(seed)).float()
-    for few in (0, decoding.FEW):
-        with mock.patch.object(decoding, "FEW", few):
-            assert torch.equal(decoding._largest(values, None, 1)[1], values.max(-1, keepdim=True)[1])

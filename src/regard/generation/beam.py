@@ -1,4 +1,4 @@
-"""Greedy and beam search, and sampling, over any model that can start, step and reorder."""
+"""Beam search: the most probable continuations of several hypotheses at once."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -19,13 +19,7 @@ from regard.generation.protocol import (
     mean_over_heads,
     worth_leaving,
 )
-
-FEW = 1 << 16
-"""So few numbers are looked at one by one; see `_largest`."""
-
-
-CHUNK = 64
-"""Neighbours among a row's numbers whose largest is looked at first; see `_largest`."""
+from regard.mechanisms.fast_topk import largest_of_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +152,7 @@ class _Hypotheses:
         """
         running, vocab_size = len(self.sources), gains.shape[1]
         # Of 2K candidates at least K do not end, since each row ends in one way only.
-        scores, index = _largest(gains, self.live, 2 * self.size)
+        scores, index = largest_of_groups(gains, self.live, 2 * self.size)
         first = torch.arange(running, device=index.device)[:, None] * self.size
         parents, chosen = first + index // vocab_size, index % vocab_size
         ends = chosen == self.eos_id
@@ -228,40 +222,3 @@ def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> tuple[list
         row = parents[row]
         path.append(row)
     return tokens[::-1], path[::-1]
-
-
-def _largest(
-    values: Float[Tensor, "N V"], offsets: Float[Tensor, "A K"] | None, count: int
-) -> tuple[Float[Tensor, "A C"], Int[Tensor, "A C"]]:
-    """The largest of the K * V numbers of each source, from the largest down, and their places among these.
-
-    K rows make a source, and each has an offset that is added; without offsets each row is one. The C largest
-    stand in the C chunks whose largest are largest, and only those are looked through: `topk` and `max` of whole
-    rows go number by number, and the maxima of chunks many at a time.
-    """
-    if offsets is None:
-        offsets = values.new_zeros(len(values), 1)
-    sources, rows = offsets.shape
-    vocab_size, chunks = values.shape[1], values.shape[1] // CHUNK
-    if values.numel() < FEW or chunks * rows < 2 * count:
-        return _first(torch.add(values.view(sources, rows, -1), offsets[..., None]).view(sources, -1), count)
-    parts = values[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
-    offset = offsets.reshape(-1, 1)
-    _, best = _first((parts.amax(-1) + offset).view(sources, -1), count)
-    row, chunk = best // chunks, best % chunks
-    at = (torch.arange(0, sources * rows, rows, device=values.device)[:, None] + row, chunk)
-    found = (parts[at] + offsets.gather(1, row)[..., None]).view(sources, -1)
-    places = row * vocab_size + chunk * CHUNK
-    if rest := vocab_size - chunks * CHUNK:
-        # What is left at the end of each row is looked through whatever it is.
-        found = torch.cat([found, (values[:, -rest:] + offset).view(sources, -1)], 1)
-    largest, index = _first(found, count)
-    inside = places.gather(1, (index // CHUNK).clamp(max=best.shape[1] - 1)) + index % CHUNK
-    if rest:
-        after = index - best.shape[1] * CHUNK
-        inside = torch.where(after < 0, inside, (after // rest + 1) * vocab_size - rest + after % rest)
-    return largest, inside
-
-
-def _first(values: Float[Tensor, "A M"], count: int) -> tuple[Tensor, Tensor]:
-    return values.max(-1, keepdim=True) if count == 1 else values.topk(min(count, values.shape[-1]), dim=-1)

@@ -6,18 +6,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.generation.beam import _largest
 from regard.generation.filters import Constraint, Progress
 from regard.generation.protocol import (
     Decodable,
     Hypothesis,
-    check_source,
-    first_tokens,
     log_probabilities,
     mean_over_heads,
     worth_leaving,
 )
-from regard.generation.sampling import spread
+from regard.generation.steps import steps
+from regard.mechanisms.fast_topk import largest
 
 
 @torch.no_grad()
@@ -56,35 +54,32 @@ def greedy(
     >>> 1 <= len(found[0].tokens) <= 7, found[0].score < 0
     (True, True)
     """
-    check_source(source, source_lengths, max_steps)
-    count, state = len(source), model.start(source, source_lengths)
-    rows = torch.arange(count, device=source.device)
-    tokens, ended = first_tokens(rows, bos_id), torch.zeros_like(rows, dtype=torch.bool)
-    # Of all sources, and of those that still run: a step then touches no row by its number.
-    answers, scores = tokens.new_full((count, max_steps), eos_id), torch.zeros(count, device=source.device)
-    found, score = answers.clone(), scores
-    attended = []
-    for step in range(max_steps):
-        logits, alignment, state = model.step(state, tokens)
-        gains, best = _largest(log_probabilities(logits, constraints, Progress(rows, found[:, :step])), None, 1)
-        tokens = best[:, 0]
-        found[:, step] = tokens
-        score = score + gains[:, 0].masked_fill(ended, 0.0)
-        if alignments and alignment is not None:
-            attended.append(spread(mean_over_heads(alignment), rows, count))
-        ended = ended | (tokens == eos_id)
-        left = len(rows) - int(ended.sum())
-        if not left:
-            break
-        if worth_leaving(len(rows), left):
-            answers[rows], scores = found, scores.to(score.dtype).index_copy(0, rows, score)
-            running = (~ended).nonzero()[:, 0]
-            state = model.reorder(state, running)
-            rows, tokens, ended, found, score = (x[running] for x in (rows, tokens, ended, found, score))
-    answers[rows], scores = found, scores.to(score.dtype).index_copy(0, rows, score)
+
+    def take(logits: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
+        gains = log_probabilities(logits, constraints, progress)
+        tokens = largest(gains, 1)
+        return tokens[:, 0], gains.gather(1, tokens)[:, 0]
+
+    count, columns, attended = len(source), [], []
+    scores = torch.zeros(count, device=source.device)
+    for step in steps(
+        model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=take,
+        is_worth_leaving=worth_leaving,
+    ):  # fmt: skip
+        columns.append(_spread(step.tokens, step.rows, count, fill=eos_id))
+        scores = scores + _spread(step.gains.masked_fill(step.ended, 0.0), step.rows, count)
+        if alignments and step.alignment is not None:
+            attended.append(_spread(mean_over_heads(step.alignment), step.rows, count))
     whole = torch.stack(attended, 1) if attended else None
     hypotheses = []
-    for n, (sentence, total) in enumerate(zip(answers.tolist(), scores.tolist(), strict=True)):
+    for n, (sentence, total) in enumerate(zip(torch.stack(columns, 1).tolist(), scores.tolist(), strict=True)):
         kept = sentence[: sentence.index(eos_id) + 1] if eos_id in sentence else sentence
         hypotheses.append(Hypothesis(kept, total, None if whole is None else whole[n, : len(kept)]))
     return hypotheses
+
+
+def _spread(values: Tensor, rows: Tensor, count: int, *, fill: int = 0) -> Tensor:
+    """`values` at the places `rows` of `count`, which are in order; `fill` elsewhere."""
+    if len(rows) == count:
+        return values
+    return values.new_full((count, *values.shape[1:]), fill).index_copy_(0, rows, values)

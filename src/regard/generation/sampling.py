@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.generation.filters import Constraint, Filter, Progress, constrain
-from regard.generation.protocol import Decodable, Hypothesis, check_source, first_tokens, precise
+from regard.generation.protocol import Decodable, Hypothesis, precise
+from regard.generation.steps import steps
 
 
 class Sampled(NamedTuple):
@@ -44,25 +45,21 @@ def sample_steps(
     >>> 1 <= len([int(step.tokens[0]) for step in steps]) <= 3
     True
     """
-    check_source(source, source_lengths, max_steps)
-    state, rows = model.start(source, source_lengths), torch.arange(len(source), device=source.device)
-    tokens = first_tokens(rows, bos_id)
-    written = tokens[:, None][:, :0]
-    for _ in range(max_steps):
-        logits, _, state = model.step(state, tokens)
-        logits, progress = precise(logits), Progress(rows, written, None if before is None else before[rows])
+
+    def draw(logits: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
+        logits = precise(logits)
         changed = constrain(logits, constraints, progress)
         for change in filters:
             changed = change(changed, progress)
-        tokens = torch.multinomial(changed.softmax(-1), 1, generator=generator)[:, 0]
-        yield Sampled(rows, tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
-        running = (tokens != eos_id).nonzero()[:, 0]
-        if not len(running):
-            return
-        written = torch.cat([written, tokens[:, None]], 1)
-        if len(running) < len(rows):
-            state = model.reorder(state, running)
-            rows, tokens, written = rows[running], tokens[running], written[running]
+        tokens = torch.multinomial(changed.softmax(-1), 1, generator=generator)
+        return tokens[:, 0], logits.log_softmax(-1).gather(1, tokens)[:, 0]
+
+    # A text that has ended is left at once, so that it takes no random numbers.
+    for step in steps(
+        model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=draw,
+        is_worth_leaving=lambda running, left: left < running, before=before,
+    ):  # fmt: skip
+        yield Sampled(step.rows, step.tokens, step.gains)
 
 
 def sample(
@@ -117,8 +114,3 @@ def sample(
             tokens[row].append(token)
             scores[row] += gain
     return [Hypothesis(written, score) for written, score in zip(tokens, scores, strict=True)]
-
-
-def spread(values: Tensor, rows: Tensor, count: int) -> Tensor:
-    """`values` at the places `rows` of `count`; zeros elsewhere."""
-    return values.new_zeros(count, *values.shape[1:]).index_copy_(0, rows, values)

@@ -224,7 +224,7 @@ class _Ranked:
 
     def add(self, values: Tensor, first: Tensor) -> None:
         """One more tile: candidates (cells, t, n), and the keys with which their chunks begin."""
-        if self.waiting and self.waiting[0][0].shape[-1] != values.shape[-1]:
+        if self.waiting and [t.shape[-1] for t in self.waiting[0]] != [values.shape[-1], first.shape[-1]]:
             self._decide()
         self.waiting.append((values, first))
         if sum(v.shape[0] * v.shape[1] for v, _ in self.waiting) >= RANKED_ROWS:

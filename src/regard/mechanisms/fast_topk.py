@@ -1,19 +1,27 @@
-"""The k largest of each row, faster than `torch.topk`, which is slow on the CPU for rows of a few hundred numbers.
+"""The k largest numbers of each row, faster than `torch.topk`, which looks at the numbers of a row one by one.
 
-The k largest numbers stand in those k chunks whose maxima are the largest. So the chunks are chosen first, and then the
-numbers among those of the chosen chunks, in the same way. In the end a row of about a hundred numbers is left. NumPy's
-vectorized sort orders these together with their places, when both are packed into one number.
+The k largest numbers stand in those k chunks whose maxima are the largest. So the chunks are chosen first, since maxima
+are found many at a time; then the numbers are chosen among those of the chosen chunks, in the same way. Short rows are
+left in the end. If these are few, `torch.topk` takes them. If they are many, NumPy's vectorized sort is faster: it
+orders the numbers together with their places, when both are packed into one number.
 """
 
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.mechanisms.transforms import can_look
 
+MANY = 64
+"""The rows that take longer than the additional calls of torch that a choice in more steps needs."""
 CHUNKS = {1024: 32, 128: 8}
-"""From a length of a row to the size of its chunks (a power of 2), for rows that are longer than this length."""
+"""Of many rows: from a length of a row to the size of its chunks (a power of 2), for rows longer than this length."""
+WIDE = 64
+"""The size of the chunks of few rows, of rows in groups, and where only the largest number of each row is wanted."""
+FEW = 1 << 16
+"""The numbers from which wide chunks are worth their calls of torch."""
 SORTED = 256
 """The longest row that is sorted whole."""
 ABOVE = 2.0**128
@@ -34,6 +42,8 @@ class Candidates(NamedTuple):
 def largest(values: Tensor, k: int) -> Tensor:
     """The places of the k largest along the last dimension, the largest first. The result is exact and has no gradient.
 
+    Of equal numbers, k = 1 gives the first.
+
     >>> largest(torch.tensor([[3.0, 1.0, 4.0, 1.5]]), 2)
     tensor([[2, 0]])
     """
@@ -41,18 +51,47 @@ def largest(values: Tensor, k: int) -> Tensor:
     return _places(rows, k).view(*values.shape[:-1], k)
 
 
+def largest_of_groups(
+    values: Float[Tensor, "N V"], offsets: Float[Tensor, "G M"], k: int
+) -> tuple[Float[Tensor, "G C"], Int[Tensor, "G C"]]:
+    """The k largest of the M * V numbers of each group, the largest first, and their places among these numbers.
+
+    M rows make a group, and each row has an offset that is added to all its numbers. The sums are made for candidates
+    alone. C is k, or M * V if that is less.
+
+    >>> values, places = largest_of_groups(torch.tensor([[1.0, 5.0], [2.0, 3.0]]), torch.tensor([[0.0, 4.0]]), 2)
+    >>> values, places
+    (tensor([[7., 6.]]), tensor([[3, 2]]))
+    """
+    (groups, members), length = offsets.shape, values.shape[-1]
+    k, count = min(k, members * length), length // WIDE
+    if values.numel() < FEW or members * count < 2 * k:
+        return _top(torch.add(values.view(groups, members, -1), offsets[..., None]).view(groups, -1), k)
+    chunks, offset = values[:, : count * WIDE].unflatten(1, (count, WIDE)), offsets.reshape(-1, 1)
+    _, chosen = _top((chunks.amax(-1) + offset).view(groups, -1), k)
+    member, chunk = chosen // count, chosen % count
+    row = torch.arange(0, groups * members, members, device=values.device)[:, None] + member
+    found = (chunks[row, chunk] + offsets.gather(1, member)[..., None]).view(groups, -1)
+    rest, first = length % WIDE, member * length + chunk * WIDE
+    if rest:
+        # The numbers that do not fill a chunk are always candidates.
+        found = torch.cat([found, (values[:, -rest:] + offset).view(groups, -1)], 1)
+    top, where = _top(found, k)
+    places = first.gather(1, (where // WIDE).clamp(max=k - 1)) + where % WIDE
+    if rest:
+        behind = where - k * WIDE
+        places = torch.where(behind < 0, places, (behind // rest + 1) * length - rest + behind % rest)
+    return top, places
+
+
 def candidates(rows: Tensor, k: int) -> Candidates:
     """The k chunks of each row (rows, n) whose maxima are the largest; a short row is one chunk."""
-    length = rows.shape[-1]
-    chunk = next((chunk for above, chunk in CHUNKS.items() if length > above and length // chunk >= 2 * k), length)
-    if chunk == length:
+    length, chunk = rows.shape[-1], _chunk_size(len(rows), rows.shape[-1], k)
+    if not chunk:
         return Candidates(rows, torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device))
     count = length // chunk
-    neighbours = rows[:, : count * chunk].reshape(-1, chunk)
     chosen = _places(_chunk_maxima(rows[:, : count * chunk], chunk), k)
-    starts = torch.arange(0, len(neighbours), count, device=rows.device)[:, None]
-    values = neighbours.index_select(0, (starts + chosen).view(-1)).view(-1, k * chunk)
-    first = chosen * chunk
+    values, first = _chunks(rows, chunk, chosen), chosen * chunk
     if rest := length - count * chunk:
         # The numbers that do not fill a chunk are always candidates.
         tail = torch.nn.functional.pad(rows[:, -rest:], (0, chunk - rest), value=torch.finfo(rows.dtype).min)
@@ -70,8 +109,17 @@ def places_of(found: Candidates, where: Tensor) -> Tensor:
 
 
 def _places(rows: Tensor, k: int) -> Tensor:
+    if not _chunk_size(len(rows), rows.shape[-1], k):
+        return _sorted(rows, k) if _is_sortable(rows, k) else _top(rows, k)[1]
     found = candidates(rows, k)
-    return _sorted(rows, k) if found.values is rows else places_of(found, _places(found.values, k))
+    return places_of(found, _places(found.values, k))
+
+
+def _chunk_size(rows: int, length: int, k: int) -> int:
+    """The size of the chunks that rows are cut into; 0 where whole rows are looked at."""
+    if rows < MANY or k == 1:
+        return WIDE if rows * length >= FEW and length // WIDE >= 2 * k else 0
+    return next((chunk for above, chunk in CHUNKS.items() if length > above and length // chunk >= 2 * k), 0)
 
 
 def _chunk_maxima(rows: Tensor, chunk: int) -> Tensor:
@@ -81,9 +129,30 @@ def _chunk_maxima(rows: Tensor, chunk: int) -> Tensor:
     return rows.unflatten(-1, (-1, chunk)).amax(-1)
 
 
+def _chunks(rows: Tensor, chunk: int, chosen: Tensor) -> Tensor:
+    """The numbers (rows, k * chunk) of the chosen chunks of each row."""
+    count = rows.shape[-1] // chunk
+    if rows.shape[-1] == count * chunk and rows.is_contiguous():
+        starts = torch.arange(0, len(rows) * count, count, device=rows.device)[:, None]
+        return rows.view(-1, chunk).index_select(0, (starts + chosen).view(-1)).view(len(rows), -1)
+    # Slower, but without a copy of all rows.
+    each = torch.arange(len(rows), device=rows.device)[:, None]
+    return rows[:, : count * chunk].unflatten(-1, (count, chunk))[each, chosen].flatten(1)
+
+
+def _top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row and their places, by torch's own functions."""
+    return rows.max(-1, keepdim=True) if k == 1 else rows.topk(k, -1)
+
+
+def _is_sortable(rows: Tensor, k: int) -> bool:
+    """Whether `_sorted` can order the rows, and does so faster than `_top`."""
+    is_short = rows.shape[-1] <= SORTED and rows.dtype == torch.float32
+    return k > 1 and is_short and len(rows) >= MANY and can_look(rows)
+
+
 def _sorted(rows: Tensor, k: int) -> Tensor:
-    if rows.dtype != torch.float32 or not can_look(rows) or rows.shape[-1] > SORTED:
-        return rows.topk(k, -1).indices
+    """The places of the k largest of each row, from NumPy's sort."""
     # Infinity has no free bits for a place.
     packed = rows.double().nan_to_num_(nan=ABOVE, posinf=ABOVE, neginf=-ABOVE)
     packed.view(torch.int64).bitwise_or_(torch.arange(rows.shape[-1]))

@@ -12,13 +12,13 @@ from regard.inspection.capture.multi_head_calls import (
     observe_function,
     observe_module,
 )
-from regard.inspection.capture.regard_calls import observe as observe_regard
-from regard.inspection.capture.sdpa_calls import observe as observe_sdpa
+from regard.inspection.capture.regard_calls import observe_attention
+from regard.inspection.capture.sdpa_calls import observe_sdpa
 from regard.inspection.capture.softmax_calls import observe_product, observe_softmax
 
 OBSERVERS = Observers(
     functions={
-        attention: observe_regard,
+        attention: observe_attention,
         F.scaled_dot_product_attention: observe_sdpa,
         F.multi_head_attention_forward: observe_function,
         F.softmax: observe_softmax,

@@ -41,7 +41,7 @@ class Own(ObservedCall):
         return Reading(factors, verify=verify, grows=call.sizes.queries < call.sizes.keys)
 
 
-def observe(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_attention(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `regard.attention` with its weights, which the thread's watches get."""
     # Asking for the weights changes neither the output's bits nor the kernel that makes it.
     attended = attention(*args, **{**kwargs, "return_weights": True})

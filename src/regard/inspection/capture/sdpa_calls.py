@@ -140,7 +140,7 @@ def _arguments(
     return dict(locals())
 
 
-def observe(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_sdpa(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run F.scaled_dot_product_attention, and hand its arguments and its kernel's lse to the thread's watches."""
     with KernelLse() as kernel:
         output = func(*args, **kwargs)

@@ -12,7 +12,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.maps import files
 from regard.maps.call_source import source_of_call
 from regard.maps.derived_sources import SelectionSource, StackSource, WeightedSource, average, require_alike
-from regard.maps.indexing import expand_ellipsis, positions
+from regard.maps.indexing import expand_ellipsis, is_integer, positions
 from regard.maps.products import product, transposed_product
 from regard.maps.statistics_of_map import DENSE_LIMIT_BYTES, MapStatistics
 from regard.maps.summary_source import SummarySource, joined_steps
@@ -60,9 +60,9 @@ class AttentionMap(MapStatistics):
             for i, n, name in zip(pair, self.shape[-2:], ("query", "key"), strict=True)
         )
         weights = chosen.block(rows, columns)
-        if isinstance(pair[0], int):
+        if is_integer(pair[0]):
             weights = weights[..., 0, :]
-        return weights[..., 0] if isinstance(pair[1], int) else weights
+        return weights[..., 0] if is_integer(pair[1]) else weights
 
     def _choose_leading(self, lead: tuple[Any, ...]) -> "AttentionMap":
         if all(isinstance(i, slice) and i == slice(None) for i in lead):
@@ -70,7 +70,7 @@ class AttentionMap(MapStatistics):
         cells = torch.arange(math.prod(self.leading), device=self.device).view(self.leading)
         try:
             cells = cells[lead]
-        except IndexError as error:
+        except (IndexError, TypeError, RuntimeError) as error:
             raise ShapeError(f"cannot index a map {tuple(self.shape)} by {lead}: {error}") from error
         return AttentionMap(self.source.choose(cells.reshape(-1), tuple(cells.shape)))
 

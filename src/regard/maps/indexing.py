@@ -1,7 +1,10 @@
 """What stands between the brackets of `map[...]`."""
 
+import operator
+import reprlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,19 +27,45 @@ def expand_ellipsis(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
     return (*index[:at], *fill, *index[at + len(dots) :])
 
 
+def is_integer(index: Any) -> bool:
+    """Whether an index names one row: an integer of Python, of NumPy, or a tensor of one integer without dimensions.
+
+    >>> import numpy
+    >>> is_integer(3), is_integer(numpy.int64(3)), is_integer(torch.tensor(3)), is_integer(True)
+    (True, True, True, False)
+    """
+    if isinstance(index, bool | np.bool_) or (
+        isinstance(index, Tensor | np.ndarray) and (index.ndim or index.dtype in (torch.bool, np.bool_))
+    ):
+        return False
+    try:
+        operator.index(index)
+    except TypeError:
+        return False
+    return True
+
+
 def positions(index: Any, length: int, name: str, device: torch.device) -> range | Tensor:
     """Rows or columns as a range or a 1-D tensor of positions from 0.
 
     Raises:
         ShapeError: an index out of range, or of another kind.
     """
-    if isinstance(index, int):
-        index = torch.tensor([index], device=device)
-    elif isinstance(index, slice):
+    if isinstance(index, slice):
         where = range(*index.indices(length))
         return where if where.step == 1 else torch.tensor(list(where), dtype=torch.long, device=device)
-    index = torch.as_tensor(index, device=device)
-    if index.dtype == torch.bool and index.shape == (length,):
+    if is_integer(index):
+        index = [operator.index(index)]
+    given = index
+    try:
+        # (An empty list would become a tensor of float32.)
+        index = torch.as_tensor(
+            index, device=device, dtype=torch.long if isinstance(given, list) and not given else None
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"a {name} index must be integers or bools, got {reprlib.repr(given)}") from error
+    if index.dtype in (torch.bool, torch.uint8) and index.shape == (length,):
+        # torch takes tensors of uint8 for masks, too.
         index = index.nonzero().squeeze(-1)
     if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
         raise ShapeError(

@@ -78,7 +78,7 @@ def groups(source: Source) -> Iterator[tuple[range, list[range]]]:
     limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, count * source.queries * a_row // 8))
     few, rows = tile_shape(count, source.queries, a_row, budget=limit, few_rows=TILE_ROWS)
     # As many tiles, but of the same number of cells.
-    few = -(-count // -(-count // few))
+    few = max(1, -(-count // max(1, -(-count // few))))
     cuts = list(_cuts(source, few, rows, limit))
     for cells in ranges(count, few):
         yield cells, cuts

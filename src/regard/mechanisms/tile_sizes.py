@@ -41,8 +41,10 @@ def tile_shape(cells: int, rows: int, row_size: int, *, budget: int, few_rows: i
 def ranges(length: int, step: int) -> Iterator[range]:
     """The numbers from 0 to `length` - 1 in ranges of `step` numbers; the last range may be shorter.
 
-    >>> list(ranges(5, 2))
-    [range(0, 2), range(2, 4), range(4, 5)]
+    Of no numbers there is one empty range, so that an empty batch is one tile without cells: its answers have shapes.
+
+    >>> list(ranges(5, 2)), list(ranges(0, 2))
+    ([range(0, 2), range(2, 4), range(4, 5)], [range(0, 0)])
     """
-    for start in range(0, length, step):
+    for start in range(0, max(length, 1), step):
         yield range(start, min(start + step, length))

@@ -192,7 +192,7 @@ class Documents(Mask):
         ids = _per_sequence(self.ids, sizes, sizes.queries, "document ids of queries", device)
         key_ids = _per_sequence(self.key_ids, sizes, sizes.keys, "document ids of keys", device)
         # The ends of documents are values, and no graph may depend on values; numpy cannot read torch.func's tensors.
-        if not has_values(ids) or in_transform("Vmap", "Jvp", "Grad"):
+        if not has_values(ids) or not ids.numel() or in_transform("Vmap", "Jvp", "Grad"):
             return Documents(ids, key_ids)
         return Documents(ids, key_ids, _Places.of(ids.cpu(), key_ids.cpu()))
 

@@ -18,7 +18,9 @@ class SelectedMask(Mask):
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """The answer of the mask for the chosen batch and head."""
-        return self.mask.allowed(self.batches[batch], self.heads[batch], query, key)
+        if {"batch", "head"} & self.mask.depends_on():
+            batch, head = self.batches[batch], self.heads[batch]
+        return self.mask.allowed(batch, head, query, key)
 
     def depends_on(self) -> frozenset[str]:
         """The axes of the mask, where the head has become the batch."""

@@ -1,0 +1,99 @@
+"""What may stand between the brackets of a map, against the dense tensor; and maps of no sequence at all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.errors import ShapeError
+
+INDICES: dict[str, Any] = {
+    "integers of NumPy": (0, 1, np.int64(3), np.int32(-1)),
+    "a tensor of one integer": (0, 1, torch.tensor(3)),
+    "leading integers of NumPy": np.int64(1),
+    "an empty list": (0, 1, []),
+    "a list": (0, 1, [0, 2]),
+    "an array": (0, 1, np.array([0, 2])),
+    "a list of bools": (0, 1, [True, False, True, False, True]),
+    "an array of bools": (0, 1, np.array([True, False, True, False, True])),
+    "uint8, which torch takes for a mask": (0, 1, torch.tensor([1, 0, 1, 0, 1], dtype=torch.uint8)),
+    "a range": (0, 1, [0, 1]),
+    "a step": (0, 1, slice(None, None, 2)),
+    "a column": (0, 1, slice(None), np.int64(2)),
+    "no head": (slice(None), []),
+}
+
+
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+def test_an_index_means_what_it_means_for_a_tensor(index: Any) -> None:
+    q = torch.randn(2, 3, 5, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    found = weights[index]
+    dense = found.dense() if isinstance(found, regard.AttentionMap) else found
+    same = tuple(i.bool() if isinstance(i, Tensor) and i.dtype == torch.uint8 else i for i in index) if isinstance(
+        index, tuple
+    ) else index  # fmt: skip
+    torch.testing.assert_close(dense, weights.dense()[same])
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ((0, 1, 7), r"query index must be in \[-5, 5\), got \[7\]"),
+        ((0, 1, 1.0), "query index must be an integer"),
+        ((0, 1, True), "query index must be an integer"),
+        ((0, 1, 0, "x"), "key index must be integers or bools, got 'x'"),
+        (("x",), "cannot index a map"),
+        ((0, 1, torch.tensor([1, 0], dtype=torch.uint8), [[1]]), "key index must be an integer, a slice, or a 1-D"),
+    ],
+)
+def test_other_indices_are_refused(index: Any, message: str) -> None:
+    q = torch.randn(2, 3, 5, 4)
+    with pytest.raises(ShapeError, match=message):
+        regard.attention(q, q, q, return_weights=True).weights[index]
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "fused": {},
+    "causal": {"mask": regard.causal()},
+    "tiled": {"backend": "tiled"},
+    "reference": {"backend": "reference"},
+    "sigmoid": {"normalization": regard.Sigmoid()},
+    "Gaussian": {"score": regard.Gaussian(1.0)},
+    "lengths": {"mask": regard.lengths(torch.zeros(0, dtype=torch.long))},
+    "documents": {"mask": regard.documents(torch.zeros(0, 5, dtype=torch.long))},
+    "offsets": {"mask": regard.causal(torch.zeros(0, dtype=torch.long))},
+    "bias": {"mask": regard.causal(), "bias": torch.zeros(5, 5)},
+    "dropout": {"dropout": 0.1},
+}
+QUESTIONS: dict[str, tuple[Callable[[regard.AttentionMap, Tensor], Tensor], tuple[int, ...]]] = {
+    "dense": (lambda m, x: m.dense(), (5, 5)),
+    "product": (lambda m, x: m @ x, (5, 4)),
+    "transposed product": (lambda m, x: m.mT @ x, (5, 4)),
+    "received": (lambda m, x: m.received(), (5,)),
+    "entropy": (lambda m, x: m.entropy(), (5,)),
+    "participation": (lambda m, x: m.participation(), (5,)),
+    "distance": (lambda m, x: m.distance(), (5,)),
+    "max": (lambda m, x: m.max(), (5,)),
+    "argmax": (lambda m, x: m.argmax(), (5,)),
+    "topk": (lambda m, x: m.topk(2).values, (5, 2)),
+    "quantile_mass": (lambda m, x: m.quantile_mass(0.5), (5,)),
+    "pooled": (lambda m, x: m.pooled(2, 3), (2, 3)),
+    "singular_values": (lambda m, x: m.singular_values(1).values, (1,)),
+}
+
+
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("leading", [(0, 2), (0,)])
+def test_maps_of_no_sequence_answer_with_shapes(options: dict[str, Any], leading: tuple[int, ...]) -> None:
+    q = torch.randn(*leading, 5, 4, requires_grad=True)
+    output, weights = regard.attention(q, q, q, return_weights=True, **options)
+    assert output.shape == q.shape
+    output.sum().backward()
+    assert q.grad is not None
+    for name, (ask, tail) in QUESTIONS.items():
+        assert ask(weights, q.detach()).shape == (*leading, *tail), name

@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, never half of each, whatever happens while they are written."""
+"""Files that are replaced in one step: after any failure a file is either the old one or the new one, and whole."""
 
 import json
 import os
@@ -13,18 +13,19 @@ from regard.errors import RunFolderError
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to that takes the place of `path` in one step, once the block has ended without an error.
+    """A file to write to, which replaces `path` in one step when the block has ended without an error.
 
-    A reader sees the old file or the new one, also after a power cut: the bytes go to a temporary name in the same
-    folder and to the disk (fsync) before the name changes, and the folder is synced last, so that the new name
-    survives too. If anything fails, the temporary file is removed and whatever was at `path` stays. A process that is
-    killed leaves the temporary file; `is_temporary` knows it by its name.
+    A reader sees the old file or the new one, also after a power cut. The bytes are written under a temporary name in
+    the same folder and forced to the disk (fsync); then the file is renamed, and the folder is synced last, so that
+    the new name survives too. If anything fails, the temporary file is removed and the file at `path` stays as it
+    was. A process that is killed leaves the temporary file, which `is_temporary` recognises by its name.
 
     Raises:
-        OSError: no such folder, no permission, no space; it names `path` where the system names nothing.
+        OSError: the folder does not exist, cannot be written to, or the disk is full. The error names `path` if the
+            system names no file.
     """
     target = Path(path)
-    # The number of a thread is that of no other on the machine; the first thread's is that of the process.
+    # No two threads on the machine have the same number; the number of the first thread is that of its process.
     temporary = target.with_name(f".{target.name}.{threading.get_native_id()}.tmp")
     try:
         with naming(target), temporary.open("wb") as file:
@@ -36,7 +37,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Put `content` at `path` in one step, as `replacing` does; text in UTF-8.
+    """Put `content` at `path` in one step, as `replacing` does; text is encoded in UTF-8.
 
     Raises:
         OSError: the disk is full or the folder cannot be written to.
@@ -46,7 +47,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
 
 
 def to_disk(file: BinaryIO) -> None:
-    """Return when all that was written is on the disk.
+    """Return when everything that was written to the file is on the disk.
 
     Raises:
         OSError: the disk is full.
@@ -56,7 +57,7 @@ def to_disk(file: BinaryIO) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a file that is whole, and on the disk, its name in the same folder; whatever had that name is replaced.
+    """Give a file, which is whole and on the disk, a new name in the same folder. A file of that name is replaced.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -68,7 +69,7 @@ def rename(source: Path, target: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name a file in errors that do not: the system reports a full disk without the name of the file."""
+    """Add the name of a file to errors without one: the system reports a full disk without naming a file."""
     try:
         yield
     except OSError as error:
@@ -78,7 +79,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file is what a killed process left of one that it was writing.
+    """Whether a file, by its name, is a temporary file that a killed process left behind.
 
     >>> is_temporary(Path("run/.config.json.4711.tmp")), is_temporary(Path("run/notes.tmp"))
     (True, False)
@@ -114,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in a folder durable: a rename lives in the folder, not in the file."""
+    """Make the names in a folder durable: a rename changes the folder, not the file."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""One process at a time: two that write to the same files would take turns in replacing each other's."""
+"""Locks that let one process at a time write to some files: two would overwrite each other's files by turns."""
 
 import os
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from regard.errors import RunFolderError
 
 @contextmanager
 def locked(folder: Path, *, refusal: str) -> Iterator[None]:
-    """Keep other processes that ask for the same out of `folder` while the block runs.
+    """Keep out other processes that lock the same `folder`, while the block runs.
 
-    The lock is the operating system's, on the folder itself: it leaves no file, and ends with the process however
-    that ends.
+    The operating system locks the folder itself. So the lock leaves no file, and it ends when the process ends in any
+    way.
 
     Raises:
-        RunFolderError: another process has the lock; it says `refusal`.
+        RunFolderError: another process has the lock; the message is `refusal`.
 
     >>> with locked(Path("."), refusal="somebody is here"), locked(Path("."), refusal="somebody is here"):
     ...     pass
@@ -34,12 +34,12 @@ def locked(folder: Path, *, refusal: str) -> Iterator[None]:
 
 
 def lock(descriptor: int, *, refusal: str) -> None:
-    """Lock a file or folder that is open, until it is closed or the process ends.
+    """Lock an open file or folder, until it is closed or the process ends.
 
-    On disks that have no such locks (some network disks), nobody is kept out.
+    Some network disks have no such locks; there nobody is kept out.
 
     Raises:
-        RunFolderError: another process has the lock; it says `refusal`.
+        RunFolderError: another process has the lock; the message is `refusal`.
     """
     try:
         is_ours = lock_descriptor(descriptor, blocking=False)

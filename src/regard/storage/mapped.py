@@ -1,5 +1,7 @@
-"""Files of numbers that are memory-mapped: the numbers, a footer in JSON that says how to read them, its length, a
-signature. A file that was cut short has no signature, and is told from one that is whole without reading it.
+"""Memory-mapped files of numbers.
+
+Such a file holds the numbers, a footer in JSON that says how to read them, the length of the footer, and a signature.
+A file that was cut short has no signature, so it is recognised without reading all of it.
 """
 
 import json
@@ -13,18 +15,21 @@ import numpy.typing as npt
 from regard.errors import RunFolderError
 
 SIGNATURE = b"regard01"
+"""The last bytes of every whole file."""
 TAIL_BYTES = 8 + len(SIGNATURE)
+"""The size of the footer's length and the signature together."""
 ADVICE = "delete it to have it made again"
+"""What the error messages tell the user to do with a damaged file."""
 
 
 class Footer(Protocol):
-    """What a file says of the numbers before it: a dataclass of what JSON can hold."""
+    """The description of the numbers in a file: a dataclass whose fields JSON can hold."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def numbers_bytes(self) -> int:
-        """How many bytes come before the footer, if it is that of this file."""
+        """How many bytes the numbers have according to this footer. In a whole file so many come before it."""
         ...
 
 
@@ -32,13 +37,13 @@ F = TypeVar("F", bound=Footer)
 
 
 def write_footer(file: IO[bytes], footer: Footer) -> None:
-    """Write what comes after the numbers."""
+    """Write everything that comes after the numbers: the footer, its length and the signature."""
     written = file.write(json.dumps(asdict(footer)).encode())
     file.write(written.to_bytes(8, "little") + SIGNATURE)
 
 
 def open_mapped(path: Path, footer_type: type[F]) -> tuple[npt.NDArray[np.uint8], F]:
-    """The bytes before the footer, not yet read, and the footer.
+    """The bytes before the footer, which are mapped but not yet read, and the footer.
 
     Raises:
         RunFolderError: the file is absent, cut short, another program's, or has another footer.
@@ -47,7 +52,7 @@ def open_mapped(path: Path, footer_type: type[F]) -> tuple[npt.NDArray[np.uint8]
         raw = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
     except FileNotFoundError:
         raise RunFolderError(f"expected tokenised text at {path}, got no such file; build it first") from None
-    except (OSError, ValueError) as error:  # an empty file is a ValueError
+    except (OSError, ValueError) as error:  # an empty file raises a ValueError
         raise RunFolderError(f"expected tokenised text at {path}, cannot map it ({error}); {ADVICE}") from None
     if raw[-len(SIGNATURE) :].tobytes() != SIGNATURE:
         raise RunFolderError(
@@ -58,7 +63,7 @@ def open_mapped(path: Path, footer_type: type[F]) -> tuple[npt.NDArray[np.uint8]
     try:
         footer = footer_type(**json.loads(raw[-TAIL_BYTES - footer_bytes : -TAIL_BYTES].tobytes()))
         fits = footer.numbers_bytes == len(numbers)
-    except (ValueError, TypeError):  # no JSON, no object, other fields, or values of other types
+    except (ValueError, TypeError):  # it is no JSON, no object, or has other fields or types
         fits = False
     if not fits:
         raise RunFolderError(f"expected a footer that fits {path}, got damaged bytes; {ADVICE}")

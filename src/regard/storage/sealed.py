@@ -1,4 +1,4 @@
-"""JSON objects that know whether they are still what was written: with a checksum of their own content inside."""
+"""Sealed files: JSON objects with a checksum of their own content, which shows whether they were altered."""
 
 import json
 import zlib
@@ -10,11 +10,13 @@ from regard.errors import RunFolderError
 from regard.storage.atomic import read_json, write_json
 
 SEAL = "crc32"
+"""The key of the checksum in the object."""
 _CHUNK_BYTES = 2**20
+"""The bytes that are read at a time to compute the checksum of a file."""
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as `write_json` does, with the checksum of what it says.
+    """Write `value` as `write_json` does, together with the checksum of its content.
 
     Raises:
         OSError: the disk is full or the folder cannot be written to.
@@ -45,7 +47,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def sealed_text(path: Path) -> str:
-    """What a sealed file says, as text to search in; nothing if it is absent, damaged or has no checksum."""
+    """The content of a sealed file, as text to search in; empty if it is absent, damaged or has no checksum."""
     try:
         return json.dumps(read_sealed(path)) if SEAL in read_json(path) else ""
     except RunFolderError:
@@ -53,10 +55,10 @@ def sealed_text(path: Path) -> str:
 
 
 def checksum_of_file(path: Path) -> dict[str, int | str]:
-    """The size and the checksum of a file, read a piece at a time.
+    """The size and the checksum of a file, which is read in pieces.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     size = crc = 0
     for chunk in _chunks(path):

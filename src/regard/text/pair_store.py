@@ -1,7 +1,7 @@
-"""Tokenised pairs on disk, memory-mapped, so that a corpus may be larger than memory.
+"""Tokenised pairs in a memory-mapped file, so that a corpus may be larger than the memory.
 
-One file: the tokens of source 0, target 0, source 1, target 1, ... in a row; the positions where each of
-them begins; a footer in JSON that says how to read these; the footer's length and a signature.
+The file holds the tokens of source 0, target 0, source 1, target 1, ... in a row; then the positions at which each of
+these begins; then a footer in JSON that says how to read them; then the footer's length and a signature.
 """
 
 import shutil
@@ -23,15 +23,17 @@ from regard.text.tokenizers import Tokenizer
 
 T = TypeVar("T")
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+"""The tokens of one sentence."""
 TokenCounts = npt.NDArray[np.int32]
+"""The number of tokens of each sentence."""
 
-# Pairs tokenised and written at a time: what bounds the memory, and feeds the tokenizer's threads.
 CHUNK_PAIRS = 4096
+"""Pairs that are tokenised and written at a time: few enough to fit in memory, enough for the tokenizer's threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairFooter:
-    """What a file of pairs says of itself."""
+    """The description of a file of pairs."""
 
     dtype: str
     tokens_bytes: int
@@ -40,12 +42,12 @@ class PairFooter:
 
     @property
     def numbers_bytes(self) -> int:
-        """Bytes of the tokens, and of the positions where each sentence begins."""
+        """The bytes of the tokens, and of the positions at which the sentences begin."""
         return _aligned(self.tokens_bytes) + 8 * (2 * self.pairs + 1)
 
 
 class TokenStore:
-    """Tokenised pairs in a file; reading pair i touches the pages that hold it and no more.
+    """Tokenised pairs in a file. Reading pair i loads only the pages of memory that hold it.
 
     >>> from regard.text.tokenizers import Characters
     >>> tokenizer = Characters().train(["abc"])
@@ -75,27 +77,27 @@ class TokenStore:
 
     @property
     def source_lengths(self) -> TokenCounts:
-        """Tokens of each source, no special ones counted; shape (pairs,), made when it is asked for."""
+        """The number of tokens of each source, without special tokens; shape (pairs,), computed at each call."""
         return self.lengths(slice(None))[0]
 
     @property
     def target_lengths(self) -> TokenCounts:
-        """Tokens of each target, no special ones counted; shape (pairs,), made when it is asked for."""
+        """The number of tokens of each target, without special tokens; shape (pairs,), computed at each call."""
         return self.lengths(slice(None))[1]
 
     def lengths(self, rows: slice | npt.NDArray[np.integer]) -> tuple[TokenCounts, TokenCounts]:
-        """Tokens of the source and the target of some pairs, no special ones counted; shape (rows,) each."""
+        """The number of tokens of each source and target of some pairs, without special tokens; shape (rows,) each."""
         begins, middles, ends = self._starts[:-1:2], self._starts[1::2], self._starts[2::2]
         source = middles[rows] - begins[rows]
         target = ends[rows] - middles[rows]
         return source.astype(np.int32), target.astype(np.int32)
 
     def source(self, index: int) -> Tokens:
-        """Tokens of a source, shape (source_lengths[index],), read-only."""
+        """The tokens of a source, shape (source_lengths[index],), read-only."""
         return self._piece(2 * self._checked(index))
 
     def target(self, index: int) -> Tokens:
-        """Tokens of a target, shape (target_lengths[index],), read-only."""
+        """The tokens of a target, shape (target_lengths[index],), read-only."""
         return self._piece(2 * self._checked(index) + 1)
 
     @classmethod
@@ -106,11 +108,11 @@ class TokenStore:
         source_tokenizer: Tokenizer,
         target_tokenizer: Tokenizer,
     ) -> "TokenStore":
-        """Tokenise pairs into a file, a chunk at a time, and open it; an older file there is replaced.
+        """Tokenise pairs into a file, chunk by chunk, and open it. An older file of that name is replaced.
 
         Raises:
             DataError: a pair cannot be read.
-            OSError: the file cannot be written; an older one is left as it was.
+            OSError: the file cannot be written; an older one stays as it was.
         """
         dtype = np.dtype(np.uint16 if max(map(len, (source_tokenizer, target_tokenizer))) <= 2**16 else np.int32)
         with replacing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as starts:
@@ -161,12 +163,12 @@ def _fingerprints(source: Tokenizer, target: Tokenizer) -> list[str]:
 
 
 def _aligned(size_bytes: int) -> int:
-    """Rounded up to where 8-byte numbers may stand."""
+    """A size, rounded up to a multiple of 8, so that numbers of 8 bytes can follow."""
     return -(-size_bytes // 8) * 8
 
 
 def _finish(file: IO[bytes], starts: IO[bytes], dtype: str, fingerprints: list[str]) -> None:
-    """After the tokens: padding, where each sentence begins, the footer."""
+    """Write what follows the tokens: padding, the positions at which the sentences begin, the footer."""
     tokens_bytes = file.tell()
     pairs = (starts.tell() // 8 - 1) // 2
     file.write(bytes(_aligned(tokens_bytes) - tokens_bytes))

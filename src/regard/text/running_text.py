@@ -1,4 +1,4 @@
-"""Running text: files as one row of tokens on disk, documents apart, memory-mapped; and text that comes in pieces."""
+"""Running text: documents as one row of tokens in a memory-mapped file, and text that is made token by token."""
 
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,23 +18,23 @@ from regard.text.lines import StrPath
 from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
 DocumentUnit = Literal["file", "paragraphs", "lines"]
-"""What a document is: all there is, what stands between blank lines, or a line."""
+"""What counts as one document: the whole file, the text between blank lines, or each line."""
 
-# Pieces tokenised and written at a time: what bounds the memory, and feeds the tokenizer's threads.
 CHUNK_PIECES = 4096
+"""Pieces that are tokenised and written at a time: few enough for the memory, enough for the tokenizer's threads."""
 
 
 class TextPiece(NamedTuple):
     """A line of a document."""
 
     text: str
-    """With its line feed, except where a line is a document."""
+    """The line with its line feed; without it if each line is a document."""
     begins: bool
-    """Whether a document begins with it."""
+    """Whether a document begins with this line."""
 
 
 def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]:
-    r"""The pieces of documents, from lines without their ends.
+    r"""The pieces of documents, from lines without their line feeds.
 
     Raises:
         ArgumentError: there is no such kind of document.
@@ -54,14 +54,14 @@ def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text as a store has them: cut line by line, where the line feed ends a line."""
+    """The tokens of a text as a store has them: each line is tokenised separately, together with its line feed."""
     *lines, last = text.split("\n")
     return list(chain.from_iterable(tokenizer.encode_batch([*(line + "\n" for line in lines), last])))
 
 
 @dataclass(frozen=True, slots=True)
 class TextFooter:
-    """What a file of running text says of itself."""
+    """The description of a file of running text."""
 
     dtype: str
     tokens: int
@@ -73,14 +73,14 @@ class TextFooter:
 
     @property
     def numbers_bytes(self) -> int:
-        """Bytes of the tokens."""
+        """The bytes of the tokens."""
         return self.tokens * np.dtype(self.dtype).itemsize
 
 
 class TextStore:
-    """The tokens of documents in a row: BOS, document, EOS, BOS, document, EOS, ...; read where they are looked at.
+    """The tokens of documents in a row: BOS, document, EOS, BOS, document, EOS, ...; only pages in use are loaded.
 
-    Text that is one document, "file", has no EOS: where it is cut it does not end.
+    If the whole file is one document ("file"), there is no EOS: the text may have been cut, so it has no true end.
 
     >>> import tempfile
     >>> from regard.text.tokenizers import Characters
@@ -104,7 +104,7 @@ class TextStore:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the text in UTF-8; what separates documents counts as one, for which EOS stands."""
+        """The bytes of the text in UTF-8. The separator of documents, for which EOS stands, counts as one byte."""
         return self._footer.text_bytes
 
     @property
@@ -114,22 +114,22 @@ class TextStore:
 
     @property
     def unknown(self) -> int:
-        """How many tokens are unknown ones."""
+        """How many tokens are the unknown token."""
         return self._footer.unknown
 
     @classmethod
     def build(cls, path: StrPath, pieces: Iterable[TextPiece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
-        """Tokenise pieces into a file, a chunk at a time, and open it; an older file there is replaced.
+        """Tokenise pieces into a file, chunk by chunk, and open it. An older file of that name is replaced.
 
         Args:
-            path: of the file.
-            pieces: in the order of the text.
-            tokenizer: cuts them.
-            is_whole: whether documents end, so that EOS stands behind each.
+            path: the name of the file.
+            pieces: the pieces in the order of the text.
+            tokenizer: makes tokens of them.
+            is_whole: whether documents are whole, so that each is followed by EOS.
 
         Raises:
             DataError: a piece cannot be read.
-            OSError: the file cannot be written; an older one is left as it was.
+            OSError: the file cannot be written; an older one stays as it was.
         """
         dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.int32)
         tokens = text_bytes = documents = unknown = 0
@@ -167,19 +167,19 @@ class TextStore:
 
 
 class PieceBytes(Protocol):
-    """Tells what each token adds to a text."""
+    """Says which bytes each token adds to a text."""
 
     def bytes_of(self, token: int) -> bytes:
-        """In UTF-8; perhaps part of a character only."""
+        """The bytes of a token in UTF-8; they may be only a part of a character."""
         ...
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """What to print for the tokens on an axis, in order."""
+        """The labels of the tokens on an axis, in the same order."""
         ...
 
 
 class TextStream:
-    """Text from tokens, as they come: what is not yet a whole character, or may become a stop string, is held back.
+    """Text from tokens as they come. Half characters, and text that may become a stop string, are held back.
 
     >>> from regard.text.tokenizers import ByteLevelBPE
     >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
@@ -196,14 +196,14 @@ class TextStream:
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False
-        """Whether a stop string came; nothing comes after it, and it is not handed out."""
+        """Whether a stop string has come. It is not returned, and neither is anything after it."""
 
     def add(self, token: int) -> str:
-        """The text that is certain after one more token."""
+        """Add one more token, and return the text that is now certain."""
         return self._hand_out(self._decoder.decode(self._tokenizer.bytes_of(token)), is_last=False)
 
     def finish(self) -> str:
-        """What is held back; half of a character prints as U+FFFD."""
+        """Return the text that is still held back; a part of a character becomes U+FFFD."""
         return self._hand_out(self._decoder.decode(b"", final=True), is_last=True)
 
     def _hand_out(self, text: str, *, is_last: bool) -> str:
@@ -222,5 +222,5 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The most characters at the end of a text that a stop string begins with."""
+    """The length of the longest end of a text with which a stop string begins."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

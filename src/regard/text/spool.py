@@ -1,4 +1,4 @@
-"""Text that is read once from where it came, and then as often as is needed from the disk."""
+"""Text that is read once from its source, and then from the disk as often as needed."""
 
 import json
 import tempfile
@@ -9,19 +9,20 @@ from typing import Any
 
 from regard.storage.atomic import naming
 
-# A block is written once it has so many characters: this bounds the memory, and makes calls of JSON few.
 BLOCK_CHARACTERS = 2**20
+"""A block is written when it has so many characters. This limits the memory and the number of calls of JSON."""
 _SIZE_BYTES = 8
+"""The bytes of the number before each block, which is its size."""
 
 
 class Spool(AbstractContextManager["Spool"]):
-    """Records of text in a file without a name, which the system removes when it is closed or the process dies.
+    """Records of text in a file without a name; the system removes it when it is closed or the process dies.
 
-    A record is what JSON can hold: a text, or several (a tuple of them comes back as a list).
+    A record is a text or a sequence of texts, which JSON can hold (a tuple comes back as a list).
 
     Args:
-        records: read once, now.
-        folder: whose disk the file is on; it takes about as much space as the text.
+        records: they are read once, immediately.
+        folder: the file is on the disk of this folder; it needs about as much space as the text.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
@@ -45,7 +46,7 @@ class Spool(AbstractContextManager["Spool"]):
         return self._count
 
     def __iter__(self) -> Iterator[Any]:
-        """The records in their order; several may go through them at a time."""
+        """The records in their order. Several iterations may run at the same time."""
         at = 0
         while at < self._end:
             self._file.seek(at)

@@ -1,14 +1,14 @@
-"""Checkpoints that cannot be lost: safetensors and JSON, complete before they are named.
+"""Checkpoints that cannot be lost: safetensors and JSON, which are complete before they get their names.
 
     folder/best/  checkpoint.json  model-<checksum>.safetensors
     folder/last/  checkpoint.json  model-... optimizer-... random-... average-... (if one is kept)
-    folder/kept/step-00000500/     like best: the model of a validation that is to be kept
+    folder/kept/step-00000500/     like best: the model of a validation that is kept
 
-`checkpoint.json` names the files of one checkpoint with their sizes and checksums, and is replaced last.
-Whenever a process dies, it names whole files: those of the old checkpoint or those of the new.
+`checkpoint.json`, the manifest, names the files of one checkpoint with their sizes and checksums. It is replaced last.
+So it names whole files at any time at which a process may die: those of the old checkpoint or those of the new.
 
-Where ranks hold shares of the model, each writes its own: model-00002-of-00004-<checksum>.safetensors. The
-manifest says which rows are where, so that any number of ranks can read them.
+If ranks hold shares of the model, each writes its own file: model-00002-of-00004-<checksum>.safetensors. The
+manifest says which file has which rows, so that any number of ranks can read them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,15 +25,17 @@ from regard.training.distributed.ranks import ALONE, Ranks
 from regard.training.distributed.tensor_files import Place, Tensors, describe, file_names, read_part, whole, write_part
 
 FORMAT = 1
+"""The version of the manifest's format."""
 KEPT = "kept"
+"""The folder of the models of validations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """Where training stands: enough, with the tensors, to go on as if it had never stopped."""
+    """The progress of training. With the tensors it is enough to continue as if training had never stopped."""
 
     step: int = 0
-    """Updates made."""
+    """The number of updates so far."""
     epoch: int = 0
     """The pass over the data that the next batch belongs to, from 0."""
     batch: int = 0
@@ -41,19 +43,19 @@ class Position:
     best_value: float | None = None
     """The lowest validation loss so far."""
     best_step: int = 0
-    """The step that had it."""
+    """The step of the best validation."""
     patience_used: int = 0
-    """Validations since then."""
+    """The number of validations since then."""
     loss_total: float = 0.0
-    """Loss summed since it was last logged."""
+    """The sum of the loss since it was last logged."""
     loss_count: int = 0
-    """Tokens in that sum."""
+    """The number of tokens in that sum."""
     skipped_batches: int = 0
-    """Batches passed over because their loss or gradient was not a number."""
+    """Batches that were skipped because their loss or gradient was NaN or infinite."""
 
 
 class TrainingState(NamedTuple):
-    """All of a checkpoint: tensors by name, and the position."""
+    """The whole content of a checkpoint: tensors by name, and the position."""
 
     model: Tensors
     optimizer: Tensors
@@ -79,10 +81,10 @@ class Checkpoints:
         self.folder = folder
 
     def save_last(self, state: TrainingState, ranks: Ranks = ALONE) -> None:
-        """Replace the last checkpoint; every rank must call it.
+        """Replace the last checkpoint. Every rank must call this method.
 
         Raises:
-            OSError: a rank could not write it; the one before is still there.
+            OSError: a rank could not write its part; the checkpoint before is still there.
         """
         parts = {"model": state.model, "optimizer": state.optimizer, "random": state.random}
         if state.average is not None:
@@ -90,25 +92,25 @@ class Checkpoints:
         _write_checkpoint(self.folder / "last", parts, state.position, ranks)
 
     def save_model(self, which: str, model: Mapping[str, Tensor], position: Position, ranks: Ranks = ALONE) -> None:
-        """Replace a checkpoint that holds no more than the model: the best, or one that is kept; for every rank.
+        """Replace a checkpoint that holds only the model: the best, or one that is kept. Every rank must call it.
 
         Raises:
-            OSError: a rank could not write it; the one before is still there.
+            OSError: a rank could not write its part; the checkpoint before is still there.
         """
         _write_checkpoint(self.folder / which, {"model": dict(model)}, position, ranks)
 
     def kept(self) -> list[str]:
-        """The names of the models that are kept, oldest first."""
+        """The names of the kept models, oldest first."""
         return sorted(f"{KEPT}/{path.parent.name}" for path in self.folder.glob(f"{KEPT}/step-*/checkpoint.json"))
 
     def forget_kept(self, *, but: int) -> None:
-        """Remove the kept models except the latest."""
+        """Remove the kept models except the `but` latest ones."""
         for name in self.kept()[: -but or None]:
-            (self.folder / name / "checkpoint.json").unlink()  # first: a half-removed one is none
+            (self.folder / name / "checkpoint.json").unlink()  # this first, so that a half-removed one does not count
             rmtree(self.folder / name)
 
     def sweep(self) -> None:
-        """Remove files of tensors that no checkpoint names: those of one before, if the process died removing them."""
+        """Remove tensor files that no manifest names: a process that dies may leave those of the checkpoint before."""
         for which in ("best", "last", *self.kept()):
             named = sealed_text(self.folder / which / "checkpoint.json")
             for path in (self.folder / which).glob("*.safetensors") if named else ():
@@ -116,28 +118,28 @@ class Checkpoints:
                     path.unlink(missing_ok=True)
 
     def has(self, which: str) -> bool:
-        """Whether there is such a checkpoint."""
+        """Whether the checkpoint of this name exists."""
         return (self.folder / which / "checkpoint.json").is_file()
 
     def has_better(self, position: Position, *, by: str = "loss") -> bool:
-        """Whether the best checkpoint is better than a model at `position`, which was called the best so far.
+        """Whether the best checkpoint is better than a model at `position`, although that is the best of its run.
 
-        So it is if the process died between the best checkpoint and the last, and went on with other settings: then
-        the step that made the best may not be validated again.
+        This happens if the process died after it had saved the best checkpoint and before it saved the last one, and
+        if the run then resumed with other settings: the step of the best checkpoint may not be validated again.
         """
         try:
             kept = self.position("best")
-        except RunFolderError:  # there is none, or none that can be read
+        except RunFolderError:  # there is no best checkpoint, or it cannot be read
             return False
         if kept.best_value is None or position.best_value is None:
             return False
         return kept.best_value < position.best_value if by == "loss" else kept.best_value > position.best_value
 
     def load_last(self, place: Place = whole) -> TrainingState:
-        """Read the last checkpoint, or what `place` takes of each tensor.
+        """Read the last checkpoint, or the part of each tensor that `place` takes.
 
         Raises:
-            RunFolderError: it is absent, cut short, altered, or another program's.
+            RunFolderError: the checkpoint is absent, cut short, altered, or another program's.
         """
         folder = self.folder / "last"
         manifest = _read_manifest(folder)
@@ -148,10 +150,10 @@ class Checkpoints:
         return TrainingState(model, optimizer, random, _read_position(folder, manifest), average)
 
     def load_model(self, which: str, place: Place = whole) -> Tensors:
-        """Read a checkpoint's model, or what `place` takes of it, on the CPU: the moving average where one is kept.
+        """Read the model of a checkpoint on the CPU, or the part that `place` takes; the moving average if it has one.
 
         Raises:
-            RunFolderError: it is absent, cut short, altered, or another program's.
+            RunFolderError: the checkpoint is absent, cut short, altered, or another program's.
         """
         folder = self.folder / which
         files = _read_manifest(folder)["files"]
@@ -159,17 +161,17 @@ class Checkpoints:
         return model | (read_part(folder, "average", files["average"], place) if "average" in files else {})
 
     def position(self, which: str) -> Position:
-        """Where training stood when the checkpoint was written.
+        """The position of training at which the checkpoint was written.
 
         Raises:
-            RunFolderError: it is absent, cut short, or another program's.
+            RunFolderError: the checkpoint is absent, cut short, or another program's.
         """
         folder = self.folder / which
         return _read_position(folder, _read_manifest(folder))
 
 
 def kept_name(step: int) -> str:
-    """What the model of a validation is kept under.
+    """The name under which the model of a validation is kept.
 
     >>> kept_name(500)
     'kept/step-00000500'
@@ -181,7 +183,7 @@ def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
     """Copy a checkpoint's tensors into a model.
 
     Raises:
-        RunFolderError: names or shapes differ; the message shows the first that does.
+        RunFolderError: names or shapes differ; the message shows the first difference.
     """
     ours = model.state_dict()
     for name in [*ours, *tensors]:
@@ -194,7 +196,9 @@ def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
 
 
 def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
-    """An optimizer's `state_dict` as tensors named 'parameter:quantity' (hyper-parameters are not state).
+    """The state of an optimizer, from its `state_dict`, as tensors named 'parameter:quantity'.
+
+    The hyper-parameters are left out.
 
     Raises:
         ArgumentError: a parameter's state is not made of tensors, or the parameters have no names.
@@ -208,7 +212,7 @@ def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
 
 
 def unflatten_optimizer(tensors: Tensors, current: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
-    """The `state_dict` that `flatten_optimizer` took, with the hyper-parameters of `current`.
+    """The `state_dict` from the tensors that `flatten_optimizer` made, with the hyper-parameters of `current`.
 
     Raises:
         RunFolderError: the tensors belong to parameters that this optimizer does not have.
@@ -233,7 +237,7 @@ def _parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
 def _write_checkpoint(
     folder: Path, parts: Mapping[str, Mapping[str, Tensor]], position: Position, ranks: Ranks
 ) -> None:
-    """Every rank writes what it holds; once all have, the first one names it all."""
+    """Let every rank write its part. When all have done so, the first rank writes the manifest."""
 
     def write() -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -263,7 +267,7 @@ def _finish(folder: Path, files: Mapping[str, Any], position: Position) -> None:
 
 
 def _tensor_files(folder: Path) -> Iterator[Path]:
-    """Our tensor files, and the temporary ones that a killed process left."""
+    """The tensor files in a folder, and the temporary files that a killed process left there."""
     yield from folder.glob("*.safetensors")
     yield from folder.glob(".*.tmp")
 
@@ -281,7 +285,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _read_position(folder: Path, manifest: dict[str, Any]) -> Position:
-    """The position; what it does not have is as at the start, for fields that older versions did not write."""
+    """The position in a manifest. Fields that an older version did not write have their values of the start."""
     position, known = manifest.get("position"), {field.name: field.default for field in fields(Position)}
     if not isinstance(position, dict) or not position or not set(position) <= set(known):
         raise RunFolderError(f"{folder / 'checkpoint.json'}: the position has not the fields {sorted(known)}")

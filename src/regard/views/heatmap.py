@@ -1,7 +1,7 @@
 """Heatmaps of attention with matplotlib: queries down, keys across, a token at every tick.
 
-Figures are made without pyplot: nothing here selects a backend, keeps a figure alive or changes an
-rcParam, so the functions serve a script without a screen, a notebook and a figure of your own alike.
+Figures are made without pyplot: nothing here selects a backend, keeps a figure alive or changes an rcParam. So the
+functions work in a script without a screen, in a notebook, and in a figure of your own.
 """
 
 import warnings
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-# Noto Sans CJK is drawn by its thin cut; a stroke this wide, in points, gives it the weight of the rest.
 STROKE_POINTS = 0.3
+"""Width of a stroke in points: matplotlib draws Noto Sans CJK thin; the stroke makes it as heavy as other fonts."""
 
-# The longest side of a map, in inches: alone in its figure, and in a grid.
 ALONE, IN_GRID = 11.0, 5.0
+"""The longest side of a map in inches: if it is alone in its figure, and in a grid."""
 
 
 class Panel(NamedTuple):
@@ -60,33 +60,33 @@ def heatmap(
     max_cells: int = 256,
     pooling: Pooling = "max",
 ) -> "Axes":
-    """Draw one map: what each query (down) gives to each key (across).
+    """Draw one map: the weight that each query (down) gives to each key (across).
 
-    The first key is at the left, or at the right where the labels are of a right-to-left script, as
-    a reader of that script expects. Labels are thinned out where they would touch. A map with a side
-    over `max_cells` is pooled exactly, and the picture says so.
+    The first key is at the left; if the labels are of a right-to-left script it is at the right, as a reader of that
+    script expects. Labels are left out where they would touch. A map with a side over `max_cells` is pooled exactly,
+    and the title says so.
 
     Args:
         weights: (T, S), an `AttentionMap`, a tensor or an array.
         rows: T labels, or None for positions from 0.
         columns: S labels, or None for positions from 0.
-        ax: where to draw; None makes a figure of the right size, in `.figure` of what is returned.
+        ax: the axes to draw into; None makes a new figure of the right size, which is `.figure` of the result.
         title: printed above the map.
-        limits: the weights at the two ends of the colours; the colour bar is pointed where some lie
-            beyond.
-        colour_map: a matplotlib colour map or its name; None for ours, white to dark in even steps.
-        max_cells: most cells on a side, in tokens.
-        pooling: a pooled cell's value: the largest weight ("max"), or the sum over its keys averaged
+        limits: the weights at the two ends of the colours; an end of the colour bar is pointed if some weights lie
+            beyond it.
+        colour_map: a matplotlib colour map or its name; None for the one of regard, white to dark in even steps.
+        max_cells: the most cells on a side; a longer side is pooled.
+        pooling: the value of a pooled cell: the largest weight ("max"), or the sum over its keys averaged
             over its queries ("mass").
 
     Returns:
-        The axes; `.figure.savefig(path)` writes a figure made here.
+        The axes; `.figure.savefig(path)` writes a figure that was made here.
 
     Raises:
-        ShapeError: not one non-empty matrix of real numbers, or not one label a token.
+        ShapeError: `weights` is not one non-empty matrix of real numbers, or there is not one label for each token.
         NonFiniteError: a weight is NaN or infinite.
         ArgumentError: an argument is out of its range.
-        NotKeptError: statistics alone were kept of the map, and no such picture among them.
+        NotKeptError: only statistics were kept of the map, and this picture is not among them.
         MissingExtraError: matplotlib is not installed.
 
     >>> import torch
@@ -124,10 +124,10 @@ def heatmap_grid(
     Args:
         panels: the maps with their labels and titles; `head_panels` makes them from one layer.
         title: printed above the grid.
-        across: panels in a row; None fills rows as a paragraph is filled.
+        across: panels in a row; None fills the rows as words fill the lines of a paragraph.
         limits: as in `heatmap`, one pair for all panels.
         colour_map: as in `heatmap`.
-        max_cells: most cells on a side of a panel, in tokens.
+        max_cells: the most cells on a side of a panel; a longer side is pooled.
         pooling: as in `heatmap`.
 
     Returns:
@@ -135,7 +135,7 @@ def heatmap_grid(
 
     Raises:
         ShapeError, NonFiniteError, NotKeptError, MissingExtraError: as in `heatmap`.
-        ArgumentError: no panels, or `across` is under 1.
+        ArgumentError: there are no panels, or `across` is under 1.
 
     >>> import torch
     >>> figure = heatmap_grid(head_panels(torch.eye(3).expand(4, 3, 3)), title="layer 0")
@@ -177,10 +177,10 @@ def head_panels(weights: Any, rows: Sequence[str] | None = None, columns: Sequen
 
 
 def require_matplotlib() -> None:
-    """Raise if matplotlib is not installed.
+    """Raise an error if matplotlib is not installed.
 
     Raises:
-        MissingExtraError: it is not.
+        MissingExtraError: matplotlib is not installed.
     """
     try:
         import matplotlib.figure  # noqa: F401
@@ -189,7 +189,7 @@ def require_matplotlib() -> None:
 
 
 def new_figure(outline: Box, boxes: Sequence[Box]) -> "tuple[Figure, list[Axes]]":
-    """A figure of the outline's size, with axes in the boxes."""
+    """A figure of the size of the outline, with axes in the boxes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(outline.width, outline.height), dpi=150, facecolor="white")
@@ -197,7 +197,7 @@ def new_figure(outline: Box, boxes: Sequence[Box]) -> "tuple[Figure, list[Axes]]
 
 
 def _fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
-    """A box as matplotlib counts it: shares of the figure, from the bottom left."""
+    """A box in the coordinates of matplotlib: shares of the figure, from the bottom left."""
     bottom = outline.height - box.top - box.height
     return (
         box.left / outline.width,
@@ -208,7 +208,7 @@ def _fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
 
 
 def write_heading(figure: "Figure", title: str) -> str:
-    """Print the figure's title at its top left; the characters that no font has."""
+    """Print the title of the figure at its top left, and return the characters that no font has."""
     (lettering,) = letter([title])
     across, height = figure.get_size_inches()
     figure.text(
@@ -234,7 +234,7 @@ def foot(figure: "Figure") -> "Axes":
 def _draw(
     ax: "Axes", drawn: Picture, title: str, *, limits: tuple[float, float], colour_map: "str | Colormap | None"
 ) -> tuple[Any, str]:
-    """Draw a picture into the axes; the image, and the characters that no font has."""
+    """Draw a picture into the axes, and return the image and the characters that no font has."""
     image = ax.imshow(
         drawn.values,
         vmin=limits[0],
@@ -258,14 +258,14 @@ def _draw(
 
 
 def our_colours() -> "Colormap":
-    """White to dark, in even steps."""
+    """The colour map of regard: white to dark, in even steps."""
     from matplotlib.colors import ListedColormap
 
     return ListedColormap(ramp(), name="regard")
 
 
 def _label_axis(ax: "Axes", axis: str, labels: Sequence[str]) -> str:
-    """Put the labels on one axis, every n-th where they would touch; the characters without a font."""
+    """Put the labels on one axis, or every n-th if they would touch, and return the characters that no font has."""
     side = _inches(ax, axis)
     positions = range(0, len(labels), label_step(len(labels), side))
     shown = letter([printable(labels[position], limit=LABEL_CHARACTERS) for position in positions])
@@ -278,7 +278,7 @@ def _label_axis(ax: "Axes", axis: str, labels: Sequence[str]) -> str:
 
 
 def _inches(ax: "Axes", axis: str) -> float:
-    """The length of an axis."""
+    """The length of an axis in inches."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     across, height = figure.get_size_inches()
@@ -287,7 +287,7 @@ def _inches(ax: "Axes", axis: str) -> float:
 
 
 def text_style(lettering: Lettering) -> dict[str, Any]:
-    """The fonts, and the weight, in which a text is drawn."""
+    """The fonts and the stroke with which a text is drawn."""
     from matplotlib.patheffects import withStroke
 
     stroke = [withStroke(linewidth=STROKE_POINTS, foreground="black")] if lettering.thin else []
@@ -295,7 +295,7 @@ def text_style(lettering: Lettering) -> dict[str, Any]:
 
 
 def _title(title: str, drawn: Picture, pooling: Pooling) -> str:
-    """The title, with what a cell stands for where it is not one weight."""
+    """The title; if a cell stands for several weights, with a note that says for how many."""
     if drawn.block == (1, 1):
         return title
     most = "" if drawn.is_even else "up to "
@@ -310,7 +310,7 @@ def _colour_bar(image: Any, drawn: Sequence[Picture], limits: tuple[float, float
 
 
 def colour_bar(image: Any, lowest: float, highest: float, limits: tuple[float, float], **where: Any) -> None:
-    """The bar of an image whose values lie from lowest to highest, pointed where some lie beyond the limits."""
+    """The bar of an image with values from lowest to highest. An end is pointed if values lie beyond that limit."""
     below, above = lowest < limits[0], highest > limits[1]
     extend = ("both" if above else "min") if below else ("max" if above else "neither")
     flat = "cax" in where
@@ -323,7 +323,7 @@ def colour_bar(image: Any, lowest: float, highest: float, limits: tuple[float, f
 
 
 def warn_of_missing(missing: str) -> None:
-    """Say which characters no font has."""
+    """Warn of the characters that no font has."""
     if missing:
         warnings.warn(
             f"no font has {' '.join(dict.fromkeys(missing))}: labelled by code point. pip install "

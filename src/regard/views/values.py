@@ -1,7 +1,7 @@
-"""From an attention map to the numbers of a picture: the one door of `heatmap` and `page`.
+"""From an attention map to the numbers of a picture, for both `heatmap` and `page`.
 
-A map longer than `max_cells` is pooled while it is read, so that nothing of size T x S is ever held. Which blocks it is
-cut into is the map's own rule (`regard.maps.pooling`), and pooling is exact: "max" keeps the largest weight of a block,
+A map longer than `max_cells` is pooled while it is read, so that no T x S numbers are ever held. The map divides itself
+into blocks by its own rule (`regard.maps.pooling`), and pooling is exact: "max" keeps the largest weight of a block,
 "mass" sums over the keys of a block and averages over its queries, so that rows still sum to 1.
 """
 
@@ -18,28 +18,29 @@ from regard.maps.pooling import Bins, Grid
 from regard.views.labels import axis_labels
 
 Pooling = Literal["max", "mass"]
+"""How a block of weights becomes one value: the largest weight, or the sum over keys averaged over queries."""
 
-# Weights of an array that are read at a time: 32 MB in float64.
 BLOCK_WEIGHTS = 2**22
+"""Weights of an array that are read at a time: 32 MB in float64."""
 
 
 class Picture(NamedTuple):
-    """Weights that are ready to draw: (rows, columns) values with a label each."""
+    """Weights that are ready to draw: (rows, columns) values, with a label for each row and column."""
 
     values: npt.NDArray[np.floating[Any]]
     rows: list[str]
     columns: list[str]
     grid: Grid
-    """Which queries and keys each value stands for."""
+    """The queries and keys for which each value stands."""
 
     @property
     def block(self) -> tuple[int, int]:
-        """The most queries and keys that one value stands for; (1, 1) where nothing was pooled."""
+        """The most queries and keys for which one value stands; (1, 1) if nothing was pooled."""
         return self.grid.rows.largest, self.grid.columns.largest
 
     @property
     def is_even(self) -> bool:
-        """Whether all blocks are of that size, not one smaller."""
+        """Whether all blocks have exactly that size."""
         return all(bins.length % bins.count == 0 for bins in (self.grid.rows, self.grid.columns))
 
 
@@ -51,16 +52,16 @@ def picture(
     max_cells: int = 256,
     pooling: Pooling = "max",
 ) -> Picture:
-    """Read one map, checked, labelled, and pooled where a side is longer than `max_cells`.
+    """Read, check and label one map, and pool it if a side is longer than `max_cells`.
 
-    Of a map of which statistics alone were kept, the finest picture that was kept is read.
+    If only statistics were kept of the map, the finest kept picture is read.
 
     Args:
         weights: (T, S), a tensor, an array or an `AttentionMap`: T queries down, S keys across.
         rows: T labels, or None for positions from 0.
         columns: S labels, or None for positions from 0.
-        max_cells: most values on a side, in tokens.
-        pooling: what a block of weights becomes: its largest weight, or its mass.
+        max_cells: the most values on a side; a longer side is pooled.
+        pooling: the value of a block of weights: its largest weight, or its mass.
 
     Returns:
         The values in the dtype of the weights (float32 for bf16 and fp16) with their labels.
@@ -106,27 +107,27 @@ def _matrix_shape(weights: Any) -> tuple[int, int]:
 
 
 def _pooled_map(weights: AttentionMap, max_cells: int, pooling: Pooling) -> tuple[npt.NDArray[np.floating[Any]], Grid]:
-    """Largest weights or sums, as the map pools itself."""
+    """The largest weights or the sums of the blocks, as the map itself pools them."""
     how: Literal["max", "sum"] = "max" if pooling == "max" else "sum"
     grid = weights.grid(max_cells, max_cells, how)
     return _finite(_array(weights.detach().pooled(grid.rows.count, grid.columns.count, how)), grid), grid
 
 
 def _pooled_array(weights: Any, grid: Grid, pooling: Pooling) -> npt.NDArray[np.floating[Any]]:
-    """Largest numbers or sums of a tensor or an array, read some rows of blocks at a time."""
+    """The largest numbers or the sums of the blocks of a tensor or an array, which is read some rows at a time."""
     parts = []
     for rows in _row_blocks(grid):
         read = _array(weights[rows.start : rows.stop, 0 : grid.columns.length])
         whole = Grid(Bins(len(rows), len(rows)), Bins(grid.columns.length, grid.columns.length))
         read = _finite(read, whole, rows.start)
-        # torch reads neither strides below 0 nor, without a warning, what cannot be written to.
+        # torch cannot read arrays with negative strides, and warns of arrays that are read-only.
         tensor = torch.from_numpy(np.require(read, requirements=["C", "W"]))
         parts.append(grid.reduce(tensor, rows.start, 0, largest=pooling == "max").numpy())
     return np.concatenate(parts)
 
 
 def _row_blocks(grid: Grid) -> Iterator[range]:
-    """All rows, as many blocks of them at a time as hold few enough weights."""
+    """All rows, in ranges of whole blocks with at most BLOCK_WEIGHTS weights (or one block)."""
     blocks = grid.rows.ranges()
     step = max(1, BLOCK_WEIGHTS // (grid.columns.length * grid.rows.largest))
     for first in range(0, len(blocks), step):
@@ -137,12 +138,12 @@ def _row_blocks(grid: Grid) -> Iterator[range]:
 def _array(values: Any) -> npt.NDArray[np.floating[Any]]:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
-        # NumPy has no bf16, and half precision is too coarse to sum in.
+        # NumPy has no bf16, and sums in half precision are too coarse.
         values = (values.float() if values.dtype in (torch.bfloat16, torch.float16) else values).numpy()
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise ShapeError(f"weights must be real numbers; got dtype {array.dtype}")
-    # torch has no wider numbers than float64.
+    # torch has no numbers that are wider than float64.
     dtype = np.result_type(array.dtype, np.float32)
     return array.astype(dtype if dtype.itemsize <= 8 else np.float64, copy=False)
 
@@ -157,7 +158,7 @@ def _finite(values: npt.NDArray[np.floating[Any]], grid: Grid, first: int = 0) -
 
 
 def _block_labels(labels: list[str], bins: Bins) -> list[str]:
-    """One label a block: its first and its last token."""
+    """One label for each block: its first and its last token."""
     ends = ((labels[block.start], labels[block.stop - 1]) for block in bins.ranges())
     if bins.largest == 1:
         return labels

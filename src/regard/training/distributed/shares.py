@@ -1,4 +1,4 @@
-"""What a rank holds of a tensor that is shared out among ranks."""
+"""The share that a rank holds of a tensor that is shared out among ranks."""
 
 from typing import Any, NamedTuple
 
@@ -11,23 +11,24 @@ class Share(NamedTuple):
     """The rows of a tensor that a rank holds."""
 
     rows: Tensor
-    """Of shape (rows here, ...)."""
+    """The rows that this rank holds: (rows here, ...)."""
     first: int
-    """The number of the first of them in the whole tensor; the number of rows, if there is none."""
+    """The index of the first of these rows in the whole tensor; if there is none, the number of rows of the whole."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """The shape of the whole tensor."""
 
 
 def is_shared_out(tensor: Tensor) -> bool:
-    """Whether ranks hold shares of it (a `DTensor`; importing that type takes a second, asking so does not)."""
+    """Whether ranks hold shares of the tensor, so that it is a `DTensor`."""
+    # `isinstance` would need the type `DTensor`, whose import takes a second.
     return hasattr(tensor, "to_local")
 
 
 def share(tensor: Tensor) -> Share:
-    """What this rank holds of a tensor that is shared out.
+    """The share that this rank holds of a tensor that is shared out.
 
     Raises:
-        ArgumentError: it is shared out in another way than by rows over one group of ranks.
+        ArgumentError: the tensor is shared out in another way than by rows over one group of ranks.
     """
     shared: Any = tensor
     (placement, *others), mesh = shared.placements, shared.device_mesh
@@ -39,14 +40,14 @@ def share(tensor: Tensor) -> Share:
 
 
 def held(tensor: Tensor) -> Tensor:
-    """The memory of a tensor on this rank: of its share, if it is shared out, or of all of it."""
+    """The part of a tensor that is in the memory of this rank: its share, or all of it if it is not shared out."""
     shared: Any = tensor
     rows: Tensor = shared.to_local() if is_shared_out(tensor) else tensor
     return rows
 
 
 def like(tensor: Tensor, rows: Tensor) -> Tensor:
-    """These rows as this rank's share of a tensor that is shared out as another one is."""
+    """A tensor that is shared out as `tensor` is, and of which this rank holds `rows`."""
     shared: Any = tensor
     kept: Tensor = type(shared).from_local(
         rows, shared.device_mesh, shared.placements, run_check=False, shape=shared.shape, stride=shared.stride()

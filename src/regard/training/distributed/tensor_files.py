@@ -1,15 +1,15 @@
-"""Named tensors on disk as safetensors: in one file, or in one of each rank with an index in the manifest.
+"""Named tensors on disk as safetensors: in one file, or in one file for each rank with an index in the manifest.
 
 A part of a checkpoint (the model, say) is described in the manifest either as one file
 
     {"name": ..., "bytes": ..., "crc32": ..., "aliases": {"output.weight": "embedding.weight"}}
 
-or as a file of each rank, where the rows of a tensor that are in file k begin at number offsets[k]
+or as one file for each rank; file k has the rows of a tensor from row offsets[k] on
 
     {"shards": [{"name": ..., "bytes": ..., "crc32": ...}, ...],
      "tensors": {"embedding.weight": {"shape": [37, 32], "offsets": [0, 19]}, ...}, "aliases": {...}}
 
-Whoever reads takes the rows that it needs, in however many files they are.
+A reader takes the rows that it needs, from any number of files.
 """
 
 import zlib
@@ -27,26 +27,28 @@ from regard.training.distributed.ranks import Ranks
 from regard.training.distributed.shares import Share, is_shared_out, share
 
 Tensors = dict[str, Tensor]
+"""Tensors by name."""
 
 READ_BYTES = 2**20
+"""The bytes of a file that are read at a time to check it."""
 
 
 class SavedTensor(NamedTuple):
-    """A tensor on disk, not yet read."""
+    """A tensor on disk that has not been read yet."""
 
     shape: tuple[int, ...]
     rows: Callable[[int, int], Tensor]
-    """Reads the rows from one number up to another."""
+    """Reads the rows from the first number up to the second, which is not included."""
     read: Callable[[], Tensor]
-    """Reads all of it."""
+    """Reads the whole tensor."""
 
 
 Place = Callable[[str, SavedTensor], Tensor]
-"""What a rank reads of the tensor of that name."""
+"""Reads the part that a rank needs of the tensor with that name."""
 
 
 def whole(_name: str, saved: SavedTensor) -> Tensor:
-    """All of the tensor."""
+    """Read all of the tensor."""
     return saved.read()
 
 
@@ -54,9 +56,9 @@ def whole(_name: str, saved: SavedTensor) -> Tensor:
 
 
 def write_part(folder: Path, part: str, tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Any]:
-    """Write what this rank holds of some tensors; the answer of all ranks together is for `describe`.
+    """Write the parts of some tensors that this rank holds. `describe` takes the answers of all ranks together.
 
-    Tensors that are not shared out are alike on all ranks, and the first one writes them.
+    Tensors that are not shared out are the same on all ranks, and the first rank writes them.
 
     Raises:
         OSError: the file could not be written.
@@ -76,7 +78,7 @@ def write_part(folder: Path, part: str, tensors: Mapping[str, Tensor], ranks: Ra
 
 
 def describe(written: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The entry of a part in the manifest, from what `write_part` answered on each rank."""
+    """The entry of a part in the manifest, from the answers of `write_part` on all ranks."""
     if "shard" not in written[0]:
         return written[0]
     tensors: dict[str, Any] = {}
@@ -95,7 +97,7 @@ def file_names(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _mine(tensor: Tensor, rank: int) -> Share | None:
-    """What this rank writes of a tensor, if anything: of an empty one the first rank has nothing, and says so."""
+    """The share of a tensor that this rank writes, or None. The first rank writes its share even if that is empty."""
     mine = share(tensor) if is_shared_out(tensor) else Share(tensor, 0, tuple(tensor.shape))
     return mine if rank == 0 or (is_shared_out(tensor) and len(mine.rows)) else None
 
@@ -110,7 +112,7 @@ def _write(folder: Path, stem: str, tensors: Tensors) -> dict[str, Any]:
 
 
 def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, str]]:
-    """Tied weights are stored once: the tensors under their first names, and other name -> first name."""
+    """The tensors, tied weights only once under their first names; and the other names, each with the first name."""
     first: dict[object, str] = {}
     owners: Tensors = {}
     aliases: dict[str, str] = {}
@@ -120,7 +122,7 @@ def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, 
             aliases[name] = first[place]
         else:
             first[place] = name
-            # A view into another tensor's storage would be refused as shared: it gets its own.
+            # safetensors refuses a view into the storage of another tensor as shared, so a view is copied.
             alone = value.untyped_storage().nbytes() == value.nbytes
             owners[name] = value if alone else value.clone()
     return owners, aliases
@@ -130,10 +132,11 @@ def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, 
 
 
 def read_part(folder: Path, part: str, entry: Any, place: Place = whole) -> Tensors:
-    """Read what `place` takes of the tensors of a part. Files that it does not touch are not looked at.
+    """Read what `place` takes of the tensors of a part. Files that it does not need are not opened.
 
     Raises:
-        RunFolderError: a file is absent, cut short, altered, or another program's; or the entry is not ours.
+        RunFolderError: a file is absent, cut short, altered, or another program's; or the entry of the manifest has
+            another form.
     """
     try:
         saved = _Saved(folder, entry)
@@ -144,7 +147,7 @@ def read_part(folder: Path, part: str, entry: Any, place: Place = whole) -> Tens
 
 
 class _Saved:
-    """The tensors of a part, and the files that they are in, each checked when it is first touched."""
+    """The tensors of a part, and their files. Each file is checked when it is first needed."""
 
     def __init__(self, folder: Path, entry: Any) -> None:
         self._folder, self._shards = folder, entry.get("shards", [entry])
@@ -194,7 +197,7 @@ class _Saved:
 
 
 def _open_checked(folder: Path, entry: dict[str, Any]) -> Any:
-    path = folder / Path(str(entry["name"])).name  # a name, whatever a foreign file says
+    path = folder / Path(str(entry["name"])).name  # only the last part: a foreign manifest may hold a path
     _check(path, entry)
     safetensors = _safetensors()
     try:

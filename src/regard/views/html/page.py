@@ -1,8 +1,8 @@
-"""The page: attention in one HTML file that opens anywhere, offline, with nothing to install.
+"""The page: attention in one HTML file that opens in every browser, offline, without any installation.
 
-Point at a token and see what it looked at, or who looked at it; for every sentence, kind of attention,
-layer and head. The weights travel as base64 of float16 or uint8, at 2 or 1 bytes a weight (times 4/3),
-and the page states the precision. The browser brings the fonts, so that every script is readable.
+If you point at a token, you see the tokens that it attended to, or the tokens that attended to it, for every sentence,
+kind of attention, layer and head. The page holds the weights as base64 of float16 or uint8, with 2 or 1 bytes for each
+weight (times 4/3), and states this precision. The browser has the fonts, so that every script is readable.
 """
 
 import html
@@ -26,14 +26,16 @@ from regard.views.labels import printable, right_to_left
 from regard.views.values import Picture, Pooling, picture
 
 WeightPrecision = Literal["float16", "uint8"]
+"""The type in which the page holds the weights."""
 
-# How far a weight on the page may be from the one that was given; the page prints it.
 PRECISIONS = {
     "float16": "Weights are kept in half precision: within 0.05 % of their value, or 3e-8.",
     "uint8": "Weights are kept in 8 bits: within 0.2 % of the largest weight of their map.",
 }
+"""The largest difference between a weight on the page and the given weight, in words; the page prints it."""
 
 MODULES = ("page_weights.js", "page_state.js", "page_dom.js", "page_drawing.js", "page_parts.js", "page.js")
+"""The files of the JavaScript; each uses only those before it."""
 
 
 class Map(NamedTuple):
@@ -46,13 +48,13 @@ class Map(NamedTuple):
 
 
 class Example(NamedTuple):
-    """One sentence, or pair of sentences, and every map that is to be seen of it."""
+    """One sentence or pair of sentences, and all of its maps that the page shows."""
 
     title: str
     maps: Mapping[str, Map]
-    """Maps by name. Numbers in a name are its layer, the rest its kind: "decoder.0.cross"."""
+    """Maps by name. The numbers in a name are the layer, and the words are the kind: "decoder.0.cross"."""
     show: str = ""
-    """The name of the map to show first; "" for the last."""
+    """The name of the map that is shown first; "" for the last map."""
 
 
 def page(
@@ -67,24 +69,24 @@ def page(
     """One HTML document that shows the examples.
 
     Args:
-        examples: sentences with their maps; each a choice in the page.
-        title: heading, and title of the window.
+        examples: sentences with their maps; the reader of the page chooses one.
+        title: the heading, and the title of the window.
         precision: "float16" (each weight within 0.05 %) or "uint8" (half the size, within 0.2 % of the
             largest weight of the map).
-        max_cells: most queries and keys of a map, in tokens; a longer map is pooled exactly to blocks, and says so.
-        pooling: what a block of weights becomes: its largest weight ("max"), or the sum over its keys averaged over
+        max_cells: the most queries and keys of a map; a longer map is pooled exactly in blocks, and the page says so.
+        pooling: the value of a block of weights: its largest weight ("max"), or the sum over its keys averaged over
             its queries ("mass").
-        limit_bytes: refuse to make a document with more bytes of weights than this.
+        limit_bytes: the most bytes of weights; a document with more is refused.
 
     Returns:
-        The document. It loads nothing, so that it works from a file and offline.
+        The document. It loads nothing else, so it works from a file and offline.
 
     Raises:
-        ShapeError: a map is not (heads, T, S) or (T, S), or has not one label a token.
+        ShapeError: a map is not (heads, T, S) or (T, S), or has not one label for each token.
         NonFiniteError: a weight is NaN or infinite.
-        TooLargeError: the document would pass `limit_bytes`; said before any weight is computed.
-        ArgumentError: no examples, no maps, a name or an argument that does not exist, a weight below 0.
-        NotKeptError: statistics alone were kept of a map, and no such picture among them.
+        TooLargeError: the document would exceed `limit_bytes`; raised before any weight is computed.
+        ArgumentError: there are no examples or no maps, a name or an argument does not exist, or a weight is below 0.
+        NotKeptError: only statistics were kept of a map, and this picture is not among them.
 
     >>> import torch
     >>> words = ["le", "chat"]
@@ -108,14 +110,14 @@ def page(
         "title": html.escape(title.encode("utf-8", "replace").decode()),
         "style": _resource("page.css"),
         "script": script(),
-        # "<" could end the element that holds the data; in JSON it is as good escaped.
+        # "<" could end the HTML element that holds the data. In JSON it can be escaped.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], _resource("page.html"))
 
 
 def save_page(path: str | os.PathLike[str], examples: Iterable[Example], **options: Any) -> Path:
-    """Write `page(examples, **options)` to a file, all of it or nothing.
+    """Write `page(examples, **options)` to a file, either all of it or nothing.
 
     Args:
         path: the file to write or replace.
@@ -126,14 +128,14 @@ def save_page(path: str | os.PathLike[str], examples: Iterable[Example], **optio
 
     Raises:
         OSError: the file cannot be written; an older one stays as it was.
-        RegardError: as `page`.
+        RegardError: see `page`.
     """
     write_atomically(path, page(examples, **options))
     return Path(path)
 
 
 def script() -> str:
-    """The page's JavaScript as one module that exports `render(root, data, start)`.
+    """The JavaScript of the page as one module that exports `render(root, data, start)`.
 
     >>> "export function render(" in script(), "import " in script()
     (True, False)
@@ -169,7 +171,7 @@ def _shape(name: str, weights: Any) -> tuple[int, ...]:
 
 
 def _example(example: Example, precision: WeightPrecision, max_cells: int, pooling: Pooling) -> dict[str, Any]:
-    """What the page knows of one example. Lists of labels that several maps share are kept once."""
+    """The data of one example in the page. Lists of labels that several maps share are stored once."""
     names = list(example.maps)
     if example.show and example.show not in names:
         raise ArgumentError(f"show must name one of the maps {', '.join(names)}; got {example.show!r}")
@@ -212,7 +214,7 @@ def _heads(one: Map, max_cells: int, pooling: Pooling) -> list[Picture]:
 
 
 def _kind_and_layer(name: str) -> dict[str, str]:
-    """A map's name apart: "decoder.0.cross" is layer "0" of the kind "decoder cross"."""
+    """The parts of a map's name: "decoder.0.cross" is layer "0" of the kind "decoder cross"."""
     words = re.split(r"[.\s]+", name)
     return {
         "kind": " ".join(word for word in words if not word.isdecimal()),
@@ -221,7 +223,7 @@ def _kind_and_layer(name: str) -> dict[str, str]:
 
 
 def _encoded(name: str, values: npt.NDArray[np.floating[Any]], precision: WeightPrecision) -> dict[str, Any]:
-    """The weights as text, with what is needed to read it: see decodeMap in page_weights.js."""
+    """The weights as text, with the numbers that decodeMap in page_weights.js needs to read it."""
     largest = float(values.max())
     if values.min() < 0:
         raise ArgumentError(f"map {name!r}: the page shows weights from 0 up; got {values.min()}")
@@ -233,7 +235,7 @@ def _encoded(name: str, values: npt.NDArray[np.floating[Any]], precision: Weight
         "shape": values.shape,
         "precision": precision,
         "scale": scale,
-        # Where the colours end: softmax rounds to a little over 1 at times, a kernel may go far beyond.
+        # The weight of the darkest colour: a softmax may be rounded to a little over 1, other weights may be far above.
         "top": 1.0 if largest < 1.001 else largest,
         "data": b64encode(narrow.tobytes()).decode(),
     }

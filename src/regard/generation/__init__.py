@@ -1,4 +1,4 @@
-"""Text is written token by token: greedy and beam search, sampling, and filters of logits."""
+"""The generation of text, token by token: greedy and beam search, sampling, constraints and filters of logits."""
 
 from regard.generation.beam import Beam as Beam
 from regard.generation.beam import beam_search as beam_search

@@ -24,7 +24,7 @@ from regard.mechanisms.fast_topk import largest_of_groups
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """How wide beam search looks, and what it returns.
+    """The numbers of a beam search: how many hypotheses it follows and returns, and the length penalty.
 
     Raises:
         ArgumentError: a number is out of its range.
@@ -34,12 +34,12 @@ class Beam:
     """
 
     size: int = 5
-    """Hypotheses of each source that go on at each step; 1 is greedy."""
+    """Hypotheses of each source that are continued at each step; 1 is greedy search."""
     _: KW_ONLY
     num_best: int = 1
-    """Hypotheses to return, 1 to `size`."""
+    """Hypotheses that are returned, 1 to `size`."""
     length_penalty: float = 1.0
-    """Alpha, at least 0: above 1 favours longer answers, below 1 shorter ones; 0 leaves the log-probability."""
+    """Alpha, at least 0: above 1 favours longer answers, below 1 shorter ones; 0 scores by log-probability alone."""
 
     def __post_init__(self) -> None:
         """Check the numbers once."""
@@ -64,29 +64,30 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     r"""The best of the hypotheses that a beam finds, for each source.
 
-    The score is $\log p(y \mid x) / |y|^\alpha$, with $\alpha$ the length penalty and the end mark counted
+    The score is $\log p(y \mid x) / |y|^\alpha$, where $\alpha$ is the length penalty and $|y|$ includes the end mark
     (Wu et al. 2016, arXiv:1609.08144, equation 14, divide by $((5 + |y|) / 6)^\alpha$ instead). At each step
-    the `beam.size` best continuations that do not end go on, and those among the `beam.size` best that end
-    are finished. A source is done when the worst of the `beam.num_best` that it would return is out of reach for
-    every live one; or, once `beam.size` have finished, when no live one beats it at its present length.
+    the `beam.size` best continuations that do not end are continued, and those among the `beam.size` best that end
+    are finished. Let w be the score of the worst of the `beam.num_best` hypotheses that would be returned now. A
+    source is done when no live hypothesis can reach a score above w any more; or, as soon as `beam.size` hypotheses
+    have finished, when no live hypothesis has a score above w at its present length.
 
     Args:
         model: in evaluation mode.
         source: token ids of B sources, padded with anything.
-        source_lengths: how many of them are real.
-        bos_id: the token that every target begins with; or, of a language model, each text's last.
-        eos_id: the token that ends it.
-        max_steps: the most tokens of an answer, the end mark counted.
-        beam: how many hypotheses go on and are returned, and the length penalty.
-        constraints: what may be chosen; see `regard.generation.filters`. Scores stay the model's own.
-        alignments: whether hypotheses come with what their tokens attended to.
+        source_lengths: how many token ids of each source are real.
+        bos_id: the token with which every target begins; for a language model, the last token of each text.
+        eos_id: the token that ends a target.
+        max_steps: the most tokens of an answer, including the end mark.
+        beam: how many hypotheses are continued and returned, and the length penalty.
+        constraints: the tokens that may be chosen; see `regard.generation.filters`. Scores stay the model's own.
+        alignments: whether hypotheses have an alignment, which says what their tokens attended to.
 
     Returns:
-        For each source up to `beam.num_best` different hypotheses, best first. Those that were cut off at
-        `max_steps` come, best first, after those that ended, and only where too few ended.
+        For each source up to `beam.num_best` different hypotheses, best first. If too few of them ended, hypotheses
+        that were cut off at `max_steps` follow, also best first.
 
     Raises:
-        ArgumentError: a source and lengths that do not fit, or a number outside its range.
+        ArgumentError: source and lengths do not fit, or `max_steps` is below 1.
 
     >>> from regard.generation import greedy
     >>> from regard.models import RNNConfig, RNNSeq2Seq
@@ -116,7 +117,7 @@ def beam_search(
 
 
 class _Trace(NamedTuple):
-    """One step: what its N rows attended to; of the M rows after it their tokens, and which of the N they continue."""
+    """One step: the alignment of its N rows, the tokens of the M rows after it, and which of the N these continue."""
 
     alignment: Float[Tensor, "N S"] | None
     tokens: Int[Tensor, " M"]
@@ -124,9 +125,9 @@ class _Trace(NamedTuple):
 
 
 class _Hypotheses:
-    """K live and K finished hypotheses of each source, as tensors; a row is a live hypothesis, K rows a source.
+    """K live and K finished hypotheses of each source, as tensors. A row is a live hypothesis; a source has K rows.
 
-    Rows are those of the A sources that still run, so their numbers change from step to step; the trace
+    Only the A sources that still run have rows, so the numbers of the rows change from step to step. The trace
     leads back through them.
     """
 
@@ -134,29 +135,29 @@ class _Hypotheses:
         self.size, self.num_best, self.penalty = beam.size, beam.num_best, beam.length_penalty
         self.eos_id, self.max_steps = eos_id, max_steps
         self.trace: list[_Trace] = []
-        # (A,) the sources that run, and (A, K) the log-probabilities of their live hypotheses. All K start
-        # equal: only the first may be continued at the first step.
+        # The sources that run (A,), and the log-probabilities of their live hypotheses (A, K). At the start all K are
+        # the same, so only the first of them may be continued at the first step.
         self.sources = torch.arange(count, device=device)
         self.live = torch.full((count, beam.size), -torch.inf, device=device)
         self.live[:, 0] = 0.0
         self.has_finished = False
-        # (B, K) the finished, best first: score, the step that ended them, and the row that they were in then.
+        # The finished hypotheses (B, K), best first: their score, the step that ended them, and their row at that step.
         self.score = torch.full((count, beam.size), -torch.inf, device=device)
         self.ended_at = torch.zeros((count, beam.size), dtype=torch.long, device=device)
         self.ended_in = torch.zeros((count, beam.size), dtype=torch.long, device=device)
 
     def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Choose among all continuations of each row: the next rows' tokens, and the rows that they continue.
+        """Choose among all continuations, and return the tokens of the next rows and the rows that they continue.
 
-        The answer is empty when all sources are done.
+        Both are empty when all sources are done.
         """
         running, vocab_size = len(self.sources), gains.shape[1]
-        # Of 2K candidates at least K do not end, since each row ends in one way only.
+        # At least K of the 2K candidates do not end, because each of the K rows has only one continuation that ends.
         scores, index = largest_of_groups(gains, self.live, 2 * self.size)
         first = torch.arange(running, device=index.device)[:, None] * self.size
         parents, chosen = first + index // vocab_size, index % vocab_size
         ends = chosen == self.eos_id
-        if not (self.has_finished or bool(ends.any())):  # nearly every step but the last few
+        if not (self.has_finished or bool(ends.any())):  # this is so at nearly all steps but the last few
             self.live, chosen, parents = (x[:, : self.size] for x in (scores, chosen, parents))
             self.trace.append(_Trace(alignment, chosen.flatten(), parents.flatten()))
             return self.trace[-1].tokens, self.trace[-1].parents
@@ -165,7 +166,7 @@ class _Hypotheses:
         self.live, pick = torch.where(ends, -torch.inf, scores).topk(self.size, dim=-1)
         chosen, parents = chosen.gather(1, pick), parents.gather(1, pick)
         undecided = self._undecided(length)
-        self.live = self.live.masked_fill(~undecided[:, None], -torch.inf)  # whoever is done stays as it is
+        self.live = self.live.masked_fill(~undecided[:, None], -torch.inf)  # a source that is done does not change
         keep = undecided.nonzero()[:, 0]
         if worth_leaving(running, len(keep)):
             chosen, parents, self.sources, self.live = (x[keep] for x in (chosen, parents, self.sources, self.live))
@@ -182,15 +183,16 @@ class _Hypotheses:
             past[self.sources] = torch.cat([past[self.sources], now], 1).gather(1, kept)
 
     def _undecided(self, length: int) -> Tensor:
-        """Which of the running sources have a live hypothesis that may yet be returned. See `beam_search`."""
+        """Which of the running sources have a live hypothesis that may still be returned; see `beam_search`."""
         finished, best = self.score[self.sources], self.live[:, 0]
         is_full, worst = finished[:, -1] > -torch.inf, finished[:, self.num_best - 1]
-        # Log-probabilities only fall, and a longer hypothesis divides them by more: nothing scores above this.
+        # Log-probabilities can only fall, and the largest divisor is that of the longest hypothesis. So no continuation
+        # has a score above this.
         hope = best / self.max_steps**self.penalty
         return torch.where(is_full, best / length**self.penalty, hope) > worst
 
     def best(self) -> list[list[Hypothesis]]:
-        """The finished hypotheses of each source, best first, filled up with live ones."""
+        """The finished hypotheses of each source, best first; if there are too few, live ones follow."""
         answers: list[list[Hypothesis]] = [[] for _ in self.score]
         links = [(trace.tokens.tolist(), trace.parents.tolist()) for trace in self.trace]
         columns = (t[:, : self.num_best].tolist() for t in (self.score, self.ended_at, self.ended_in))
@@ -208,14 +210,14 @@ class _Hypotheses:
         return answers
 
     def _attended(self, path: list[int]) -> Tensor | None:
-        """What the rows of a path attended to, step by step."""
+        """The alignments of the rows of a path, step by step."""
         steps = zip(self.trace, path, strict=False)
         attended = [trace.alignment[row] for trace, row in steps if trace.alignment is not None]
         return torch.stack(attended) if attended else None
 
 
 def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> tuple[list[int], list[int]]:
-    """The tokens that led to a row, and for each of them the row that it was added to."""
+    """The tokens that led to a row, and for each token the row to which it was added."""
     tokens, path = [], []
     for chosen, parents in reversed(links):
         tokens.append(chosen[row])

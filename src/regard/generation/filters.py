@@ -1,6 +1,6 @@
-"""What is done to logits before a token is chosen: constraints say what may come, filters change how likely it is.
+"""Changes of logits before a token is chosen: constraints say which may come, filters change how likely they are.
 
-A search takes constraints and keeps the model's own scores; sampling takes both. Each is one small object, and a
+A search takes constraints and keeps the model's own scores. Sampling takes both. Each is one small object, and a
 list of them is applied in its order:
 
     sample(..., filters=[RepetitionPenalty(1.2), Temperature(0.8), TopK(50), TopP(0.95)])
@@ -18,38 +18,38 @@ from regard.errors import ArgumentError
 
 
 class Progress(NamedTuple):
-    """How far N texts have come."""
+    """The state of N texts that are being written."""
 
     sources: Int[Tensor, " N"]
-    """Which source each answers, as numbered in the call."""
+    """The number of the source that each text answers, in the order of the call."""
     tokens: Int[Tensor, "N t"]
-    """The t tokens chosen so far."""
+    """The t tokens that have been chosen so far."""
     before: Int[Tensor, "N P"] | None = None
-    """What stands before them, where that is text of the same vocabulary: a language model's prompts."""
+    """The tokens before them if these have the same vocabulary: the prompts of a language model."""
 
 
 @runtime_checkable
 class Constraint(Protocol):
-    """Says what may be chosen next."""
+    """Says which tokens may be chosen next."""
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "#N V"]:
-        """True for the tokens that may come next, at least one a row."""
+        """True for the tokens that may come next, at least one in each row."""
         ...
 
 
 @runtime_checkable
 class Filter(Protocol):
-    """Changes the distribution that the next token is drawn from."""
+    """Changes the distribution from which the next token is drawn."""
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """The logits to draw from; -inf for what is left out."""
+        """The changed logits; -inf for tokens that are left out."""
         ...
 
 
 def constrain(
     logits: Float[Tensor, "N V"], constraints: Sequence[Constraint], progress: Progress
 ) -> Float[Tensor, "N V"]:
-    """The logits of what every constraint allows, -inf elsewhere."""
+    """The logits of the tokens that all constraints allow, and -inf for all others."""
     for constraint in constraints:
         logits = logits.masked_fill(~constraint.allowed(progress, logits.shape[-1]), -torch.inf)
     return logits
@@ -60,7 +60,7 @@ def constrain(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForcedPrefix:
-    """Each answer begins with given tokens, and goes on freely after them.
+    """Each answer begins with given tokens, and is free after them.
 
     >>> forced = ForcedPrefix([[3, 1], []])
     >>> forced.allowed(Progress(torch.tensor([0, 1]), torch.zeros(2, 0, dtype=torch.long)), 4)
@@ -69,13 +69,13 @@ class ForcedPrefix:
     """
 
     prefixes: Sequence[Sequence[int]]
-    """The tokens that the answer to each source begins with."""
+    """The tokens with which the answer to each source begins."""
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "N V"]:
-        """The prefix's next token, or any.
+        """The next token of the prefix, or any token after the prefix.
 
         Raises:
-            ArgumentError: a token that is not in the vocabulary.
+            ArgumentError: a token is not in the vocabulary.
         """
         step, sources = progress.tokens.shape[1], progress.sources
         free = torch.ones(len(sources), vocab_size, dtype=torch.bool, device=sources.device)
@@ -90,21 +90,21 @@ class ForcedPrefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """Nothing but given tokens; the end mark must be among them if answers are to end.
+    """Only the given tokens may come. The end mark must be one of them, or the answers cannot end.
 
     >>> Vocabulary.of([0, 2], 4).tokens
     tensor([ True, False,  True, False])
     """
 
     tokens: Bool[Tensor, " V"] | Bool[Tensor, "B V"]
-    """True for what may come, in any answer or in that of each source."""
+    """True for the tokens that may come: in all answers (V), or in the answer to each source (B, V)."""
 
     @classmethod
     def of(cls, tokens: Sequence[int], vocab_size: int) -> "Vocabulary":
-        """Those tokens, in any answer.
+        """The constraint that allows these tokens in all answers.
 
         Raises:
-            ArgumentError: there are none, or one is not in the vocabulary.
+            ArgumentError: there are no tokens, or one is not in the vocabulary.
         """
         if not tokens:
             raise ArgumentError("a vocabulary needs at least one token that may come")
@@ -115,10 +115,10 @@ class Vocabulary:
         return cls(mask)
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "#N V"]:
-        """The same at every step.
+        """The same tokens at every step.
 
         Raises:
-            ArgumentError: it was made for a vocabulary of another size.
+            ArgumentError: the constraint was made for a vocabulary of another size.
         """
         if self.tokens.shape[-1] != vocab_size:
             raise ArgumentError(f"the model has {vocab_size} tokens, the constraint {self.tokens.shape[-1]}")
@@ -131,26 +131,26 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    r"""$z / \tau$: below 1 the likely becomes likelier, above 1 all come closer.
+    r"""$z / \tau$: below 1, likely tokens become more likely; above 1, the probabilities come closer to each other.
 
     Source: Ackley et al. 1985, "A learning algorithm for Boltzmann machines", equation 5.
     """
 
     temperature: float
-    """tau, above 0; a greedy search is what it tends to at 0."""
+    """tau, above 0; towards 0, sampling becomes greedy search."""
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise ArgumentError(f"temperature must be above 0 and finite, got {self.temperature}")
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """Divide."""
+        """Divide the logits by the temperature."""
         return logits / self.temperature
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The k most probable tokens; ties with the last of them stay too.
+    """The k most probable tokens; tokens that are as probable as the last of them stay too.
 
     Source: Fan et al. 2018 (arXiv:1805.04833), section 5.
 
@@ -166,14 +166,14 @@ class TopK:
             raise ArgumentError(f"top-k must keep at least 1 token, got {self.k}")
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """Leave out what is below the k-th."""
+        """Leave out the tokens that are less probable than the k-th."""
         least = logits.topk(min(self.k, logits.shape[-1]), dim=-1).values[:, -1:]
         return logits.masked_fill(logits < least, -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class TopP:
-    """The fewest most probable tokens whose probabilities come to p or more: the nucleus.
+    """The nucleus: the fewest of the most probable tokens whose probabilities have a sum of p or more.
 
     Source: Holtzman et al. 2020 (arXiv:1904.09751), equations 2 and 3.
 
@@ -182,16 +182,16 @@ class TopP:
     """
 
     p: float
-    """In (0, 1]; 1 keeps all."""
+    """In (0, 1]; 1 keeps all tokens."""
 
     def __post_init__(self) -> None:
         _require_share("top-p", self.p)
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """Leave out each token for which the less probable ones and itself come to at most 1 - p."""
+        """Leave out a token if the sum of its probability and those of all less probable tokens is at most 1 - p."""
         ascending, order = logits.sort(dim=-1)
         unlikely = ascending.softmax(-1).cumsum(-1) <= 1 - self.p
-        unlikely[:, -1] = False  # the most probable stays, whatever rounding says
+        unlikely[:, -1] = False  # the most probable token stays, also if rounding says otherwise
         return logits.masked_fill(unlikely.scatter(1, order, unlikely), -torch.inf)
 
 
@@ -212,14 +212,14 @@ class MinP:
         _require_share("min-p", self.p)
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """Leave out what is less probable."""
+        """Leave out the tokens that are less probable."""
         probabilities = logits.softmax(-1)
         return logits.masked_fill(probabilities < self.p * probabilities.amax(-1, keepdim=True), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class RepetitionPenalty:
-    """Logits of tokens that the text has already (prompt included), divided by the penalty, multiplied if negative.
+    """Logits of tokens that the text or its prompt already has are divided by the penalty, or multiplied if negative.
 
     Source: Keskar et al. 2019 (arXiv:1909.05858), section 4.1, with the sign as in transformers.
 
@@ -229,14 +229,14 @@ class RepetitionPenalty:
     """
 
     penalty: float
-    """Above 0; 1 changes nothing, more makes repetitions rarer."""
+    """Above 0; 1 changes nothing, a larger penalty makes repetitions rarer."""
 
     def __post_init__(self) -> None:
         if not 0 < self.penalty < float("inf"):
             raise ArgumentError(f"the repetition penalty must be above 0 and finite, got {self.penalty}")
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """Divide or multiply."""
+        """Divide or multiply the logits of the tokens that have come before."""
         tokens = progress.tokens
         if progress.before is not None:
             tokens = torch.cat([progress.before, tokens], 1)

@@ -35,18 +35,18 @@ def greedy(
     Args:
         model: in evaluation mode.
         source: token ids of B sources, padded with anything.
-        source_lengths: how many of them are real.
-        bos_id: the token that every target begins with; or, of a language model, each text's last.
-        eos_id: the token that ends it.
-        max_steps: the most tokens of an answer, the end mark counted.
-        constraints: what may be chosen; see `regard.generation.filters`. Scores stay the model's own.
-        alignments: whether hypotheses come with what their tokens attended to.
+        source_lengths: how many token ids of each source are real.
+        bos_id: the token with which every target begins; for a language model, the last token of each text.
+        eos_id: the token that ends a target.
+        max_steps: the most tokens of an answer, including the end mark.
+        constraints: the tokens that may be chosen; see `regard.generation.filters`. Scores stay the model's own.
+        alignments: whether hypotheses have an alignment, which says what their tokens attended to.
 
     Returns:
         One hypothesis for each source; its score is the sum of log-probabilities (length penalty 0).
 
     Raises:
-        ArgumentError: a source and lengths that do not fit, or max_steps below 1.
+        ArgumentError: source and lengths do not fit, or max_steps is below 1.
 
     >>> from regard.models import RNNConfig, RNNSeq2Seq
     >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
@@ -79,7 +79,7 @@ def greedy(
 
 
 def _spread(values: Tensor, rows: Tensor, count: int, *, fill: int = 0) -> Tensor:
-    """`values` at the places `rows` of `count`, which are in order; `fill` elsewhere."""
+    """A tensor of `count` rows, with `values` in the rows `rows`, which are in order, and `fill` in all others."""
     if len(rows) == count:
         return values
     return values.new_full((count, *values.shape[1:]), fill).index_copy_(0, rows, values)

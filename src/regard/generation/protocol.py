@@ -1,4 +1,4 @@
-"""What a model that generates offers, and what each search does alike."""
+"""The interface of models that generate text, and the parts that all searches share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,68 +14,68 @@ from regard.generation.filters import Constraint, Progress, constrain
 
 @runtime_checkable
 class Decodable(Protocol):
-    """What a search needs of a model. State is a tree of tensors with the sequences first."""
+    """The methods that a search needs. The state is a tree of tensors whose first dimension is the sequences."""
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:
-        """Read the source; the state before the first step."""
+        """Read the source, and return the state before the first step."""
         ...
 
     def step(self, state: Any, tokens: Int[Tensor, " N"]) -> Any:
-        """(logits (N, V), alignment, state) after one more token of each sequence.
+        """Add one token to each sequence, and return (logits (N, V), alignment, state).
 
-        The alignment is None or has `dense()` of shape (N, H, 1, S). The state that was given must not be
-        used again: its buffers may be the new one's.
+        The alignment is None or has a method `dense()` with a result of shape (N, H, 1, S). The given state must not
+        be used again: the new state may use its buffers.
         """
         ...
 
     def reorder(self, state: Any, index: Int[Tensor, " N"]) -> Any:
-        """The state of sequences `index`, in that order; an index may repeat or be left out.
+        """Return the state of the sequences `index`, in that order. Indices may be repeated or left out.
 
-        The state that was given must not be used again, as with `step`.
+        The given state must not be used again, as in `step`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hypothesis:
-    """One translation: its tokens without the begin mark, and with the end mark if it came to an end."""
+    """One translation: its tokens without the begin mark, and with the end mark if the translation has ended."""
 
     tokens: list[int]
     score: float
-    """Sum of the tokens' log-probabilities, divided by length ** length_penalty."""
+    """The sum of the tokens' log-probabilities, divided by length ** length_penalty."""
     alignment: Float[Tensor, "T S"] | None = None
-    """What each token attended to, mean over heads; rows sum to 1."""
+    """The weights with which each token attended to the source, as a mean over heads; rows sum to 1."""
 
 
 def worth_leaving(running: int, undecided: int) -> bool:
-    """Whether enough sources are done to go on without them, which copies the state of the others."""
+    """Whether so many sources are done that it pays to remove them, which copies the state of the others."""
     return 4 * undecided <= 3 * running
 
 
 def log_probabilities(
     logits: Float[Tensor, "N V"], constraints: Sequence[Constraint], progress: Progress
 ) -> Float[Tensor, "N V"]:
-    """The model's own log-probabilities of what may be chosen, -inf for all else."""
+    """The model's own log-probabilities of the tokens that may be chosen; -inf for all others."""
     return constrain(precise(logits).log_softmax(-1), constraints, progress)
 
 
 def precise(logits: Tensor) -> Tensor:
-    """In at least float32: sums of bfloat16 log-probabilities would tie."""
+    """Logits in at least float32: in bfloat16, sums of log-probabilities would often be equal."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def first_tokens(rows: Int[Tensor, " N"], bos_id: int | Int[Tensor, " B"]) -> Int[Tensor, " N"]:
-    """The first token of each row, which answers the source of that number."""
+    """The first token of each row; row number n belongs to source n of `bos_id`."""
     return torch.full_like(rows, bos_id) if isinstance(bos_id, int) else bos_id[rows]
 
 
 def mean_over_heads(alignment: Any) -> Float[Tensor, "N S"]:
-    """What each new token attended to, as the mean over heads."""
+    """The weights with which each new token attended to the source, as a mean over heads."""
     return alignment.dense().mean(1)[:, 0]
 
 
 def check_source(source: Tensor, source_lengths: Tensor, max_steps: int) -> None:
-    """Refuse sources and lengths that do not fit, and searches of no step."""
+    """Refuse sources and lengths that do not fit, and searches without a step."""
     if source.dim() != 2 or source_lengths.shape != source.shape[:1]:
         raise ArgumentError(
             "source must be (B, S) with source_lengths (B,), "

@@ -1,4 +1,4 @@
-"""Sampling: a token is drawn at each step."""
+"""Sampling: at each step a token is drawn at random."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from regard.generation.steps import steps
 
 
 class Sampled(NamedTuple):
-    """One step of sampling: N texts that have not ended before it."""
+    """One step of sampling, for the N texts that have not ended before it."""
 
     rows: Int[Tensor, " N"]
     """Which of the texts these are."""
@@ -36,7 +36,7 @@ def sample_steps(
     before: Int[Tensor, "B P"] | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Sampled]:
-    """`sample` step by step: each token as soon as it is drawn. Whoever has enough stops asking.
+    """Do the same as `sample`, but yield each token as soon as it is drawn. The caller may stop at any step.
 
     >>> from regard.models import DecoderOnly, DecoderOnlyConfig
     >>> model = DecoderOnly(DecoderOnlyConfig(dim=8, num_heads=2), vocab_size=9).eval()
@@ -54,7 +54,7 @@ def sample_steps(
         tokens = torch.multinomial(changed.softmax(-1), 1, generator=generator)
         return tokens[:, 0], logits.log_softmax(-1).gather(1, tokens)[:, 0]
 
-    # A text that has ended is left at once, so that it takes no random numbers.
+    # A text that has ended is removed at once, so that no random numbers are drawn for it.
     for step in steps(
         model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=draw,
         is_worth_leaving=lambda running, left: left < running, before=before,
@@ -75,26 +75,26 @@ def sample(
     before: Int[Tensor, "B P"] | None = None,
     generator: torch.Generator | None = None,
 ) -> list[Hypothesis]:
-    """Tokens drawn from the model's distribution, as filters change it, until the end mark or `max_steps`.
+    """Draw tokens from the model's distribution, as changed by the filters, until the end mark or `max_steps`.
 
     Args:
         model: in evaluation mode.
-        source: token ids of B sources, padded with anything; repeat one for several samples of it.
-        source_lengths: how many of them are real.
-        bos_id: the token that every target begins with; or, of a language model, each text's last.
-        eos_id: the token that ends it.
-        max_steps: the most tokens of an answer, the end mark counted.
+        source: token ids of B sources, padded with anything; repeat a source to get several samples.
+        source_lengths: how many token ids of each source are real.
+        bos_id: the token with which every target begins; for a language model, the last token of each text.
+        eos_id: the token that ends a target.
+        max_steps: the most tokens of an answer, including the end mark.
         filters: applied to the logits in this order; see `regard.generation.filters`.
-        constraints: what may be chosen; before the filters.
-        before: a language model's texts, for filters that look at what was written.
-        generator: of the random numbers; torch's own if None.
+        constraints: the tokens that may be chosen; they are applied before the filters.
+        before: the prompts of a language model, for filters that look at the whole text.
+        generator: the generator of the random numbers; None for that of torch.
 
     Returns:
         One hypothesis for each source. Its score is the sum of the model's own log-probabilities, before
         constraints and filters.
 
     Raises:
-        ArgumentError: a source and lengths that do not fit, or max_steps below 1.
+        ArgumentError: source and lengths do not fit, or max_steps is below 1.
 
     >>> from regard.generation.filters import Temperature, TopP
     >>> from regard.models import RNNConfig, RNNSeq2Seq

@@ -11,7 +11,7 @@ from regard.generation.filters import Progress
 from regard.generation.protocol import Decodable, check_source, first_tokens
 
 Choose = Callable[[Tensor, Progress], tuple[Tensor, Tensor]]
-"""From logits (N, V) and how far the N texts have come to a token for each and its log-probability by the model."""
+"""Chooses a token for each of N texts, from logits (N, V), and returns it with the model's own log-probability."""
 
 
 class TextStep(NamedTuple):
@@ -25,7 +25,7 @@ class TextStep(NamedTuple):
     ended: Bool[Tensor, " N"]
     """Which texts had ended before this step; their tokens mean nothing."""
     alignment: Any
-    """What the model attended to, as `Decodable.step` gives it."""
+    """The attention of the model, as `Decodable.step` returns it."""
 
 
 def steps(
@@ -40,21 +40,21 @@ def steps(
     is_worth_leaving: Callable[[int, int], bool],
     before: Int[Tensor, "B P"] | None = None,
 ) -> Iterator[TextStep]:
-    """The steps until every text has its end mark, at most `max_steps`. Whoever has enough stops asking.
+    """The steps until every text has its end mark, at most `max_steps`. The caller may stop before that.
 
-    The caller says `torch.no_grad`.
+    The caller must turn gradients off by `torch.no_grad`.
 
     Args:
         model: in evaluation mode.
         source: token ids of B sources, padded with anything.
-        source_lengths: how many of them are real.
-        bos_id: the token that every text begins with, or that of each.
-        eos_id: the token that ends it.
-        max_steps: the most tokens of a text, the end mark counted.
-        choose: gives the next tokens.
-        is_worth_leaving: whether texts that have ended are left behind, from the numbers of texts that run and of
-            those that go on. To leave them copies the state of the others.
-        before: what stands before the texts, for `choose`.
+        source_lengths: how many token ids of each source are real.
+        bos_id: the token with which every text begins, or one token for each text.
+        eos_id: the token that ends a text.
+        max_steps: the most tokens of a text, including the end mark.
+        choose: chooses the next tokens.
+        is_worth_leaving: decides whether ended texts are removed from the batch, from the number of texts in the
+            batch and the number of those that have not ended. To remove texts copies the state of the others.
+        before: the text before the new tokens, for `choose`.
 
     Raises:
         ArgumentError: a source and lengths that do not fit, or max_steps below 1.

@@ -15,13 +15,13 @@ from torch import Tensor
 from regard.mechanisms.transforms import can_look
 
 MANY = 64
-"""The rows that take longer than the additional calls of torch that a choice in more steps needs."""
+"""With so many rows or more, a choice in more steps saves more time than its additional calls of torch cost."""
 CHUNKS = {1024: 32, 128: 8}
-"""Of many rows: from a length of a row to the size of its chunks (a power of 2), for rows longer than this length."""
+"""The size of the chunks of many rows (a power of 2): rows that are longer than the key have chunks of this size."""
 WIDE = 64
-"""The size of the chunks of few rows, of rows in groups, and where only the largest number of each row is wanted."""
+"""The size of the chunks for few rows, for rows in groups, and if only the largest number of each row is needed."""
 FEW = 1 << 16
-"""The numbers from which wide chunks are worth their calls of torch."""
+"""With so many numbers or more, wide chunks save more time than their calls of torch cost."""
 SORTED = 256
 """The longest row that is sorted whole."""
 ABOVE = 2.0**128
@@ -116,7 +116,7 @@ def _places(rows: Tensor, k: int) -> Tensor:
 
 
 def _chunk_size(rows: int, length: int, k: int) -> int:
-    """The size of the chunks that rows are cut into; 0 where whole rows are looked at."""
+    """The size of the chunks into which rows are cut; 0 if whole rows are read."""
     if rows < MANY or k == 1:
         return WIDE if rows * length >= FEW and length // WIDE >= 2 * k else 0
     return next((chunk for above, chunk in CHUNKS.items() if length > above and length // chunk >= 2 * k), 0)
@@ -135,7 +135,7 @@ def _chunks(rows: Tensor, chunk: int, chosen: Tensor) -> Tensor:
     if rows.shape[-1] == count * chunk and rows.is_contiguous():
         starts = torch.arange(0, len(rows) * count, count, device=rows.device)[:, None]
         return rows.view(-1, chunk).index_select(0, (starts + chosen).view(-1)).view(len(rows), -1)
-    # Slower, but without a copy of all rows.
+    # This is slower, but it does not copy all rows.
     each = torch.arange(len(rows), device=rows.device)[:, None]
     return rows[:, : count * chunk].unflatten(-1, (count, chunk))[each, chosen].flatten(1)
 

@@ -110,6 +110,13 @@ def floors(graph: Graph) -> list[list[str]]:
     return [sorted(part for part in graph if height[part] == floor) for floor in range(max(height.values()) + 1)]
 
 
+def by_length(graph: Graph, storeys: list[list[str]]) -> tuple[Graph, Graph]:
+    """The arrows that are drawn, and those that cross more than one floor: a word in the room says those."""
+    height = {part: floor for floor, parts in enumerate(storeys) for part in parts}
+    far = {p: frozenset(other for other in graph[p] if height[p] - height[other] > 2) for p in graph}
+    return {part: graph[part] - far[part] for part in graph}, far
+
+
 def passages(graph: Graph, storeys: list[list[str]]) -> tuple[list[list[str]], list[tuple[str, str]]]:
     """Storeys with a passage in each floor that an arrow crosses, and the arrows from floor to floor."""
     height = {part: floor for floor, parts in enumerate(storeys) for part in parts}
@@ -193,9 +200,10 @@ def _text(kind: str, x: float, y: float, text: str) -> str:
     return f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}">{escape(text)}</text>'
 
 
-def packages_within(part: str) -> str:
-    """The packages of a part, in a line."""
-    return "   ".join(f"{path.parent.name}/" for path in sorted((SOURCE / part).glob("*/__init__.py")))
+def within(part: str, far: Graph) -> str:
+    """The packages of a part, and what it imports from far below, in a line."""
+    packages = [f"{path.parent.name}/" for path in sorted((SOURCE / part).glob("*/__init__.py"))]
+    return "   ".join([*packages, *(f"→ {other}" for other in sorted(far[part]))])
 
 
 def wrapped(text: str, width: float) -> tuple[str, ...]:
@@ -207,7 +215,7 @@ def wrapped(text: str, width: float) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def rooms_of(parts: list[str], y: float) -> list[Room]:
+def rooms_of(parts: list[str], y: float, far: Graph) -> list[Room]:
     """The rooms of a floor beside one another; those with more to say are wider."""
     free = WIDTH - 2 * MARGIN - GAP * (len(parts) - 1) - sum(24 for part in parts if part.startswith("|"))
     share = {part: 22 + len(ROOMS.get(part, ("", ""))[0]) ** 0.5 * 4 for part in parts if not part.startswith("|")}
@@ -215,7 +223,7 @@ def rooms_of(parts: list[str], y: float) -> list[Room]:
     for part in parts:
         width = free * share[part] / sum(share.values()) if part in share else 24.0
         lines = wrapped(ROOMS.get(part, ("", ""))[0], width - 28) if part in share else ()
-        found.append(Room(part, lines, packages_within(part) if part in share else "", x, width, y, 0.0))
+        found.append(Room(part, lines, within(part, far) if part in share else "", x, width, y, 0.0))
         x += width + GAP
     height = max((18 if len(parts) == 1 else 38) + 18 * (len(room.lines) + bool(room.inner)) for room in found)
     return [Room(r.name, r.lines, r.inner, r.x, r.width, r.y, height) for r in found]
@@ -224,11 +232,13 @@ def rooms_of(parts: list[str], y: float) -> list[Room]:
 def svg() -> str:
     """The picture as it should be."""
     graph = without_implied(imports())
-    storeys, steps = passages(graph, floors(graph))
+    storeys = floors(graph)
+    near, far = by_length(graph, storeys)
+    storeys, steps = passages(near, storeys)
     rooms: dict[str, Room] = {}
     y = float(MARGIN)
     for parts in reversed(in_order(storeys, steps)):
-        floor = rooms_of(parts, y)
+        floor = rooms_of(parts, y, far)
         rooms |= {room.name: room for room in floor}
         y += floor[0].height + STREET
     told = "; ".join(f"{part} imports {', '.join(sorted(graph[part]))}" for part in sorted(graph) if graph[part])

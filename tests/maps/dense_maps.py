@@ -72,8 +72,15 @@ def check(weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, c
         torch.testing.assert_close(ours.detach().double(), theirs.double(), rtol=0, atol=tolerance * scale * times)
 
     close(weights.dense(), dense)
-    factor = {"entropy": scores, "participation": 4 * keys**2, "distance": queries + keys}
     asked, written = sums_asked(weights, rows, columns), sums_written_out(dense, rows, columns)
+    # Each row of a block adds its own error to the block's sum.
+    largest_sum = max(1.0, float(written["pooled_sum"].max()) / scale)
+    factor = {
+        "entropy": scores,
+        "participation": 4 * keys**2,
+        "distance": queries + keys,
+        "pooled_sum": largest_sum,
+    }
     together = weights.summary(*asked, "max", rows=rows, columns=columns)
     for name, theirs in written.items():
         close(asked[name], theirs, factor.get(name, 1.0))

@@ -1,6 +1,7 @@
 """Every statistic of every kind of call against the dense map in float64."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,10 +34,18 @@ def weights_of(
     normalization: Normalization = regard.Softmax(),  # noqa: B008
     backend: str | None = None,
 ) -> tuple[regard.AttentionMap, Tensor]:
-    """The map in a dtype, and the dense weights in float64 from the same numbers."""
+    """The map in a dtype, and the dense weights in float64 from the same numbers.
+
+    A cosine's numbers are the vectors that it has brought to their length: the kernel gets them in the input's dtype.
+    """
     case = case.to(dtype)
     options: dict[str, Any] = {"normalization": normalization, "return_weights": True}
     lazy = regard.attention(*case.tensors(), **case.options(), backend=backend, **options).weights
+    if isinstance(case.score, regard.Cosine):
+        temperature = torch.as_tensor(case.score.temperature, dtype=dtype)
+        temperature = temperature if temperature.numel() == 1 else temperature[:, None, None]
+        query, key = (torch.nn.functional.normalize(x.detach(), dim=-1) for x in (case.query, case.key))
+        case = replace(case, query=query * temperature, key=key, score=regard.Dot())
     same = case.to(torch.float64)
     with torch.no_grad():
         dense = regard.attention(*same.tensors(), **same.options(), backend="reference", **options).weights.dense()

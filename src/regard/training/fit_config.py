@@ -26,7 +26,7 @@ class FitConfig:
     ema_decay: float = 0.0
     """The decay of the moving average of the weights, which is then validated and kept as the best; 0: no average."""
     keep: int = 0
-    """How many models of the latest validations stay on the disk, so that one can average them or choose one."""
+    """How many models of the latest validations stay on the disk, to be averaged or compared."""
 
     def __post_init__(self) -> None:
         """Check the ranges once."""

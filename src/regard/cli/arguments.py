@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of the command line, as one line made of what tyro knows about it."""
+"""Errors in the arguments of the command line, told in one line, which is made from tyro's own data about them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from regard.errors import ArgumentError
 
 
 class Known(NamedTuple):
-    """What could have been meant by an argument that is not known."""
+    """The flags and commands that the user could have meant by an unknown argument."""
 
     flags: Sequence[str] = ()
     commands: Sequence[str] = ()
@@ -20,18 +20,18 @@ class Known(NamedTuple):
 
 
 AskKnown = Callable[[], Known]
-"""Asked only when an argument is not known."""
+"""Returns them; called only when an argument is unknown."""
 
 
 @contextmanager
 def told_in_one_line(known: AskKnown) -> Iterator[None]:
-    """Raise what tyro finds wrong with the arguments, instead of the box of several lines that it would print.
+    """Raise an error of one line for wrong arguments, instead of the box of several lines that tyro would print.
 
     Args:
-        known: what could have been meant by an argument that is not known.
+        known: returns the flags and commands that the user could have meant by an unknown argument.
 
     Raises:
-        ArgumentError: in the block, if something is wrong; the message is one line.
+        ArgumentError: tyro, called in the block, finds the arguments wrong.
     """
 
     def tell(event: events.ParseErrorEvent) -> None:
@@ -44,7 +44,7 @@ def told_in_one_line(known: AskKnown) -> Iterator[None]:
 
 
 def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
-    """What an event says; None for kinds that a later tyro may add, and prints itself."""
+    """The message of an event; None for kinds that a later tyro may add, which tyro then prints itself."""
     match event:
         case events.UnrecognizedArgs():
             return _unrecognized(event.tokens, known())
@@ -67,7 +67,7 @@ def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
 
 
 def _missing(event: events.MissingArgs) -> list[str]:
-    """What is missing, for each sub-command that lacks something."""
+    """The missing arguments of each sub-command that lacks any."""
     by_command = groupby(event.missing_arguments, lambda one: f"{event.prog} {one.source_parser.prog_suffix}".strip())
     return [
         f"Missing from {command}: {', '.join(one.arg.get_invocation_text()[1].as_str_no_ansi() for one in missing)}"
@@ -76,7 +76,7 @@ def _missing(event: events.MissingArgs) -> list[str]:
 
 
 def _unrecognized(tokens: Sequence[str], known: Known) -> str:
-    """What is not known, and what could have been meant.
+    """The unknown arguments, and the flags or commands that the user could have meant.
 
     >>> _unrecognized(["--bem", "2"], Known(flags=["--beam", "--nbest"]))
     'Unrecognized options: --bem 2; perhaps you meant --beam'

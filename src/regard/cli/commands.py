@@ -1,4 +1,4 @@
-"""The commands that there are, and the one that the arguments of the command line ask for."""
+"""The commands, and how the arguments of the command line choose one of them."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +26,12 @@ DESCRIPTION = (
     "Train models with attention on your own text, use them, and see what they attend to. "
     "--version prints the version; --debug, with any command, shows the traceback of an error."
 )
+"""The help of `regard`."""
 TRAIN = (
     "Train a model on your own text: a translator, unless another task is named. Each task has settings of its own: "
     "`regard train translation --help` shows those of a translator."
 )
+"""The help of `regard train`."""
 COMMANDS: dict[str, Command] = {
     "translate": translate,
     "generate": generate,
@@ -40,15 +42,16 @@ COMMANDS: dict[str, Command] = {
     "export": export,
     "demo": demo,
 }
-# Their arguments are shown by name instead of type, and nobody has to read that None is a value too.
+"""The commands other than `regard train`, by name."""
 PLAIN = tyro.conf.configure(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone)
+"""How help shows their arguments: positional ones by name and not by type, and None is not shown as a value."""
 
 
 def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
-    """The command that the arguments ask for, with its own arguments, ready to run.
+    """Find the command that the arguments ask for, and bind its own arguments to it, so that it is ready to run.
 
     Raises:
-        ArgumentError: they cannot be read; says what is wrong with them.
+        ArgumentError: the arguments are wrong; the message says why.
         RunFolderError: they ask to go on with a run, and there is none.
         SystemExit: they ask for help, which has been printed.
     """
@@ -66,7 +69,7 @@ def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
 
 
 def _later(command: Command) -> Callable[..., Callable[[], None]]:
-    """The command with its arguments, not run yet: what is wrong with them is told in another way than its errors."""
+    """Bind arguments to a command, to run it later: wrong arguments are told differently from its own errors."""
 
     @wraps(command)
     def bound(*arguments: Any, **options: Any) -> Callable[[], None]:
@@ -89,7 +92,7 @@ def _known(arguments: Sequence[str]) -> Known:
 
 
 def _flags(described: Any, prefix: str = "--") -> Iterator[str]:
-    """The flags that tyro makes of a command or of settings; see `regard.cli.headings` for what has no prefix."""
+    """The flags that tyro makes of a command or of settings; `regard.cli.headings` decides which have no prefix."""
     kinds, of_settings = get_type_hints(described), is_dataclass(described)
     for name in [one.name for one in fields(described)] if of_settings else inspect.signature(described).parameters:
         flag, kind = prefix + name.replace("_", "-"), kinds[name]

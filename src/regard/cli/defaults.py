@@ -1,4 +1,4 @@
-"""What the settings of `regard train` are before any flag changes them."""
+"""The settings of `regard train` before any flag changes them."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -17,12 +17,12 @@ from regard.tasks.runs.serialisation import changed, from_plain
 from regard.tasks.runs.toml import read_toml
 
 USUAL = "translation"
-"""The task of a run if nothing names one."""
+"""The task of a run if nothing names a task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The flags that decide what all other flags begin from, and are therefore read before these."""
+    """The flags that decide the defaults of all other flags, and are therefore read before them."""
 
     out: Path | None = None
     data: tuple[str, ...] = ()
@@ -33,18 +33,18 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A task, and its settings before any flag: its own, those of a file, or those of a run that is gone on with."""
+    """A task, and its settings before any flag: the task's defaults, those of a file, or those of a run to resume."""
 
     task: str
     defaults: Defaults
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Self:
-        """Where the arguments of `regard train` begin.
+        """Find the task and the settings with which the arguments of `regard train` begin.
 
         Raises:
             ArgumentError: a file of settings cannot be read, or is for another task than the arguments name.
-            RunFolderError: there is no run to go on with, or it is another task's.
+            RunFolderError: there is no run to go on with, or its task is another.
         """
         named = arguments[0] if arguments and arguments[0] in TASKS else None
         rest = arguments[1:] if named else arguments
@@ -64,7 +64,7 @@ class Beginning:
         return cls(task, _sized(TASKS[task], defaults, origin.size))
 
     def of_class(self, cls: type[TrainingConfig]) -> Defaults:
-        """The settings of a class: these, or another task's own."""
+        """The settings of a class: these if it is the class of this task, and otherwise the defaults of its task."""
         return self.defaults if cls is TASKS[self.task].config else _defaults(_task_of_class(cls), {}, Path())
 
 
@@ -79,7 +79,7 @@ def _known_task(name: Any) -> str:
 
 
 def _defaults(task: Task, settings: dict[str, Any], source: Path) -> Defaults:
-    """Settings from a file; those that it lacks and that have no default are asked of the command line."""
+    """The settings of a file. A flag must give each setting that the file lacks and that has no default."""
     required = {one.name for one in fields(task.config) if MISSING is one.default is one.default_factory}
     absent = required - set(settings)
     placeholders: dict[str, Any] = {"data": [], "out": ""}
@@ -91,7 +91,7 @@ def _defaults(task: Task, settings: dict[str, Any], source: Path) -> Defaults:
 
 
 def _sized(task: Task, defaults: Defaults, size: str | None) -> Defaults:
-    """The defaults with a model of a named size."""
+    """Change the defaults to a model of a named size."""
     if size is None:
         return defaults
     if size not in task.sizes:

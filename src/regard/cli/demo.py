@@ -1,4 +1,4 @@
-"""`regard demo`: dates, learnt before your eyes."""
+"""`regard demo`: a model learns to read dates before your eyes."""
 
 import sys
 from pathlib import Path
@@ -13,10 +13,10 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, device: str = "auto") -> No
 
     Args:
         out: folder for the data, the run and the pictures.
-        seed: everything random follows from it.
+        seed: seed of all random numbers.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    # Matrices this small gain little from a second thread, and a busy neighbour makes waiting for it cost sevenfold.
+    # A second thread gains little for matrices this small, and on a busy machine waiting for it costs sevenfold.
     torch.set_num_threads(1)
     _print_result(run_demo(out, seed=seed, device=device, progress=sys.stderr))
 

@@ -32,16 +32,16 @@ def evaluate(
 ) -> None:
     """Score a run on a test set.
 
-    A translator: BLEU, chrF, exact match and loss. A language model: loss, perplexity and bits per byte. A masked
-    language model: loss and accuracy on masked tokens, and pseudo-perplexity.
+    The scores of a translator are BLEU, chrF, exact match and loss; of a language model loss, perplexity and bits per
+    byte; of a masked language model loss and accuracy on masked tokens, and pseudo-perplexity.
 
     Args:
         run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         data: the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text.
-        references: translation: files of reference translations, one a set, for --data, which is then sources alone.
+        references: translation: files of references, one for each set; --data then has the sources alone.
         beam: translation: hypotheses kept while searching; 5 unless given.
         length_penalty: translation: above 1 favours longer translations, below 1 shorter ones; 1 unless given.
-        stride: language model: tokens that each block predicts, the others being context; half a block unless given.
+        stride: language model: tokens that each block predicts; its others are context; half a block unless given.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     model = task_of(run).load(run, device=device)
@@ -81,10 +81,10 @@ def evaluate(
 
 
 def score(run: Run, /, *, data: tuple[Path, ...] = (), device: str = "auto") -> None:
-    """Print the log-probability of each pair or line, in nats, and how many tokens it is the sum of.
+    """Print the log-probability of each pair or line, in nats, and over how many tokens it is summed.
 
-    A translator: of the target given the source, end mark included. A language model: of the line. A masked language
-    model: its pseudo-log-likelihood, the sum over tokens that are masked one at a time.
+    For a translator it is that of the target given the source, end mark included; for a language model that of the
+    line; for a masked language model the pseudo-log-likelihood, the sum over tokens that are masked one at a time.
 
     Args:
         run: the folder that `regard train` made.
@@ -99,13 +99,13 @@ def score(run: Run, /, *, data: tuple[Path, ...] = (), device: str = "auto") -> 
 
 
 def choose(run: Run, /, *, by: Literal["loss", "bleu"] = "loss", beam: int = 5, device: str = "auto") -> None:
-    """Score the models that a run kept (--keep) and means of them on its validation data; the winner becomes its best.
+    """Score the models that a run kept (--keep), and means of them, on its validation data; make the best its best.
 
     The best model by training stays in the run folder as `trained`.
 
     Args:
         run: the folder that `regard train` made.
-        by: the lowest loss, or for translators the highest BLEU.
+        by: the lowest loss wins, or (translators only) the highest BLEU.
         beam: hypotheses of the search for BLEU.
         device: auto, cpu, cuda, cuda:N or mps.
     """
@@ -131,7 +131,7 @@ def _translation_scores(
 
 
 def _judged(data: Sequence[Path], references: Sequence[Path]) -> Iterable[tuple[str, str | Sequence[str]]]:
-    """Sources and their references, in the forms that there are."""
+    """Read sources and their references, in any of the forms."""
     if references:
         return read_references(data[0], references)
     if len(data) == 1 and is_json_lines(data[0]):

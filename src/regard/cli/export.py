@@ -1,4 +1,4 @@
-"""`regard export`: a run's translator for another runtime."""
+"""`regard export`: write a run's translator for another runtime."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
 
     Args:
         run: the folder that `regard train` made.
-        to: whose format.
+        to: the runtime.
         out: a folder to make.
     """
     for path in export_run(run, to=to, out=out):

@@ -1,4 +1,4 @@
-"""`regard generate`: what a language model writes."""
+"""`regard generate`: let a language model write."""
 
 import sys
 from typing import Any
@@ -33,34 +33,34 @@ def generate(
         run: the folder that `regard train language-model` made, or GPT-2's or Llama's in Hugging Face's format.
         prompt: what the text begins with; printed too.
         max_tokens: the most tokens to write.
-        samples: how many texts to write; several are drawn together and printed when whole, --- between them.
-        temperature: below 1 the likely becomes likelier; 0 takes the most probable token each time.
-        top_k: draw from so many most probable tokens; 0 from all.
-        top_p: draw from the fewest most probable tokens that come to this probability.
-        min_p: draw from tokens at least so many times as probable as the most probable one.
-        repetition_penalty: above 1, tokens that the text has already become less likely.
-        stop: strings at which the text ends, before them.
-        seed: everything random follows from it.
+        samples: how many texts to write; several are drawn together and printed when whole, with --- between them.
+        temperature: below 1, likely tokens become likelier; 0 takes the most probable token each time.
+        top_k: draw from this many most probable tokens; 0 draws from all.
+        top_p: draw from the fewest most probable tokens whose probabilities sum to this.
+        min_p: draw from tokens whose probability is at least this share of the highest.
+        repetition_penalty: above 1, tokens that the text already has become less likely.
+        stop: strings that end the text; it ends before the first of them.
+        seed: seed of all random numbers.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     if samples < 1:
         raise ArgumentError(f"samples must be at least 1, got {samples}")
     filters = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    writer = LanguageModel.load(run, device=device)
+    model = LanguageModel.load(run, device=device)
     limits: dict[str, Any] = {"max_tokens": max_tokens, "filters": filters, "stop": stop, "seed": seed}
     if samples > 1:
-        for number, text in enumerate(writer.samples(prompt, count=samples, **limits)):
+        for number, text in enumerate(model.samples(prompt, count=samples, **limits)):
             print(*(["---"] if number else []), prompt + text, sep="\n", flush=True)
         return
     sys.stdout.write(prompt)
-    for piece in writer.generate(prompt, **limits):
+    for piece in model.generate(prompt, **limits):
         sys.stdout.write(piece)
         sys.stdout.flush()
     print(flush=True)
 
 
 def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float) -> list[Filter]:
-    """Those that were asked for, in the order in which they are applied."""
+    """The filters that were asked for, in the order in which they are applied."""
     filters: list[Filter] = []
     if repetition_penalty != 1.0:
         filters.append(RepetitionPenalty(repetition_penalty))

@@ -1,4 +1,4 @@
-"""The settings of a run as flags: which of them stand under which heading, told to tyro as a rule."""
+"""The settings of a run as flags: a rule tells tyro which of them stand under which heading."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
@@ -35,7 +35,7 @@ OUTPUT = Heading(
     ("out", "validate_every", "save_every", "log_every", "best_by", "validation_beam", "keep", "pictures"),
 )
 OPTIMISATION = Heading("optimisation", "How the model learns, for how long, and on what.")
-"""Whatever stands under no other heading."""
+"""All settings that stand under no other heading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +44,21 @@ class Defaults:
 
     settings: TrainingConfig
     required: frozenset[str] = frozenset()
-    """The names of those that a flag must give; what `settings` has there is no answer."""
+    """The names of the settings that a flag must give; their values in `settings` are placeholders."""
 
 
 def settings_as_flags(defaults: Callable[[type[TrainingConfig]], Defaults]) -> ConstructorRegistry:
-    """The rule by which tyro makes flags of the settings of a run.
+    """Make the rule by which tyro turns the settings of a run into flags.
 
     Args:
-        defaults: those of a class of settings; asked for once tyro knows whose flags it needs.
+        defaults: returns the defaults of a class of settings; called once tyro knows of which class it needs flags.
     """
     registry = ConstructorRegistry()
 
     @registry.struct_rule
     def under_headings(info: StructTypeInfo) -> StructConstructorSpec | None:
         is_settings = isinstance(info.type, type) and issubclass(info.type, TrainingConfig)
-        # With settings as their default the fields are tyro's to find, as `_settings_of` asks it to.
+        # If the default is settings too, tyro must find the fields itself: `_settings_of` asks it to.
         if not is_settings or isinstance(info.default, TrainingConfig):
             return None
         given = defaults(info.type)
@@ -77,7 +77,7 @@ _Flag = tuple[str, Any, Any]
 
 
 def _settings_of(settings: Any) -> Iterator[StructFieldSpec]:
-    """The fields of settings with their values and their help; those of the training loop are among them."""
+    """The fields of settings with their values and their help, those of the training loop among them."""
     spec = ConstructorRegistry.get_struct_spec(StructTypeInfo.make(type(settings), settings, in_union_context=False))
     assert isinstance(spec, StructConstructorSpec)
     for one in spec.fields:
@@ -88,7 +88,7 @@ def _settings_of(settings: Any) -> Iterator[StructFieldSpec]:
 
 
 def _flag(one: StructFieldSpec, *, is_required: bool) -> _Flag:
-    """A setting as a field of a group, whose name is no part of the flag's."""
+    """Make a setting a field of a group, whose name is no part of the flag."""
     text = one.helptext() if callable(one.helptext) else one.helptext
     kind = Annotated[one.type, tyro.conf.arg(prefix_name=False, help=text)]
     return one.name, kind, field() if is_required else field(default=one.default)
@@ -100,7 +100,7 @@ def _group(heading: Heading, members: Iterable[_Flag]) -> StructFieldSpec:
 
 
 def _put_together(cls: type[TrainingConfig], groups: Mapping[str, object]) -> TrainingConfig:
-    """The settings that were found under the headings."""
+    """Make the settings of the values that were found under the headings."""
     values = {name: value for group in groups.values() for name, value in vars(group).items()}
     fit = FitConfig(**{one.name: values.pop(one.name) for one in fields(FitConfig)})
     return cls(fit=fit, **values)

@@ -1,7 +1,7 @@
-"""The command line, from the outside: errors as one line, exit statuses, and what a program may set but a library not.
+"""The entry of the command line: it prints an error as one line, sets the exit status, and configures the process.
 
-Results go to standard output and everything else to standard error. The exit status is 0; 2 for an error,
-which one line explains; 130 after Ctrl-C, 143 when training is stopped by SIGTERM.
+Results go to standard output and everything else to standard error. The exit status is 0 for success; 2 for an error,
+which one line explains; 130 after Ctrl-C; 143 when SIGTERM stops a training.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ def main() -> None:
         status = 128 + stop.signal if isinstance(stop, Interrupted) else 130
         _leave("; ".join([str(stop) or "interrupted", *getattr(stop, "__notes__", ())]), status)
     except BrokenPipeError:
-        # Whoever read the results has gone: the interpreter must not flush to it at exit either.
+        # The reader of the results has closed the pipe: the interpreter must not flush to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (RegardError, OSError) as error:
         if debug:
@@ -55,7 +55,7 @@ def _leave(line: str, status: int) -> NoReturn:
 
 
 def _write_utf8() -> None:
-    """Results are UTF-8 whatever the locale: a translator has to print every script."""
+    """Write UTF-8 whatever the locale is: a translator has to print every script."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
 
@@ -63,7 +63,7 @@ def _write_utf8() -> None:
 def _keep_freed_memory() -> None:
     """Tell glibc's allocator to keep large blocks for the next step instead of handing them back each time.
 
-    Worth a quarter of a training step on the CPU. A program may ask for it, a library may not.
+    This saves a quarter of a training step on the CPU. A program may change the allocator; a library must not.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

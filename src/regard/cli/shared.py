@@ -1,4 +1,4 @@
-"""What several commands share."""
+"""The code that several commands share."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,10 +13,10 @@ Run = tyro.conf.Positional[Path]
 
 
 def refuse_first(*wrongs: tuple[bool, str]) -> None:
-    """Say the first thing that is wrong.
+    """Check some conditions, each with its error message.
 
     Raises:
-        ArgumentError: one of the conditions holds.
+        ArgumentError: a condition holds; the message is that of the first that does.
     """
     for is_wrong, message in wrongs:
         if is_wrong:

@@ -1,4 +1,4 @@
-"""`regard train`: a model on the user's own text."""
+"""`regard train`: train a model on the user's own text."""
 
 import os
 import sys
@@ -22,17 +22,19 @@ USES = {
     "language-model": 'regard generate {} "a prompt"',
     "masked-language-model": 'regard view {} "a sentence"',
 }
-NAMELESS = tyro.conf.arg(name="")  # the name of the parameter is no part of the flags
+"""For each task, a command that uses the trained model."""
+NAMELESS = tyro.conf.arg(name="")
+"""Keeps the name of a parameter out of the names of its flags."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """How a run is begun or gone on with."""
+    """How to begin a run, or go on with one."""
 
     size: Size | None = None
-    """A model of the size that a paper names so; flags for its parts go before it."""
+    """A model of a size that papers name; flags for its parts override it."""
     config: Path | None = None
-    """A TOML file of settings, such as run.toml in a run folder; flags go before it."""
+    """A TOML file of settings, such as run.toml in a run folder; flags override it."""
     resume: bool = False
     """Go on with the run in --out, or begin it if there is none; settings that are not given stay as they were."""
     overwrite: bool = False
@@ -65,6 +67,7 @@ TRAINERS: dict[str, Callable[..., None]] = {
     "language-model": language_model_trainer,
     "masked-language-model": masked_language_model_trainer,
 }
+"""The command of each task."""
 
 
 def _train(task: str, settings: TrainingConfig, start: Start) -> None:

@@ -1,4 +1,4 @@
-"""`regard translate`: a sentence, a file, or standard input."""
+"""`regard translate`: translate a sentence, a file, or standard input."""
 
 import json
 import os
@@ -57,29 +57,29 @@ def translate(
     precision: Precision = "float32",
     workers: int | None = None,
 ) -> None:
-    """Translate a sentence, a file, or standard input, a line each.
+    """Translate a sentence, or each line of a file or of standard input.
 
     Args:
         run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         sentence: what to translate; without it, --input or standard input is read.
-        input: a file of one sentence a line; may be gzipped.
+        input: a file with one sentence on each line; may be gzipped.
         output: a file to write to, instead of standard output; it has that name once it is whole.
         resume: go on with an --output that was interrupted.
         overwrite: replace --output if it is there.
-        bad_lines: whether a line that cannot be read or is too long ends the work, or is answered by an empty line.
+        bad_lines: whether a line that cannot be read or is too long ends the work or is answered by an empty line.
         beam: hypotheses kept while searching; 1 takes the most probable token each time.
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
-        length_penalty: of beam search: above 1 favours longer translations, below 1 shorter ones.
-        alignments: print JSON: tokens, scores, and what each token looked at among the source's.
-        alignment_layer: the decoder's layer whose attention that is, from 0, or from -1 backwards; or mean.
-        alignment_head: the head in it, or mean.
-        copy_unknown: print the source's word that is looked at most for each word outside the vocabulary.
+        length_penalty: in beam search, above 1 favours longer translations, below 1 shorter ones.
+        alignments: print JSON: tokens, scores, and how much each token attended to each token of the source.
+        alignment_layer: the decoder layer whose attention that is, from 0, or from -1 backwards; or mean.
+        alignment_head: the head in that layer, or mean.
+        copy_unknown: for each word outside the vocabulary, print the source word that it attends to most.
         prefix: what every translation must begin with.
-        prefix_column: what each translation must begin with stands in its line, after the sentence and a tab.
-        vocabulary: a file of words or sentences; translations are made of their tokens alone.
+        prefix_column: each line has a sentence, a tab, and what its translation must begin with.
+        vocabulary: a file of words or sentences; translations contain their tokens alone.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: float32, bf16, or bf16 where the processor multiplies it faster (auto).
-        workers: processes of one thread each that share the work on the CPU; unless given, one for each core where
+        workers: processes of one thread each that share the work on the CPU; unless given, one for each core if
             --input has many lines.
     """
     align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
@@ -126,7 +126,7 @@ def translate(
 
 
 def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | None) -> None:
-    """Write a file of translations to its end, and show how far it has come."""
+    """Write a file of translations to its end, and show the progress."""
     if unfinished is None:
         print("the file is whole: there is nothing left to do", file=sys.stderr)
         return
@@ -174,5 +174,5 @@ def _as_json(_number: int, translation: Translation) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A model may write a line break; the lines of the output are those of the input."""
+    """Replace line breaks, which a model may write: each line of the output answers one line of the input."""
     return " ".join(text.splitlines())

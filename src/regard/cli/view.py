@@ -1,4 +1,4 @@
-"""`regard view`: pictures of what a run attends to."""
+"""`regard view`: draw what a run attends to."""
 
 from pathlib import Path
 

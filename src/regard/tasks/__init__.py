@@ -1,4 +1,4 @@
-"""What is trained and used: translation and language models. A run folder holds all that a trained model needs."""
+"""The tasks: translation and language modelling. A run folder holds all that a trained model needs."""
 
 from regard.tasks.language_modelling.causal import LanguageModel as LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig as LanguageModelConfig

@@ -1,4 +1,4 @@
-"""What a training run is made from; the command line's flags are these fields."""
+"""The settings of a training run; the command line makes its flags from these fields."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from regard.training.schedules import Schedule, constant, cosine, inverse_square
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
-    """What every task's run has: where it goes, how long it trains, how fast it learns, what it runs on."""
+    """The settings that runs of all tasks have: where a run goes, how long and how fast it learns, on what device."""
 
     out: Path
     """The folder to make for the run."""
@@ -20,15 +20,15 @@ class TrainingConfig:
     fit: FitConfig = field(default_factory=FitConfig)
     """When training stops, validates and saves."""
     batch_tokens: int = 4_096
-    """Places in a batch (of all ranks together), source and target, padding counted."""
+    """Tokens of a batch (of all ranks together), source and target, with the padding."""
     learning_rate: float = 1e-3
     """The highest learning rate."""
     warmup_steps: int = 1_000
-    """Steps in which the learning rate rises to it."""
+    """Steps in which the learning rate rises to its highest."""
     schedule: Literal["inverse-square-root", "cosine", "constant"] = "inverse-square-root"
     """How the learning rate falls afterwards."""
     weight_decay: float = 0.01
-    """Of AdamW; embeddings, gains and offsets do not decay."""
+    """Weight decay of AdamW; embeddings, gains and offsets do not decay."""
 
     warm_start: Path | None = None
     """A run folder: training begins with its best model, and uses its tokenizers."""
@@ -37,7 +37,7 @@ class TrainingConfig:
     bad_batches: Literal["stop", "skip"] = "stop"
     """Whether a batch whose loss is NaN or infinite ends the run or is passed over; more than ten in a row end it."""
     seed: int = 0
-    """Everything random follows from it."""
+    """Seed of all random numbers."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Precision = "auto"
@@ -46,7 +46,7 @@ class TrainingConfig:
     """What each rank that torchrun starts holds: all of the model (ddp, auto), or a share of it and of the
     optimizer (fsdp)."""
     gradient_checkpointing: bool = False
-    """Whether layers keep only what they read and are computed again on the way back: less memory, more time."""
+    """Whether layers keep only their inputs and compute the rest again in the backward pass: less memory, more time."""
 
     def __post_init__(self) -> None:
         """Check the ranges that no other part checks."""

@@ -1,4 +1,4 @@
-"""The demonstration: dates as people write them, in many languages, to ISO 8601, learnt in front of your eyes."""
+"""The demonstration: a model learns before your eyes to turn dates, written in many languages, into ISO 8601."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,9 @@ from regard.training.fit_config import FitConfig
 from regard.training.metrics import exact_match
 
 PAIRS: dict[dates.Split, int] = {"train": 50_000, "valid": 1_000, "test": 2_000}
+"""How many dates each part has."""
 SHOWN = 12
+"""How many held-out dates are printed and drawn."""
 
 README = """\
 Made by `regard demo`, which will replace it when it runs again.
@@ -27,6 +29,7 @@ train.tsv, valid.tsv, test.tsv   dates in many languages and their ISO 8601 form
 run/                             the trained model: try it with `regard translate`
 attention.png, attention.html    what the model looked at for a dozen held-out dates
 """
+"""The README.txt of the folder; by it a later demonstration knows the folder."""
 
 
 class DemoResult(NamedTuple):
@@ -35,11 +38,11 @@ class DemoResult(NamedTuple):
     exact_match: float
     """Percentage of held-out dates that came out right, 0..100."""
     held_out: int
-    """How many those were."""
+    """How many dates were held out."""
     shown: list[tuple[Pair, str]]
     """A dozen held-out pairs with the model's answers."""
     files: list[Path]
-    """The pictures of what it attended to for them."""
+    """The pictures of what the model attended to in these dozen."""
 
 
 def demo_config(folder: Path, *, seed: int, device: str) -> TranslationConfig:
@@ -87,7 +90,7 @@ def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[
 
 
 def one_of_each_script(answered: Sequence[tuple[Pair, str]], count: int) -> list[tuple[Pair, str]]:
-    """The first of each mix of scripts, then the first of the rest, whatever the answers are.
+    """Choose the first pair of each mix of scripts, then the first of the rest, whatever the answers are.
 
     >>> pairs = [(Pair(text, ""), "") for text in ("3 May", "4 May", "3 мая", "5月3日")]
     >>> [pair.source for pair, _ in one_of_each_script(pairs, 3)]

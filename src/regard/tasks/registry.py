@@ -1,4 +1,4 @@
-"""The tasks that there are, by name: what each is configured, trained and used with."""
+"""The tasks by name: how each is configured, trained and loaded."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -34,17 +34,17 @@ class Task(NamedTuple):
 
     config: type[TrainingConfig]
     run: Callable[..., str]
-    """Trains; the name of the device that it ran on."""
+    """Trains, and returns the name of the device that it ran on."""
     load: Callable[..., TrainedModel]
     job: Callable[[Any, RunFolder, Any], TrainingJob]
-    """What the training loop is handed for a configuration, a prepared folder and a launched fabric."""
+    """Makes the training loop's job from a configuration, a prepared folder and a launched fabric."""
     model_field: str
-    """The setting that describes the model."""
+    """The name of the setting that describes the model."""
     sizes: Mapping[Size, Any]
-    """Named values of it."""
+    """The values of that setting that have a name."""
 
     def sized(self, config: Any, size: Size) -> Any:
-        """The settings with a model of a named size."""
+        """Change settings to a model of a named size."""
         return replace(config, **{self.model_field: self.sizes[size]})
 
 
@@ -67,10 +67,10 @@ TASKS: Mapping[str, Task] = {
 
 
 def task_of(folder: Path) -> Task:
-    """The task of a run folder, or of a folder in Hugging Face's format: a language model's or translation.
+    """Find the task of a run folder, or of a folder in Hugging Face's format.
 
     Raises:
-        RunFolderError: there is no run in it, or one of a task that this version does not have.
+        RunFolderError: there is no run in it, or its task is one that this version does not have.
     """
     if is_huggingface(folder):
         return TASKS[causal.TASK if writes_text(folder) else translator.TASK]

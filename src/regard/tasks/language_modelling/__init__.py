@@ -1,1 +1,1 @@
-"""Language models: trained, written with, scored."""
+"""Language models: how they are trained and used."""

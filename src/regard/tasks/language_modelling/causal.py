@@ -1,4 +1,4 @@
-"""A trained language model: it writes on, says how probable a text is, and shows what it attended to."""
+"""A trained language model: it continues a text, says how probable a text is, and shows what it attended to."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,12 +27,13 @@ from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import find_device
 
 TASK = "language-model"
-
-# Lines that are read together, and places of a batch.
+"""The name of this task in a run folder and on the command line."""
 WINDOW_LINES = 1_024
+"""How many lines are read and scored together."""
 BATCH_PLACES = 2_048
-# Texts that are drawn together.
+"""The most tokens of a batch, with the padding."""
 SAMPLES_TOGETHER = 32
+"""How many texts are drawn together."""
 
 
 class TextEvaluation(NamedTuple):
@@ -41,15 +42,15 @@ class TextEvaluation(NamedTuple):
     loss: float
     """Mean cross-entropy of the tokens, in nats."""
     perplexity: float
-    """Its exponential: of how many equally probable tokens the next one might be."""
+    """The exponential of the loss: the model is as unsure as if it chose among so many equally probable tokens."""
     bits_per_byte: float
-    """All of the loss in bits, divided by the text's bytes in UTF-8: what an arithmetic coder would need."""
+    """The summed loss in bits, divided by the text's bytes in UTF-8: an arithmetic coder would need as much."""
     tokens: int
     text_bytes: int
 
     @classmethod
     def of(cls, likelihood: Likelihood, text_bytes: int) -> "TextEvaluation":
-        """From the likelihood of a text and its size."""
+        """Compute the figures from the likelihood of a text and its size."""
         loss = -likelihood.log_probability / max(likelihood.tokens, 1)
         bits = -likelihood.log_probability / math.log(2)
         return cls(loss, math.exp(min(loss, 700.0)), bits / max(text_bytes, 1), likelihood.tokens, text_bytes)
@@ -60,9 +61,9 @@ class LanguageModel:
 
     Args:
         model: the model.
-        tokenizer: the one that it was trained with; or how its texts become tokens.
-        block_length: tokens that it reads at once.
-        documents: what a document was in training; where one is "file", texts have no end.
+        tokenizer: the tokenizer that it was trained with, or a format that says how its texts become tokens.
+        block_length: how many tokens it reads at once.
+        documents: what a document was in training; if it was "file", texts have no end mark.
     """
 
     def __init__(
@@ -84,11 +85,11 @@ class LanguageModel:
     def load(
         cls, folder: Path | str, *, device: str = "auto", checkpoint: Literal["best", "last"] = "best"
     ) -> "LanguageModel":
-        """Read a run folder, or a downloaded folder of Hugging Face's with GPT-2 or Llama in it.
+        """Read a run folder, or a downloaded folder in Hugging Face's format with GPT-2 or Llama in it.
 
         Raises:
-            RunFolderError: it is neither, is cut short, or its parts do not fit together.
-            ArgumentError: the device is not here.
+            RunFolderError: the folder is neither, is cut short, or its parts do not fit together.
+            ArgumentError: this machine does not have the device.
             MissingExtraError: a library that reads the folder is not installed.
         """
         if is_huggingface(Path(folder)):
@@ -116,17 +117,17 @@ class LanguageModel:
         stop: Sequence[str] = (),
         seed: int = 0,
     ) -> Iterator[str]:
-        """What the model writes after a prompt, piece by piece as it comes.
+        """Continue a prompt, and hand out the new text piece by piece as it is written.
 
-        What is not yet a whole character is held back, and so is what may become a stop string. A text that
-        outgrows the block length goes on from its second half.
+        The first bytes of a character are held back until it is whole, and so is text that may become a stop
+        string. When a text outgrows the block length, the model goes on from the second half of the block.
 
         Args:
-            prompt: may be empty.
+            prompt: the beginning of the text; may be empty.
             max_tokens: the most tokens to write.
-            filters: what changes the distribution; see `regard.generation.filters`.
-            stop: strings at which the text ends, before them.
-            seed: of the random numbers.
+            filters: they change the distribution of the next token; see `regard.generation.filters`.
+            stop: strings that end the text; the text ends before the first of them.
+            seed: the seed of the random numbers.
 
         Raises:
             ArgumentError: `max_tokens` is below 1, or a stop string is empty.
@@ -145,15 +146,15 @@ class LanguageModel:
         stop: Sequence[str] = (),
         seed: int = 0,
     ) -> Iterator[str]:
-        """Several texts that the model writes after one prompt, drawn together: much faster than one by one.
+        """Continue one prompt several times. The texts are drawn together, which is much faster than one by one.
 
         Args:
-            prompt: may be empty.
-            count: how many.
+            prompt: the beginning of each text; may be empty.
+            count: how many texts to write.
             max_tokens: the most tokens of each.
-            filters: what changes the distribution.
-            stop: strings at which a text ends, before them.
-            seed: of the random numbers.
+            filters: they change the distribution of the next token.
+            stop: strings that end a text; it ends before the first of them.
+            seed: the seed of the random numbers.
 
         Raises:
             ArgumentError: `count` or `max_tokens` is below 1, or a stop string is empty.
@@ -181,7 +182,7 @@ class LanguageModel:
             raise ArgumentError(f"max_tokens must be at least 1, got {max_tokens}")
         streams = [TextStream(self.tokenizer, stop=stop) for _ in range(count)]
         begun = self.language.prompt(prompt)
-        texts = {row: list(begun) for row in range(count)}  # those that go on
+        texts = {row: list(begun) for row in range(count)}  # the texts that have not ended
         while texts:
             for row, token in self._block(texts, begun[0] == self.language.begin_id, filters, generator):
                 texts[row].append(token)
@@ -196,9 +197,13 @@ class LanguageModel:
     def _block(
         self, texts: dict[int, list[int]], has_mark: bool, filters: Sequence[Filter], generator: torch.Generator
     ) -> Iterator[tuple[int, int]]:
-        """Tokens after texts of one length until a block is full or no text is left; whoever asks takes texts out."""
+        """Continue texts of one length until a block is full or `texts` is empty; the caller removes ended texts.
+
+        Yields:
+            The row of a text and its next token.
+        """
         rows, length = list(texts), len(next(iter(texts.values())))
-        # Half a block is kept where a whole one is full: reading it again is worth half a block of new text.
+        # Of a full block half is kept: the model reads that half again once, and then has room for as much new text.
         kept = length if length <= self.block_length else max(self.block_length // 2, 1)
         whole = torch.tensor([texts[row] for row in rows], device=self.device, dtype=torch.long)
         context = whole[:, length - kept :]
@@ -223,15 +228,15 @@ class LanguageModel:
                 return
 
     def evaluate(self, lines: Iterable[str], *, stride: int | None = None) -> TextEvaluation:
-        """How well the model predicts a text, read as one row of tokens.
+        """Measure how well the model predicts a text, read as one row of tokens.
 
         Args:
-            lines: of the text, without their ends.
-            stride: see `next_token_windows`; half a block if None.
+            lines: the lines of the text, without line feeds.
+            stride: see `next_token_windows`; None means half a block.
 
         Raises:
             DataError: there is no text.
-            ArgumentError: a stride that is not in 1..block_length.
+            ArgumentError: the stride is not in 1..block_length.
         """
         ids, text_bytes = self.language.row(lines)
         if len(ids) < 2:
@@ -240,9 +245,10 @@ class LanguageModel:
         return TextEvaluation.of(together(self._likelihoods(windows)), text_bytes)
 
     def score(self, lines: Iterable[str]) -> Iterator[Likelihood]:
-        """How probable each line is by itself, token by token, with its end where documents are lines or paragraphs.
+        """Say how probable each line is by itself: the sum over its tokens, in nats.
 
-        Read, scored and handed out by windows, in order.
+        The end mark counts if documents were lines or paragraphs in training. Lines are read and scored one
+        window after the other, and their likelihoods come in the order of the lines.
         """
         iterator = iter(lines)
         while chunk := list(islice(iterator, WINDOW_LINES)):
@@ -260,7 +266,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def attend(self, sentence: str) -> TextAttention:
-        """What every layer and head attends to in a text, the begin mark included.
+        """Show what every layer and head attends to in a text, the begin mark included.
 
         Raises:
             DataError: the text is empty or longer than a block.

@@ -1,4 +1,4 @@
-"""What a run on running text is made from: language models and masked language models."""
+"""The settings of language models and masked language models, which learn from running text."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,26 +13,26 @@ from regard.training.fit_config import FitConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextConfig(TrainingConfig):
-    """What both kinds of language model have: the text, and how it is cut."""
+    """The settings that both kinds of language model have: the text, and how it is cut."""
 
     data: tuple[Path, ...]
-    """The text: one file or several, one after the other; gzip too."""
+    """The text: one file, or several that are read one after the other; may be gzipped."""
     valid: tuple[Path, ...] = ()
-    """Text to validate on; without it the tail of the data is kept for that, which training never sees."""
+    """Text to validate on; unless given, the tail of the data, which training then never sees."""
     valid_share: float = 0.1
-    """How much of the data that tail is, 0 to 1; of much text no more than ten million bytes."""
+    """Share of the data that this tail is, 0 to 1; at most ten million bytes are taken."""
     documents: Literal["file", "paragraphs", "lines"] = "file"
-    """Where a document ends: nowhere, at a blank line, or at the end of each line."""
+    """Where a document ends: never (file), at a blank line, or at the end of each line."""
     bad_lines: Literal["stop", "skip"] = "stop"
     """Whether a line that cannot be read ends the run or is left out."""
     tokenizer: Literal["bpe", "words", "characters"] = "bpe"
     """How text is cut: byte-level BPE learnt from the data, words, or characters."""
     vocab_size: int = 8_000
-    """Most tokens in the vocabulary."""
+    """The most tokens of the vocabulary."""
     block_length: int = 256
     """Tokens that the model reads at once."""
     batch_tokens: int = 4_096
-    """Tokens of a batch (of all ranks together), rounded down to whole blocks, at least one."""
+    """Tokens of a batch (of all ranks together), rounded down to whole blocks; at least one block."""
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=5_000))
     """When training stops, validates and saves."""
     warmup_steps: int = 100
@@ -40,13 +40,14 @@ class TextConfig(TrainingConfig):
     schedule: Literal["inverse-square-root", "cosine", "constant"] = "cosine"
     """How the learning rate falls afterwards."""
     weight_decay: float = 0.1
-    """Of AdamW; gains and offsets do not decay."""
+    """Weight decay of AdamW; gains and offsets do not decay."""
     beta2: float = 0.99
-    """How much of its mean of squared gradients AdamW keeps from step to step, 0 to 1."""
+    """Share of its mean of squared gradients that AdamW keeps from step to step, 0 to 1."""
 
     def __post_init__(self) -> None:
         """Check the ranges that no other part checks."""
-        TrainingConfig.__post_init__(self)  # a class with slots is made anew, which super() does not follow
+        # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
+        TrainingConfig.__post_init__(self)
         for name in ("vocab_size", "block_length"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")

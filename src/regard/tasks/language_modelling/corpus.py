@@ -1,8 +1,8 @@
 """The text of a language model's run: each file is opened once, cut into tokens, and kept on disk in the run folder.
 
-How much text there is decides where its tail for validation begins, and the tokenizer needs all of the rest before the
-first of it can be cut. So the lines go to a file without a name in the run folder (`regard.text.spool`), and all passes
-but the first read that. It is gone when the tokens are there.
+Where the tail for validation begins depends on how much text there is, and the tokenizer must have read all of the text
+for training before it can cut the first line. So the lines go to a file without a name in the run folder
+(`regard.text.spool`), and all passes but the first read that file. It is deleted once the tokens are stored.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +20,10 @@ from regard.text.running_text import TextStore, pieces
 from regard.text.spool import Spool
 from regard.text.tokenizers import Tokenizer, recipe
 
-# The most that is split off for validation: enough for three digits of the loss.
 MOST_VALID_BYTES = 10_000_000
-# A tokenizer learns from so many lines at most, evenly spread: its trainer keeps every word that it has met.
+"""The most text that is split off for validation: enough for three digits of the loss."""
 MOST_TOKENIZER_LINES = 4_000_000
+"""The most lines, evenly spread, that a tokenizer learns from: its trainer keeps every word that it has met."""
 
 
 class TextCorpus(NamedTuple):
@@ -35,12 +35,12 @@ class TextCorpus(NamedTuple):
 
 
 def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
-    """Read the text, train the tokenizer, and store the tokens; done once for a run.
+    """Read the text, train the tokenizer, and store the tokens. A run does this once.
 
     Each file is opened once, so that it may be a pipe (`/dev/stdin`).
 
     Raises:
-        DataError: a line or file that cannot be read, or too little text.
+        DataError: a line or file cannot be read, or there is too little text.
         OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
@@ -67,10 +67,10 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
 
 
 def open_text(folder: RunFolder) -> TextCorpus:
-    """What `prepare_text` left.
+    """Open the tokenizer and the tokens that `prepare_text` stored.
 
     Raises:
-        RunFolderError: a part is absent, cut short, or of another run.
+        RunFolderError: a part is absent, cut short, or belongs to another run.
     """
     tokenizer = load_tokenizer(folder)
     train, valid = (TextStore.open(folder.data / f"{part}.tokens", tokenizer) for part in ("train", "valid"))
@@ -78,10 +78,10 @@ def open_text(folder: RunFolder) -> TextCorpus:
 
 
 def load_tokenizer(folder: RunFolder) -> Tokenizer:
-    """The tokenizer of a run.
+    """Read the tokenizer of a run.
 
     Raises:
-        RunFolderError: it is absent, cut short, or of another run.
+        RunFolderError: it is absent, cut short, or belongs to another run.
     """
     prepared, path = read_prepared(folder), folder.path / "tokenizer.json"
     check_file(path, folder, prepared)
@@ -92,7 +92,7 @@ def load_tokenizer(folder: RunFolder) -> Tokenizer:
 
 
 class _Lines(Iterator[str]):
-    """The lines of several files, how much text they were so far, and how many bad ones were skipped."""
+    """The lines of several files, with the bytes of text read so far and the number of bad lines skipped."""
 
     def __init__(self, paths: tuple[Path, ...], config: TextConfig) -> None:
         self._readers: list[Reader[str]] = [read_lines(path, bad_lines=config.bad_lines) for path in paths]
@@ -114,7 +114,7 @@ class _Lines(Iterator[str]):
 
 
 def _parts(config: TextConfig, lines: Spool, total: int) -> dict[str, Callable[[], Iterator[str]]]:
-    """How to read the lines to train on, and those to validate on: the tail of `total` bytes, or other files."""
+    """How to read the lines for training, and those for validation: the tail of the `total` bytes, or other files."""
     if config.valid:
         return {"train": lambda: iter(lines), "valid": lambda: _Lines(config.valid, config)}
     cut = total - min(round(config.valid_share * total), MOST_VALID_BYTES)

@@ -20,7 +20,7 @@ class Likelihood(NamedTuple):
 
 
 def likelihoods(logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"], *, pad_id: int = PAD) -> list[Likelihood]:
-    """That of each row's targets; padding is none.
+    """The likelihood of each row's targets; padding does not count.
 
     >>> likelihoods(torch.zeros(2, 2, 4), torch.tensor([[3, 1], [2, PAD]]))[1].tokens
     1

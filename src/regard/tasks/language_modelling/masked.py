@@ -1,4 +1,4 @@
-"""A trained masked language model: it fills in masked tokens, says how well, and shows what it attended to."""
+"""A trained masked language model: it fills in masked tokens, measures how well, and shows what it attended to."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -25,24 +25,24 @@ from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import find_device
 
 TASK = "masked-language-model"
-
-# A pseudo-perplexity masks one token at a time: of a long text, so many evenly spread ones are taken.
+"""The name of this task in a run folder and on the command line."""
 MOST_SINGLE_MASKS = 10_000
+"""The most tokens, evenly spread over a text, that are masked for its pseudo-perplexity, which masks one at a time."""
 
 
 class FillingEvaluation(NamedTuple):
     """How well masked tokens were filled in."""
 
     loss: float
-    """Mean cross-entropy of the tokens that training would have chosen, in nats."""
+    """Mean cross-entropy of tokens that are masked as in training, in nats."""
     accuracy: float
-    """Percentage of these that the model found, 0..100."""
+    """Percentage of these tokens that the model found, 0..100."""
     masked: int
-    """How many those were."""
+    """How many tokens these were."""
     pseudo_perplexity: float
-    """Exponential of the mean loss of tokens that are masked one at a time, all others in sight."""
+    """Exponential of the mean loss of tokens that are masked one at a time, while the model sees all others."""
     singly: int
-    """How many those were."""
+    """How many tokens were masked one at a time."""
 
 
 class MaskedLanguageModel:
@@ -50,8 +50,8 @@ class MaskedLanguageModel:
 
     Args:
         model: the model, with one token more than the tokenizer: the mask.
-        tokenizer: the one that it was trained with.
-        block_length: tokens that it reads at once.
+        tokenizer: the tokenizer that it was trained with.
+        block_length: how many tokens it reads at once.
         documents: what a document was in training.
     """
 
@@ -71,7 +71,7 @@ class MaskedLanguageModel:
 
         Raises:
             RunFolderError: it is not a run folder, is cut short, or its parts do not fit together.
-            ArgumentError: the device is not here.
+            ArgumentError: this machine does not have the device.
         """
         run = RunFolder(Path(folder))
         config = run.read_config(TASK, MaskedLanguageModelConfig)
@@ -92,10 +92,10 @@ class MaskedLanguageModel:
         return len(self.tokenizer)
 
     def evaluate(self, lines: Iterable[str]) -> FillingEvaluation:
-        """How well the model fills in a text, read as one row of tokens.
+        """Measure how well the model fills in tokens of a text, read as one row of tokens.
 
-        Masked accuracy masks as training does, always in the same places. The pseudo-perplexity is that of
-        Salazar et al. 2020 (arXiv:1910.14659), equation 2, with blocks for sentences.
+        For loss and accuracy tokens are masked as in training, but always at the same places. The pseudo-perplexity
+        is that of Salazar et al. 2020 (arXiv:1910.14659), equation 2, with blocks in place of sentences.
 
         Raises:
             DataError: there is no text.
@@ -134,7 +134,7 @@ class MaskedLanguageModel:
 
     @torch.no_grad()
     def attend(self, sentence: str) -> TextAttention:
-        """What every layer and head attends to in a text, the begin mark included.
+        """Show what every layer and head attends to in a text, the begin mark included.
 
         Raises:
             DataError: the text is empty or longer than a block.
@@ -147,7 +147,7 @@ class MaskedLanguageModel:
 
     @torch.no_grad()
     def _answers(self, windows: Iterable[TextWindow]) -> Iterator[tuple[TextBatch, Tensor]]:
-        """Batches on the model's device, and what it answers."""
+        """Batches on the model's device, each with the model's logits."""
         for batch in window_batches(windows, places=BATCH_PLACES):
             here = TextBatch(*(part.to(self.device) for part in batch))
             yield here, self.model(here.tokens, here.lengths)

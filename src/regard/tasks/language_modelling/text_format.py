@@ -1,4 +1,4 @@
-"""How texts of a language model become tokens, begin and end: as trained here, or as a downloaded folder has it."""
+"""How the texts of a language model become tokens, begin and end: for a model trained here or a downloaded one."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -16,47 +16,47 @@ class Row(NamedTuple):
 
 
 class TextFormat(Protocol):
-    """What a `Writer` needs to know of texts."""
+    """How a `LanguageModel` turns texts into tokens, and tokens into text."""
 
     @property
     def begin_id(self) -> int:
-        """What a text begins with."""
+        """The token that a text begins with."""
         ...
 
     @property
     def end_ids(self) -> Sequence[int]:
-        """Any of them ends a text that is written."""
+        """The tokens that end a text; the model stops after any of them."""
         ...
 
     @property
     def writable(self) -> Sequence[int]:
-        """The tokens that may be written."""
+        """The tokens that the model may write."""
         ...
 
     @property
     def tokenizer(self) -> PieceBytes:
-        """Tokens to text."""
+        """Turns tokens into text."""
         ...
 
     def prompt(self, text: str) -> list[int]:
-        """What the model reads before it writes on."""
+        """The tokens of a text that the model is to continue."""
         ...
 
     def wholes(self, texts: Sequence[str]) -> list[list[int]]:
-        """Each text with its begin mark, and its end mark if texts end."""
+        """The tokens of each text with its begin mark, and its end mark if texts have one."""
         ...
 
     def row(self, lines: Iterable[str]) -> Row:
-        """Lines as one row."""
+        """The lines of a text as one row of tokens."""
         ...
 
 
 class TrainedFormat:
-    """As training cut its text.
+    """The format of a model that was trained here.
 
     Args:
-        tokenizer: the one that was trained.
-        documents: what a document was in training; where one is "file", texts have no end.
+        tokenizer: the tokenizer of the run.
+        documents: what a document was in training; if it was "file", texts have no end mark.
     """
 
     begin_id = BOS
@@ -66,7 +66,7 @@ class TrainedFormat:
         self.tokenizer = tokenizer
         self._documents: DocumentUnit = documents
         self._ends = documents != "file"
-        # A text has no second beginning and no unknown character, and an end only if those of the training had one.
+        # The model never writes a second begin mark or an unknown token, and an end mark only if training had any.
         self.writable = [*([EOS] if self._ends else []), *range(UNK + 1, len(tokenizer))]
 
     def prompt(self, text: str) -> list[int]:
@@ -74,12 +74,12 @@ class TrainedFormat:
         return [BOS, *encode_text(self.tokenizer, text)]
 
     def wholes(self, texts: Sequence[str]) -> list[list[int]]:
-        """Each line with its begin mark, and its end mark if documents end."""
+        """The tokens of each text with its begin mark, and its end mark if documents have one."""
         end = [EOS] if self._ends else []
         return [[BOS, *ids, *end] for ids in self.tokenizer.encode_batch(texts)]
 
     def row(self, lines: Iterable[str]) -> Row:
-        """The tokens of a text as training saw them."""
+        """The tokens of a text as training would see them."""
         ids: list[int] = []
         text_bytes = 0
         for piece in pieces(lines, self._documents):
@@ -91,16 +91,16 @@ class TrainedFormat:
 
 
 class DownloadedFormat:
-    """As a folder's tokenizer.json says.
+    """The format of a downloaded folder, as its tokenizer.json describes it.
 
-    A prompt is what its template makes of a text (GPT-2's adds nothing, Llama's a begin mark); a text that is
-    scored has the begin mark before it, so that its first token is predicted from something.
+    The folder's template makes a prompt from a text: GPT-2's adds nothing, Llama's adds a begin mark. A text that is
+    scored always has the begin mark before it, so that its first token can be predicted too.
 
     Args:
-        tokenizer: the folder's.
-        begin_id: what a text begins with.
-        end_ids: any of them ends one.
-        banned_ids: tokens that are never written.
+        tokenizer: the tokenizer of the folder.
+        begin_id: the token that a text begins with.
+        end_ids: the tokens that end a text.
+        banned_ids: tokens that the model must never write.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class DownloadedFormat:
         self.writable = [token for token in range(len(tokenizer)) if token not in banned_ids]
 
     def prompt(self, text: str) -> list[int]:
-        """As its template has it; the begin mark if there is no text."""
+        """The tokens that the template makes of a text; the begin mark if there is no text."""
         return self.tokenizer.encode_batch([text])[0] or [self.begin_id]
 
     def wholes(self, texts: Sequence[str]) -> list[list[int]]:
-        """Each text after a begin mark; its end is not scored."""
+        """The tokens of each text after a begin mark, without an end mark."""
         begin = self.begin_id
         return [ids if ids[:1] == [begin] else [begin, *ids] for ids in self.tokenizer.encode_batch(texts)]
 
     def row(self, lines: Iterable[str]) -> Row:
-        """The lines as one text, cut as a whole."""
+        """The lines as one text, which is cut into tokens as a whole."""
         text = "".join(f"{line}\n" for line in lines)
         return Row(self.wholes([text])[0] if text else [], len(text.encode()))

@@ -1,4 +1,4 @@
-"""Language models: train one on running text, to predict the next token or to fill in masked ones."""
+"""Train a language model on running text, to predict the next token or to fill in masked ones."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,27 +81,27 @@ def train_masked_language_model(
 
 
 def run_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> str:
-    """Train as `train_language_model` does, without loading the model in the end; the device that it ran on."""
+    """Train as `train_language_model` does, but return the name of the device that was used, not the model."""
     return train_run(causal.TASK, config, prepare_text, next_token_job, **options)
 
 
 def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[RunOptions]) -> str:
-    """Train as `train_masked_language_model` does, without loading the model in the end; the device that it ran on."""
+    """Train as `train_masked_language_model` does, but return the name of the device that was used, not the model."""
     return train_run(masked.TASK, config, prepare_text, masked_job, **options)
 
 
 class TextBatches:
-    """The batches of a text for the training loop: blocks, and what is made of them."""
+    """The batches of a text for the training loop. A plan chooses the blocks; `make` makes a batch of them."""
 
     def __init__(self, plan: BlockPlan, make: Callable[[TextBlocks], TextBatch]) -> None:
         self._plan, self._make = plan, make
 
     def epoch(self, epoch: int, start: int) -> Iterator[TextBatch]:
-        """This rank's batches of a pass from index `start` on."""
+        """This rank's batches of an epoch, from batch `start` on."""
         return map(self._make, self._plan.epoch(epoch, start))
 
     def size(self, batch: TextBatch) -> BatchSize:
-        """Nothing is padded."""
+        """Count the tokens of a batch; none is padding."""
         return BatchSize(batch.tokens.numel(), batch.tokens.numel())
 
 
@@ -118,7 +118,7 @@ def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
 
 
 def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
-    """What the training loop trains and validates, from a folder that `prepare_text` filled."""
+    """Make the model, batches, loss and validation of a language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     model = DecoderOnly(config.model, vocab_size=len(corpus.tokenizer))
     _check_positions(config, model.max_length)
@@ -134,10 +134,10 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
 
 
 def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
-    """What the training loop trains and validates, from a folder that `prepare_text` filled."""
+    """Make the same of a masked language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     vocab_size = len(corpus.tokenizer)
-    model = EncoderOnly(config.model, vocab_size=vocab_size + 1)  # the mask is one more
+    model = EncoderOnly(config.model, vocab_size=vocab_size + 1)  # the mask is one token more
     _check_positions(config, model.max_length)
     warm_up(model, config, folder)
     make = partial(mask_tokens, vocab_size=vocab_size, mask_id=vocab_size)
@@ -181,7 +181,10 @@ def _validation(
     *,
     text_bytes: int | None = None,
 ) -> Validate:
-    """The mean loss on the validation text, shared out among the ranks; and bits per byte, if its size is given."""
+    """Make a function that measures the mean loss on the validation text, which the ranks share out among themselves.
+
+    If the size of the text is given, it measures bits per byte too.
+    """
     places = max(config.batch_tokens, config.block_length)
 
     def validate() -> dict[str, float]:

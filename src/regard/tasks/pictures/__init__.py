@@ -1,1 +1,1 @@
-"""What a trained model attended to, as pictures."""
+"""Pictures of what a trained model attended to."""

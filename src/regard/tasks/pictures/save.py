@@ -1,4 +1,4 @@
-"""What a trained model attended to, as a picture and as a page."""
+"""Save what a trained model attended to, as a picture and as a page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ from regard.views.html.page import Example, Map, save_page
 
 
 class Attends(Protocol):
-    """A trained model that shows what it attends to: a `Translator`, a `Writer` or a `Filler`."""
+    """A trained model that shows what it attends to: a `Translator`, `LanguageModel` or `MaskedLanguageModel`."""
 
     def attend(self, sentence: str) -> TextMaps:
-        """Use the model on a sentence, and look."""
+        """Use the model on a sentence, and return its attention maps."""
         ...
 
 
@@ -25,10 +25,10 @@ def save_pictures(model: Attends, sentences: Sequence[str], folder: Path, *, tit
     """Use a model on sentences and write attention.png (one map each) and attention.html (every layer and head).
 
     Args:
-        model: its attention is shown.
-        sentences: one panel and one choice of the page each.
-        folder: made if it is not there.
-        title: of both.
+        model: the model whose attention is shown.
+        sentences: each becomes a panel of the picture and a choice on the page.
+        folder: where the files go; it is made if it does not exist.
+        title: the title of both files.
 
     Returns:
         The two files.

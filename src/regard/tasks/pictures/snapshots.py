@@ -1,4 +1,4 @@
-"""What a model in training attends to in a few fixed sentences, drawn at every validation."""
+"""Draw, at every validation, what a model in training attends to in a few fixed sentences."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,11 +15,11 @@ Look = Callable[[], Sequence[tuple[str, TextMaps]]]
 
 
 class Snapshots:
-    """Draws what a look sees: the mean over the heads of the map that is shown first.
+    """Draws, for each sentence, the mean over the heads of the map that is shown first.
 
     Args:
-        look: the sentences and their maps.
-        say: is told, once, if nothing can be drawn: a picture is no reason to end a training.
+        look: returns the sentences and their maps of now.
+        say: is called once with the reason if nothing can be drawn; training does not end for want of a picture.
     """
 
     def __init__(self, look: Look, say: Callable[[str], None]) -> None:
@@ -27,13 +27,13 @@ class Snapshots:
         self._say = say
 
     def __call__(self) -> Mapping[str, npt.NDArray[np.uint8]]:
-        """The picture (height, width, 3) of now, by its name; nothing if it cannot be drawn."""
+        """The name and pixels (height, width, 3) of the picture of now; empty if it cannot be drawn."""
         if self._look is None:
             return {}
         try:
             panels = [panel(sentence, seen) for sentence, seen in self._look()]
             return {"attention": pixels(heatmap_grid(panels, across=1))}
-        except Exception as error:  # whatever is wrong with it
+        except Exception as error:  # of any kind: training must go on
             self._look = None
             self._say(f"no heatmaps for TensorBoard: {' '.join(str(error).split()) or type(error).__name__}")
             return {}

@@ -1,4 +1,4 @@
-"""What a trained model attended to, over the labels that one prints."""
+"""What a trained model attended to, as maps over the labels that are printed for its tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, cast
@@ -11,20 +11,20 @@ from regard.text.labels import Label
 
 
 class TextMaps(Protocol):
-    """The maps of a text, by name."""
+    """The attention maps of a text, with their labels."""
 
     @property
     def maps(self) -> Mapping[str, AttentionMap | Tensor]:
-        """Each (H, T, S)."""
+        """The maps by name, each (H, T, S)."""
         ...
 
     @property
     def shown(self) -> str:
-        """The one to show first."""
+        """The name of the map to show first."""
         ...
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:
-        """The labels of a map's rows, which look, and of its columns, which are looked at."""
+        """The labels of a map's rows (queries) and of its columns (keys)."""
         ...
 
 
@@ -34,50 +34,51 @@ class TextAttention(NamedTuple):
     texts: list[str]
     """The labels of the tokens."""
     maps: dict[str, AttentionMap | Tensor]
-    """By name, each (H, T, T), first layer first."""
+    """The maps by name, each (H, T, T), first layer first."""
 
     @property
     def shown(self) -> str:
-        """The last layer's."""
+        """The name of the last layer's map."""
         return list(self.maps)[-1]
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:
-        """The same on both sides."""
+        """The labels of the tokens, for rows and columns alike."""
         return self.texts, self.texts
 
 
 class Axis(NamedTuple):
-    """What to print for a sequence of tokens, and the first and the last token of each label."""
+    """The labels of a sequence of tokens, and the first and the last token of each label."""
 
     texts: list[str]
     spans: list[tuple[int, int]]
 
 
 class HasLabels(Protocol):
-    """Says what to print for tokens."""
+    """A tokenizer that can label tokens."""
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """On an axis, in order."""
+        """The labels to print along an axis for tokens, in order."""
         ...
 
 
 def axis(tokenizer: HasLabels, ids: Sequence[int]) -> Axis:
-    """The labels of tokens: pieces that share a character are one."""
+    """The labels of tokens; tokens that share a character share a label."""
     labels = tokenizer.labels(ids)
     return Axis([label.text for label in labels], [label.pieces for label in labels])
 
 
 def merge(weights: AttentionMap | Tensor, rows: Axis, columns: Axis) -> AttentionMap | Tensor:
-    """A map over labels: mass summed over the tokens of a column's label, averaged over those of a row's."""
+    """Turn a map over tokens into one over labels: sum the weights over the tokens of a column's label, and average
+    them over the tokens of a row's label."""
     if all(first == last for first, last in (*rows.spans, *columns.spans)):
-        return weights  # a label each: the map stays lazy
+        return weights  # each token has a label of its own, and the map stays lazy
     dense = weights.dense() if isinstance(weights, AttentionMap) else weights
     wide = torch.stack([dense[..., first : last + 1].sum(-1) for first, last in columns.spans], dim=-1)
     return torch.stack([wide[..., first : last + 1, :].mean(-2) for first, last in rows.spans], dim=-2)
 
 
 def text_attention(tokenizer: HasLabels, ids: Sequence[int], maps: Mapping[str, AttentionMap]) -> TextAttention:
-    """The maps (1, H, T, T) of a pass over one text."""
+    """The maps of one text over its labels, from the maps (1, H, T, T) over its tokens."""
     labels = axis(tokenizer, ids)
     merged = {name: merge(cast(AttentionMap, weights[0]), labels, labels) for name, weights in maps.items()}
     return TextAttention(labels.texts, merged)

@@ -1,4 +1,4 @@
-"""Sentences of the validation data that are looked at again and again while a model trains."""
+"""A few sentences of the validation data, whose attention is looked at again and again while a model trains."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,12 +16,12 @@ from regard.tasks.translation.config import Model
 from regard.tasks.translation.corpus import Corpus
 from regard.text.pair_store import TokenStore
 
-# Labels of longer sentences cannot be read in a small picture.
 LONGEST_TOKENS = 40
+"""The most tokens of a sentence: labels of longer ones cannot be read in a small picture."""
 
 
 def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
-    """How a translator aligns the first validation pairs that are not too long, told to write their targets."""
+    """Look how a translator that is forced to write the targets aligns the first short enough validation pairs."""
     chosen = short_pairs(corpus.valid, count)
     if not chosen:
         return None
@@ -46,14 +46,14 @@ def look_at_text(
     block_length: int,
     attend: Callable[[Tensor], Mapping[str, AttentionMap]],
 ) -> Look | None:
-    """What a model attends to in stretches of the validation text, evenly apart.
+    """Look what a model attends to in stretches of the validation text, evenly apart.
 
     Args:
-        model: put into evaluation mode meanwhile.
-        corpus: its validation text is looked at.
-        count: stretches; 0 looks at none.
-        block_length: the most tokens of one.
-        attend: the maps of a row of tokens (1, T).
+        model: the model; it is in evaluation mode during each look.
+        corpus: the corpus whose validation text is looked at.
+        count: how many stretches; with 0 there is no look, and None is returned.
+        block_length: the most tokens of a stretch.
+        attend: returns the maps of a row of tokens (1, T).
     """
     tokens, length = corpus.valid.tokens, min(block_length, LONGEST_TOKENS, len(corpus.valid))
     starts = [number * (len(tokens) - length) // max(count, 1) for number in range(count)]
@@ -74,7 +74,7 @@ def look_at_text(
 
 
 def short_pairs(store: TokenStore, count: int) -> list[int]:
-    """The first pairs whose sides are both short enough to be read; if there are none, the shortest."""
+    """The first pairs of which both sides are short enough to be read; if there are none, the shortest pairs."""
     longest = np.maximum(store.source_lengths, store.target_lengths)
     short = np.flatnonzero(longest <= LONGEST_TOKENS)
     chosen: list[int] = (short if len(short) else np.argsort(longest, kind="stable"))[:count].tolist()
@@ -83,7 +83,7 @@ def short_pairs(store: TokenStore, count: int) -> list[int]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode while the block runs, and back."""
+    """Put a model into evaluation mode while the block runs."""
     was_training = model.training
     model.eval()
     try:

@@ -1,1 +1,1 @@
-"""Run folders, and training from its first command to its last checkpoint."""
+"""Run folders, and training from the first command to the last checkpoint."""

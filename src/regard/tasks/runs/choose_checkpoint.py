@@ -1,4 +1,4 @@
-"""Choose a run's best model again when training is over: among the models that it kept, and their means."""
+"""Choose a run's best model again after training: among the models that it kept, and means of them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,19 +18,19 @@ from regard.training.checkpoints import Checkpoints, fill_model
 from regard.training.distributed.devices import start_fabric
 
 TRAINED = "trained"
-"""Where the best model by training goes when another takes its place."""
+"""The checkpoint that keeps the best model by training when another takes its place."""
 
 
 class CandidateWeights(NamedTuple):
-    """A model that a run could end with, and how good it is on the run's validation data."""
+    """A model that could become a run's best, and how good it is on the run's validation data."""
 
     checkpoints: tuple[str, ...]
-    """Of one checkpoint, or of several whose weights are averaged."""
+    """The checkpoint that it is; or several, whose weights are averaged."""
     metrics: Mapping[str, float]
 
     @property
     def name(self) -> str:
-        """What one calls it."""
+        """The name to print."""
         first, last = self.checkpoints[0], self.checkpoints[-1]
         return first if first == last else f"mean of {len(self.checkpoints)}: {first} to {last}"
 
@@ -42,15 +42,15 @@ def choose_checkpoint(
     beam_size: int = 5,
     device: str = "auto",
 ) -> list[CandidateWeights]:
-    """Score the best and the last model of a run, those it kept and means of these; make the winner its best.
+    """Score the best and the last model of a run, the models that it kept and means of these; the winner becomes best.
 
-    The means are those of the last 2, 4, 8, ... and of all models that were kept (`FitConfig.keep`).
-    The best model by training is kept beside the new one, as checkpoint `trained`, and is a candidate too.
+    The means are taken over the last 2, 4, 8, ... and over all models that were kept (`FitConfig.keep`).
+    The best model by training stays beside the new one, as checkpoint `trained`, and is a candidate too.
 
     Args:
         folder: a run folder.
-        by: the lowest validation loss, or for translators the highest BLEU of the validation sources' translations.
-        beam_size: hypotheses of the search for that.
+        by: the lowest validation loss wins, or (translators only) the highest BLEU on the validation pairs.
+        beam_size: hypotheses of the search that translates the validation sources for BLEU.
         device: "auto", "cpu", "cuda", ...
 
     Returns:
@@ -58,7 +58,7 @@ def choose_checkpoint(
 
     Raises:
         RunFolderError: the folder holds no run, or one that is cut short.
-        ArgumentError: BLEU of a language model, or a beam below 1.
+        ArgumentError: BLEU is asked of a language model, or the beam is below 1.
 
     Source: checkpoint averaging, Vaswani et al. 2017, section 6.1.
     """
@@ -96,7 +96,7 @@ def _weights(checkpoints: Checkpoints, names: tuple[str, ...]) -> dict[str, Tens
 
 
 def _make_best(checkpoints: Checkpoints, chosen: CandidateWeights) -> None:
-    """Put the chosen model where the best one is; the one by training stays beside it."""
+    """Make the chosen model the checkpoint `best`; the best model by training stays beside it."""
     if chosen.checkpoints == ("best",):
         return
     if not checkpoints.has(TRAINED):

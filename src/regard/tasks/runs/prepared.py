@@ -1,4 +1,7 @@
-"""What preparing the text of a run leaves, written down last: counts, fingerprints, and the checksum of every file."""
+"""The file prepared.json of a run: counts of its text, fingerprints of its tokenizers, and a checksum of every file.
+
+It is written last, once the text is ready.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +13,7 @@ from regard.tasks.runs.run_folder import RunFolder
 
 
 def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
-    """Write prepared.json, which says that the text is ready; the tokenizers and all of data/ are complete by now.
+    """Write prepared.json, which says that the text is ready: the tokenizers and all of data/ must be complete.
 
     Raises:
         OSError: the disk is full or the folder cannot be written to.
@@ -21,19 +24,19 @@ def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
 
 
 def read_prepared(folder: RunFolder) -> dict[str, Any]:
-    """What `write_prepared` wrote down.
+    """Read what `write_prepared` wrote.
 
     Raises:
-        RunFolderError: it is absent, cut short or altered.
+        RunFolderError: the file is absent, cut short or altered.
     """
     return read_sealed(folder.prepared_file)
 
 
 def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> None:
-    """Whether a file is still as it was when it was prepared; a run that has no checksums is taken as it is.
+    """Check that a file is still as it was when it was prepared. A file without a checksum is not checked.
 
     Raises:
-        RunFolderError: it is absent, cut short or altered.
+        RunFolderError: the file is absent, cut short or altered.
     """
     expected = prepared.get("files", {}).get(path.relative_to(folder.path).as_posix())
     if expected is None:
@@ -51,10 +54,10 @@ def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> No
 
 
 def check_prepared(folder: RunFolder) -> None:
-    """Whether all that was prepared is still as it was; reads every file once.
+    """Check that all prepared files are still as they were; this reads every file once.
 
     Raises:
-        RunFolderError: a file is absent, cut short or altered; names the first.
+        RunFolderError: a file is absent, cut short or altered; the message names the first.
     """
     prepared = read_prepared(folder)
     for name in prepared.get("files", {}):

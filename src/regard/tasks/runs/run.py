@@ -1,4 +1,4 @@
-"""A training run from its first command to its last checkpoint, whatever the task."""
+"""A training run of any task, from its first command to its last checkpoint."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -32,15 +32,16 @@ from regard.training.reporting.logs import MetricsFile, TensorBoard
 C = TypeVar("C", bound=TrainingConfig)
 Say = Callable[[str], None]
 Prepare = Callable[[C, RunFolder, Say], None]
-"""Reads the data of a run and leaves what training needs in the folder; its last file is prepared.json."""
+"""Reads the data of a run and writes what training needs to the folder; the last file written is prepared.json."""
 
-# What may change when a run is resumed; all else decides what the checkpoint means.
 WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep"})
+"""The settings that decide what is seen and kept of a training."""
 RESUMABLE = WATCHING | {"out", "steps", "patience", "bad_batches", "device", "strategy", "gradient_checkpointing"}
+"""The settings that may change when a run is resumed; the meaning of a checkpoint depends on all others."""
 
 
 class TrainingJob(NamedTuple):
-    """What a task hands to the training loop."""
+    """All that a task hands to the training loop."""
 
     model: nn.Module
     batches: Batches[Any]
@@ -48,9 +49,9 @@ class TrainingJob(NamedTuple):
     optimizer: torch.optim.Optimizer
     validate: Validate
     best_by: str = "loss"
-    """Which metric of `validate` decides what is best."""
+    """The metric of `validate` by which the best model is chosen."""
     look: Look | None = None
-    """What the model attends to now in a few fixed sentences."""
+    """Returns what the model attends to now in a few fixed sentences."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -73,20 +74,20 @@ def train_run(
     progress: IO[str] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> str:
-    """Begin a run or go on with one, and train to its end; the name of the device that it ran on.
+    """Begin a run or go on with one, and train to its end; return the name of the device that it ran on.
 
-    Under `torchrun` every rank calls this; the folder is rank 0's.
+    Under `torchrun` every rank calls this; rank 0 alone writes to the folder.
 
     Raises:
-        DataError: the text cannot be read, or is too little.
+        DataError: the text cannot be read, or there is too little of it.
         RunFolderError: the folder holds something else, or cannot be resumed with these settings.
-        ArgumentError: settings that do not go together.
+        ArgumentError: some settings do not go together.
         NonFiniteError: the loss became NaN or infinite.
         TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
         Interrupted: SIGTERM came while the data was prepared.
         OSError: the disk is full or the folder read-only.
     """
-    make_schedule(config)  # what is out of range is said before anything is touched
+    make_schedule(config)  # raises before anything is written if the settings do not fit
     config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
     fabric = start_fabric(config.device, config.precision, config.strategy)
     folder = RunFolder(config.out)
@@ -123,7 +124,7 @@ def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None
     """Begin with the weights of the run that `config.warm_start` names, unless training has a checkpoint already.
 
     Raises:
-        RunFolderError: it is no run, or its model is another.
+        RunFolderError: that folder holds no run, or its model has weights of other names or shapes.
     """
     if config.warm_start is None or folder.checkpoints.has("last"):
         return
@@ -133,7 +134,7 @@ def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None
 
 @contextmanager
 def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
-    """Keep other processes out of the folder; rank 0 does so for all."""
+    """Keep other processes out of the folder; rank 0 does so for all ranks."""
     if not fabric.is_global_zero:
         yield
         return
@@ -145,10 +146,10 @@ def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
 
 
 def check_resumed(config: C, saved: C) -> None:
-    """Whether a run with the settings `saved` may go on with others.
+    """Check that a run with the settings `saved` may go on with the settings `config`.
 
     Raises:
-        RunFolderError: a setting differs that a checkpoint depends on; names the first.
+        RunFolderError: a setting differs on which checkpoints depend; the message names the first.
     """
     for (name, ours), (_, theirs) in zip(_settings(config), _settings(saved), strict=True):
         if ours != theirs and name not in RESUMABLE:
@@ -156,7 +157,7 @@ def check_resumed(config: C, saved: C) -> None:
 
 
 def _settings(config: TrainingConfig) -> Iterator[tuple[str, Any]]:
-    """The settings by name, those of the training loop among them."""
+    """The settings with their names; those of the training loop are among them."""
     for field in fields(config):
         value = getattr(config, field.name)
         if isinstance(value, FitConfig):
@@ -176,7 +177,7 @@ def _open_folder(
     progress: IO[str] | None,
 ) -> None:
     """Begin a run or go on with one, and get its data ready."""
-    goes_on = resume and folder.holds_a_run()  # so that the command of the first start is that of every restart
+    goes_on = resume and folder.holds_a_run()  # so that one command can both start and restart a run
     if goes_on:
         check_resumed(config, folder.read_config(task, type(config)))
         folder.write_config(task, config)
@@ -204,7 +205,7 @@ def _open_folder(
 
 
 def _replace(task: str, config: C, folder: RunFolder, prepare: Prepare[C], progress: IO[str] | None) -> None:
-    """Prepare a run beside the one that is there, which stays until the new one's data have been read."""
+    """Prepare a run beside the present one, which stays until the data of the new one have been read."""
     with folder.replacement() as beside:
         beside.begin(task, config)
         with beside.log_file.open("a", encoding="utf-8") as log:
@@ -222,7 +223,7 @@ def _sayer(*files: IO[str] | None) -> Say:
 
 @contextmanager
 def _watchers(folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None) -> Iterator[list[Callback]]:
-    """The files that keep a run's history, and its display; on rank 0 only."""
+    """The files that record a run's history, and the display of its progress; there are none but on rank 0."""
     if not fabric.is_global_zero:
         yield []
         return
@@ -238,7 +239,7 @@ def _watchers(folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Lo
 
 
 def _tensorboard(folder: RunFolder, look: Look | None, say: Say) -> list[Callback]:
-    """TensorBoard's files, if it is installed: training goes on without them."""
+    """Writes TensorBoard's files if it is installed; training does not need it."""
     snapshots = Snapshots(look, say) if look is not None else None
     try:
         return [TensorBoard(folder.tensorboard, snapshots)]

@@ -1,15 +1,15 @@
-"""The folder that a training run leaves: all that is needed to use it, look at it, and go on with it.
+"""The folder of a training run: it holds all that is needed to use the model, to look at it, and to train further.
 
-config.json       the task, its settings, the versions of what made it
+config.json       the task, its settings, and the versions of Python and of the libraries
 run.toml          the task and the settings again, to be edited and passed to `regard train --config`
-prepared.json     counts of the data and fingerprints of the tokenizers, once both are ready
+prepared.json     counts of the data, fingerprints of the tokenizers, checksums; written once all are ready
 tokenizer.json    or source_tokenizer.json and target_tokenizer.json
 data/             the tokenised text
 best/  last/      checkpoints
 kept/             models of the latest validations, if some are to be kept
-trained/          the best model by training, where `regard choose` put another in its place
+trained/          the best model by training, if `regard choose` put another in its place
 metrics.jsonl     train.log     tensorboard/
-.new/             while the run is being replaced: the other one, until its data have been read
+.new/             while a run is being replaced: the new run, until its data have been read
 """
 
 import platform
@@ -29,7 +29,9 @@ from regard.training.checkpoints import KEPT, Checkpoints
 
 T = TypeVar("T")
 FORMAT = 2
+"""The version of the format of config.json."""
 REPLACEMENT = ".new"
+"""The folder in which a run is prepared that is to replace this one."""
 CONTENTS = (
     "config.json",
     "run.toml",
@@ -47,7 +49,9 @@ CONTENTS = (
     "tensorboard",
     REPLACEMENT,
 )
+"""All files and folders of a run."""
 PACKAGES = ("regard", "torch", "numpy", "tokenizers", "safetensors", "lightning-fabric")
+"""The packages whose versions config.json records."""
 
 
 class RunFolder:
@@ -68,7 +72,7 @@ class RunFolder:
         return self.config_file.is_file()
 
     def begin(self, task: str, config: Any) -> None:
-        """Make the folder and write the configuration, without touching what someone else has there.
+        """Make the folder and write the configuration; files that do not belong to a run are never touched.
 
         Raises:
             RunFolderError: the folder holds a run already, or files that are not a run's.
@@ -89,16 +93,16 @@ class RunFolder:
 
     @contextmanager
     def replacement(self) -> Iterator["RunFolder"]:
-        """A folder beside the run, which takes the run's place when the block ends, and vanishes if it fails.
+        """A folder for a new run, which takes the place of this one when the block ends, and is deleted if it fails.
 
-        Whenever the process dies, what is here can be resumed or replaced.
+        Whenever the process dies, the run that is then in the folder can be resumed or replaced.
         """
         beside = RunFolder(self.path / REPLACEMENT)
         shutil.rmtree(beside.path, ignore_errors=True)
         try:
             yield beside
             self._clear(*(name for name in CONTENTS if name not in (self.config_file.name, REPLACEMENT)))
-            # The settings first and the word that all is prepared last, as when a run begins.
+            # As when a run begins, config.json comes first and prepared.json, which says that all is ready, last.
             order = (self.config_file.name, *(name for name in CONTENTS if name != self.prepared_file.name))
             for name in dict.fromkeys([*order, self.prepared_file.name]):
                 if (beside.path / name).exists():
@@ -107,7 +111,7 @@ class RunFolder:
             shutil.rmtree(beside.path, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what a killed process left half done: temporary files as large as the text, models without a name."""
+        """Remove what a killed process left half done: temporary files as large as the text, incomplete models."""
         shutil.rmtree(self.path / REPLACEMENT, ignore_errors=True)
         for folder in (self.path, self.data, self.path / "best", self.path / "last", *self._kept()):
             for path in folder.glob("*.tmp") if folder.is_dir() else ():
@@ -119,20 +123,20 @@ class RunFolder:
         self.checkpoints.sweep()
 
     def discard(self) -> None:
-        """Undo `begin`: remove what a run keeps, and the folder if nothing else is in it."""
+        """Undo `begin`: remove the files of the run, and the folder if nothing else is in it."""
         self._clear()
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
     def write_config(self, task: str, config: Any) -> None:
-        """Write the configuration and the versions of what runs it.
+        """Write the configuration, and the versions of Python and of the libraries.
 
         Raises:
             OSError: it cannot be written.
         """
         versions = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
         record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions}
-        # What makes the folder a run comes first: whenever the process dies, --resume can write the rest.
+        # config.json comes first, as it makes the folder a run: if the process dies, --resume can write the rest.
         write_sealed(self.config_file, record)
         write_toml(self.path / "run.toml", task, config)
 
@@ -140,7 +144,7 @@ class RunFolder:
         """The configuration of the run.
 
         Raises:
-            RunFolderError: there is no run here, it is another task's, or its settings are not ours.
+            RunFolderError: there is no run here, it is of another task, or this version cannot read its settings.
         """
         record = self._read_record()
         if record.get("format") != FORMAT or record.get("task") != task or "config" not in record:
@@ -170,7 +174,7 @@ class RunFolder:
         return [path for path in self.path.glob(f"{KEPT}/step-*") if path.is_dir()]
 
     def _clear(self, *names: str) -> None:
-        """Remove what a run keeps, or parts of it, and nothing else."""
+        """Remove the files of a run, or those of `names`, and nothing else."""
         for path in (self.path / name for name in names or CONTENTS):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

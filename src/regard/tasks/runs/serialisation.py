@@ -1,4 +1,4 @@
-"""Configurations on disk: frozen dataclasses to JSON and back, with nothing guessed on the way."""
+"""Configurations on disk: frozen dataclasses become JSON and come back, and no value or type is guessed."""
 
 import types
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass as what JSON can hold.
+    """Turn a dataclass into values that JSON can hold.
 
     >>> to_plain((Path("a.tsv"), None, 0.5))
     ['a.tsv', None, 0.5]
@@ -25,19 +25,19 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], plain: Mapping[str, Any], *, source: Path) -> T:
-    """The dataclass that `to_plain` took. What is absent has its default; what is unknown raises.
+    """Turn what `to_plain` returned into the dataclass again. A key that is absent has its default.
 
     Raises:
-        RunFolderError: a key that `cls` does not have, or a value of another type; names file and key.
+        RunFolderError: `cls` does not have a key, or a value has another type; the message names file and key.
     """
     return _read(cls, plain, source, "")
 
 
 def changed(settings: T, plain: Mapping[str, Any], *, source: Path) -> T:
-    """The dataclass with those of its values changed that a mapping has; of one within it, those that are named too.
+    """Change the values of a dataclass that a mapping names; a dataclass within it keeps its other values too.
 
     Raises:
-        RunFolderError: as `from_plain` does.
+        RunFolderError: as with `from_plain`.
     """
     return _read_dataclass(type(settings), plain, source, "", before=settings)
 
@@ -66,7 +66,7 @@ def _read_dataclass(cls: Any, value: Any, source: Path, key: str, before: Any = 
     unknown = sorted(set(value) - set(hints))
     if unknown:
         raise RunFolderError(f"{source}: unknown setting {prefix}{unknown[0]}; {cls.__name__} has {', '.join(hints)}")
-    # What is absent within a dataclass stays as it is in the default of the one around it, not as in its own class.
+    # An absent value of an inner dataclass has the default that the outer one gives it, not that of its own class.
     present = {one.name: getattr(before, one.name) if before is not None else _default(one) for one in fields(cls)}
     read = {name: _read(hints[name], item, source, prefix + name, present[name]) for name, item in value.items()}
     try:

@@ -1,4 +1,4 @@
-"""Which of a translator's attention maps aligns a translation with its source, and that alignment."""
+"""Alignments: which of a translator's attention maps aligns a translation with its source, and how it is read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +24,14 @@ class AlignmentOf:
     layer: int | None = -1
     """Index of the decoder's layer, from 0, or from -1 backwards; None: the mean over all of them."""
     head: int | None = None
-    """Index of the head in it; None: the mean over all of them."""
+    """Index of the head in that layer; None: the mean over all of them."""
 
     def of(self, maps: Mapping[str, AttentionMap], names: Sequence[str]) -> Tensor:
-        """The alignment (B, T, S) in the maps (B, H, T, S) of a pass; `names` are those to the source, in order.
+        """The alignment (B, T, S) from the maps (B, H, T, S) of a pass.
+
+        Args:
+            maps: the maps by name.
+            names: the names of the maps whose keys are the source's tokens, first layer first.
 
         Raises:
             ArgumentError: the model has no such layer or head.
@@ -35,7 +39,7 @@ class AlignmentOf:
         return torch.stack([self._in_layer(maps[name]) for name in self.chosen(names)]).mean(0)
 
     def chosen(self, names: Sequence[str]) -> Sequence[str]:
-        """The names of the maps that it is made from.
+        """The names of the maps from which the alignment is made.
 
         Raises:
             ArgumentError: the model has no such layer.

@@ -1,4 +1,4 @@
-"""What a translator attends to while it is told its target."""
+"""What a translator attends to while it is forced to write a given target."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -18,14 +18,14 @@ from regard.text.codec import Codec
 def forced_attention(
     model: Model, source_tokenizer: Codec, target_tokenizer: Codec, source: Sequence[int], tokens: Sequence[int]
 ) -> Attention:
-    """What every layer and head of a model in evaluation mode attends to while it is told to write `tokens`.
+    """What every layer and head of a model in evaluation mode attends to while it is forced to write `tokens`.
 
     Args:
-        model: is not changed.
-        source_tokenizer: of the source's ids.
-        target_tokenizer: of the target's.
+        model: the model, which is not changed.
+        source_tokenizer: the tokenizer of `source`.
+        target_tokenizer: the tokenizer of `tokens`.
         source: ids of the source, without its end mark.
-        tokens: ids to be written, at least one; usually with the end mark.
+        tokens: ids that the model is to write, at least one; usually they include the end mark.
     """
     marks = source_tokenizer.marks, target_tokenizer.marks
     arrays = [np.asarray(source, dtype=np.int64)], [np.asarray(tokens[:-1], dtype=np.int64)]

@@ -17,12 +17,11 @@ class TranslationConfig(TrainingConfig):
     """Train a translator on pairs of sentences."""
 
     data: tuple[Path, ...]
-    """The pairs: files of one form (two columns with a tab between them, or JSON lines), or two aligned files; gzip
-    too."""
+    """The pairs: files with two columns and a tab between them, or JSON lines, or two aligned files; may be gzipped."""
     valid: tuple[Path, ...] = ()
-    """Pairs to validate on, in the same forms; without them a seeded share of the data is split off."""
+    """Pairs to validate on, in the same forms; unless given, a share of the data, chosen by the seed."""
     data_format: Literal["tsv", "tsv-extra", "jsonl", "aligned"] | None = None
-    """The form of these files, if their names do not tell; tsv-extra has further columns, to be left out."""
+    """The form of these files, if their names do not tell; tsv-extra has further columns, which are ignored."""
     bad_lines: Literal["stop", "skip"] = "stop"
     """Whether a line that cannot be read ends the run or is left out."""
 
@@ -36,22 +35,23 @@ class TranslationConfig(TrainingConfig):
     tokenizer: Literal["bpe", "words", "characters"] = "bpe"
     """How text is cut: byte-level BPE learnt from the data, words, or characters."""
     vocab_size: int = 8_000
-    """Most tokens in a vocabulary."""
+    """The most tokens of a vocabulary."""
     shared_vocabulary: bool = False
     """One vocabulary for source and target instead of one each."""
     max_length: int = 256
-    """Longest source or target to train on, in tokens; longer pairs are left out and counted."""
+    """The most tokens of a source or target in training; pairs with longer ones are left out and counted."""
 
     label_smoothing: float = 0.1
     """Share of a target's probability that is spread over the vocabulary, 0 to 1."""
     best_by: Literal["loss", "bleu"] = "loss"
-    """What makes a model the best at a validation; for bleu the validation sources are translated each time."""
+    """The metric that decides which model is best; with bleu, each validation translates the validation sources."""
     validation_beam: int = 1
-    """Hypotheses of that search; 1 is greedy."""
+    """Hypotheses of the search for bleu; 1 is greedy."""
 
     def __post_init__(self) -> None:
         """Check the ranges that no other part checks."""
-        TrainingConfig.__post_init__(self)  # a class with slots is made anew, which super() does not follow
+        # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
+        TrainingConfig.__post_init__(self)
         for name in ("vocab_size", "max_length", "validation_beam"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -1,4 +1,4 @@
-"""Words that a vocabulary lacks, copied from the source by what the model looked at when it wrote them."""
+"""Copy words that the vocabulary lacks from the source: the model's attention says which word to copy."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 def copies(tokens: Sequence[int], unknown_id: int, alignment: Tensor, surfaces: Sequence[str]) -> list[str]:
-    """For each unknown token, the text of the source's token that it attends to most.
+    """For each unknown token of a translation, the text of the source token that it attends to most.
 
-    Marks and spaces are never copied: their columns are passed over, whatever their weight.
+    Marks and spaces are never copied: their columns are ignored, whatever their weight.
 
     Args:
-        tokens: of a translation.
+        tokens: the tokens of the translation.
         unknown_id: the token to replace.
-        alignment: (T, S), a row for each token; columns beyond the surfaces are marks.
+        alignment: (T, S), one row for each token; columns beyond the surfaces belong to marks.
         surfaces: the text that each of the source's tokens stands for.
 
     Source: Luong et al. 2015 (arXiv:1410.8206), section 3.3; Jean et al. 2015 (arXiv:1412.2007), section 4.4,

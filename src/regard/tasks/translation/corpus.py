@@ -1,8 +1,8 @@
 """The text of a translation run: each file is opened once, cut into tokens, and kept on disk in the run folder.
 
-How many pairs there are decides which of them are held out, and the tokenizers need all of the text before the first of
-it can be cut. So the pairs go to a file without a name in the run folder (`regard.text.spool`), and all passes but the
-first read that. It is gone when the tokens are there.
+Which pairs are held out depends on how many pairs there are, and the tokenizers must have read all of the text before
+they can cut the first sentence. So the pairs go to a file without a name in the run folder (`regard.text.spool`), and
+all passes but the first read that file. It is deleted once the tokens are stored.
 """
 
 import hashlib
@@ -27,11 +27,14 @@ from regard.text.spool import Spool
 from regard.text.tokenizers import Tokenizer, recipe
 from regard.training.protocols import BatchSize
 
-# Of data without a validation file, this share is split off, and no more pairs than this.
-VALID_SHARE, MOST_VALID_PAIRS = 0.01, 2_000
+VALID_SHARE = 0.01
+"""Share of the data that is split off for validation if no file for it is given."""
+MOST_VALID_PAIRS = 2_000
+"""The most pairs that are split off."""
 FEWEST_VALID_PAIRS = 20
-# Tokenizers learn from so many pairs at most, evenly spread: their trainers keep every word that they have met.
+"""The fewest pairs that are split off, unless this is more than a fifth of the data."""
 MOST_TOKENIZER_PAIRS = 2_000_000
+"""The most pairs, evenly spread, that tokenizers learn from: their trainers keep every word that they have met."""
 
 
 class Corpus(NamedTuple):
@@ -56,7 +59,7 @@ class TokenBatches:
         return sum(len(self._fitting(rows)[0]) for rows in sections(len(self._store), seed=0, epoch=0))
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
-        """This rank's batches of a pass from index `start` on."""
+        """This rank's batches of an epoch, from batch `start` on."""
         store = self._store
         for number, rows in enumerate(sections(len(store), seed=self._seed, epoch=epoch)):
             fitting, *lengths = self._fitting(rows)
@@ -76,17 +79,17 @@ class TokenBatches:
         return rows[fits], source[fits], target[fits]
 
     def size(self, batch: Batch) -> BatchSize:
-        """Tokens and places of a batch, source and target."""
+        """Count the tokens of a batch, source and target, without and with the padding."""
         return BatchSize(batch.tokens, batch.padded_tokens)
 
 
 def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> None:
-    """Read the pairs, train the tokenizers, and store the tokens; done once for a run.
+    """Read the pairs, train the tokenizers, and store the tokens. A run does this once.
 
     Each file is opened once, so that it may be a pipe (`/dev/stdin`).
 
     Raises:
-        DataError: a line or file that cannot be read, or too little data.
+        DataError: a line or file cannot be read, or there is too little data.
         OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
@@ -158,7 +161,7 @@ def _store(
 
 
 def _part(config: TranslationConfig, part: str, read: Spool) -> Iterator[Pair]:
-    """The pairs to train on or to validate on, out of those that were read, or of the files for validation."""
+    """The pairs for training or validation, from those that were read or from the files for validation."""
     wanted = part == "valid"
     if config.valid and wanted:
         return _read(config.valid, config)
@@ -170,7 +173,8 @@ def _part(config: TranslationConfig, part: str, read: Spool) -> Iterator[Pair]:
 
 
 def _held_out(seed: int, count: int) -> Callable[[Pair], bool]:
-    """Whether a pair is for validation: decided by its source, so that no source is on both sides."""
+    """Make a function that says whether a pair is for validation. Its source decides, so that no source is in both
+    parts."""
     wanted = min(max(VALID_SHARE * count, min(FEWEST_VALID_PAIRS, count / 5)), MOST_VALID_PAIRS)
     threshold = int(wanted / count * 2**64)
 

@@ -1,4 +1,4 @@
-"""What a translator is asked for: sentences, and how to translate them."""
+"""Requests to a translator: sentences, and how to translate them."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class TranslationOptions:
     vocabulary: Vocabulary | None = None
 
     def settings(self) -> dict[str, Any]:
-        """What decides the answers, as JSON can hold it."""
+        """The options that decide the answers, as values that JSON can hold."""
         chosen = None if self.vocabulary is None else self.vocabulary.tokens.nonzero()[:, 0].tolist()
         alignments = None if self.alignments is None else str(self.alignments)
         return {

@@ -1,4 +1,4 @@
-"""A folder that was downloaded, as the parts of a translator or of a writer."""
+"""Read a downloaded folder in Hugging Face's format as the parts of a translator or of a language model."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -15,12 +15,12 @@ from regard.tasks.language_modelling.text_format import DownloadedFormat
 from regard.text.codec import Codec, Marks
 from regard.text.pretrained import TokenizerFile, pretrained_tokenizers
 
-# What a language model reads at once, however long a text its positions allow.
 LONGEST_BLOCK = 2_048
+"""The most tokens that a language model reads at once, even if it has more positions."""
 
 
 class Parts(NamedTuple):
-    """What a translator is made of."""
+    """The parts of a translator."""
 
     model: Transformer
     source_tokenizer: Codec
@@ -28,18 +28,18 @@ class Parts(NamedTuple):
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Whether a folder's config.json is that of a Hugging Face model rather than of a run."""
+    """Whether a folder's config.json belongs to a Hugging Face model and not to a run."""
     path = folder / "config.json"
     return path.is_file() and "model_type" in read_json(path)
 
 
 def writes_text(folder: Path) -> bool:
-    """Whether the model of a Hugging Face folder writes on after a text, rather than translates."""
+    """Whether the model of a Hugging Face folder continues texts and does not translate."""
     return read_json(folder / "config.json").get("model_type") in ("gpt2", "llama")
 
 
 class TextParts(NamedTuple):
-    """What a writer is made of."""
+    """The parts of a language model."""
 
     model: DecoderOnly
     language: DownloadedFormat
@@ -47,10 +47,10 @@ class TextParts(NamedTuple):
 
 
 def load_pretrained_text(folder: Path) -> TextParts:
-    """The language model and the tokenizer of a Hugging Face folder.
+    """Read the language model and the tokenizer of a Hugging Face folder.
 
     Raises:
-        RunFolderError: it is no language model, cannot be read, or its parts do not fit together.
+        RunFolderError: the folder has no language model, cannot be read, or its parts do not fit together.
         MissingExtraError: a library that reads it is not installed.
     """
     pretrained = from_huggingface(folder)
@@ -69,10 +69,10 @@ def load_pretrained_text(folder: Path) -> TextParts:
 
 
 def load_pretrained(folder: Path) -> Parts:
-    """The model and the tokenizers of a Hugging Face folder.
+    """Read the translator and the tokenizers of a Hugging Face folder.
 
     Raises:
-        RunFolderError: it does not translate, cannot be read, or its parts do not fit together.
+        RunFolderError: the model does not translate, the folder cannot be read, or its parts do not fit together.
         MissingExtraError: a library that reads it is not installed.
     """
     pretrained = from_huggingface(folder)
@@ -104,7 +104,7 @@ def _marks(pretrained: Pretrained, folder: Path) -> Marks:
 
 
 def _ban(model: Transformer, ids: tuple[int, ...]) -> None:
-    """Tokens that are never to be written get the logit -inf: Marian's padding would win otherwise, at times."""
+    """Give tokens that must never be written the logit -inf: Marian would otherwise write padding at times."""
     if not ids:
         return
     bias = torch.zeros(len(model.output.weight)) if model.output.bias is None else model.output.bias.detach().clone()

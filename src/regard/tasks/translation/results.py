@@ -1,4 +1,4 @@
-"""What a translator answers."""
+"""The answers of a translator: translations, their attention, and scores."""
 
 from typing import NamedTuple
 
@@ -13,11 +13,12 @@ class Candidate(NamedTuple):
 
     text: str
     score: float
-    """Log-probability divided by the number of tokens with beam search; the plain sum when greedy."""
+    """Log-probability: divided by the number of tokens with beam search, the plain sum with greedy search."""
     labels: list[str]
-    """The tokens of the translation as one prints them, end mark included."""
+    """The tokens of the translation as they are printed, end mark included."""
     alignment: Tensor | None
-    """(T, S) on the CPU, if it was asked for: what each label looked at among the source's; rows sum to 1."""
+    """(T, S) on the CPU, if it was asked for: how much each label attended to each label of the source; rows sum
+    to 1."""
 
 
 class Translation(NamedTuple):
@@ -27,7 +28,7 @@ class Translation(NamedTuple):
     source_labels: list[str]
     candidates: list[Candidate]
     problem: str | None = None
-    """Why it could not be translated, and its translation is empty."""
+    """Why the sentence could not be translated (its translation is then empty)."""
 
     @property
     def text(self) -> str:
@@ -41,19 +42,19 @@ class Attention(NamedTuple):
     source_labels: list[str]
     target_labels: list[str]
     read_labels: list[str]
-    """What the decoder read while it wrote `target_labels`: the begin mark, and all but the last of them."""
+    """The labels of what the decoder read while it wrote `target_labels`: the begin mark, then all but the last."""
     maps: dict[str, AttentionMap | Tensor]
-    """By name, each (H, T, S): "encoder.0", "decoder.0.self", "decoder.0.cross", ..."""
+    """The maps by name, each (H, T, S): "encoder.0", "decoder.0.self", "decoder.0.cross", ..."""
     alignment_names: list[str]
-    """Which of them align the translation with the source."""
+    """The names of the maps that align the translation with the source."""
 
     @property
     def shown(self) -> str:
-        """The last layer's alignment."""
+        """The name of the last layer's alignment."""
         return self.alignment_names[-1]
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:
-        """The labels of a map's rows, which look, and of its columns, which are looked at."""
+        """The labels of a map's rows (queries) and of its columns (keys)."""
         if name.startswith("encoder"):
             return self.source_labels, self.source_labels
         return self.target_labels, self.source_labels if name in self.alignment_names else self.read_labels

@@ -1,4 +1,4 @@
-"""A batch of sentences to be searched for, as plain numbers: any process that has the model can do it."""
+"""One batch of sentences to translate, as plain numbers, so that any process that has the model can do the search."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,24 +24,24 @@ class SearchJob:
     max_steps: int
     beam: Beam = Beam()
     prefixes: Sequence[Sequence[int]] = ()
-    """What each answer begins with; none at all, or one for each source."""
+    """The tokens with which each answer begins; empty, or one prefix for each source."""
     vocabulary: Sequence[int] | None = None
-    """The tokens that answers may be made of; None for any."""
+    """The tokens that answers may contain; None for any."""
     vocab_size: int = 0
-    """How many tokens there are, where `vocabulary` is given."""
+    """How many tokens the model knows; needed if `vocabulary` is given."""
 
     def plain(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Turn the job into values that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        """The job of which `plain` was written."""
+        """Make a job again of what `plain()` returned."""
         return cls(**{**plain, "beam": Beam(**plain["beam"])})
 
 
 def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
-    """The hypotheses of each sentence, best first.
+    """Find the hypotheses of each sentence, best first.
 
     >>> from regard.models import RNNConfig, RNNSeq2Seq
     >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()

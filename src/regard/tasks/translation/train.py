@@ -1,4 +1,4 @@
-"""Translation: train a model on pairs of sentences; what comes out is a `Translator` and its run folder."""
+"""Train a translator on pairs of sentences; the result is a `Translator` and its run folder."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -35,10 +35,10 @@ def train_translation(
 ) -> Translator:
     """Train a translator and leave all of it in `config.out`.
 
-    Under `torchrun` every rank calls this; the folder is rank 0's.
+    Under `torchrun` every rank calls this; rank 0 alone writes to the folder.
 
     Args:
-        config: what to train, on what, how long.
+        config: the settings of the model, the data and the training.
         resume: go on with the run in `config.out` from its last checkpoint (from the start if it has none).
         overwrite: replace the run in `config.out`.
         progress: where progress is shown, live if it is a terminal; None shows nothing.
@@ -48,9 +48,9 @@ def train_translation(
         The best model of the run by validation loss.
 
     Raises:
-        DataError: the text cannot be read, or is too little.
+        DataError: the text cannot be read, or there is too little of it.
         RunFolderError: the folder holds something else, or cannot be resumed with these settings.
-        ArgumentError: settings that do not go together.
+        ArgumentError: some settings do not go together.
         NonFiniteError: the loss became NaN or infinite.
         TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
         OSError: the disk is full or the folder read-only.
@@ -60,12 +60,12 @@ def train_translation(
 
 
 def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) -> str:
-    """Train as `train` does, without loading the model in the end; the name of the device that it ran on."""
+    """Train as `train_translation` does, but return the name of the device that was used, not the model."""
     return train_run(TASK, config, prepare_corpus, translation_job, **options)
 
 
 def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
-    """What the training loop trains and validates, from a folder that `prepare_corpus` filled."""
+    """Make the model, batches, loss and validation of a translator, from a folder that `prepare_corpus` filled."""
     corpus = open_corpus(config, folder)
     model = make_model(
         config, source_vocab_size=len(corpus.source_tokenizer), target_vocab_size=len(corpus.target_tokenizer)
@@ -105,7 +105,7 @@ class TeacherForcing:
             ignore_index=PAD,
             label_smoothing=self._label_smoothing,
         )
-        # Within the model's forward pass, where distributed training has the output layer's weights in place.
+        # The forward pass calls the loss: only within it has distributed training put the output weights in place.
         return LossSum(*model(batch.source, batch.source_lengths, batch.target_input, loss=loss))
 
 

@@ -1,4 +1,4 @@
-"""A trained translator: it translates, says how well, and shows what it attended to."""
+"""A trained translator: it translates, measures how well, and shows what it attended to."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,24 +40,20 @@ from regard.training.losses import cross_entropy
 from regard.training.metrics import bleu, chrf, exact_match
 
 TASK = "translation"
-
-
-# Lines that are read, sorted by length and translated together; and the places of one batch of a beam.
+"""The name of this task in a run folder and on the command line."""
 WINDOW_LINES = 1_024
-
-
+"""How many lines are read, sorted by length and translated together."""
 BATCH_PLACES = 4_096
-
-
-# Of a batch that is searched on the CPU, where more make a product no faster and leave its caches.
+"""The most tokens of a batch, with the padding and counted for each hypothesis of a beam."""
 CPU_SEARCH_PLACES = 2_048
+"""The same for a search on the CPU: larger batches make its products no faster, and no longer fit its caches."""
 
 
 class Translator:
     """A model with its tokenizers, ready to use."""
 
     workers: Workers | None = None
-    """Processes that search in place of this one, while there are any; whoever sets them ends them."""
+    """Processes that search in place of this one; None for this process alone. Whoever sets them must end them."""
 
     def __init__(
         self, model: Model, source_tokenizer: Codec, target_tokenizer: Codec, *, precision: Precision = "float32"
@@ -76,18 +72,18 @@ class Translator:
         checkpoint: Literal["best", "last"] = "best",
         precision: Precision = "float32",
     ) -> "Translator":
-        """Read a run folder, or a downloaded folder of Hugging Face's with a translator in it.
+        """Read a run folder, or a downloaded folder in Hugging Face's format with a translator in it.
 
         Args:
             folder: the folder.
             device: auto, cpu, cuda, cuda:N or mps.
-            checkpoint: of a run, the best or the last.
-            precision: of the products of a search: float32, bf16, or auto, which is bf16 where the processor
-                multiplies it faster. Maps and losses stay in float32.
+            checkpoint: the best or the last checkpoint of a run.
+            precision: the precision of matrix products in a search: float32, bf16, or auto, which means bf16 where
+                the processor multiplies it faster. Maps and losses stay in float32.
 
         Raises:
-            RunFolderError: it is neither, is cut short, or its parts do not fit together.
-            ArgumentError: the device is not here.
+            RunFolderError: the folder is neither, is cut short, or its parts do not fit together.
+            ArgumentError: this machine does not have the device.
             MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
         if is_huggingface(Path(folder)):
@@ -109,7 +105,7 @@ class Translator:
 
     @cached_property
     def decoder(self) -> Decodable:
-        """The model made ready to decode: see `regard.models.inference`. It has the weights of its first use.
+        """The model made ready to decode (see `regard.models.inference`), with the weights of the time of first use.
 
         Raises:
             ArgumentError: bf16 was asked for, and the model does not decode in it.
@@ -132,24 +128,25 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translate sentences in order, in memory that does not grow with their number.
 
-        A window of lines is read, translated in batches of about one length, and handed out before the
-        next is read. A blank line stays a blank line.
+        A window of lines is read, translated in batches of similar length, and handed out before the
+        next window is read. A blank line stays a blank line.
 
         Args:
-            lines: sentences, one each; a `Request` where a translation must begin with given words.
+            lines: the sentences; a `Request` instead of a string if a translation must begin with given words.
             beam: how wide the search is, how many translations of each sentence come out, and which lengths it favours.
-            alignments: what the candidates tell as what each token looked at, as `AlignmentOf(layer=-1)`.
+            alignments: which attention the candidates report as their alignment, as `AlignmentOf(layer=-1)`; None
+                reports none.
             copy_unknown: whether each token that stands for a word outside the vocabulary is printed as the
                 word of the source that it attends to most, by `alignments` or the last layer's mean.
-            vocabulary: what translations may be made of; see the method of that name.
+            vocabulary: the tokens that translations may contain; see the method of that name.
             window_lines: lines that are read before the first is answered; 1 answers each at once.
             bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
                 and says why.
 
         Raises:
-            ArgumentError: a number makes no sense, the model has no such layer or head, or there is nothing to
-                copy, as its tokenizer writes any word.
-            DataError: a sentence is longer than the model's positions; those before it are handed out first.
+            ArgumentError: a number is out of range, the model has no such layer or head, or there is nothing to
+                copy because the tokenizer can write any word.
+            DataError: a sentence is longer than the model's positions; the translations before it come first.
         """
         options = TranslationOptions(beam=beam, alignments=alignments, copy_unknown=copy_unknown, vocabulary=vocabulary)
         if window_lines < 1:
@@ -163,10 +160,10 @@ class Translator:
                 yield answer
 
     def translate_window(self, lines: Sequence[str | Request], options: TranslationOptions) -> list[Translation]:
-        """Translate some sentences together; what cannot be translated says so in its `problem`.
+        """Translate some sentences together; a `problem` says why a sentence could not be translated.
 
         Raises:
-            ArgumentError: the model has no such layer or head, or nothing to copy.
+            ArgumentError: the model has no such layer or head, or there is nothing to copy.
         """
         self._check_options(options)
         requests = [Request(line) if isinstance(line, str) else line for line in lines]
@@ -179,9 +176,9 @@ class Translator:
         return [answer._replace(problem=problem) for answer, problem in zip(answers, problems, strict=True)]
 
     def vocabulary(self, texts: Iterable[str]) -> Vocabulary:
-        """The tokens of texts, words or sentences, and the end mark: what `translate` may be kept to.
+        """The tokens of some words or sentences, and the end mark: `translate` can be limited to them.
 
-        Each text is cut as it is at the beginning of a sentence and as it is after a space. Unknown words are
+        Each text is cut twice, as at the beginning of a sentence and as after a space. Unknown words are
         left out.
 
         Raises:
@@ -195,7 +192,7 @@ class Translator:
         return Vocabulary.of(sorted({*tokens, marks.end_id}), self.model.output.out_features)
 
     def fingerprint(self) -> str:
-        """Thirty-two hexadecimal digits that differ for models whose weights differ."""
+        """Thirty-two hexadecimal digits, which differ for models whose weights differ."""
         digest = hashlib.blake2b(digest_size=16)
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -206,8 +203,8 @@ class Translator:
         """Translate the sources and compare with the references.
 
         Args:
-            pairs: each a source and its reference, or several: a translation is compared with all of them, in
-                BLEU and chrF as sacrebleu does; exact is what equals one; the loss is that of every reference.
+            pairs: each a source and its reference or references. BLEU and chrF compare a translation with all of
+                them as sacrebleu does, an exact match equals one of them, and the loss is taken over all of them.
             beam: as for `translate`.
 
         Raises:
@@ -219,7 +216,7 @@ class Translator:
         references = [[normalise(target) for target in targets] for _, targets in sets]
         answers = self.translate((source for source, _ in sets), beam=beam)
         found = [one.text for one in answers]
-        streams = list(zip_longest(*references))  # the first reference of each, the second of each, ...
+        streams = list(zip_longest(*references))  # the first reference of each source, the second of each, ...
         return Evaluation(
             bleu(found, *streams),
             chrf(found, *streams),
@@ -248,9 +245,9 @@ class Translator:
 
     @torch.no_grad()
     def score(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
-        """How probable each target is, given its source: token by token, end mark included.
+        """Say how probable each target is, given its source: the sum over its tokens, end mark included, in nats.
 
-        Read, scored and handed out by windows, in order.
+        Pairs are read and scored one window after the other, and their likelihoods come in the order of the pairs.
 
         Raises:
             DataError: a sentence is longer than the model's positions.
@@ -295,9 +292,8 @@ class Translator:
     def _problem(
         self, source: Sequence[int], prefix: Sequence[int] = (), vocabulary: Vocabulary | None = None
     ) -> str | None:
-        """Why a sentence cannot be translated."""
-        limit = self.model.max_length
-        # With the end mark.
+        """Why a sentence cannot be translated; None if it can."""
+        limit = self.model.max_length  # counts the end mark too
         if limit is not None and len(source) + 1 > limit:
             return f"{len(source) + 1} tokens, and the model takes {limit} at most"
         if limit is not None and len(prefix) + 1 > limit:
@@ -325,7 +321,7 @@ class Translator:
     def _search(
         self, ids: list[list[int]], options: TranslationOptions, prefixes: Sequence[Sequence[int]] | None = None
     ) -> list[list[Hypothesis]]:
-        """The hypotheses of each sentence, in the order given; none for an empty one."""
+        """The hypotheses of each sentence, in the order given; none for an empty sentence."""
         found: list[list[Hypothesis]] = [[] for _ in ids]
         full = [i for i, tokens in enumerate(ids) if tokens]
         places = CPU_SEARCH_PLACES if self.device.type == "cpu" else BATCH_PLACES
@@ -347,7 +343,7 @@ class Translator:
     def _job(
         self, sources: Sequence[Sequence[int]], options: TranslationOptions, prefixes: Sequence[Sequence[int]]
     ) -> SearchJob:
-        longest = 2 * (max(map(len, sources)) + 1) + 50 + max(map(len, prefixes))  # a longer one has lost its way
+        longest = 2 * (max(map(len, sources)) + 1) + 50 + max(map(len, prefixes))  # a longer answer is surely wrong
         marks, allowed = self.target_tokenizer.marks, options.vocabulary
         return SearchJob(
             sources=[[*ids, self.source_tokenizer.marks.end_id] for ids in sources],
@@ -363,9 +359,10 @@ class Translator:
     def _align(
         self, sources: Sequence[Sequence[int]], found: list[list[Hypothesis]], options: TranslationOptions
     ) -> list[list[Hypothesis]]:
-        """The hypotheses with what each of their tokens attended to, where that is asked for.
+        """Add to the hypotheses what each of their tokens attended to, if that is asked for.
 
-        Read from one teacher-forced pass: any layer and head of it, and the search has nothing to keep.
+        It is read from one teacher-forced pass, which gives every layer and head, so that the search need not keep
+        any attention.
         """
         unknown = self.target_tokenizer.unknown_id if options.copy_unknown else None
         asked = [
@@ -380,7 +377,7 @@ class Translator:
             maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
             weights = (options.alignments or AlignmentOf()).of(maps, self.model.alignment_names).cpu()
         for (n, k), row, written in zip(rows, weights, tokens, strict=True):
-            # Without the padding of the batch.
+            # The slices cut off the padding of the batch.
             found[n][k] = replace(found[n][k], alignment=row[: len(written), : len(sources[n]) + 1].clone())
         return found
 
@@ -402,7 +399,7 @@ class Translator:
         return Candidate(text, hypothesis.score, written.texts, alignment)
 
     def _unknown(self, request: Request, hypothesis: Hypothesis, options: TranslationOptions) -> list[str]:
-        """What to print for the unknown tokens of a hypothesis; those of the prefix are known to whoever gave it."""
+        """The words to print for the unknown tokens of a hypothesis; those of the prefix are taken from the request."""
         unknown = self.target_tokenizer.unknown_id
         if unknown is None or unknown not in hypothesis.tokens:
             return []
@@ -422,7 +419,7 @@ class Translator:
 
 
 def _by_length(lengths: Sequence[int], places: int) -> Iterator[list[int]]:
-    """Indices in batches of like length, each at most `places` with padding (or one sentence), longest first."""
+    """Group indices by length, longest first; each batch has at most `places` tokens with padding, or one sentence."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if batch and (len(batch) + 1) * (lengths[batch[0]] + 1) > places:

@@ -1,4 +1,4 @@
-"""How good a translator is on its run's validation pairs: the loss, and BLEU where models are chosen by it."""
+"""How good a translator is on its run's validation pairs: the loss, and BLEU if it decides which model is best."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,13 +20,13 @@ from regard.training.metrics import BleuCounts
 
 
 class Validation:
-    """Scores a model on pairs, shared out among the ranks.
+    """Scores a model on pairs, which the ranks share out among themselves.
 
     Args:
-        model: what is trained; scored as it is when called.
-        loss: of a model and a batch, without label smoothing.
+        model: the model in training; each call scores its weights of that time.
+        loss: the loss of a model on a batch, without label smoothing.
         batches: the validation pairs.
-        tokenizer: the target's, which turns tokens into text again.
+        tokenizer: the target's tokenizer, which turns tokens into text again.
         config: `best_by` says whether BLEU is wanted, `validation_beam` how sources are translated for it.
         fabric: a launched `lightning_fabric.Fabric`.
     """
@@ -49,7 +49,7 @@ class Validation:
         return metrics | {"bleu": self._bleu()} if self._config.best_by == "bleu" else metrics
 
     def _share(self) -> Iterator[tuple[Batch, bool]]:
-        """This rank's batches, as many as any rank has; and whether they count."""
+        """This rank's batches, each with whether it counts. All ranks get equally many; repeated ones do not count."""
         found = Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0))
         return ((self._fabric.to_device(batch), counts) for batch, counts in found)
 
@@ -63,7 +63,7 @@ class Validation:
 
     def _bleu(self) -> float:
         ours = BleuCounts()
-        with gathered(self._model):  # a search has as many steps as it needs, on every rank another number
+        with gathered(self._model):  # searches on different ranks need different numbers of steps
             decoder = prepare(self._model)
             for batch, counts in self._share():
                 if counts:

@@ -1,4 +1,4 @@
-"""Lines of a file through a translator: in order, a window at a time, with a place for each that is bad."""
+"""Translate the lines of a file in order, one window at a time; a bad line keeps its place among the answers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from regard.tasks.translation.translator import Translator
 from regard.text.lines import BadLines, Line, decoded, raw_lines
 
 Parse = Callable[[Line], Request]
-"""What a line asks for; a DataError if it cannot be read."""
+"""Makes a request of a line; raises DataError if the line cannot be read."""
 Show = Callable[[int, Translation], str]
-"""The lines of output for an answer and its number, without the last line's end."""
+"""Makes the output of an answer and its number, without the last line feed."""
 
 
 class Answered(NamedTuple):
@@ -27,7 +27,7 @@ class Answered(NamedTuple):
 
 
 def whole_line(line: Line, prefix: str = "") -> Request:
-    """The whole line, whose translation must begin with `prefix`.
+    """Read a whole line as a sentence, whose translation must begin with `prefix`.
 
     Raises:
         DataError: it is not UTF-8.
@@ -36,7 +36,7 @@ def whole_line(line: Line, prefix: str = "") -> Request:
 
 
 def sentence_and_prefix(line: Line) -> Request:
-    r"""A sentence, a tab, and what its translation must begin with, which may be left out with its tab.
+    r"""Read a sentence, a tab, and what its translation must begin with. The tab and the prefix may be left out.
 
     Raises:
         DataError: it is not UTF-8, or has more than one tab.
@@ -55,7 +55,7 @@ def sentence_and_prefix(line: Line) -> Request:
 def answered(
     translator: Translator, lines: Iterable[Line], options: TranslationOptions, *, parse: Parse, window_lines: int
 ) -> Iterator[list[Answered]]:
-    """Windows of lines with their translations; a bad line's is empty and names the place in its `problem`."""
+    """Translate windows of lines. The translation of a bad line is empty, and its `problem` names the place."""
     iterator = iter(lines)
     while window := list(islice(iterator, window_lines)):
         parsed = [_parsed(line, parse) for line in window]
@@ -69,7 +69,7 @@ def answered(
 
 
 class BadLinePolicy:
-    """Stops at the first bad line, or lets them pass as empty ones and counts them."""
+    """Stops at the first bad line, or answers bad lines by empty ones and counts them."""
 
     def __init__(self, bad_lines: BadLines) -> None:
         self._stops = bad_lines == "stop"
@@ -77,10 +77,10 @@ class BadLinePolicy:
         self.first: str | None = None
 
     def check(self, translation: Translation) -> Translation:
-        """The translation.
+        """Return the translation if its line is good or bad lines are skipped.
 
         Raises:
-            DataError: its line is bad, and bad lines stop.
+            DataError: its line is bad, and the policy is to stop.
         """
         if translation.problem is not None:
             if self._stops:
@@ -92,11 +92,11 @@ class BadLinePolicy:
 
 @dataclass(frozen=True, slots=True)
 class BulkTranslation:
-    """Lines to translate, and what becomes of their translations."""
+    """Lines to translate, and how their translations are printed."""
 
     lines: Iterator[Line]
     windows: Iterator[list[Answered]]
-    """Of these lines, as `answered` makes them."""
+    """The windows that `answered` makes of these lines."""
     show: Show
     policy: BadLinePolicy
 
@@ -104,17 +104,17 @@ class BulkTranslation:
         """Write the answers to a stream.
 
         Raises:
-            DataError: a bad line, if those stop; the answers before it are written.
+            DataError: a line is bad, and the policy is to stop; the answers before it are written.
         """
         for number, one in enumerate(chain.from_iterable(self.windows), start=1):
             print(self.show(number, self.policy.check(one.translation)), file=file, flush=flush)
 
     def finish(self, unfinished: Unfinished, tell: Callable[[int], None] = lambda lines: None) -> None:
-        """Write all answers and finish the file; `tell` hears how many lines have been answered.
+        """Write all answers and finish the file; `tell` is called with the number of lines answered so far.
 
         Raises:
-            DataError: a bad line, if those stop; what was answered before its window is kept.
-            OSError: the disk is full; what was answered is kept.
+            DataError: a line is bad, and the policy is to stop; the answers before its window are kept.
+            OSError: the disk is full; the answers so far are kept.
         """
         for window in self.windows:
             numbered = enumerate((self.policy.check(one.translation) for one in window), start=unfinished.lines + 1)

@@ -1,4 +1,4 @@
-"""How far a file has come, as one live line in a terminal."""
+"""Show the progress of a file as one live line in a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ from regard.errors import MissingExtraError
 
 @contextmanager
 def counting(file: IO[str], *, total: int | None, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """A function to be told how many lines are done; it shows them on `file` if that is a terminal.
+    """A function that takes the number of lines done, and shows it on `file` if that is a terminal.
 
     Args:
-        file: usually standard error, which results do not go to.
-        total: lines in all, if that is known.
-        done: lines that were done before.
+        file: usually standard error, as results go to standard output.
+        total: how many lines there are; None if that is not known.
+        done: how many lines were done before.
 
     Raises:
         MissingExtraError: `file` is a terminal and rich is not installed.

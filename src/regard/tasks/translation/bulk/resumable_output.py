@@ -1,11 +1,11 @@
-"""A file of answers to lines, written window by window, that any interruption leaves fit to be gone on with.
+"""A file of answers to lines, written window by window. After any interruption the work can go on.
 
 out.txt.partial        the answers so far
-out.txt.partial.json   to how many lines, in how many bytes; a digest of those lines; the settings
+out.txt.partial.json   the record: how many lines they answer, in how many bytes; a digest of those lines; the settings
 
-At the end of each window the answers are on the disk (fsync) before the record says so. Whatever stands behind
-the bytes of the record is cut off when the work goes on, and those lines are answered again: a window is answered
-as a whole, so that its batches, and with them the last bits of its numbers, are those of an undisturbed run.
+At the end of each window the answers are on the disk (fsync) before the record says so. When the work goes on, all
+bytes beyond those of the record are cut off, and their lines are answered again. A window is answered as a whole, so
+that its batches, and with them the last bits of its numbers, are the same as in a run without interruption.
 """
 
 import hashlib
@@ -22,17 +22,18 @@ from regard.storage.locks import lock
 from regard.text.lines import Line
 
 FORMAT = 1
+"""The version of the format of the record."""
 
 
 class Unfinished:
-    """What has been answered, and where more is written; see `opened`."""
+    """A file of answers that is not finished yet; see `opened`."""
 
     def __init__(self, target: Path, settings: Mapping[str, Any]) -> None:
         self.target = target
         self.partial = target.with_name(f"{target.name}.partial")
         self.record = target.with_name(f"{target.name}.partial.json")
         self.lines = 0
-        """Lines that have been answered."""
+        """How many lines have been answered."""
         self._bytes = 0
         self._settings = dict(settings)
         self._digest = hashlib.blake2b(digest_size=16)
@@ -42,10 +43,10 @@ class Unfinished:
     # -- opening -----------------------------------------------------------------------------------
 
     def begin(self, *, overwrite: bool) -> None:
-        """Start with nothing.
+        """Start an empty file.
 
         Raises:
-            ArgumentError: the target or an unfinished one is there, and is not to be overwritten.
+            ArgumentError: the target or an unfinished file exists, and is not to be overwritten.
             OSError: the folder cannot be written to.
         """
         if not overwrite:
@@ -55,11 +56,11 @@ class Unfinished:
         self._stream.truncate(0)
 
     def go_on(self) -> bool:
-        """Take up what is there; False if there is nothing left to write.
+        """Go on with the unfinished file; return False if there is nothing left to write.
 
         Raises:
             ArgumentError: there is nothing to go on with, or it was begun with other settings.
-            RunFolderError: what is there was cut short or altered.
+            RunFolderError: the unfinished file was cut short or altered.
             OSError: a file cannot be read or written.
         """
         if not self.record.exists() and not self.partial.exists():
@@ -71,7 +72,7 @@ class Unfinished:
             return True
         self._read_record()
         if not self.partial.exists() and self.target.is_file() and self.target.stat().st_size == self._bytes:
-            self.record.unlink()  # it was killed after its last step but one
+            self.record.unlink()  # the process was killed between the last two steps of `finish`
             return False
         if self.partial.exists() or not self._bytes:
             self._open()
@@ -117,15 +118,15 @@ class Unfinished:
             refusal=f"another process is writing to {self.partial}: wait for it or name another --output",
         )
         for left in self.record.parent.glob(f".{escape(self.record.name)}.*.tmp"):
-            left.unlink(missing_ok=True)  # by a process that was killed while it wrote the record
+            left.unlink(missing_ok=True)  # a process was killed while it wrote the record
 
     # -- going through the lines ---------------------------------------------------------------------
 
     def pass_over(self, lines: Iterator[Line]) -> None:
-        """Read the lines that have been answered.
+        """Read past the lines that have been answered, and check that they are the same lines.
 
         Raises:
-            ArgumentError: they are other lines than those.
+            ArgumentError: they are other lines.
         """
         for line in islice(lines, self.lines):
             self._note(line)
@@ -136,7 +137,7 @@ class Unfinished:
             )
 
     def add(self, lines: Iterable[Line], answers: str) -> None:
-        """Put the answers to the next lines on the disk.
+        """Write the answers to the next lines to the disk.
 
         Raises:
             OSError: the disk is full.
@@ -158,7 +159,7 @@ class Unfinished:
         self.record.unlink()
 
     def close(self) -> None:
-        """Let go of the file, finished or not."""
+        """Close the file, finished or not."""
         if self._file is not None:
             self._file.close()
 
@@ -186,17 +187,17 @@ class Unfinished:
 
 @contextmanager
 def opened(target: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> Iterator[Unfinished | None]:
-    """A file of answers to write to, new or gone on with; None if there is nothing left to write.
+    """Open a file of answers to write to, new or unfinished; None if there is nothing left to write.
 
     Args:
         target: the file to make; it has that name once it is whole.
-        settings: what decides the answers, as JSON can hold it; work goes on with the same only.
-        resume: go on with what was left unfinished, from the start if there is nothing.
-        overwrite: replace the target when the new one is whole, and what is unfinished at once.
+        settings: all that decides the answers, as values that JSON can hold; only with the same can work go on.
+        resume: go on with an unfinished file; start one if there is none.
+        overwrite: replace the target when the new file is whole, and an unfinished file at once.
 
     Raises:
-        ArgumentError: the target is there, or what is unfinished has other settings.
-        RunFolderError: what is unfinished was cut short or altered.
+        ArgumentError: the target exists, or the unfinished file has other settings.
+        RunFolderError: the unfinished file was cut short or altered.
         OSError: the folder is absent, read-only or full.
     """
     if target.exists() and not target.is_file():

@@ -1,9 +1,8 @@
 """A process that translates for another: `python -m regard.tasks.translation.bulk.worker`.
 
-`regard.tasks.translation.bulk.worker_pool` starts it. It is told once which run to load, and then answers each
-line of standard input, a job, by a line of standard output, its hypotheses or what went wrong, all in JSON. It
-ends when its input does, as it does when whoever
-started it is gone.
+`regard.tasks.translation.bulk.worker_pool` starts it. All messages are lines of JSON. The first line of standard input
+says which run to load. Each further line is a job, and the process answers it by one line on standard output: the
+hypotheses, or the error. The process ends when its input ends, as it also does when the starting process dies.
 """
 
 import json
@@ -40,7 +39,7 @@ def serve(requests: Iterable[str], answers: TextIO) -> None:
 
 
 def main() -> None:
-    """One thread; answers go to what was standard output, and whatever else is printed to standard error."""
+    """Serve with one thread. Answers go to standard output; anything else that is printed goes to standard error."""
     torch.set_num_threads(1)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)

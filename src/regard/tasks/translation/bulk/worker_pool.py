@@ -1,7 +1,7 @@
-"""Processes that share the sentences of a file among them, each with one thread and a model of its own.
+"""Processes that share the sentences of a file among themselves, each with one thread and a model of its own.
 
-The matrices of a translator are small: two threads on one of its products wait for each other longer than they
-compute, and two processes on two batches do not. See "Decoding fast" in the documentation for what it is worth.
+The matrices of a translator are small: two threads on one product wait for each other longer than they compute, while
+two processes on two batches never wait. "Decoding fast" in the documentation has figures.
 """
 
 import json
@@ -26,30 +26,30 @@ from regard.tasks.translation.search_job import SearchJob
 from regard.text.lines import raw_lines
 from regard.training.distributed.devices import Precision
 
-# Fewer lines are translated sooner than processes have started, torch and all.
 LINES_FOR_WORKERS = 4_096
-# One thread each, waited for by sleeping; and the allocator keeps what it has, as `regard` itself asks of it.
+"""A file with fewer lines is translated before processes have started and imported torch."""
 SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_TOP_PAD_": str(2**28),
     "MALLOC_MMAP_MAX_": "0",
 }
+"""The environment of a worker: one thread, and an allocator that keeps freed memory, as in `regard.cli.main`."""
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """So many processes that have loaded a run and search on demand.
+    """Processes that have loaded a run and search on demand.
 
     Args:
         folder: the run, as `Translator.load` reads it.
-        count: how many.
+        count: how many processes to start.
         checkpoint: "best" or "last".
-        precision: in which they decode.
+        precision: the precision of their search.
 
     Raises:
-        ArgumentError: fewer than one.
-        RegardError: what loading the run raised in them.
-        WorkerError: one did not start.
+        ArgumentError: the count is below 1.
+        RegardError: a process could not load the run; the error is the one that was raised there.
+        WorkerError: a process did not start.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class Workers(AbstractContextManager["Workers"]):
         """The hypotheses of each job's sentences, in the order of the jobs.
 
         Raises:
-            RegardError: what a job raised.
-            WorkerError: a process ended, or failed in a way that has no error of its own.
+            RegardError: a job failed; the error is the one that was raised in the process.
+            WorkerError: a process ended, or raised an error that is not regard's.
         """
         try:
             return list(self._threads.map(self._ask_one, list(jobs)))
-        except BaseException:  # Ctrl-C too: what is under way is no longer wanted
+        except BaseException:  # Ctrl-C too: nobody wants the answers that are still to come
             self.close()
             raise
 
     def close(self) -> None:
-        """End them all, whatever they are doing."""
+        """End all processes, whatever they are doing."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._all:
             worker.stop()
@@ -102,10 +102,10 @@ class Workers(AbstractContextManager["Workers"]):
 
 
 def workers_for(input: Path | None, wanted: int | None, device: torch.device) -> int:
-    """How many processes are to share a file's lines; 0 for the one that asks, alone.
+    """How many processes are to share a file's lines; 0 if this process is to translate alone.
 
     Raises:
-        ArgumentError: fewer than one are wanted, or several and the model is not on the CPU.
+        ArgumentError: fewer than one process is wanted, or several are and the model is not on the CPU.
     """
     if wanted is not None and wanted < 1:
         raise ArgumentError(f"workers must be at least 1, got {wanted}")
@@ -124,10 +124,10 @@ def workers_for(input: Path | None, wanted: int | None, device: torch.device) ->
 
 @contextmanager
 def sharing(translator: Any, folder: Path | str, count: int) -> Iterator[None]:
-    """Let so many processes search for a `Translator` that was loaded from a folder; 0 for its own alone.
+    """Let `count` processes search for a `Translator` that was loaded from `folder`; with 0 it searches itself.
 
     Raises:
-        WorkerError: one did not start.
+        WorkerError: a process did not start.
     """
     if count == 0:
         yield
@@ -152,7 +152,7 @@ class _Worker:
             stderr=self._complaints,
             encoding="utf-8",
             env={**os.environ, **SETTINGS, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # Ctrl-C is for the one that started it
+            start_new_session=True,  # Ctrl-C is for the process that started this one
         )
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class _Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         line = ""
-        with suppress(OSError, ValueError):  # a pipe that is closed at the other end, or by stop
+        with suppress(OSError, ValueError):  # the pipe was closed at the other end, or by stop
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
@@ -176,7 +176,7 @@ class _Worker:
         return answer
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._complaints):

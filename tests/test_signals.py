@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
+from regard.text.spool import Spool
 from regard.training import loop
 from regard.training.checkpoints import Checkpoints
 from tests.test_cli import TINY, Call, call, losses  # noqa: F401
 
-# What is done to which file: moments that no clock could hit. Files are opened to count the pairs, then inside the
-# library's trainer, then to be tokenised.
+# What is done to which file: moments that no clock could hit. The pairs are opened once; the library's trainer and the
+# encoding read them from the spool.
 MOMENTS = {
     "counting the pairs": ("open", "pairs.tsv", 1),
-    "learning a vocabulary": ("open", "pairs.tsv", 2),
+    "learning a vocabulary": ("tests.iterate", "spool", 1),
     "writing a tokenizer": ("open", "source_tokenizer.json.", 1),
     "naming a tokenizer": ("os.rename", "target_tokenizer.json.", 1),
     "writing tokens": ("open", "train.tokens.", 1),
@@ -48,7 +49,15 @@ def hooked() -> None:
 
 
 @pytest.fixture
-def moment(hooked: None) -> Iterator[dict[str, Any]]:
+def moment(hooked: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What to arm. The interpreter tells of files; a vocabulary is learnt from a file that is open already."""
+    iterate = Spool.__iter__
+
+    def audited(spool: Spool) -> Iterator[Any]:
+        sys.audit("tests.iterate", "spool")
+        return iterate(spool)
+
+    monkeypatch.setattr(Spool, "__iter__", audited)
     yield armed
     armed.clear()
 

@@ -1,4 +1,4 @@
-"""Looking inside models: `regard.watch`, and what can be asked of all its maps together."""
+"""Looking inside models: `regard.watch`, and analyses of all its maps together."""
 
 from regard.inspection.analysis.head_table import compare as compare
 from regard.inspection.analysis.head_table import head_table as head_table

@@ -1,4 +1,4 @@
-"""What a watch has observed: every call that was kept, and what was passed over and why."""
+"""The record of a watch: every call that was kept, and what was passed over and why."""
 
 import threading
 from collections import Counter
@@ -31,24 +31,24 @@ class Observed:
     map: AttentionMap | None
     """None if it could not be read."""
     factors: Factors | None = None
-    """What the map is read from; None where statistics alone were kept, and where the call could not be read."""
+    """The tensors from which the map is read; None if only statistics were kept, or the call could not be read."""
     is_stored: bool = False
-    """Whether it was read from weights that the model computed itself."""
+    """Whether the map was read from weights that the model computed itself."""
     notes: list[str] = field(default_factory=list)
     error: float | str | None = None
     """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
     at: int = 0
-    """How many calls its thread had observed by then, this one included."""
+    """How many calls its thread had observed until then, this one included."""
 
     def refuse(self, reason: str) -> None:
-        """Let the map go, since it is not what it looked like."""
+        """Drop the map, because it turned out not to be the module's attention."""
         self.map, self.factors, self.notes = None, None, [reason]
 
 
 class Record:
     """The calls that one watch has observed, in their order, and what it has passed over.
 
-    Threads hand it what they see (`entered`, `take` and `unread`, as `Watcher` names them); `Seen` and the report
+    Threads report to it through the methods of `Watcher` (`entered`, `take` and `unread`); `Seen` and the report
     read it.
     """
 
@@ -61,7 +61,7 @@ class Record:
         verify: bool,
         summary: Summarize | None = None,
     ) -> None:
-        # Held, so that the id of none of them becomes another's while its name stands for it.
+        # The modules are held, because `paths` knows them by id, and Python gives a freed id to another object.
         self.modules = modules
         self.wanted = wanted
         """Whether the module of a path was asked for."""
@@ -69,30 +69,30 @@ class Record:
         self.calls: list[Observed] = []
         self.paths = {id(module): path for path, module in modules.items()}
         self.count: Counter[str] = Counter()
-        """Calls of each module that were wanted, readable or not."""
+        """How many wanted calls each module made, readable or not."""
         self.ran: Counter[str] = Counter()
         """How often each module ran that looks like attention."""
         self.recomputed: Counter[str] = Counter()
-        """Calls of each module in a backward pass, which are not kept again."""
+        """How many calls each module made in a backward pass, which are not kept again."""
         self.unreadable: Counter[tuple[str, str]] = Counter()
-        """How often something was observed in a module (path, reason) that cannot be read."""
+        """How often something unreadable was observed, by (module path, reason)."""
         self.skipped = 0
-        """Calls of modules that were not asked for."""
+        """How many calls came from modules that were not asked for."""
         self.outside = 0
-        """Calls outside the model."""
+        """How many calls came from outside the model."""
         self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
         self._verify, self._summary = verify, summary
         self._lock = threading.RLock()
 
     def entered(self, module: nn.Module) -> None:
-        """Count the modules that look like attention, so that none is passed over, and those that are recomputed."""
+        """Count runs of modules that look like attention, so that the report can miss none, and recomputed modules."""
         if (path := self._suspects.get(id(module))) is not None:
             self.ran[path] += 1
         if _is_in_backward() and (path := self.paths.get(id(module))) is not None and path in self.count:
             self.recomputed[path] += 1
 
     def take(self, thread: Thread, source: ObservedCall) -> None:
-        """Keep a call, if it is wanted. Nothing that goes wrong here may disturb the model."""
+        """Keep a call, if it is wanted. No error here may disturb the model."""
         path = thread.path(self)
         with self._lock:
             if path is None:
@@ -133,7 +133,10 @@ class Record:
         return observed
 
     def unread(self, thread: Thread, frame: Frame | None, reason: str) -> None:
-        """Remember what cannot be read: a softmax in blocks, of which others that looked whole are parts as well."""
+        """Remember something unreadable, such as a softmax in blocks.
+
+        Calls of the same module run that were read as whole softmaxes are then blocks too, and are refused.
+        """
         path = thread.path(self)
         if path is None or not self.wanted(path):
             return
@@ -145,12 +148,12 @@ class Record:
 
 
 def _summarized(source: Source, what: Summarize) -> AttentionMap:
-    """The statistics of a map, computed now, in one pass."""
-    # Under a watch the functions that are called here would be taken for the model's.
+    """The statistics of a map, computed at once in one pass."""
+    # Without this a watch would take the functions that are called here for calls of the model.
     with undisturbed(), torch._C.DisableTorchFunction():
         return AttentionMap(SummarySource.of(source, what))
 
 
 def _is_in_backward() -> bool:
-    """Whether a backward pass is running, in which a forward runs only to be recomputed: checkpointing."""
+    """Whether a backward pass is running, in which modules run forward only to be recomputed (checkpointing)."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""What a watch has to say about itself."""
+"""The report of a watch: what it has seen, and what it could not see and why."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from regard.mechanisms.byte_size import human
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was seen and what not; `print` it."""
+    """The attention calls that were seen, and those that were not; `print` it."""
 
     model: str
     calls: tuple[Observed, ...]
     missed: tuple[tuple[str, str], ...]
-    """(module path, reason) of what could not be read or seen."""
+    """(module path, reason) for each module or call that could not be seen or read."""
     notes: tuple[str, ...]
     held_bytes: int
 
     def __str__(self) -> str:
-        """A line for each module, then what is missing, then the rest."""
+        """A line for each module, then a line for each that was not seen, then the notes."""
         read = [call for call in self.calls if call.map is not None]
         modules = {call.name for call in read}
         lines = [
@@ -35,7 +35,7 @@ class Report:
 
 
 def report(record: Record) -> Report:
-    """The report of a watch, after a look at the row states that no one has asked for yet."""
+    """Make the report of a watch. Row states that were not used yet are checked first."""
     for call in record.calls:
         if call.factors is not None:
             call.factors.settle()
@@ -58,7 +58,7 @@ def report(record: Record) -> Report:
 
 
 def missed_by(record: Record) -> list[tuple[str, str]]:
-    """(module path, reason) of what could not be read or seen."""
+    """(module path, reason) for each module or call that could not be seen or read."""
     missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in record.calls if call.map is None]
     missed += [(path, _times(reason, n)) for (path, reason), n in record.unreadable.items()]
     missed += [(path, _times("it ran, but no attention of it could be observed", n)) for path, n in _silent(record)]
@@ -66,7 +66,7 @@ def missed_by(record: Record) -> list[tuple[str, str]]:
 
 
 def held_bytes(record: Record) -> int:
-    """The bytes of all factors, each storage once."""
+    """The bytes of all factors; each storage counts once."""
     storages: dict[int, int] = {}
     for call in record.calls:
         if call.map is not None:
@@ -75,7 +75,7 @@ def held_bytes(record: Record) -> int:
 
 
 def _silent(record: Record) -> list[tuple[str, int]]:
-    """Modules that look like attention and ran, though neither they nor anything around or inside was observed."""
+    """Modules that look like attention and ran, although no call was observed in them, around them or inside them."""
     known = {call.name for call in record.calls} | {path for path, _ in record.unreadable} | set(record.recomputed)
     silent = []
     for path, n in record.ran.items():
@@ -87,7 +87,7 @@ def _silent(record: Record) -> list[tuple[str, int]]:
 
 
 def _scripted(record: Record) -> list[str]:
-    """The outermost modules that are TorchScript."""
+    """The outermost TorchScript modules."""
     found: list[str] = []
     for path, module in record.modules.items():
         if isinstance(module, torch.jit.ScriptModule) and not any(_inside(path, other) for other in found):
@@ -100,7 +100,7 @@ def _inside(path: str, other: str) -> bool:
 
 
 def _table(calls: list[Observed]) -> list[str]:
-    """One line for each module: its calls' shape, how they were seen, errors and notes."""
+    """One line for each module: the shape of its maps, how its calls were seen, and errors; its notes follow."""
     lines = []
     for name in dict.fromkeys(call.name for call in calls):
         own = [call for call in calls if call.name == name]
@@ -123,7 +123,7 @@ def _times(reason: str, n: int) -> str:
 
 
 def count(n: int, what: str) -> str:
-    """A number of things.
+    """A number and a noun, in the plural if need be.
 
     >>> count(1, "map"), count(2, "map")
     ('1 map', '2 maps')

@@ -29,24 +29,25 @@ def watch(
 ) -> "Seen":
     """Watch a model: inside the `with` block, each of its attention calls is kept as an exact, lazy map.
 
-    The model is not changed, and what it computes is bit for bit what it was. Its attention runs in the
-    kernel that it would have run in; a map holds the queries and keys that the model made anyway, and one
-    number for each row. Modules have to be called, as is usual: torch's own layers, if their `forward` is
-    called by name, do not take their fused path while watched, and their output differs in its last bits.
+    The model is not changed, and its results stay the same bit for bit. Its attention runs in the same kernel
+    as without a watch; a map holds the queries and keys that the model made anyway, and one number for each
+    row. Modules have to be called as usual, as `module(x)`: if the `forward` of one of torch's own layers is
+    called by name, the layer does not take its fused path while it is watched, and its last bits differ.
 
     Args:
         model: any module that attends through `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the
             layers made of it, `regard.attention`, or a softmax that it multiplies with values.
-        names: which modules, by path: a name (its module and what is inside; `*` matches), a list of them, or a
-            function from a path to bool. All if None.
-        keep: "factors" where they are; "cpu" to move them there; "summary" for statistics alone, computed as the model
-            runs, after which the factors are let go: memory stays small however many layers there are. A
-            `regard.Summarize(...)` says which statistics, and how large.
-        verify: rebuild each output from its map as the model runs, and keep the error, for `report()`.
-        copy: copy queries and keys. Only needed where the model writes to them later; the read says so.
+        names: which modules to watch, by path: a name (which means the module and all inside it; `*` is a wildcard),
+            a list of names, or a function from a path to bool. None watches all.
+        keep: "factors" keeps queries and keys on their device; "cpu" moves them to the CPU; "summary" keeps only
+            statistics, which are computed as the model runs, so that memory stays small with any number of layers.
+            A `regard.Summarize(...)` says which statistics, and how large.
+        verify: rebuild each output from its map as the model runs, and keep the error for `report()`.
+        copy: copy queries and keys. This is needed only if the model overwrites them later; reading the map then
+            raises an error that says so.
 
     Raises:
-        ArgumentError: a compiled model, a name that no module has, or an unknown `keep`.
+        ArgumentError: the model is compiled, no module has one of the names, or `keep` is unknown.
 
     >>> import torch
     >>> class Block(nn.Module):
@@ -73,15 +74,15 @@ def watch(
 
 
 class Seen:
-    """What a watch has seen: a mapping from (module path, number of its call) to maps, in the order of the calls.
+    """The maps that a watch has seen: a mapping from (module path, number of its call) to maps, in call order.
 
     `seen["encoder.0"]` is the map of a module that was called once, or the list of its maps; `seen[name, 2]`
-    is that of its third call. `print(seen.report())` says what was seen, and what could not be and why.
+    is the map of its third call. `print(seen.report())` says what was seen, and what was not and why.
     """
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        """What the observed calls were, and what was passed over."""
+        """The observed calls, and what was passed over."""
         self._entered: list[tuple[Thread, int]] = []
 
     @property
@@ -91,7 +92,7 @@ class Seen:
 
     @property
     def calls(self) -> list[Observed]:
-        """Every call that was observed, in their order, also those that could not be read."""
+        """All observed calls in their order, also those that could not be read."""
         return self.record.calls
 
     # -- watching ----------------------------------------------------------------------------------------
@@ -107,10 +108,10 @@ class Seen:
 
     @contextmanager
     def attach(self) -> Iterator["Seen"]:
-        """Watch in another thread too, inside a `with seen.attach():` that runs in it.
+        """Watch another thread too: that thread must run the model inside `with seen.attach():`.
 
         Raises:
-            ArgumentError: the watch itself is not entered, or watches this thread already.
+            ArgumentError: the watch itself is not entered, or it watches this thread already.
         """
         thread = this_thread()
         if not self._entered or self.record in thread.watches:
@@ -135,10 +136,10 @@ class Seen:
     @overload
     def __getitem__(self, key: str) -> AttentionMap | list[AttentionMap]: ...
     def __getitem__(self, key: Key | str) -> AttentionMap | list[AttentionMap]:
-        """The map of (module path, call number), or of a path: one map, or the list of its calls' maps.
+        """The map of a (module path, call number); or for a path its only map, or the list of its maps.
 
         Raises:
-            NotSeenError: it was not seen, or could not be read; the message says why.
+            NotSeenError: the call was not seen, or could not be read; the message says why.
         """
         name, index = (key, None) if isinstance(key, str) else key
         calls = [call for call in self.calls if call.name == name]
@@ -160,12 +161,12 @@ class Seen:
         return f"{name!r}: {reasons[0]}" if reasons else not_seen(name, [call.name for call in self.calls])
 
     def joined(self, name: str) -> AttentionMap:
-        """The calls of one module as one map, row under row: the steps of a generation with its cache.
+        """Join the maps of one module's calls, row under row. The calls must be the steps of a cached generation.
 
         Raises:
             NotSeenError: nothing of that name was seen.
             ShapeError: the calls are not steps of one generation.
-            NotKeptError: nothing that was kept of the steps can be joined.
+            NotKeptError: only statistics were kept of the steps, and none of these can be joined.
         """
         maps = self[name]
         return stack(maps) if isinstance(maps, list) else maps
@@ -188,11 +189,11 @@ class Seen:
         return list(zip(self.keys(), self.maps, strict=True))
 
     def report(self) -> Report:
-        """What was seen and how, what it holds, and what could not be seen and why; print it."""
+        """Report what was seen and how, the memory it holds, and what was not seen and why; print it."""
         return report(self.record)
 
     def __repr__(self) -> str:
-        """One line."""
+        """One line of counts."""
         names = len({call.name for call in self.calls if call.map is not None})
         missed = missed_by(self.record)
         tail = f"; {len(missed)} not: print(seen.report())" if missed else ""
@@ -200,10 +201,10 @@ class Seen:
 
 
 def _refuse_compiled(modules: dict[str, nn.Module]) -> None:
-    """Raise if any part of the model is compiled.
+    """Refuse a model of which any part is compiled.
 
     Raises:
-        ArgumentError: it is; naming what to watch instead.
+        ArgumentError: a part is compiled; the message says what to watch instead.
     """
     for path, module in modules.items():
         if "_orig_mod" in module._modules:

@@ -1,1 +1,1 @@
-"""What can be said of the maps of a watched model."""
+"""Analyses of the maps of a watched model."""

@@ -1,4 +1,4 @@
-"""What each head does, in a few numbers: how far it looks, how spread, at which places."""
+"""What each head does, in a few numbers: how far it looks, how much it spreads its attention, and to which places."""
 
 from dataclasses import dataclass
 
@@ -17,32 +17,32 @@ from regard.maps.tiles import ask
 
 @torch.no_grad()
 def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
-    r"""A few numbers for every head, each a mean over the queries that have a key and over the batch.
+    r"""Compute a few numbers for every head, each a mean over the queries that have a key and over the batch.
 
     Query i stands at position p = S - T + i, as under a causal mask with a cache.
 
     - distance: $\sum_j P_{ij} |p - j|$ in positions
     - entropy: in nats
-    - self: $P_{ip}$, on the query's own position
-    - previous: $P_{i,p-1}$, on the one before it
-    - first: $P_{i0}$, on the first, of queries that stand elsewhere: a sink
-    - induction, where tokens are given: what query i gives to keys j < p whose token before, j - 1, is the query's
-      own token, of queries that have such keys. A head that finds how things went on the last time has 1.
+    - self: $P_{ip}$, the weight on the query's own position
+    - previous: $P_{i,p-1}$, the weight on the position before it
+    - first: $P_{i0}$, the weight on the first position, over queries at other positions; a sink has much
+    - induction, if tokens are given: the weight that query i gives to keys j < p for which token j - 1 equals the
+      query's own token, over queries that have such keys. A head has 1 if it always finds what followed last time.
 
     Args:
-        maps: what `regard.watch` saw, or maps (batch..., H, T, S).
-        tokens: the tokens' numbers (batch..., S) or (S,), for induction.
+        maps: the result of `regard.watch`, or maps (batch..., H, T, S).
+        tokens: the ids of the tokens, (batch..., S) or (S,), for induction.
 
     Returns:
-        A table of a layer for each map; NaN where no query counts (a sequence without repetition, T = S = 1), or
-        where the number of keys is not that of the tokens. Memory is linear in T and S; induction takes tiles.
+        A table with one layer for each map; NaN if no query counts (a sequence without repetition, T = S = 1), or
+        if the map has not as many keys as there are tokens. Memory is linear in T and S; induction goes by tiles.
 
-    Of maps of which statistics alone were kept, the table has the columns that were: distance and entropy. Which
-    queries count follows from "max", "topk" or "participation", one of which has to be kept.
+    If only statistics were kept of the maps, the table has distance and entropy, as far as these were kept. One of
+    "max", "topk" and "participation" must be kept too, because it says which queries count.
 
     Raises:
-        ShapeError: tokens that fit none of the maps.
-        NotKeptError: what was kept of a map tells none of the columns, or not which queries count.
+        ShapeError: the tokens fit none of the maps.
+        NotKeptError: what was kept of a map gives none of the columns, or does not say which queries count.
 
     Source: Olsson et al. 2022 (arXiv:2209.11895), for induction ("prefix matching"); Clark et al. 2019
     (arXiv:1906.04341), for the others.
@@ -64,10 +64,10 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
 
 @torch.no_grad()
 def compare(one: Maps, other: Maps) -> HeadTable:
-    """How far the heads of two models, or of one model on two inputs, are apart; maps are taken in their order.
+    """Measure how far the heads of two models, or of one model on two inputs, are apart; maps are paired in order.
 
     Args:
-        one: what a watch saw, or maps (batch..., H, T, S).
+        one: the result of a watch, or maps (batch..., H, T, S).
         other: the same number of maps, of the same shapes.
 
     Returns:
@@ -75,7 +75,7 @@ def compare(one: Maps, other: Maps) -> HeadTable:
         largest difference of two weights), under the names of `one`; see `difference`.
 
     Raises:
-        ShapeError: other numbers of maps, or other shapes.
+        ShapeError: the numbers of maps or their shapes differ.
 
     >>> import regard
     >>> q, k = torch.zeros(2, 1, 1, 4, 1).unbind()
@@ -143,7 +143,7 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
 
 
 def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
-    """The mean weight of one key for each query, of queries for which there is one."""
+    """The mean weight of one key for each query, over the queries for which that key exists."""
     inside = (keys >= 0) & (keys < weights.shape[-1])
     return _mean(
         weights.at(torch.arange(len(keys), device=keys.device), keys.clamp(0, weights.shape[-1] - 1)), live & inside
@@ -155,7 +155,7 @@ def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AfterTheSame(PerQuery):
-    """What each query gives to earlier keys that come after its own token: (cells, T)."""
+    """The weight (cells, T) that each query gives to earlier keys which follow a token equal to its own."""
 
     tokens: Tensor
     """(cells, S)."""
@@ -163,7 +163,7 @@ class _AfterTheSame(PerQuery):
     """S - T."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The tile's pairs that count, looked up as they are read."""
+        """The sums over the pairs of a tile that count; which pairs count is found as the tile is read."""
         tokens = self.tokens[tile.cells.start : tile.cells.stop]
         rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
         keys = torch.arange(tile.columns.start, tile.columns.stop, device=tokens.device)
@@ -173,7 +173,7 @@ class _AfterTheSame(PerQuery):
 
 
 def _induction(weights: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """What queries give to what followed their own token before (batch..., H, T), and which have such keys."""
+    """The weight (batch..., H, T) of keys that followed the query's own token, and which queries have such keys."""
     queries, keys = weights.shape[-2:]
     of_cells = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
     found = weights.source.laid_out(ask(weights.source, _AfterTheSame(of_cells, keys - queries))[0])
@@ -185,7 +185,7 @@ def _induction(weights: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_place(tokens: Tensor) -> Tensor:
-    """Where the token at each place (S,) stood first."""
+    """For each place (S,), the first place of the same token."""
     kinds, which = tokens.unique(return_inverse=True)
     places = torch.arange(len(tokens), device=tokens.device)
     return places.new_full((len(kinds),), len(tokens)).scatter_reduce(0, which, places, "amin")[which]

@@ -1,4 +1,4 @@
-"""Attention rollout: what the input tokens contribute to chosen tokens, through all layers."""
+"""Attention rollout: how much the input tokens contribute to chosen tokens, through all layers."""
 
 from collections.abc import Sequence
 
@@ -20,22 +20,23 @@ def rollout(
 ) -> Tensor:
     r"""Attention rollout towards chosen tokens: rows of $A_L \cdots A_2 A_1$, without a T x T matrix.
 
-    $A_l = D_l^{-1} (r I + (1 - r) \bar P_l)$, with $\bar P_l$ the mean of the layer's heads, and $D_l$ what makes
-    its rows sum to 1: a query that attends to no key passes on what it was.
+    $A_l = D_l^{-1} (r I + (1 - r) \bar P_l)$, with $\bar P_l$ the mean of the layer's heads; the diagonal $D_l$ makes
+    the rows sum to 1. A query that attends to no key passes its own vector on unchanged.
 
     Args:
-        maps: the self-attention of the layers, first to last: what `regard.watch` saw, or maps (batch..., H, T, T).
-        tokens: the position of one token of the last layer, or N of them, counted from the end if negative.
+        maps: the self-attention of the layers, first to last: the result of `regard.watch`, or maps
+            (batch..., H, T, T).
+        tokens: the position of one token of the last layer, or of N tokens; a negative one counts from the end.
         residual: r, the share of the residual connection, in [0, 1].
-        heads: a weight for each head, divided by their sum; None weighs them alike.
+        heads: a weight for each head, which is divided by the sum of all; None gives all heads the same weight.
 
     Returns:
-        (batch..., T) for one token, (batch..., N, T) for N: each row at least 0, with the sum 1. The cost is two
-        products with each map and N columns. Gradients flow to queries and keys.
+        (batch..., T) for one token, (batch..., N, T) for N tokens: the numbers of a row are at least 0 and sum to 1.
+        The cost is two products of each map with N columns. Gradients flow to queries and keys.
 
     Raises:
-        ArgumentError: a residual outside [0, 1], or not as many weights as heads.
-        ShapeError: a map that is not square, or not of the others' shape; a token that is not there.
+        ArgumentError: the residual is outside [0, 1], or there are not as many weights as heads.
+        ShapeError: a map is not square or has another shape than the others, or a token does not exist.
 
     Source: Abnar & Zuidema 2020 (arXiv:2005.00928), section 3.
 

@@ -1,4 +1,4 @@
-"""How alike maps are: the heads of one layer among themselves, and two maps of one shape."""
+"""Measure how alike maps are: the heads of one layer, or two maps of one shape."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -26,17 +26,17 @@ class Difference(NamedTuple):
 
 @torch.no_grad()
 def difference(one: AttentionMap, other: AttentionMap) -> Difference:
-    r"""How far two maps P and Q of one shape are apart: of two models, or of one before and after a change.
+    r"""Measure how far two maps P and Q of one shape are apart: of two models, or of one before and after a change.
 
     The Jensen-Shannon divergence of a query's rows is $H(\frac{p + q}{2}) - \frac{H(p) + H(q)}{2}$. A row with no
-    key in both maps is 0 in all three. By tiles, in memory linear in T and S; it takes no gradient.
+    key in both maps is 0 in all three numbers. It goes by tiles, in memory linear in T and S, and takes no gradient.
 
     Args:
-        one: (batch..., H, T, S).
-        other: of the same shape, dtype and device.
+        one: a map (batch..., H, T, S).
+        other: a map of the same shape, dtype and device.
 
     Raises:
-        ShapeError: another shape, dtype or device.
+        ShapeError: the shapes, dtypes or devices differ.
 
     Source: Lin 1991, "Divergence measures based on the Shannon entropy", equation 4.1.
 
@@ -64,10 +64,10 @@ def difference(one: AttentionMap, other: AttentionMap) -> Difference:
 
 @torch.no_grad()
 def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosine") -> Tensor:
-    r"""How alike the heads of a map are: (batch..., H, H), symmetric.
+    r"""Measure how alike the heads of a map are: (batch..., H, H), symmetric.
 
     Args:
-        of: (batch..., H, T, S), weights of at least 0.
+        of: a map (batch..., H, T, S) with weights of at least 0.
         how: "cosine" for $\langle P_a, P_b \rangle / (\lVert P_a \rVert \lVert P_b \rVert)$ with all weights of a
             head as one vector, in [0, 1], 1 for equal heads; "jensen-shannon" for the mean over queries of the
             divergence of their rows in nats, in [0, ln 2], 0 for equal heads (Clark et al. 2019, arXiv:1906.04341,
@@ -76,8 +76,8 @@ def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosi
     Memory is linear in T and S. The cost grows with H^2 for "jensen-shannon". It takes no gradient.
 
     Raises:
-        ShapeError: a map without heads.
-        ArgumentError: another `how`.
+        ShapeError: the map has no heads.
+        ArgumentError: `how` is neither.
 
     >>> import regard
     >>> q = torch.zeros(2, 2, 1)
@@ -111,13 +111,13 @@ def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosi
 
 
 def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """Of the rows in the last dimension; what is below 0 is rounding."""
+    """The divergence of the rows in the last dimension; results below 0 come from rounding and become 0."""
     parts = torch.special.entr((p + q) / 2) - (torch.special.entr(p) + torch.special.entr(q)) / 2
     return parts.sum(-1).clamp_min(0.0)
 
 
 def _rows(source: Source, cells: range, scratch: Scratch) -> Iterator[Tensor]:
-    """The weights of cells (cells, t, S), some rows at a time."""
+    """The weights (cells, t, S) of some cells, a few rows at a time."""
     step = fitting(TILE_ELEMENTS, len(cells) * source.keys * source.width)
     part = source.part(cells, scratch)
     for rows in ranges(source.queries, step):
@@ -125,7 +125,7 @@ def _rows(source: Source, cells: range, scratch: Scratch) -> Iterator[Tensor]:
 
 
 def _side_by_side(one: Source, other: Source) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """The weights of both (cells, t, S), some rows at a time, and the number of the first."""
+    """The weights (cells, t, S) of both maps, a few rows at a time, and the number of the first row."""
     row_size = one.keys * (one.width + other.width)
     few, _ = tile_shape(one.cells, one.queries, row_size, budget=TILE_ELEMENTS, few_rows=TILE_ROWS)
     scratches = [(source, Scratch()) for source in (one, other)]

@@ -1,4 +1,4 @@
-"""Numbers for every head of every layer, and the maps that they are of."""
+"""Tables of numbers for every head of every layer, and the maps from which they come."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 Maps = Union["Seen", AttentionMap, Iterable[AttentionMap]]
 SHOWN = 24
-"""Heads that are printed; `top` and `[...]` have all."""
+"""The most heads that are printed; `top` and `[...]` know all."""
 
 
 def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
-    """Maps (batch..., H, T, S) with a name each: the path of the module that made it, or a number.
+    """Give each map (batch..., H, T, S) a name: the path of the module that made it, or a number.
 
-    The dimension before queries and keys counts as that of the heads; a map (T, S) gets one.
+    The dimension before queries and keys counts as the dimension of the heads; a map (T, S) gets one.
 
     Raises:
-        ArgumentError: no maps, or something else.
+        ArgumentError: there are no maps, or one of them is not a map.
     """
     items: Any = getattr(maps, "items", None)
     found: list[tuple[str, Any]]
@@ -66,7 +66,7 @@ class HeadTable:
         """The numbers (layers, heads) of a column.
 
         Raises:
-            ArgumentError: no such column.
+            ArgumentError: there is no such column.
         """
         if name not in self.columns:
             raise ArgumentError(f"the table has the columns {', '.join(self.columns)}; got {name!r}")
@@ -80,7 +80,7 @@ class HeadTable:
         return [(self.layers[i], j, float(numbers[i, j])) for i, j in places if not numbers[i, j].isnan()]
 
     def __str__(self) -> str:
-        """A line for each head; of many heads the first and the last."""
+        """A line for each head; if there are many heads, only the first and the last."""
         width = max(5, *(len(layer) for layer in self.layers))
         lines = [f"{'layer':<{width}}  head" + "".join(f"  {name:>7}" for name in self.columns)]
         numbers = torch.stack(list(self.columns.values()), -1)
@@ -97,13 +97,13 @@ class HeadTable:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        """One line."""
+        """One line: the number of layers and heads, and the columns."""
         heads = next(iter(self.columns.values())).shape[1]
         return f"HeadTable({len(self.layers)} layers, up to {heads} heads: {', '.join(self.columns)}); print it"
 
 
 def table(layers: list[str], rows: list[dict[str, Tensor]]) -> HeadTable:
-    """The table of each layer's numbers (heads,)."""
+    """Make a table from each layer's numbers (heads,)."""
     heads = max(len(numbers) for row in rows for numbers in row.values())
 
     def column(name: str) -> Tensor:

@@ -1,1 +1,1 @@
-"""How attention calls of a model are seen: whose calls, with what mask, under which module."""
+"""How a model's attention calls are observed: in which module they run, and from which tensors their maps are read."""

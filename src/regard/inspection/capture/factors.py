@@ -1,4 +1,4 @@
-"""What one observed call of attention is made of, from which its map is read."""
+"""The factors of one observed attention call (queries, keys and row state), from which its map is read."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -19,14 +19,14 @@ from regard.mechanisms.tensor_tree import tensors_mapped
 from regard.mechanisms.tile_sizes import fitting, ranges
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
-"""By how much the one row that is checked may miss a sum of 1 before a kernel's log-sum-exp is not believed."""
+"""How far the sum of the checked row may be from 1; beyond that a kernel's log-sum-exp is not used."""
 
 
 class Factors:
-    """A call and its row state, each at hand or computed at the first read, and what they are read from.
+    """A call and its row state, each given or computed at the first read, and the tensors that they are read from.
 
-    `call` is a `Call`, or a function that makes it from tensors that are kept (an input and its weights). A row state
-    `of` an operator is checked when it is first asked for, and not believed if it is wrong.
+    `call` is a `Call`, or a function that makes one from kept tensors (an input and its weights). The row state that
+    an operator `of` torch computed is checked when it is first read, and computed anew if it is wrong.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Factors:
         self._call = call
         self._state = state
         self.held = tuple(held)
-        """What has to stay as it was; of a call that may be a step, the queries first and then the keys."""
+        """The tensors that the model must not overwrite; if the call may be a step, queries first and then keys."""
         self.keys: Keys | None = None
         self._of = of
         self._notes = [] if notes is None else notes
@@ -53,14 +53,14 @@ class Factors:
         """The call.
 
         Raises:
-            OverwrittenError: the model has written to what the call is read from.
+            OverwrittenError: the model has overwritten tensors from which the call is read.
         """
         for kept in self.held:
             kept.check()
         if not isinstance(self._call, Call):
             with undisturbed():
                 self._call = self._call()
-            # What was computed is ours; nothing that the model does now can change it.
+            # The computed call has tensors of its own, which the model cannot change.
             self.held = ()
         if self.keys is not None:
             self.keys.kept.check()
@@ -69,7 +69,7 @@ class Factors:
 
     @property
     def state(self) -> Tensor:
-        """The row state; where no kernel gave it, one pass over the scores."""
+        """The row state; if no kernel gave it, one pass over the scores computes it."""
         call = self.call
         if self._of is not None and isinstance(self._state, Tensor):
             operator, self._of = self._of, None
@@ -87,7 +87,7 @@ class Factors:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the model has written to what the call is read from."""
+        """Whether the model has overwritten tensors from which the call is read."""
         held = self.held if self.keys is None else (*self.held, self.keys.kept)
         return any(kept.is_stale for kept in held)
 
@@ -97,13 +97,13 @@ class Factors:
             assert self.state is not None
 
     def follow(self, keys: "Keys") -> None:
-        """Read the keys from those that grow with the steps."""
+        """Read the keys from `keys`, which grow with the steps, and drop the copy of our own."""
         assert isinstance(self._call, Call)
         self.keys, self.held = keys, (self.held[0], *self.held[2:])
         self._call = replace(self._call, key=self._call.key.new_empty(0))
 
     def tensors(self) -> list[Tensor]:
-        """What is held in memory by now."""
+        """All tensors that are held in memory now."""
         tensors = [kept.tensor for kept in self.held]
         if self.keys is not None:
             tensors.append(self.keys.tensor)
@@ -114,12 +114,12 @@ class Factors:
         return tensors
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> GivenFactors:
-        """What was read by now, changed; the model can no longer overwrite it."""
+        """Read all, and apply a change to each tensor; the model can no longer overwrite the result."""
         return GivenFactors(*tensors_mapped((self.call, self.state), change))
 
 
 class Keys:
-    """The keys of the last step of a generation, with which those of all steps before begin."""
+    """The keys of the last step of a generation; the keys of each earlier step are their beginning."""
 
     def __init__(self, tensor: Tensor, kept: Kept) -> None:
         self.tensor = tensor
@@ -127,7 +127,7 @@ class Keys:
 
 
 def undisturbed() -> AbstractContextManager[object]:
-    """Exact arithmetic of our own: no gradients, no autocast, no inference tensors, whatever surrounds the read."""
+    """A context without gradients, autocast and inference tensors, so that a read is exact wherever it happens."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     if not (kinds or torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
         return nullcontext()
@@ -140,7 +140,7 @@ def undisturbed() -> AbstractContextManager[object]:
 
 
 def checked(call: Call, lse: Tensor) -> tuple[Tensor | None, float]:
-    """A kernel's log-sum-exp if the last row of weights sums to 1 with it, else None; and by how much it misses."""
+    """A kernel's log-sum-exp, or None if the last row of weights does not sum to 1 with it; and the error."""
     with undisturbed():
         miss = row_sum_error(call, lse)
     return (lse if miss <= TOLERANCE.get(call.query.dtype, 1e-3) else None), miss
@@ -149,7 +149,7 @@ def checked(call: Call, lse: Tensor) -> tuple[Tensor | None, float]:
 def row_sum_error(call: Call, lse: Tensor) -> float:
     r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads.
 
-    It is written for few operations, since it runs for every call that is watched.
+    It uses few operations, because it runs for every call that is watched.
     """
     sizes, columns = call.sizes, range(call.sizes.keys)
     last = range(sizes.queries - 1, sizes.queries)
@@ -177,7 +177,7 @@ def _sees_all(mask: Mask, sizes: Sizes) -> bool:
 
 
 def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
-    """P V for value (B, G or H, S, E), P being what the map reads, a few rows at a time."""
+    """P V for a value (B, G or H, S, E), a few rows at a time; P are the weights that the map reads."""
     with undisturbed():
         sizes, pieces = call.sizes, []
         value = value.to(call.compute_dtype).repeat_interleave(sizes.heads // value.shape[1], dim=1)

@@ -9,8 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
-# Each operator, and how its second result becomes (B, H, T). The efficient kernel pads it to a multiple of 32
-# rows, and may leave it empty where no gradient is wanted; cudnn's has one dimension more.
 KERNELS: dict[object, Callable[[Tensor, int], Tensor]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: lambda lse, queries: lse,
     aten._scaled_dot_product_flash_attention.default: lambda lse, queries: lse,
@@ -18,10 +16,15 @@ KERNELS: dict[object, Callable[[Tensor, int], Tensor]] = {
     aten._scaled_dot_product_cudnn_attention.default: lambda lse, queries: lse.flatten(2)[..., :queries],
     aten._scaled_dot_product_fused_attention_overrideable.default: lambda lse, queries: lse,
 }
+"""For each operator, how its second result becomes (B, H, T).
+
+The efficient kernel pads the result to a multiple of 32 rows, and may leave it empty if no gradient is wanted; the
+result of cudnn's kernel has one dimension more.
+"""
 
 
 class KernelLse(TorchDispatchMode):
-    """Around one call of F.scaled_dot_product_attention: which operator ran, on what, and its lse.
+    """Placed around one call of F.scaled_dot_product_attention, it records the operator that ran, its inputs and lse.
 
     >>> with KernelLse() as kernel:
     ...     output = torch.nn.functional.scaled_dot_product_attention(*[torch.ones(1, 1, 2, 4)] * 3)
@@ -40,7 +43,7 @@ class KernelLse(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is aten.scaled_dot_product_attention.default:
-            # Under inference_mode the call arrives whole; taken apart here, its kernel is seen as well.
+            # Under inference_mode the call arrives whole; decomposed here, it shows its kernel too.
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))

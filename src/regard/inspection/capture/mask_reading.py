@@ -1,9 +1,9 @@
-"""Masks as torch's functions take them: bool or added numbers, read back into predicates.
+"""Read the masks that torch's functions take, bool or numbers that are added to scores, back into predicates.
 
-A model hands its kernels a dense mask. Most are padding, causality, or a window, or two of these; kept as
-predicates they cost nothing. Numbers that are so low that no score can make up for them (finfo.min,
--1e9) are masks. A row that has nothing but such numbers is another matter: to a kernel they are all
-equal, and the row is spread evenly over them, which is what the map has to show.
+A model hands its kernels a dense mask. Most of these masks are padding, causality, a window, or two of these; a
+predicate that says the same needs no memory. Added numbers so low that no score can outweigh them (finfo.min, -1e9)
+are masks too. A row that has only such numbers is different: a kernel cannot tell them apart, and spreads the row
+evenly over them. The map has to show that.
 """
 
 from collections.abc import Iterator
@@ -21,43 +21,44 @@ from regard.mechanisms.shapes import Sizes, canonical_pairwise
 from regard.mechanisms.tile_sizes import fitting
 
 HIDDEN = -1e8
-"""At and below this, float32 numbers are 8 apart or more: a score added to them is lost."""
+"""At and below this, neighbouring float32 numbers are at least 8 apart, and a score that is added to one is lost."""
 CHUNK_ELEMENTS = 1 << 22
-"""Numbers of a mask that are looked at together."""
+"""How many numbers of a mask are looked at together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenMask:
-    """What a dense mask says, bound to its call."""
+    """The meaning of a dense mask, bound to its call."""
 
     mask: Mask | None = None
     bias: Bias | None = None
     live: Tensor | None = None
-    """Rows that have a key, bool (B or 1, H or 1, T or 1); None: all."""
+    """Rows that have a key, bool (B or 1, H or 1, T or 1); None: all rows."""
     even: Tensor | None = None
-    """Rows that the model spreads evenly over their keys, likewise; None: none."""
+    """Rows that the model spreads evenly over their keys, in the same shape; None: no row."""
     dense: Tensor | None = None
     """The tensor of T x S numbers that is held, if any."""
     kept: tuple[Kept, ...] = ()
-    """The same, with the version that was seen."""
+    """The same tensor, with the version that was seen."""
 
     @property
     def bytes(self) -> int:
-        """What the dense tensor takes."""
+        """The bytes of the dense tensor."""
         return 0 if self.dense is None else self.dense.numel() * self.dense.element_size()
 
     def holding(self, kept: Kept) -> "GivenMask":
-        """The same, reading its numbers from a tensor that is kept."""
+        """The same mask, which reads its numbers from a kept tensor."""
         if self.bias is not None:
             return replace(self, bias=DenseBias(kept.tensor), dense=kept.tensor, kept=(kept,))
         return replace(self, mask=DenseMask(kept.tensor), dense=kept.tensor, kept=(kept,))
 
 
 def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False) -> GivenMask:
-    """Read a mask that broadcasts to (batch..., H, T, S), bool with True = keep (or drop) or added numbers.
+    """Read a mask that broadcasts to (batch..., H, T, S): numbers to add, or bool, where True keeps a key (or drops it,
+    with `drops`).
 
     Raises:
-        ShapeError: it does not broadcast.
+        ShapeError: the mask does not broadcast.
 
     >>> sizes = Sizes((1,), 2, 2, 3, 3, True)
     >>> read_mask(torch.ones(3, 3, dtype=torch.bool).tril(), sizes).mask
@@ -88,7 +89,7 @@ def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False) -> GivenMask
 
 
 def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
-    """The two together, if both are pure masks."""
+    """The conjunction of two masks; None if one of them adds numbers or has even rows."""
     if any(given.bias is not None or given.even is not None for given in (one, other)):
         return None
     masks = [m for given in (one, other) if given.mask is not None for m in given.mask.factors()]
@@ -98,9 +99,9 @@ def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
 
 
 def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
-    """Rows with nothing but hiding numbers of which one is finite, and whether a bool mask says as much.
+    """Find the rows that have only hiding numbers, at least one of them finite; and whether a bool mask says the same.
 
-    That is so where all numbers are 0 or hide, and those rows have one number throughout.
+    A bool mask says the same if each number is 0 or hides, and each of those rows has one number throughout.
     """
     rows, is_plain = [], True
     for chunk in _chunks(tensor):
@@ -114,9 +115,9 @@ def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
 
 
 def _recognised(keep: Tensor, sizes: Sizes, even: Tensor | None = None) -> GivenMask:
-    """A bool mask (B or 1, H or 1, T or 1, S or 1) as the simplest predicate that says the same.
+    """Find the simplest predicate that says the same as a bool mask (B or 1, H or 1, T or 1, S or 1).
 
-    It is False in the rows that are `even`, which see every key.
+    The bool mask is False in the `even` rows, although these see every key.
     """
     keys = keep.any(-2, keepdim=True)
     rows = keep.any(-1) if even is None else keep.any(-1) | even
@@ -133,14 +134,14 @@ def _recognised(keep: Tensor, sizes: Sizes, even: Tensor | None = None) -> Given
 
 
 def _patterns(keep: Tensor, sizes: Sizes) -> Iterator[Mask | None]:
-    """What a mask might be, apart from the keys that it never allows."""
+    """Patterns that a mask could have, apart from keys that it never allows; None allows all."""
     yield None
     if keep.shape[-2] == 1 or keep.shape[-1] == 1:
         return
     device, end = keep.device, sizes.keys - sizes.queries
     for offset in {end, 0} if end >= 0 else {0}:
         yield causal(offset).bind(sizes, device)
-    # A window's width is what the row that sees most sees, if padding leaves one row whole.
+    # The row that sees the most keys shows the width of a window, if padding leaves one row whole.
     width = int(keep.sum(-1).max())
     if 0 < width < sizes.keys:
         for offset in {end, 0} if end >= 0 else {0}:
@@ -150,7 +151,7 @@ def _patterns(keep: Tensor, sizes: Sizes) -> Iterator[Mask | None]:
 
 
 def _says(keep: Tensor, pattern: Mask | None, keys: Tensor, even: Tensor | None) -> bool:
-    """Whether a mask is this pattern on the keys that it allows at all, rows apart that are even."""
+    """Whether a mask equals a pattern on the keys that it allows at all; even rows are not compared."""
     columns = torch.arange(keep.shape[-1], device=keep.device)
     zero = torch.zeros((), dtype=torch.long, device=keep.device)
     start = 0
@@ -166,7 +167,7 @@ def _says(keep: Tensor, pattern: Mask | None, keys: Tensor, even: Tensor | None)
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """Some rows at a time, so that looking at a mask takes little memory."""
+    """Split a mask into groups of rows, so that looking at it takes little memory."""
     return iter(tensor.split(fitting(CHUNK_ELEMENTS, tensor.numel() // tensor.shape[-2]), dim=-2))
 
 

@@ -1,4 +1,4 @@
-"""Which modules are watched: by name, by pattern, by a list of these, or by a function."""
+"""Choose the modules that are watched: by name, by pattern, by a list of these, or by a function."""
 
 import difflib
 from collections.abc import Callable, Collection, Iterable
@@ -10,12 +10,12 @@ Names = str | Iterable[str] | Callable[[str], bool] | None
 
 
 def chooser(names: Names, paths: Collection[str]) -> Callable[[str], bool]:
-    """A function that says whether the module of a path is wanted.
+    """Make a function that says whether the module of a path is wanted.
 
     A name stands for its module and everything inside it; `*`, `?` and `[...]` match as in file names.
 
     Raises:
-        ArgumentError: a name that no module has.
+        ArgumentError: no module has one of the names.
 
     >>> wanted = chooser(["encoder", "decoder.*.cross"], ["encoder.0", "decoder.0.cross", "decoder.0.self"])
     >>> [wanted(path) for path in ("encoder.0", "decoder.0.cross", "decoder.0.self")]
@@ -44,7 +44,7 @@ def _similar(name: str, paths: Iterable[str]) -> str:
 
 
 def not_seen(name: str, seen: Iterable[str]) -> str:
-    """What to say of a name that is asked for and was not seen.
+    """The message for a name that was asked for but not seen.
 
     >>> not_seen("layers.3.atn", ["layers.3.attn"])
     "no attention of 'layers.3.atn' was seen; similar: layers.3.attn; seen.report() lists all"

@@ -1,8 +1,8 @@
-"""Where a thread is inside a model, and who is watching it there.
+"""The stack of modules that each thread is running, and the watches that observe it.
 
-Two global hooks keep a stack of the modules whose forward is running, one stack for each thread. Global
-hooks, since torch's fused encoder layers give way to slower ones with other bits where a module has hooks
-of its own.
+Two global hooks keep a stack of the modules whose forward is running, one stack for each thread. The hooks are
+global because torch does not run an encoder layer fused if the layer has hooks of its own: it would then run
+slower, and its output would differ in its last bits.
 """
 
 import sys
@@ -19,20 +19,20 @@ from torch.utils.hooks import RemovableHandle
 from regard.inspection.capture.observed_call import ObservedCall
 
 FunctionObserver = Callable[["Thread", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Runs a function (thread, function, args, kwargs) in its own place, and hands what it saw to the thread."""
+"""Takes (thread, function, args, kwargs), runs the function for the model, and hands what it saw to the thread."""
 ModuleObserver = Callable[["Thread", "Frame", nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
-"""Is told of a module whose forward came to its end: (thread, frame, module, args, kwargs, output)."""
+"""Takes (thread, frame, module, args, kwargs, output) of a module whose forward has returned."""
 
 
 class Observers(NamedTuple):
-    """Who observes what."""
+    """The observers of functions and of modules."""
 
     functions: Mapping[object, FunctionObserver]
     modules: Mapping[object, ModuleObserver]
-    """By the forward function itself, so that a subclass with its own is not mistaken for its base."""
+    """The keys are forward functions, so that a subclass with a forward of its own is not mistaken for its base."""
 
     def may_run_fused(self, module: nn.Module) -> bool:
-        """Whether torch may run the module in one operator, if no mode is active: then none may be."""
+        """Whether torch may run the module in one operator, which it does only if no function mode is active."""
         if not isinstance(module, TORCHS):
             return False
         forward = forward_of(module)
@@ -43,18 +43,19 @@ class Observers(NamedTuple):
 
 
 class Watcher(Protocol):
-    """What a thread asks of the watches that it serves."""
+    """The methods of a watch that a thread calls."""
 
     paths: dict[int, str]
+    """The path of each module of the model, by the module's id."""
 
     def entered(self, module: nn.Module) -> None:
-        """A module's forward begins."""
+        """Called when the forward of a module begins."""
 
     def take(self, thread: "Thread", source: ObservedCall) -> None:
-        """A call of attention was observed."""
+        """Called with each attention call that was observed."""
 
     def unread(self, thread: "Thread", frame: "Frame | None", reason: str) -> None:
-        """Something like attention was observed in a running module that cannot be read, nor what belongs to it."""
+        """Called if a running module does something like attention that cannot be read."""
 
 
 class Frame:
@@ -83,9 +84,10 @@ class Thread:
         self.observers = Observers({}, {})
 
     def enter(self, watch: Watcher, observers: Observers) -> int:
-        """Serve a watch by those observers, which serve all watches of a thread; the answer is the mark to leave with.
+        """Begin to report to a watch. The observers of the first watch serve all watches of the thread.
 
-        A second watch is served by the first one's observers.
+        Returns:
+            The mark that `leave` needs.
         """
         if not self.watches:
             self.observers = observers
@@ -95,7 +97,7 @@ class Thread:
         return len(self.stack)
 
     def leave(self, watch: Watcher, mark: int) -> None:
-        """Serve it no longer, and forget what an interrupt left on the stack."""
+        """Stop reporting to a watch, and remove the modules that an interrupt left on the stack."""
         if len(self.stack) > mark:
             was_hidden = self.stack[mark].was_hidden
             del self.stack[mark:]
@@ -107,10 +109,10 @@ class Thread:
             _uninstall()
 
     def hide(self, hidden: bool) -> None:
-        """Take the mode out of sight, or show it again.
+        """Take our function mode off torch's stack, or put it back.
 
-        torch takes its fused layers only where no mode is active. Under a mode of the user's own it does not
-        take them anyway, so that this one can stay.
+        torch runs its layers fused only if no function mode is active. If a mode of the user lies above ours, they
+        do not run fused anyway, and ours can stay.
         """
         if hidden and not self.hidden and _get_current_function_mode() is self.mode:
             _pop_mode()
@@ -120,9 +122,9 @@ class Thread:
             self.hidden = False
 
     def path(self, watch: Watcher) -> str | None:
-        """The name of the innermost running module that the watch knows; None outside its model.
+        """The path of the innermost running module that the watch knows; None outside its model.
 
-        It is the `self` of a function that is running, so that a method (a decoder's step) counts as a call does.
+        The module is found as the `self` of a running function, so that a method (a decoder's step) counts like a call.
         """
         if self.meant is not None:
             return watch.paths.get(id(self.meant))
@@ -134,7 +136,7 @@ class Thread:
         return None
 
     def give(self, source: ObservedCall, module: nn.Module | None = None) -> None:
-        """Hand a call to every watch, as the running module's or as another's."""
+        """Hand a call to every watch, as a call of the running module or of `module`."""
         self.taken += 1
         self.meant = module
         try:
@@ -144,20 +146,20 @@ class Thread:
             self.meant = None
 
     def try_to(self, observe: Callable[..., Any], *args: Any) -> None:
-        """Observe, without ever disturbing the model: what goes wrong is told in the report."""
+        """Observe without ever disturbing the model: an error goes to the report."""
         try:
             observe(*args)
         except Exception as error:
             self.unread(self.stack[-1] if self.stack else None, f"{type(error).__name__}: {error}")
 
     def unread(self, frame: Frame | None, reason: str) -> None:
-        """Tell every watch of what cannot be read."""
+        """Tell every watch that something cannot be read."""
         for watch in self.watches:
             watch.unread(self, frame, reason)
 
 
 class _Functions(TorchFunctionMode):
-    """Hands the functions that somebody observes to their observers."""
+    """Hands the functions that have an observer to it, in place of running them."""
 
     def __init__(self, thread: Thread) -> None:
         super().__init__()
@@ -173,12 +175,12 @@ class _Functions(TorchFunctionMode):
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module calls nothing that anybody observes, so that it runs as if there were no watch."""
+    """Whether a module calls no function that has an observer, so that it can run without our mode."""
     return type(module) in PLAIN and not module._forward_pre_hooks and "forward" not in module.__dict__
 
 
 def forward_of(module: nn.Module) -> object:
-    """The function that a module's class runs as `forward`; None of a TorchScript module, whose class has none."""
+    """The function that a module's class runs as `forward`; None for a TorchScript module, whose class has none."""
     return getattr(type(module), "forward", None)
 
 
@@ -188,7 +190,7 @@ def _calls_super(function: object) -> bool:
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Whether a module's class says that it attends."""
+    """Whether the name of a module's class says that it attends."""
     name = type(module).__name__.lower()
     return ("attention" in name or "attn" in name) and any(True for _ in module.parameters())
 
@@ -197,7 +199,7 @@ FUSED_SUBCLASS = (
     "torch may have run it fused, and its own forward says nothing of queries and keys: watch it with gradients on, "
     "or in train() mode, where it is not fused"
 )
-"""Said of subclasses of torch's layers that call their base's forward."""
+"""The report's reason for subclasses of torch's layers that call the forward of their base."""
 
 TORCHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """The modules that torch may run fused."""
@@ -206,7 +208,10 @@ PLAIN = frozenset({
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Dropout, nn.Identity, nn.Conv1d, nn.Conv2d,
     nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid,
 })  # fmt: skip
-"""Modules of torch's that are many and do not attend: each function that is looked at costs some microseconds."""
+"""Modules of torch that are frequent and do not attend.
+
+They run without our mode, because the mode costs some microseconds for each function that it sees.
+"""
 
 _local = threading.local()
 _lock = threading.Lock()
@@ -215,7 +220,7 @@ _users = 0
 
 
 def this_thread() -> Thread:
-    """The current thread's own."""
+    """The state of the current thread."""
     if not hasattr(_local, "thread"):
         _local.thread = Thread()
     return _local.thread
@@ -255,11 +260,11 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-    """With (keyword arguments, output) after a forward that came to its end, with (None,) after one that raised."""
+    """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised."""
     thread: Thread | None = getattr(_local, "thread", None)
     if thread is None or not thread.stack:
         return
-    # An exception in another's hook may have left modules on the stack, or may not have put this one there.
+    # An exception in another hook may have left modules on the stack, or may have kept this one from it.
     if thread.stack[-1].module is not module and not any(frame.module is module for frame in thread.stack):
         return
     while thread.stack[-1].module is not module:
@@ -274,7 +279,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
 
 
 def _finish(thread: Thread, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """Observe a module whose forward came to its end."""
+    """Observe a module whose forward has returned."""
     module = frame.module
     if isinstance(module, TORCHS):
         observe = thread.observers.modules.get(forward_of(module))
@@ -287,7 +292,8 @@ def _finish(thread: Thread, frame: Frame, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _close(thread: Thread, frame: Frame) -> None:
-    """Hand what was not multiplied with values to the module outside, or say so where a module claims to attend."""
+    """Hand softmax results that were not multiplied with values to the module outside; if this one looks like
+    attention, report them instead."""
     if not looks_like_attention(frame.module):
         if len(thread.stack) > 1:
             thread.stack[-2].pending += frame.pending
@@ -298,7 +304,7 @@ def _close(thread: Thread, frame: Frame) -> None:
 
 
 def _take_out(mode: TorchFunctionMode) -> None:
-    """Take a mode off the stack, also from under those that were entered after it."""
+    """Take a mode off torch's stack, also from below modes that were entered after it."""
     above = []
     while (top := _get_current_function_mode()) is not None and top is not mode:
         above.append(_pop_mode())

@@ -1,8 +1,7 @@
-"""nn.MultiheadAttention and the layers made of it: queries and keys from the layer's input and weights.
+"""Observe nn.MultiheadAttention and the layers made of it: queries and keys come from the layer's input and weights.
 
-torch runs these fused where it can, down to a whole encoder layer in one operator that carries no
-queries and no keys. They stay fused: what is kept is the input and the weights, and the projections
-are made when the map is first read.
+torch runs these layers fused if it can; an entire encoder layer may be one operator that shows no queries and no keys.
+They stay fused: a watch keeps the input and the weights, and the projections are computed when the map is first read.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,26 +41,34 @@ class LayerNormArguments(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Projection:
-    """How one of query, key and value is made: a linear map of an input, cut into heads, and what is appended."""
+    """How query, key or value is made: a linear map of an input, cut into heads, with rows appended."""
 
     input: Tensor
     weight: Tensor | None
-    """None where the projection is static."""
+    """None if the projection is static."""
     bias: Tensor | None
     part: int
-    """Which third of packed weights and biases is meant."""
+    """Which third of packed weights and biases belongs to it."""
     is_packed: bool
-    norm: "Norm | None" = None
-    """What the input goes through first."""
+    norm: "LayerNormArguments | None" = None
+    """The layer norm that the input goes through first."""
     row: Tensor | None = None
-    """A learned row (1, 1, E) behind the input's."""
+    """A learned row (1, 1, E) after the rows of the input."""
     zero: bool = False
     """Whether a row of zeros comes last."""
     static: Tensor | None = None
-    """(N * H, S, D) in place of all this."""
+    """Given heads (N * H, S, D), which replace the projection."""
 
-    def keep(self, keeper: Keeper, what: str, beside: "Pair | None" = None) -> "tuple[Projection, list[Kept]]":
-        """The same from kept tensors; an input that another projection has as well is kept once."""
+    def keep(
+        self, keeper: Keeper, what: str, beside: "KeptProjection | None" = None
+    ) -> "tuple[Projection, list[Kept]]":
+        """The same projection with kept tensors; an input that it shares with another projection is kept once.
+
+        Args:
+            keeper: the rules by which tensors are kept.
+            what: the name of the module, for messages.
+            beside: another projection of the call, as the model has it and as it was kept.
+        """
         held: list[Kept] = []
 
         def weight(tensor: Tensor | None) -> Tensor | None:
@@ -86,7 +93,7 @@ class Projection:
         return kept, held
 
     def heads(self, num_heads: int, *, batch_first: bool) -> Tensor:
-        """(N, H, L, D), computed now."""
+        """Compute the heads (N, H, L, D)."""
         if self.static is not None:
             return self.static.unflatten(0, (-1, num_heads))
         x = self.input if self.input.dim() == 3 else self.input.unsqueeze(1)
@@ -121,15 +128,15 @@ class Projected(ObservedCall):
     key_padding_mask: Tensor | None
     attn_mask: Tensor | None
     is_causal: bool
-    """Whether the causal flag was all that the kernel got."""
+    """Whether the kernel got the causal flag in place of a mask."""
     dropout: float
     output: Tensor | None
     lengths: Tensor | None = None
-    """The true lengths (N,) of a nested input, which was padded."""
+    """The true lengths (N,) if the input was nested (it is padded here)."""
     how: str
 
     def read(self, keeper: Keeper, name: str) -> Reading:
-        """Inputs, weights and masks; the rest when the map is read."""
+        """Keep inputs, weights and masks; queries and keys are computed when the map is read."""
         query, held = self.query.keep(keeper, name)
         key, more = self.key.keep(keeper, name, (self.query, query))
         sizes = self._sizes()
@@ -201,35 +208,35 @@ class Projected(ObservedCall):
 
 
 def _added(mask: Tensor) -> Tensor:
-    """A mask whose True drops, as numbers to add."""
+    """Turn a bool mask, in which True drops a key, into numbers to add."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
 
 
 class Layer(NamedTuple):
-    """What a layer of multi-head attention is made of."""
+    """The parts of a layer of multi-head attention."""
 
     num_heads: int
     weights: tuple[Tensor | None, ...]
-    """Of query, key and value."""
+    """The weights of query, key and value."""
     is_packed: bool
-    """Whether they are three times the one weight that has all three as its thirds."""
+    """Whether all three are the same tensor, which has the weights of query, key and value as its thirds."""
     biases: Tensor | None
-    """Of query, key and value as thirds of one tensor."""
+    """The biases of query, key and value as thirds of one tensor."""
     rows: tuple[Tensor | None, ...]
-    """Learned rows (1, 1, E) behind those of query, key and value; the query has none."""
+    """Learned rows (1, 1, E) that are appended to query, key and value; None for the query."""
     has_zero_row: bool
     """Whether keys and values end with a row of zeros."""
     out: tuple[Tensor, Tensor | None]
     dropout: float
     """0 in evaluation mode."""
     static: tuple[Tensor | None, ...] = (None, None, None)
-    """Keys and values (N * H, S, D) that take the place of projected ones."""
+    """Keys and values (N * H, S, D) that replace projected ones."""
 
 
 def _layer_of_call(given: Mapping[str, Any]) -> Layer:
-    """The layer that F.multi_head_attention_forward was called with; `given` has its arguments by name."""
+    """The parts of the layer that F.multi_head_attention_forward got; `given` has its arguments by name."""
     is_packed = not given["use_separate_proj_weight"]
     names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     return Layer(
@@ -246,7 +253,7 @@ def _layer_of_call(given: Mapping[str, Any]) -> Layer:
 
 
 def _layer_of_module(module: nn.MultiheadAttention) -> Layer:
-    """The layer that a module is."""
+    """The parts of the layer that a module is."""
     is_packed = module._qkv_same_embed_dim
     names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     return Layer(
@@ -303,7 +310,7 @@ def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: 
 
 
 def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any]) -> Projected:
-    """A call of an encoder layer that ran fused, whose kernel drops wherever a mask is not 0."""
+    """A call of an encoder layer that ran fused; its kernel drops a key wherever a mask is not 0."""
     masks = (given["src_mask"], given["src_key_padding_mask"])
     attn_mask, key_padding_mask = (None if mask is None else mask != 0 for mask in masks)
     inside = {
@@ -324,8 +331,8 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call that ran, under the names that the function itself gives them, defaults included."""
-    # `Signature.bind` does the same and checks the call, in 15 us where this takes 1: a tenth of a watched call.
+    """The arguments of a call that ran, by the names of the function's parameters, defaults included."""
+    # `Signature.bind` does the same and checks the call, but takes 15 us, a tenth of a watched call; this takes 1 us.
     parameters = _parameters(function)
     return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
 
@@ -349,7 +356,7 @@ def _give(
 def observe_module(
     thread: Thread, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
-    """Hand a call of nn.MultiheadAttention to the watches, if it ran fused, where no function was seen."""
+    """Hand a call of nn.MultiheadAttention to the watches if it ran fused, because then no function was seen."""
     if thread.taken == frame.taken:
         assert isinstance(module, nn.MultiheadAttention)
         given = _by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
@@ -363,7 +370,7 @@ def observe_encoder_layer(
     if thread.taken != frame.taken:
         return
     assert isinstance(module, nn.TransformerEncoderLayer)
-    # Unfused, a layer calls its `self_attn`, which then was observed, unless somebody has changed it.
+    # A layer that is not fused calls its `self_attn`, whose call was observed unless somebody has changed the layer.
     is_torchs = type(module)._sa_block is nn.TransformerEncoderLayer._sa_block
     if is_torchs and type(module.self_attn).forward is nn.MultiheadAttention.forward:
         given = _by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
@@ -377,6 +384,6 @@ def observe_encoder(
 ) -> None:
     """Do nothing. nn.TransformerEncoder is observed through its layers.
 
-    It is named since it asks the same question as its layers, whether they run fused, to decide whether to pack a
+    It is in the table because it asks the same question as its layers, whether they run fused, before it packs a
     padded batch.
     """

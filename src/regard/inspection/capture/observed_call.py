@@ -1,4 +1,4 @@
-"""What an observer hands to a watch: one call, from which each watch reads what it keeps."""
+"""The call that an observer hands to the watches; each watch reads from it what it keeps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,27 +10,27 @@ from regard.inspection.capture.retention import Keeper
 
 @dataclass(slots=True)
 class Reading:
-    """The factors of a call, and what there is to say about them."""
+    """The factors of a call, with notes about them for the report."""
 
     factors: Factors
     notes: list[str] = field(default_factory=list)
     verify: Callable[[], float] | str = "nothing to compare with"
-    """The error of the rebuilt output, or why it cannot be told."""
+    """Computes the error of the rebuilt output; or the reason why that is not possible."""
     is_stored: bool = False
     """Whether the weights themselves are held."""
     grows: bool = False
-    """Whether the keys may be those of the call before with some more behind them."""
+    """Whether the keys may be those of the previous call with new ones appended."""
 
 
 class ObservedCall(ABC):
     """One observed call, while the model's tensors are at hand."""
 
     how: str
-    """What was observed, for the report."""
+    """The function or module that was observed, for the report."""
 
     @abstractmethod
     def read(self, keeper: Keeper, name: str) -> Reading:
-        """Keep what the map needs, by a watch's own rules.
+        """Keep the tensors that the map needs, by the rules of a watch.
 
         Raises:
             RegardError: the call cannot be read; the message says why.

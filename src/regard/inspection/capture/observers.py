@@ -1,4 +1,4 @@
-"""The one table of what is observed: which functions and which modules, and by whom."""
+"""The one table of the functions and modules that are observed, each with its observer."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""`regard.attention` as an observer sees it: its own map, whatever backend runs it."""
+"""Observe `regard.attention`: whatever backend runs the call, its own map is kept."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class Own(ObservedCall):
     how: str = "regard.attention"
 
     def read(self, keeper: Keeper, name: str) -> Reading:
-        """The call and the row state of the map that it made."""
+        """Keep the call and the row state of the map that the function made."""
         made = source_of_call(self.attended.weights.detach().source, "a watch")
         query = keeper.keep(made.call.query, f"the queries of {name}")
         key = keeper.keep(made.call.key, f"the keys of {name}")
@@ -42,8 +42,8 @@ class Own(ObservedCall):
 
 
 def observe_attention(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run `regard.attention` with its weights, which the thread's watches get."""
-    # Asking for the weights changes neither the output's bits nor the kernel that makes it.
+    """Run `regard.attention` with its weights, and hand these to the thread's watches."""
+    # A call that also returns the weights runs in the same kernel and gives the same bits.
     attended = attention(*args, **{**kwargs, "return_weights": True})
     thread.give(Own(attended, args[:3]))
     return attended if kwargs.get("return_weights") else attended.output

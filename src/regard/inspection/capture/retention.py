@@ -23,10 +23,10 @@ class Keeper:
         self._copies: dict[object, Kept] = {}
 
     def keep(self, tensor: Tensor, what: str) -> Kept:
-        """An activation: a view that holds far more than its own bytes is copied, a buffer as well."""
+        """Keep an activation. A buffer is copied, and so is a view that keeps far more memory alive than its own."""
         tensor = tensor.detach()
         if self.where == "summary":
-            # It is read before the model runs on, and then let go.
+            # It is read before the model goes on, and then released.
             return Kept(tensor, what)
         if self.where == "cpu" and tensor.device.type != "cpu":
             return Kept(tensor.cpu(), what)
@@ -35,20 +35,20 @@ class Keeper:
         return Kept(tensor, what, tensor._version)
 
     def keep_weight(self, tensor: Tensor, what: str) -> Kept:
-        """A parameter: copied only if asked, and then once for all calls."""
+        """Keep a parameter. It is copied only if that is asked for, and then once for all calls."""
         if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
             return Kept(tensor.detach(), what, None if tensor.is_inference() else tensor._version)
         identity = (id(tensor), tensor._version)
         if identity not in self._copies:
-            # The parameter itself is held beside the copy by the watched model, so that its id stays its own.
+            # The watched model holds the parameter, so that no other object can get its id.
             self._copies[identity] = Kept(copied(tensor).cpu() if self.where == "cpu" else copied(tensor), what)
         return self._copies[identity]
 
     def mask(self, tensor: Tensor, sizes: Sizes, *, drops: bool = False, dtype: torch.dtype | None = None) -> GivenMask:
-        """A mask as torch's functions take it, read once for all the calls that get the same one.
+        """Read a mask that a function of torch got; it is read once for all calls that get the same mask.
 
-        `drops` is for bool masks whose True means: leave this key out; `dtype` is what autocast makes of
-        added numbers.
+        `drops` says that True in a bool mask leaves a key out; `dtype` is the dtype to which autocast turns
+        numbers that are added.
         """
         key = _identity(tensor)
         if key is None:
@@ -69,7 +69,7 @@ class Keeper:
             given = read_mask(tensor.cpu() if self.where == "cpu" else tensor, sizes, drops=drops)
         if given.dense is None or self.where == "summary":
             return given
-        # A copy of a dense mask that is equal to one already held is dropped again (models rebuild them by layer).
+        # Models build equal masks anew in each layer: a dense mask that equals one already held is not held again.
         for other in self._masks.values():
             if other.dense is not None and _equal(other.dense, given.dense) and not other.kept[0].is_stale:
                 return other
@@ -84,12 +84,12 @@ class Keeper:
 
 
 def _identity(tensor: Tensor) -> object | None:
-    """What is equal for two views of the same numbers, also after one of them is gone; None if there is no telling."""
+    """A key that is equal for two views of the same numbers, even if one of them is gone; None if there is no key."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
     if tensor.is_inference():
         return None
-    # The weak reference keeps the storage's address from being given to another one, not its memory.
+    # The weak reference does not keep the memory alive, but no other storage can get its address.
     storage = StorageWeakRef(tensor.untyped_storage())
     return _Place(storage, (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version))
 

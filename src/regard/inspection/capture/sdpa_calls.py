@@ -1,4 +1,4 @@
-"""F.scaled_dot_product_attention as an observer sees it: the model's own arguments, and the kernel's lse."""
+"""Observe F.scaled_dot_product_attention: the arguments of the model, and the log-sum-exp of the kernel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class Sdpa(ObservedCall):
     how: str = "F.scaled_dot_product_attention"
 
     def read(self, keeper: Keeper, name: str) -> Reading:
-        """Query and key as the kernel got them, the mask as a predicate where it is one, the lse if it is right."""
+        """Keep query and key as the kernel got them, the mask (as a predicate if possible), and the lse if right."""
         query, key, dtype = self._as_computed()
         query, key = _one_rank(query, key, self.enable_gqa)
         kept = keeper.keep(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
@@ -52,7 +52,7 @@ class Sdpa(ObservedCall):
         if self.attn_mask is not None:
             given = keeper.mask(self.attn_mask, call.sizes, dtype=dtype)
         call = masked(call, given, causal(0) if self.is_causal else None)
-        # With even rows the queries are our own by now.
+        # If there are even rows, `masked` has made a new query tensor, which the model cannot overwrite.
         queries = kept[0] if given.even is None else Kept(call.query, kept[0].what)
         notes: list[str] = []
         state, held = self._state(call, given, keeper), [queries, kept[1], *given.kept]
@@ -75,9 +75,9 @@ class Sdpa(ObservedCall):
         return query, key, dtype
 
     def _state(self, call: Call, given: GivenMask, keeper: Keeper) -> Tensor | None:
-        """The kernel's log-sum-exp in our convention; None where there is none."""
+        """The kernel's log-sum-exp in our convention; None if there is none that can be used."""
         lse, shape = self.kernel.lse, call.query.shape[:-1]
-        # With even rows the kernel's number is finfo.min; with both masks, who is alive is not at hand.
+        # For even rows the kernel gives finfo.min. With a mask and is_causal it is not known which rows have a key.
         if lse is None or given.even is not None or (self.is_causal and given.live is not None):
             return None
         if lse.numel() != shape.numel():
@@ -93,7 +93,7 @@ class Sdpa(ObservedCall):
             output = self.output.reshape(*call.query.shape[:-1], -1)
             value = _one_rank(self.query, self.value, self.enable_gqa)[1].to(call.query)
             sizes = call.sizes
-            # Of grouped keys the values may have come repeated.
+            # The keys may be grouped while the values came with a copy for each query head.
             heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
             lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
             value = value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])
@@ -103,7 +103,7 @@ class Sdpa(ObservedCall):
 
 
 def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
-    """The call under its mask; rows that the model spreads evenly get a query of 0."""
+    """Put a call under its mask; rows that the model spreads evenly get a query of 0."""
     bound = None if also is None else also.bind(call.sizes, call.query.device)
     masks = [m for m in (bound, given.mask) if m is not None]
     mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
@@ -112,10 +112,10 @@ def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
 
 
 def _one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
-    """Query and key of one rank, as broadcasting reads them, with heads where there are groups of them.
+    """Give query and key the same number of dimensions, as broadcasting does; grouped heads need four.
 
     Raises:
-        ShapeError: nested tensors, which have no such shape.
+        ShapeError: a tensor is nested.
     """
     if query.is_nested or key.is_nested:
         raise ShapeError("nested tensors are not read: pass padded tensors with a mask to see this call")
@@ -136,7 +136,7 @@ def _arguments(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> dict[str, Any]:
-    """The arguments of F.scaled_dot_product_attention by name, which has no signature to ask for."""
+    """The arguments of F.scaled_dot_product_attention by name; `inspect` finds no signature of that function."""
     return dict(locals())
 
 
@@ -154,7 +154,7 @@ def _give(thread: Thread, args: tuple[Any, ...], kwargs: dict[str, Any], output:
 
 
 def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
-    """The call of one query whose heads transformers has laid out as rows, under the key head that they share.
+    """Undo a layout of transformers, which makes the heads of a single query the rows of the key head that they share.
 
     Source: `pack_gqa` of transformers 5.23, integrations/sdpa_attention.py.
     """
@@ -173,7 +173,7 @@ def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
 
 
 def _not_repeated(call: Sdpa, group: int) -> Sdpa:
-    """The call whose key heads transformers has repeated, which it does under a mask, with each head once."""
+    """Undo the repetition of key heads, which transformers makes under a mask: each head is there once again."""
     grouped = call.key.unflatten(1, (-1, group))
     if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
         return call

@@ -1,4 +1,4 @@
-"""The steps of a generation: one copy of the keys for all of them."""
+"""Hold one copy of the keys for all steps of a generation."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from regard.inspection.capture.factors import Factors, Keys
 
 
 def share_keys(before: Factors | None, after: Factors) -> None:
-    """Where a step's keys are those of the step before and more, keep the longer ones for both."""
+    """If the keys of a step begin with those of the step before, keep only the longer ones, for both."""
     if before is None or before.is_stale:
         return
     longer = after.call.key

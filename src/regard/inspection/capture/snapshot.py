@@ -1,4 +1,4 @@
-"""A tensor of a model's, kept: as it is, or as a copy, and always noticing if it changes."""
+"""A tensor of the model that is kept, as it is or as a copy; if the model overwrites it later, that is noticed."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from regard.errors import OverwrittenError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """A tensor of the model's, what it is, and the version that was seen; None if nobody else can write to it."""
+    """A tensor of the model, its name for messages, and the version that was seen; None if nobody can write to it."""
 
     tensor: Tensor
     what: str
@@ -18,14 +18,14 @@ class Kept:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the model has written to it since."""
+        """Whether the model has written to the tensor since then."""
         return self.version is not None and self.tensor._version != self.version
 
     def check(self) -> None:
-        """Raise if the model has written to the tensor since.
+        """Check that the model has not written to the tensor since then.
 
         Raises:
-            OverwrittenError: it has.
+            OverwrittenError: the model has written to it.
         """
         if self.is_stale:
             raise OverwrittenError(
@@ -35,14 +35,14 @@ class Kept:
 
     @property
     def bytes(self) -> int:
-        """What it keeps alive."""
+        """The bytes of memory that it keeps alive."""
         return self.tensor.untyped_storage().nbytes()
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """An ordinary copy, also of an inference tensor, which has no version that could be watched.
+    """An ordinary copy, also of an inference tensor (which has no version that could be compared).
 
-    It lies in memory in the order in which the tensor does, which is sooner copied than another one.
+    The copy has the same memory order as the tensor, because that is the fastest to copy.
     """
     if not torch.is_inference_mode_enabled():
         return tensor.detach().clone()
@@ -51,13 +51,13 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def may_be_overwritten(tensor: Tensor) -> bool:
-    """Whether a tensor is a buffer, such as a static cache: what was written to in place will be written to again.
+    """Whether a tensor may be a buffer, such as a static cache: it was written in place before, and may be again.
 
-    Inference tensors count, since nobody can tell.
+    An inference tensor always counts, because it has no version that would tell.
     """
     return tensor.is_inference() or tensor._version > 0
 
 
 def holds_much_more(tensor: Tensor) -> bool:
-    """Whether a view keeps alive more than twice what it shows."""
+    """Whether a view keeps more than twice its own bytes alive."""
     return tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size()

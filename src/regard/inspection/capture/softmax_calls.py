@@ -1,7 +1,7 @@
-"""Attention that a model writes out: a softmax whose result is multiplied with values.
+"""Observe attention that a model writes out itself: a softmax whose result is multiplied with values.
 
-Not every softmax is attention (routers, classifiers): one counts once its result, or something of its
-shape, is the left side of a product in the same module.
+Not every softmax is attention (routers and classifiers use it too). A softmax counts as attention once its result, or a
+tensor of the same shape, is the left side of a product in the same module.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from regard.mechanisms.shapes import Sizes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenOut(ObservedCall):
-    """Weights that exist, and how many of their columns are keys."""
+    """Weights that the model computed, and how many of their columns are keys."""
 
     weights: Tensor
     columns: int
     how: str = "the model's own softmax, T x S weights kept"
 
     def read(self, keeper: Keeper, name: str) -> Reading:
-        """The weights themselves."""
+        """Keep the weights themselves."""
         weights = self.weights.detach()[..., : self.columns]
         *lead, queries, keys = weights.shape
         has_heads = len(lead) > 1
@@ -53,7 +53,7 @@ def _remember(thread: Thread, weights: Tensor, dim: object) -> None:
 
 
 def observe_product(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a product, and look whether one side is a softmax that was remembered."""
+    """Run a product, and check whether one side is a softmax that was remembered."""
     frame = _frame(thread)
     if frame is not None and frame.pending:
         thread.try_to(_settle, thread, frame, [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)])
@@ -61,10 +61,10 @@ def observe_product(thread: Thread, func: Callable[..., Any], args: tuple[Any, .
 
 
 def _settle(thread: Thread, frame: Frame, operands: list[Tensor]) -> None:
-    """Take the newest softmax that is one operand of a product with another."""
+    """Find the newest softmax that fits one operand of a product, and hand it to the watches."""
     pairs = [(left, right) for left in operands for right in operands if right is not left]
     for weights in reversed(frame.pending):
-        # Values may be as wide as there are keys but one: the most columns are meant.
+        # If values are as wide as there are keys, less one, two readings fit: the one with more columns counts.
         if columns := max((_columns(weights, *pair) for pair in pairs), default=0):
             frame.pending = [other for other in frame.pending if other is not weights]
             thread.give(WrittenOut(weights, columns))
@@ -72,7 +72,7 @@ def _settle(thread: Thread, frame: Frame, operands: list[Tensor]) -> None:
 
 
 def _columns(weights: Tensor, left: Tensor, right: Tensor) -> int:
-    """How many columns of a softmax a product takes, one less with a sink; 0 if it is not its product with values."""
+    """How many columns of a softmax a product uses: all, or all but a sink; 0 if it is not the product with values."""
     if left.dim() < 2 or left.shape[-2] != weights.shape[-2]:
         return 0
     columns, keys = left.shape[-1], weights.shape[-1]
@@ -81,6 +81,6 @@ def _columns(weights: Tensor, left: Tensor, right: Tensor) -> int:
 
 
 def _frame(thread: Thread) -> Frame | None:
-    """The running module whose code this is: not an nn.Softmax, which is a function in a module's clothes."""
+    """The running module whose code this is; an nn.Softmax does not count, because the module around it calls it."""
     frames = [frame for frame in thread.stack[-2:] if not isinstance(frame.module, nn.Softmax)]
     return frames[-1] if frames else None

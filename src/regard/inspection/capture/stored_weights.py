@@ -1,4 +1,4 @@
-"""Weights that a model computed itself, T x S, and which are kept as they came: they read like every other map."""
+"""Weights T x S that a model computed itself. They are kept as they came, and can be read like every other map."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,29 +15,29 @@ from regard.mechanisms.scores.base import Dot
 from regard.mechanisms.shapes import Sizes
 
 NAME = "the model's own softmax"
-"""What a map of such weights says that it is."""
+"""The name of the source of such a map."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logarithm(Bias):
-    """log P as a bias, P (B, H, T, S) being weights that exist: with scores of 0 it gives them back."""
+    """The bias log P of given weights P (B, H, T, S): with scores of 0 the softmax gives P back."""
 
     weights: Bias
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Never asked: blocks and pairs are read from the weights."""
+        """This is never called: `block` and `pairs` read from the weights."""
         raise AssertionError
 
     def block(self, *where: Any, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        """Logarithms of a block."""
+        """The logarithms of a block of weights."""
         return self._log(self.weights.block(*where, query=query, key=key, sizes=sizes))
 
     def pairs(self, *where: Any, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        """Logarithms of the pairs."""
+        """The logarithms of the weights of pairs."""
         return self._log(self.weights.pairs(*where, query=query, key=key, sizes=sizes))
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """The pairs' weights."""
+        """The logarithms for chosen pairs of batch and head."""
         return Logarithm(self.weights.select(batches, heads))
 
     @staticmethod
@@ -46,7 +46,7 @@ class Logarithm(Bias):
 
 
 def stored(weights: Kept, sizes: Sizes, *, sums_to_one: bool) -> Factors:
-    """The factors of weights that exist, (batch..., H, T, S): scores of 0 and log P as a bias."""
+    """The factors of given weights P (batch..., H, T, S): scores of 0, and the bias log P."""
     P = weights.tensor.reshape(sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys)
     nothing = P.new_zeros((*P.shape[:2], 1, 1), dtype=torch.promote_types(P.dtype, torch.float32))
     normalization: Normalization = Softmax() if sums_to_one else Unnormalized()

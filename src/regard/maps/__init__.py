@@ -1,4 +1,4 @@
-"""Maps of weights that are never stored: what they can be asked, what they are made of, and their files."""
+"""Maps of weights that are never stored: their statistics, the sources of their weights, and their files."""
 
 from regard.maps.attention_map import AttentionMap as AttentionMap
 from regard.maps.attention_map import Transposed as Transposed

@@ -21,21 +21,21 @@ from regard.mechanisms.byte_size import human
 
 @final
 class AttentionMap(MapStatistics):
-    r"""The weights P of shape (batch..., H, T, S), computed where they are read.
+    r"""The weights P of shape (batch..., H, T, S), computed when they are read.
 
     $P_{ij} = \exp(s_{ij} - \mathrm{lse}_i)$ is a function of what the kernel already has: the map keeps
     queries, keys and one number per row, and computes any block of P from them exactly. Weights are
     float32 (float64 for float64 input), before dropout, and carry gradients to query and key.
 
-    - `map[index]` on leading dimensions is a map again; once a row or a column is named the answer is a
+    - `map[index]` on leading dimensions is a map again; if rows or columns are indexed too, the answer is a
       tensor: `map[0, :, 5]` is what query 5 of sequence 0 attends to, in every head. Integers, slices and
-      index tensors mix; two index tensors for rows and columns mean the outer block.
+      index tensors can be mixed; two index tensors for rows and columns mean the outer block.
     - `map @ x` is P x for x of shape (..., S, N), in memory linear in T and S.
     - `map.dense()` is the whole of P, if it fits a limit.
 
-    There is one kind of map. What its weights are made of is its `source`: a call, an average, a selection, steps of
-    a generation, weights times values, or the statistics that were kept in their place. What a source cannot tell it
-    refuses, with what it was given (`ArgumentError`) or what was kept of it (`NotKeptError`).
+    There is one kind of map. Its `source` gives the weights: a call, an average, a selection, steps of a generation,
+    weights times values, or statistics that were kept in place of weights. If a source cannot answer, it raises
+    `ArgumentError` (it was not given what the answer needs) or `NotKeptError` (only statistics were kept of it).
 
     >>> import regard
     >>> x = torch.eye(3)
@@ -93,7 +93,7 @@ class AttentionMap(MapStatistics):
 
     @property
     def mT(self) -> "Transposed":
-        """The transposed map, for `map.mT @ x`: what every key receives of x.
+        """The transposed map, for `map.mT @ x`: the sum of x that every key receives.
 
         >>> import regard
         >>> q = torch.zeros(2, 1)
@@ -112,10 +112,10 @@ class AttentionMap(MapStatistics):
         Args:
             heads: an integer, slice or index tensor for the dimension before queries and keys.
             rows: a slice or a 1-D index tensor (integers or bools) of queries.
-            columns: the same of keys. Weights stay as they were: rows need not sum to 1 then.
+            columns: the same for keys. The weights are not changed, so that rows may sum to less than 1.
 
         Raises:
-            ShapeError: an index out of range, or a choice of heads in a map without any.
+            ShapeError: an index is out of range, or heads are chosen in a map without heads.
 
         >>> import regard
         >>> weights = regard.attention(*[torch.eye(4)] * 3, return_weights=True).weights
@@ -139,13 +139,13 @@ class AttentionMap(MapStatistics):
         r"""The mean of the map over heads, or over another dimension before queries and keys; still lazy.
 
         Args:
-            dim: which, counted as in `shape`; -3 is the heads. `map.select(heads=...)` takes some of them first.
-            weights: one for each; they are divided by their sum. None weighs all alike.
+            dim: a dimension as in `shape`; -3 is the heads. For the mean of some heads, select them first.
+            weights: one for each head; they are divided by their sum. None gives all heads the same weight.
 
-        Sums and products of the average are the averages of the heads' own; other statistics go by tiles.
+        Sums and products of the average are averages of those of the heads; other statistics go by tiles.
 
         Raises:
-            ArgumentError: a dimension that is not before queries and keys, or not as many weights.
+            ArgumentError: the dimension is not before queries and keys, or the number of weights is wrong.
 
         >>> import regard
         >>> q = torch.randn(2, 4, 5, 3)
@@ -169,7 +169,7 @@ class AttentionMap(MapStatistics):
     # -- with values -----------------------------------------------------------------------------------
 
     def with_values(self, value: Tensor) -> "AttentionMap":
-        """The same map together with the values (batch..., G, S, E) that it weighs, which it does not keep by itself.
+        """The same map together with the values (batch..., G, S, E) that it weighs. By itself a map keeps no values.
 
         Raises:
             ShapeError: the values do not fit the map.
@@ -205,12 +205,12 @@ class AttentionMap(MapStatistics):
         return AttentionMap(WeightedSource(self.source, None, norms, "norms of weighted values"))
 
     def gradient(self, grad_output: Tensor) -> "AttentionMap":
-        r"""How the loss sees each weight: $\partial L / \partial P_{ij} = dO_i \cdot v_j$, a lazy map with signs.
+        r"""The loss's gradient at each weight: $\partial L / \partial P_{ij} = dO_i \cdot v_j$, a lazy map with signs.
 
         Args:
             grad_output: dO = dL/dO, of the output's shape (batch..., H, T, E).
 
-        It is dO V^T whether a weight is masked or not. Entropy and shares of the mass mean nothing for it.
+        It is dO V^T, also for masked weights. Entropy and shares of the mass have no meaning for it.
 
         Raises:
             ArgumentError: the map has no values.
@@ -255,9 +255,9 @@ class AttentionMap(MapStatistics):
     # -- where it is -----------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> "AttentionMap":
-        """The map with its factors on another device; itself if they are there. It keeps its graph.
+        """The map with its factors on another device; the map itself if they are there. It keeps its graph.
 
-        Tensors that a custom score or predicate closes over stay where they are.
+        Tensors that the function of a custom score or predicate closes over are not moved.
 
         Raises:
             NotKeptError: no factors were kept of the map.
@@ -286,18 +286,18 @@ class AttentionMap(MapStatistics):
         Memory on disk is linear in T and S. Nothing is pickled.
 
         Raises:
-            ArgumentError: a part that no file can hold: a predicate or a score that is a function of one's own; or a
-                map that is not of one call.
-            NotKeptError: statistics alone were kept of it, which `regard.maps.save_summary` writes.
+            ArgumentError: no file can hold a part of it, such as a predicate or score that is a user's function; or
+                the map is not that of one call.
+            NotKeptError: only statistics were kept of it; `regard.maps.save_summary` writes these.
         """
         files.save(path, source_of_call(self.source, "save()"))
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, device: torch.device | str = "cpu") -> "AttentionMap":
-        """The map that `save` wrote, or of which `regard.maps.save_summary` wrote what was kept.
+        """Read a map that `save` or `regard.maps.save_summary` wrote.
 
         Raises:
-            DataError: the file is not one, is cut short, or names what this version does not know.
+            DataError: the file is no map, is cut short, or has parts that this version does not know.
 
         >>> import regard, tempfile, pathlib
         >>> weights = regard.attention(*[torch.eye(3)] * 3, mask=regard.causal(), return_weights=True).weights
@@ -309,7 +309,7 @@ class AttentionMap(MapStatistics):
         return cls(files.load(path, torch.device(device)))
 
     def __repr__(self) -> str:
-        """What it is, what it holds, and what dense would cost."""
+        """The shape and the source, the memory that it holds, and the memory that `dense()` would take."""
         held = human(sum(t.numel() * t.element_size() for t in self.source.tensors()))
         dense = f", dense() would take {human(self.dense_bytes)}" if self.source.has_blocks else ""
         kind = str(self.dtype).removeprefix("torch.")
@@ -317,7 +317,8 @@ class AttentionMap(MapStatistics):
 
 
 class Transposed:
-    """A map seen from its keys: `map.mT @ x` is P^T x, one fused call for softmax of dot products."""
+    """A map with the roles of queries and keys exchanged: `map.mT @ x` is P^T x, one fused call for softmax of dot
+    products."""
 
     def __init__(self, of: AttentionMap) -> None:
         self.mT = of
@@ -345,7 +346,7 @@ class Transposed:
         return self.mT.dense(limit_bytes).mT
 
     def __repr__(self) -> str:
-        """What it is of."""
+        """The map that it transposes."""
         return f"transposed {self.mT!r}"
 
 
@@ -358,13 +359,12 @@ def stack(maps: Sequence[AttentionMap]) -> AttentionMap:
     Returns:
         A map (batch..., H, sum of T_t, largest S_t).
 
-    Of steps of which statistics alone were kept, those of the queries are laid below one another and those of the keys
-    are summed.
+    If only statistics were kept of the steps, those of queries are put below one another, and those of keys are summed.
 
     Raises:
-        ArgumentError: no maps.
-        NotKeptError: nothing that was kept of the steps can be joined.
-        ShapeError: maps of several leading dimensions, dtypes or devices.
+        ArgumentError: there are no maps.
+        NotKeptError: only statistics were kept of the steps, and none of these can be joined.
+        ShapeError: the maps differ in leading dimensions, dtype or device.
 
     >>> import regard
     >>> k = torch.zeros(3, 1)

@@ -21,35 +21,37 @@ from regard.mechanisms.shapes import Sizes, take
 from regard.mechanisms.tensor_tree import tensors_mapped
 
 NEVER = 1e30
-"""Stands for the state of a row with no key: its weights are 0, without the NaN of inf - inf or 0 * inf."""
+"""The state of a row with no key: its weights become 0, and no inf - inf or 0 * inf makes a NaN."""
 LN_2 = math.log(2)
-"""Weights are powers of 2, since `exp` of float32 on the CPU takes up to 170 times as long where it is nearly 0."""
+"""Converts logarithms. Weights are computed as powers of 2, because on the CPU `exp` of float32 takes up to 170 times
+as long if its result is nearly 0."""
 
 
 class CallFactors(Protocol):
-    """What the weights of a call follow from. A watch has its own kind, which may be read from what the model holds."""
+    """The factors from which the weights of a call are computed. A watch has its own kind, which may share tensors with
+    the model."""
 
     @property
     def sizes(self) -> Sizes:
-        """Known at once."""
+        """The sizes of the call, which are known without reading it."""
 
     @property
     def call(self) -> Call:
-        """The call, looked at anew at each read."""
+        """The call; whoever needs it asks anew each time, so that it can be checked."""
 
     @property
     def state(self) -> Tensor:
         """One number for each row (B, H, T), such as the log-sum-exp."""
 
     def tensors(self) -> list[Tensor]:
-        """What is held in memory by now."""
+        """The tensors that are held in memory now."""
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallFactors":
         """The same with the tensors changed."""
 
 
 class GivenFactors:
-    """A call that is at hand, and its row state; one that the kernel did not return is computed when it is read."""
+    """A given call and its row state; if the kernel did not return the state, it is computed at the first read."""
 
     def __init__(self, call: Call, state: Tensor | None) -> None:
         self.call = call
@@ -57,7 +59,7 @@ class GivenFactors:
 
     @property
     def sizes(self) -> Sizes:
-        """The call's."""
+        """The sizes of the call."""
         return self.call.sizes
 
     @property
@@ -78,17 +80,17 @@ class GivenFactors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallSource(Source):
-    """The weights of an attention call, from its scores and row state; with values, if it is given some."""
+    """The weights of an attention call, from its scores and row state; it may have values too."""
 
     factors: CallFactors
     layout: tuple[int, ...]
     """(batch..., H)."""
     chosen: Backend | None = None
-    """The backend that reads it; None for the first that can."""
+    """The backend that reads it; None for the first that is able to."""
     value: Tensor | None = None
     """Values for each cell, (cells, S, E)."""
     name: str = ""
-    """What the weights are, where the call does not say it."""
+    """What the weights are, if the call does not say it."""
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -104,7 +106,7 @@ class CallSource(Source):
 
     @property
     def backend(self) -> Backend:
-        """What computes products with the weights."""
+        """The backend that computes products with the weights."""
         return choose_backend(self.call, None) if self.chosen is None else self.chosen
 
     @property
@@ -125,7 +127,7 @@ class CallSource(Source):
 
     @property
     def width(self) -> int:
-        """What the score makes for each pair."""
+        """How many numbers the score computes for each pair."""
         call = self.call
         return call.score.pair_width(call.query.shape[-1])
 
@@ -135,7 +137,7 @@ class CallSource(Source):
         return self.factors.sizes.has_heads
 
     def tensors(self) -> list[Tensor]:
-        """The factors'."""
+        """The tensors of the factors."""
         return self.factors.tensors()
 
     def __str__(self) -> str:
@@ -148,12 +150,12 @@ class CallSource(Source):
     # -- tiles -----------------------------------------------------------------------------------------
 
     def columns(self, rows: range) -> range:
-        """What the mask allows."""
+        """The keys that the mask allows."""
         call = self.call
         return range(self.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The call on those cells; all of them need no choice."""
+        """The weights of the call on those cells."""
         call, state = self.call, self.state
         if scratch is not None and isinstance(call.normalization, Softmax):
             scale = call.score.dot_scale(call.query.shape[-1])
@@ -166,7 +168,7 @@ class CallSource(Source):
         return lambda rows, columns: _weights(one, rows_of_one, rows, columns)
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """From the scores of the pairs alone."""
+        """The weights of single pairs, for which only the scores of these pairs are computed."""
         call = self.call
         scores = call.pair_scores(rows, columns)
         return call.normalization.weights(scores[..., None], self.state[..., rows]).squeeze(-1).flatten(0, 1)
@@ -188,7 +190,7 @@ class CallSource(Source):
         return execute(self.backend, call, value)[0].flatten(0, 1)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """What products with the map tell, and what a softmax of dot products says of itself."""
+        """The statistics that products with the map give, and those that a softmax of dot products gives by itself."""
         match statistic:
             case st.Product(x):
                 return (self._product_by_cells(self.laid_out(self._for_cells(x))),)
@@ -220,7 +222,7 @@ class CallSource(Source):
         return x.expand(self.cells, *x.shape[1:])
 
     def _pooled(self, picture: st.Pooled) -> tuple[Tensor] | None:
-        """A picture of few columns is one product with their indicators, which costs less than tiles."""
+        """A picture of few columns, as one product with their indicators, which costs less than tiles."""
         rows, columns = picture.grid.rows, picture.grid.columns
         if picture.of_largest or self.backend.name != "fused" or columns.count > self.call.query.shape[-1]:
             return None
@@ -229,7 +231,7 @@ class CallSource(Source):
         return (picture.finished(rows.reduce(by_columns, -2, 0, largest=False)[0]),)
 
     def _distance(self, offset: int) -> tuple[Tensor] | None:
-        """Where no key stands after its query, the distance is a difference of two means."""
+        """The distance as a difference of two means, if no query sees a key after it."""
         mask, sizes = self.call.mask, self.call.sizes
         factors = () if mask is None else mask.factors()
         if not any(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset <= offset for m in factors):
@@ -242,7 +244,7 @@ class CallSource(Source):
     # -- other sources ---------------------------------------------------------------------------------
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
-        """The call on some cells, each of which becomes a batch row of one head."""
+        """The call on some cells; each of them becomes a batch row of one head."""
         if cells is None:
             return replace(self, layout=leading)
         factors = GivenFactors(self.call.select(cells), self.state.flatten(0, 1)[cells].unsqueeze(1))
@@ -250,7 +252,7 @@ class CallSource(Source):
         return CallSource(factors, leading, self.backend, value, self.name)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
-        """The call with its tensors changed, and a backend that can read it where they are."""
+        """The call with its tensors changed, and a backend that can read the changed ones."""
         factors, backend = self.factors.mapped(change), self.backend
         # Another device may have no kernel for this dtype.
         backend = choose_backend(factors.call, None) if backend.why_not(factors.call) else backend
@@ -261,7 +263,7 @@ class CallSource(Source):
         """The call together with values (batch..., G or H, S, E).
 
         Raises:
-            ShapeError: their leading dimensions do not fit.
+            ShapeError: the leading dimensions of the values do not fit.
         """
         call = self.call
         _, value = call.for_values(value, self.layout)
@@ -270,10 +272,10 @@ class CallSource(Source):
 
 
 def source_of_call(source: Source, asked: str) -> CallSource:
-    """The source as that of one call.
+    """Check that a source is that of one call, and return it.
 
     Raises:
-        NotKeptError: statistics alone were kept of it.
+        NotKeptError: only statistics were kept of it.
         ArgumentError: it is made of other maps.
     """
     return source if isinstance(source, CallSource) else source.refuse(asked)
@@ -284,15 +286,15 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
     state = take_rows(state, rows)
     if not isinstance(call.normalization, Softmax):
         return Piece(call.normalization.weights(scores, state).flatten(0, 1))
-    # With +inf in the place of -inf a dead row's weights are exp(-inf) = 0.
+    # With +inf in place of -inf, the weights of a row with no key are exp(-inf) = 0.
     logs = (scores - state.masked_fill(state == -torch.inf, torch.inf)[..., None]).flatten(0, 1) / LN_2
     return Piece(torch.exp2(logs), logs, LN_2)
 
 
 class _Buffered:
-    """The weights of some cells of a softmax of dot products, each block in the place of the one before.
+    """The weights of some cells of a softmax of dot products; each block overwrites the memory of the block before.
 
-    It takes no gradient. The buffers, and the vectors of all cells, are shared with the other cells' parts.
+    It takes no gradient. The parts of all cells share the buffers and the vectors.
     """
 
     def __init__(self, call: Call, scale: float, shared: "_Shared", cells: range) -> None:
@@ -336,14 +338,14 @@ class _Shared:
         self.logs = self.weights = self.query.new_empty(0)
 
     def key_of(self, cells: range) -> Tensor:
-        """The keys of each cell: of the batch row and the head of keys that it has."""
+        """The keys of each cell: those of its batch row and its key head."""
         if self.group == 1:
             return self.key[cells.start : cells.stop]
-        # Heads of keys divide heads, so that flat cells and flat heads of keys go together.
+        # The number of key heads divides that of heads, so that the flat cell // group is the flat key head.
         return self.key[torch.arange(cells.start, cells.stop, device=self.key.device) // self.group]
 
     def buffers(self, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-        """Two tensors of a shape; memory that was touched before is many times faster."""
+        """Two tensors of a shape. They reuse memory, because memory that was used before is many times faster."""
         count = math.prod(shape)
         if self.logs.numel() < count:
             self.logs, self.weights = (self.query.new_empty(count) for _ in range(2))
@@ -351,7 +353,7 @@ class _Shared:
 
 
 def _covered(mask: Mask, rows: Rows, columns: Rows) -> int:
-    """How many of the first columns the mask leaves as they are: most of a causal tile."""
+    """How many of the first columns the mask allows in all rows: in a causal tile these are most."""
     if not isinstance(rows, range) or not isinstance(columns, range):
         return 0
     return bisect_left(range(1, len(columns) + 1), True, key=lambda count: not mask.covers(rows, columns[:count]))

@@ -1,4 +1,4 @@
-"""Weights made of other maps: averages, choices of rows and columns, steps joined, weights times values."""
+"""Sources made of other sources: averages, choices of rows and columns, joined steps, and weights times values."""
 
 import math
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from regard.maps.tiles import ask
 
 
 class _Derived(Source):
-    """What the sources that are made of one other share: they are where it is, and keep what it keeps."""
+    """A source that is made of one other source, and has its device, its dtype, and what was kept of it."""
 
     of: Source
 
@@ -48,7 +48,7 @@ class _Derived(Source):
         return list(self.of.tensors())
 
     def refuse(self, asked: str) -> NoReturn:
-        """The other says what it kept, if it did not keep all."""
+        """If the other source did not keep its weights, it says what it kept."""
         if not self.of.has_blocks:
             self.of.refuse(asked)
         super().refuse(asked)
@@ -93,7 +93,7 @@ class AverageSource(_Derived):
         return lambda rows, columns: Piece(self._mean(inner(rows, columns).weights))
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Sums and products are the means of the heads' own."""
+        """Sums and products are the means of those of the heads."""
         match statistic:
             case st.Product(x) | st.TransposedProduct(x) if len(x) > 1:
                 statistic = replace(statistic, x=x.repeat_interleave(self.count, 0))
@@ -123,7 +123,7 @@ class AverageSource(_Derived):
 
 @dataclass(frozen=True, eq=False)
 class SelectionSource(_Derived):
-    """Some queries and keys of a source. Weights are as they were: rows of a choice of keys need not sum to 1."""
+    """Some queries and keys of a source. The weights are not changed, so that rows may sum to less than 1."""
 
     of: Source
     rows: Rows
@@ -144,7 +144,7 @@ class SelectionSource(_Derived):
         return f"some rows and columns of a map {tuple(self.of.shape)}: {self.of}"
 
     def columns(self, rows: range) -> range:
-        """The other source's, where rows and columns are neighbours."""
+        """The columns of the other source, if the chosen rows and columns are neighbours."""
         if not isinstance(self.rows, range) or not isinstance(self.chosen, range):
             return range(self.keys)
         inner = self.of.columns(range(self.rows.start + rows.start, self.rows.start + rows.stop))
@@ -223,14 +223,15 @@ class StackSource(Source):
         super().refuse(asked)
 
     def columns(self, rows: range) -> range:
-        """The hull of the steps'; all where there are signs, since the zeros beyond it may be the largest."""
+        """The range that covers those of the steps. With signs it is all keys: zeros beyond may be the largest."""
         if self.has_signs:
             return range(self.keys)
         ranges = [r for step, inner in self._found(rows) if (r := self.steps[step].columns(inner))]
         return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The steps' weights, one below the other. Each keeps its place until all are put together: no scratch."""
+        """The weights of the steps, one below the other. No step gets the scratch, because it could overwrite the
+        weights of another step before all are joined."""
         parts = [step.part(cells) for step in self.steps]
 
         def weights(rows: Rows, columns: Rows) -> Piece:
@@ -292,7 +293,7 @@ class WeightedSource(_Derived):
 
     @property
     def has_signs(self) -> bool:
-        """Norms have none, products have."""
+        """Whether the factors may be below 0: norms are not, products may be."""
         return self.left is not None
 
     def tensors(self) -> list[Tensor]:
@@ -303,7 +304,7 @@ class WeightedSource(_Derived):
         return f"{self.name} of a map {tuple(self.of.shape)}: {self.of}"
 
     def columns(self, rows: range) -> range:
-        """All where the products have signs: a 0 that is left out may be the largest."""
+        """All keys if the products have signs, because a 0 that is left out may be the largest."""
         return range(self.keys) if self.alone or self.has_signs else self.of.columns(rows)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
@@ -372,7 +373,7 @@ def require_alike(sources: Sequence[Source]) -> None:
 
 
 def _padded(part: Part, rows: range, columns: Rows, keys: int) -> Tensor:
-    """The block of a part whose keys end before those asked for; what lies beyond is 0."""
+    """A block of a part that may have fewer keys than are asked for; the weights beyond its keys are 0."""
     if isinstance(columns, range):
         start = min(columns.start, keys - 1)
         known = range(start, max(start + 1, min(columns.stop, keys)))
@@ -385,7 +386,7 @@ def _padded(part: Part, rows: range, columns: Rows, keys: int) -> Tensor:
 
 
 def _of(chosen: Rows, places: Rows) -> Rows:
-    """The places' own numbers among those chosen."""
+    """The numbers, in the other source, of places among the chosen ones."""
     if not isinstance(chosen, range):
         return chosen[places.start : places.stop] if isinstance(places, range) else chosen[places]
     if isinstance(places, range):

@@ -1,4 +1,4 @@
-"""Maps on disk: their factors in safetensors, and in its header what the factors are, in JSON."""
+"""Maps on disk: a safetensors file holds their factors, and its header says in JSON what the factors are."""
 
 import json
 from dataclasses import fields, is_dataclass
@@ -31,17 +31,18 @@ from regard.mechanisms.tensor_tree import rebuilt
 
 FORMAT, SUMMARY_FORMAT = "regard.AttentionMap 1", "regard.summary 1"
 KINDS = {"AttentionMap": "attention map", "summary": "summary of a map"}
-# A file names a class by its own name, which no other class has, so that files can move in the house.
 NAMED: tuple[ModuleType, ...] = (
     *(alibi, relative, shaw, t5, transformer_xl, biases),
     *(masks, basic, patterns, selection, transpose),
     *(additive, custom, kernels, scores, normalizations),
     *(statistics, pooling),
 )
+"""The modules whose classes a file may name. It gives only the name of a class, which is unique, so that a class can
+move to another module."""
 
 
 def _kinds() -> dict[str, type]:
-    """The classes that a file may name: the frozen objects of a call, none of which holds a function."""
+    """The classes that a file may name: the frozen objects that make up a call, without those that hold a function."""
     found = {
         name: kind
         for module in NAMED
@@ -55,7 +56,7 @@ def save(path: str | PathLike[str], source: CallSource) -> None:
     """Write the factors of a call's map.
 
     Raises:
-        ArgumentError: a part that no file can hold.
+        ArgumentError: no file can hold a part of the map.
         MissingExtraError: safetensors is not installed.
     """
     save_file, _ = _safetensors()
@@ -64,10 +65,10 @@ def save(path: str | PathLike[str], source: CallSource) -> None:
 
 
 def load(path: str | PathLike[str], device: torch.device) -> Source:
-    """What `save` wrote of a map, or `save_summary` of one of which statistics alone were kept.
+    """Read what `save` wrote of a map, or `save_summary` of a map of which only statistics were kept.
 
     Raises:
-        DataError: not such a file.
+        DataError: it is not such a file.
         MissingExtraError: safetensors is not installed.
     """
     header, tensors = _contents(path, device)
@@ -79,13 +80,13 @@ def load(path: str | PathLike[str], device: torch.device) -> Source:
 
 
 def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) -> None:
-    """Write what `map.summary(...)` said to a safetensors file, from which `load_summary` reads it.
+    """Write the result of `map.summary(...)` to a safetensors file, from which `load_summary` reads it.
 
-    Of a map of which statistics alone were kept (`regard.watch(model, keep="summary")`) all that was kept is written;
-    `regard.AttentionMap.load` reads such a map, which can be asked and drawn as before.
+    It also takes a map of which only statistics were kept (`regard.watch(model, keep="summary")`), and writes all of
+    them. `regard.AttentionMap.load` reads such a map again, and it can be asked and drawn as before.
 
     Raises:
-        ArgumentError: a map that holds its factors: `map.save(path)` writes these.
+        ArgumentError: the map holds its factors; `map.save(path)` writes these.
         MissingExtraError: safetensors is not installed.
 
     >>> import regard, tempfile, pathlib
@@ -107,10 +108,10 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
 
 
 def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> Summary:
-    """What `save_summary` wrote, by name.
+    """Read what `save_summary` wrote, by name.
 
     Raises:
-        DataError: not such a file.
+        DataError: it is not such a file.
         MissingExtraError: safetensors is not installed.
     """
     header, tensors = _contents(path, torch.device(device))
@@ -158,10 +159,10 @@ def _packed(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
 
 
 def _unpacked(path: str | PathLike[str], header: dict[str, str], tensors: dict[str, Tensor]) -> tuple[Any, ...]:
-    """The tree again.
+    """Make the tree again of JSON and tensors.
 
     Raises:
-        DataError: it names what this version does not know.
+        DataError: it has parts that this version does not know.
     """
     try:
         parts: tuple[Any, ...] = _read(json.loads(header["map"]), _kinds(), tensors)

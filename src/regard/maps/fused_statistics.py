@@ -1,6 +1,6 @@
-r"""What a softmax of dot products says of itself through calls of attention alone.
+r"""The statistics of a softmax of dot products that calls of attention alone can compute.
 
-With $P_{ij} = \exp(c\, q_i \cdot k_j + b_j + r_i - \mathrm{lse}_i)$, a bias per key and one per query at the most:
+With $P_{ij} = \exp(c\, q_i \cdot k_j + b_j + r_i - \mathrm{lse}_i)$, at most a bias per key and one per query:
 
     P x                  attention with the values x
     P^T x                attention of the keys to the queries, each with the bias r_i - lse_i, times exp(its lse + b_j)
@@ -8,8 +8,8 @@ With $P_{ij} = \exp(c\, q_i \cdot k_j + b_j + r_i - \mathrm{lse}_i)$, a bias per
     -sum_j P_ij ln P_ij  lse_i - r_i - c q_i . (P K)_i - (P b)_i
     sum_j P_ij^2         exp(lse of the doubled scores - 2 lse)
 
-Each is one call of a fused kernel, with its gradient, in memory linear in T and S. (The column sums are after
-awslabs/keys_values, pull request 77.)
+Each is one call of a fused kernel, with its gradient, in memory linear in T and S. (The way to the column sums comes
+from awslabs/keys_values, pull request 77.)
 """
 
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ class DotSoftmax:
 
     @classmethod
     def of(cls, call: Call, state: Tensor, backend: Backend) -> "DotSoftmax | None":
-        """The call as one, or None."""
+        """Read a call as such a softmax; None if it is not one."""
         scale = call.score.dot_scale(call.query.shape[-1])
         if not scale or not isinstance(call.normalization, Softmax):
             return None
@@ -65,7 +65,7 @@ class DotSoftmax:
 
     @property
     def lse(self) -> Tensor:
-        """The log-sum-exp with 0 for rows with no key, whose weights are 0 whatever stands here."""
+        """The log-sum-exp, with 0 for rows with no key; the weights of these are 0 with any number."""
         return self.state.masked_fill(self.state == -torch.inf, 0.0)
 
     @property
@@ -81,7 +81,7 @@ class DotSoftmax:
         return execute(self.backend, self.call, key.new_ones(*key.shape[:-1], 1))[0][..., 0]
 
     def entropy(self) -> Tensor:
-        """-sum_j P_ij ln P_ij (B, H, T), in one call with the values K, b."""
+        """-sum_j P_ij ln P_ij (B, H, T), in one call whose values are K and b."""
         call, key = self.call, self.call.key
         sums = self.row_sums()
         found = (self.lse if self.per_query is None else self.lse - self.per_query.to(self.lse.dtype)) * sums
@@ -92,7 +92,7 @@ class DotSoftmax:
         means, _ = execute(self.backend, call, key)
         found = found - self.scale * torch.linalg.vecdot(call.query, means[..., : call.query.shape[-1]])
         found = found if self.per_key is None else found - means[..., -1]
-        # No weight is above 1, so that what is below 0 is rounding; the gradient passes.
+        # No weight is above 1, so that a result below 0 comes from rounding and becomes 0; the gradient is not changed.
         return found + (found.clamp_min(0.0) - found).detach()
 
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -122,12 +122,12 @@ class DotSoftmax:
         """Attention of every key to the queries: means of x, and the logarithms of the column sums."""
         call, sizes = self.call.expanded(), self.call.sizes
         bias = (-self.lse if self.per_query is None else self.per_query.to(self.lse.dtype) - self.lse) / self.scale
-        # The bias goes in as one more dimension, through which its gradient comes back.
+        # The bias is one more dimension of the vectors, through which its gradient flows back.
         key = torch.cat([call.query, bias[..., None]], -1)
         query = torch.cat([call.key, torch.ones_like(call.key[..., :1])], -1)
         factors = () if call.mask is None else call.mask.factors()
-        # What does not look at the query empties whole columns of P, which is done at the end. Rows with no key need
-        # no mask of their own: each of their pairs is excluded by the mask, or lies in such a column.
+        # A mask that does not depend on the query empties whole columns of P, which is done at the end. Rows with no
+        # key need no mask of their own: each of their pairs is excluded by the mask, or is in such a column.
         columns = tuple(m for m in factors if "query" not in m.depends_on())
         mask, is_flipped = _mask_of_swapped(tuple(m for m in factors if m not in columns), sizes)
         if is_flipped:
@@ -149,10 +149,10 @@ class DotSoftmax:
 
 
 def _mask_of_swapped(factors: tuple[Mask, ...], sizes: Sizes) -> tuple[Mask | None, bool]:
-    """The swapped call's mask, and whether both sequences run backwards.
+    """The mask of the swapped call, and whether both sequences are reversed.
 
-    Backwards, a causal mask is causal again: with the usual offset S - T its offset is 0, and the kernel has
-    a flag for that.
+    If both sequences are reversed, a causal mask stays causal: the usual offset S - T becomes 0, and the kernel has a
+    flag for that.
     """
     if not factors:
         return None, False
@@ -179,7 +179,7 @@ class Doubled(Bias):
         return None if parts is None else (2 * parts[0], None if parts[1] is None else 2 * parts[1])
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Never asked: blocks are read."""
+        """This is never called, because only blocks are read."""
         raise AssertionError
 
     def block(

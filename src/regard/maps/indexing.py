@@ -1,4 +1,4 @@
-"""What stands between the brackets of `map[...]`."""
+"""The indices that a map takes, as in `map[...]`."""
 
 import operator
 import reprlib
@@ -15,7 +15,7 @@ def expand_ellipsis(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
     """An index with one entry for each dimension.
 
     Raises:
-        ShapeError: too many entries, or entries that a map does not take.
+        ShapeError: there are too many entries, or a map does not take one of them.
     """
     if any(i is None for i in index):
         raise ShapeError("a map takes integers, slices and index tensors, not None: index it, then add dimensions")
@@ -49,7 +49,7 @@ def positions(index: Any, length: int, name: str, device: torch.device) -> range
     """Rows or columns as a range or a 1-D tensor of positions from 0.
 
     Raises:
-        ShapeError: an index out of range, or of another kind.
+        ShapeError: an index is out of range, or of another kind.
     """
     if isinstance(index, slice):
         where = range(*index.indices(length))
@@ -58,14 +58,14 @@ def positions(index: Any, length: int, name: str, device: torch.device) -> range
         index = [operator.index(index)]
     given = index
     try:
-        # (An empty list would become a tensor of float32.)
+        # An empty list would become a tensor of float32.
         index = torch.as_tensor(
             index, device=device, dtype=torch.long if isinstance(given, list) and not given else None
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(f"a {name} index must be integers or bools, got {reprlib.repr(given)}") from error
     if index.dtype in (torch.bool, torch.uint8) and index.shape == (length,):
-        # torch takes tensors of uint8 for masks, too.
+        # torch takes tensors of uint8 as masks too.
         index = index.nonzero().squeeze(-1)
     if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
         raise ShapeError(

@@ -1,4 +1,4 @@
-"""The one rule by which maps become pictures: a grid of blocks of nearly equal size, and what is made of each block."""
+"""The one rule by which maps become pictures: a grid of blocks of nearly equal size, each reduced to one number."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +11,8 @@ from regard.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """`count` bins that cover `length`; the first length % count have one more, as `torch.tensor_split` cuts.
+    """`count` bins that cover `length` places; the first length % count bins have one place more, as in
+    `torch.tensor_split`.
 
     >>> bins = Bins(7, 3)
     >>> [bins.edge(b) for b in range(4)]
@@ -23,10 +24,10 @@ class Bins:
 
     @classmethod
     def at_most(cls, count: int, length: int, name: str) -> "Bins":
-        """As many bins as asked, or one for each place where there are fewer places.
+        """As many bins as asked, or one for each place if there are fewer places.
 
         Raises:
-            ArgumentError: fewer than one.
+            ArgumentError: the count is below 1.
         """
         if count < 1:
             raise ArgumentError(f"pooled() needs at least 1 bin of {name}, got {count}")
@@ -63,7 +64,7 @@ class Bins:
         return torch.arange(self.count, device=device).repeat_interleave(self.sizes(device))
 
     def reduce(self, tensor: Tensor, dim: int, start: int, *, largest: bool) -> tuple[Tensor, int]:
-        """Sums or maxima of the places from `start` on along a negative dim, and the bin of the first."""
+        """Sums or maxima of each bin, of places that begin at `start`, along a negative `dim`; and the first bin."""
         stop, first, pieces = start + tensor.shape[dim], self.index_of(start), []
         at, index, extra = start, first, self.length % self.count
         while at < stop:
@@ -93,10 +94,10 @@ class Grid:
 
     @classmethod
     def at_most(cls, rows: int, columns: int, queries: int, keys: int) -> "Grid":
-        """As many blocks as asked, and none that is less than one query and one key.
+        """As many blocks as asked, but each has at least one query and one key.
 
         Raises:
-            ArgumentError: fewer than 1 row or column.
+            ArgumentError: fewer than 1 row or column is asked.
         """
         return cls(Bins.at_most(rows, queries, "queries"), Bins.at_most(columns, keys, "keys"))
 
@@ -114,21 +115,21 @@ class Grid:
         return self.rows.sizes(device)[:, None] * self.columns.sizes(device)
 
     def reduce(self, weights: Tensor, row: int, column: int, *, largest: bool) -> Tensor:
-        """Sums or maxima of the blocks that weights (..., t, s) touch, which begin at a row and a column of the map."""
-        # Rows first, which is the cheaper way in memory.
+        """Sums or maxima of the blocks that weights (..., t, s) touch; the first weight is at (`row`, `column`)."""
+        # Rows come first, because this needs less memory.
         by_rows, _ = self.rows.reduce(weights, -2, row, largest=largest)
         return self.columns.reduce(by_rows, -1, column, largest=largest)[0]
 
 
 def _largest(part: Tensor, dim: int, size: int) -> Tensor:
-    """Maxima of `size` neighbours each: `amax` is slow along a last dimension of a few numbers."""
+    """The maximum of every `size` neighbours; `amax` alone is slow along a last dimension of a few numbers."""
     if dim == -1 and size < 32:
         return torch.nn.functional.max_pool1d(part, size)
     return part.unflatten(dim, (-1, size)).amax(dim)
 
 
 def _sums(part: Tensor, dim: int, size: int) -> Tensor:
-    """Sums of `size` neighbours each: `sum` is slow in the same way."""
+    """The sum of every `size` neighbours; `sum` alone is slow in the same case."""
     part = part.unflatten(dim, (-1, size))
     if dim == -1 and 4 <= size < 32:
         return part @ part.new_ones(size)

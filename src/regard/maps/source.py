@@ -1,7 +1,7 @@
 """The two sides of a pass over a map: the source that makes the weights, and the statistic that reads them.
 
-A map is an `AttentionMap` whatever its weights are made of; what differs is its source. A source gives the weights of
-any rows and columns, answers at once what it can answer without them, and says in one place what was kept of it:
+All maps are of the class `AttentionMap`; they differ in their sources. A source gives the weights of any rows and
+columns, answers a question at once if it does not need them, and says in one place what was kept of it:
 `has_blocks`, `keeps`, `grid` and `refuse`.
 """
 
@@ -19,18 +19,18 @@ from regard.errors import ArgumentError
 from regard.maps.pooling import Grid
 
 PAIRS = 64
-"""Single weights that are read off the diagonal of one block, where a source knows no shorter way."""
+"""How many single weights are read from the diagonal of one block, if a source has no faster way."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """The weights (cells, t, s) of a tile, and their logarithms where they were at hand."""
+    """The weights (cells, t, s) of a tile, and their logarithms if they are known."""
 
     weights: Tensor
     logs: Tensor | None = None
     unit: float = 1.0
-    """What a logarithm of 1 is in nats: ln 2 where they are to base 2."""
+    """How many nats a logarithm of 1 is: ln 2 if the logarithms are to base 2."""
     is_scratch: bool = False
     """Whether the logarithms are finite, and may be overwritten by the one statistic that reads them."""
 
@@ -40,13 +40,13 @@ Part = Callable[[Rows, Rows], Piece]
 
 
 class Scratch:
-    """What sources hold for the length of one pass, such as buffers; it is handed to them and let go after it."""
+    """Holds objects of sources, such as buffers, during one pass; it is handed to them, and dropped afterwards."""
 
     def __init__(self) -> None:
         self._held: dict[Source, Any] = {}
 
     def of(self, owner: "Source", make: Callable[[], T]) -> T:
-        """What a source holds in this pass; it is made at the first call."""
+        """The object that a source holds in this pass; it is made at the first call."""
         if owner not in self._held:
             self._held[owner] = make()
         held: T = self._held[owner]
@@ -54,26 +54,26 @@ class Scratch:
 
 
 class Statistic(ABC):
-    """What can be read off tiles. `read` sees each tile once and is what a gradient runs through."""
+    """A statistic that is computed from tiles. `read` sees each tile once, and gradients flow through it."""
 
     needs_tiles: ClassVar[bool] = False
-    """Whether products with the whole map cannot tell it, so that other statistics may share its pass."""
+    """Whether products with the whole map cannot give it. It then needs a pass over tiles, which others may share."""
 
     @abstractmethod
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, ...]:
-        """What one tile says."""
+        """The part of the statistic that comes from one tile."""
 
     @abstractmethod
     def add(self, total: Any, read: tuple[Tensor, ...], tile: Tile, source: "Source") -> Any:
-        """The total with one more tile; None at first. Tiles come group of cells by group, each from the first row."""
+        """Add a tile to the total, which is None at first. Groups of cells come one by one, each from its first row."""
 
     @abstractmethod
     def end(self, total: Any) -> tuple[Tensor, ...]:
-        """The answers (cells, ...)."""
+        """Turn the total into the answers (cells, ...)."""
 
 
 class Source(ABC):
-    """Where the weights of a map (batch..., H, T, S) come from.
+    """The source of the weights of a map (batch..., H, T, S).
 
     Cells are the flat indices of the dimensions before queries and keys.
     """
@@ -88,7 +88,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """The weights' own: float32, or float64 for float64 input."""
+        """The dtype of the weights: float32, or float64 for float64 input."""
 
     @property
     @abstractmethod
@@ -132,7 +132,7 @@ class Source(ABC):
 
     @abstractmethod
     def tensors(self) -> Sequence[Tensor]:
-        """What it holds in memory."""
+        """The tensors that it holds in memory."""
 
     @abstractmethod
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ class Source(ABC):
 
     @property
     def has_blocks(self) -> bool:
-        """Whether any block of weights can be made; otherwise there are only the answers that were kept."""
+        """Whether any block of weights can be computed; if not, there are only the answers that were kept."""
         return True
 
     @property
@@ -151,18 +151,18 @@ class Source(ABC):
         return {}
 
     def keeps(self, statistic: Statistic) -> bool:
-        """Whether a statistic can be told."""
+        """Whether a statistic can be answered."""
         return self.has_blocks or self.at_once(statistic) is not None
 
     def grid(self, wanted: Grid, how: str) -> Grid:
-        """The finest grid, no finer than the one that is wanted, on which the weights can be pooled `how`."""
+        """The finest grid on which the weights can be pooled by `how`; it is never finer than the wanted one."""
         return wanted
 
     def refuse(self, asked: str) -> NoReturn:
-        """Say that this was not kept, or that it is no question to such a map.
+        """Raise the error that says why this source cannot answer.
 
         Raises:
-            NotKeptError: statistics alone were kept.
+            NotKeptError: only statistics were kept.
             ArgumentError: the map is not that of one call.
         """
         raise ArgumentError(
@@ -177,9 +177,9 @@ class Source(ABC):
 
     @abstractmethod
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """What gives the weights of those cells for any rows and columns.
+        """A function that computes the weights of those cells for any rows and columns.
 
-        With a scratch a piece may lie where the one before lay, and carries no gradient.
+        With a scratch, a piece may overwrite the memory of the piece before, and carries no gradient.
         """
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -191,11 +191,11 @@ class Source(ABC):
     # -- without tiles ---------------------------------------------------------------------------------
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """A statistic's answers (cells, ...) without tiles; None where it takes them, or cannot be told."""
+        """A statistic's answers (cells, ...) without tiles; None if it needs tiles, or cannot be answered."""
         return None
 
     def product(self, x: Tensor) -> Tensor | None:
-        """P x for x (S, N) or (batch..., G or H, S, N), laid out as the map; None where it is asked as a statistic."""
+        """P x for x (S, N) or (batch..., G or H, S, N), laid out as the map; None if only tiles give it."""
         return None
 
     # -- other sources ---------------------------------------------------------------------------------
@@ -216,10 +216,10 @@ class Source(ABC):
 
 
 def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
-    """The bytes that tensors hold, by storage, so that shared ones count once."""
+    """The bytes that tensors hold, by storage, so that a shared storage counts once."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
 
 
 def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
-    """Places of the last dimension."""
+    """Take rows from the last dimension."""
     return tensor[..., rows.start : rows.stop] if isinstance(rows, range) else tensor[..., rows]

@@ -12,18 +12,18 @@ from regard.maps.source import Source
 from regard.maps.tiles import ask
 
 OVERSAMPLING = 4
-"""Columns of the random block beyond the k that are asked for."""
+"""How many columns the random block has beyond the k that are asked for."""
 PROBES = 8
-"""Random vectors for the bound; it fails with a probability of 10^-8."""
+"""How many random vectors the bound uses; it fails with a probability of 10^-8."""
 POWERS = 3
-"""Products with the residual and its transpose for each of them: the more, the nearer the bound."""
+"""How often each vector is multiplied with the residual and its transpose; with more products the bound is tighter."""
 
 
 class Spectrum(NamedTuple):
     r"""Singular values $\hat\sigma_1 \ge \dots \ge \hat\sigma_k$, and how far the true ones can lie above them."""
 
     values: Tensor
-    """(batch..., H, k). Up to rounding they are never too large."""
+    """(batch..., H, k). But for rounding, they are never too large."""
     error: Tensor
     r"""(batch..., H, k): $\hat\sigma_i \le \sigma_i \le \hat\sigma_i + \mathrm{error}_i$, with a probability of at
     least 1 - 10^-8 over the random probes."""
@@ -57,7 +57,7 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
     total = of.laid_out(squares).sum(-1)
     frobenius = total - rest.square().sum((-2, -1))
     norm = torch.minimum(frobenius.clamp_min(0.0).sqrt(), _norm_of_residual(of, basis, normal(PROBES)))
-    # What rounding may have taken off the values and the difference of squares.
+    # Rounding may have lowered the values and the difference of squares by this much.
     slack = norm.square() + 8 * torch.finfo(of.dtype).eps * total
     return Spectrum(values, (values.square() + slack[..., None]).sqrt() - values)
 
@@ -71,7 +71,7 @@ def _krylov(of: Source, start: Tensor, iterations: int) -> Tensor:
             break
         block = product(of, transposed_product(of, blocks[-1]))
         basis = torch.cat(blocks, -1)
-        for _ in range(2):  # once is not enough where the block lies almost in the space already
+        for _ in range(2):  # once is not enough if the block is almost in the space already
             block = torch.linalg.qr(block - basis @ (basis.mT @ block)).Q
         blocks.append(block[..., :room])
         room -= block.shape[-1]
@@ -90,7 +90,7 @@ def _norm_of_residual(of: Source, basis: Tensor, probes: Tensor) -> Tensor:
 
     x, logs = residual(probes), torch.zeros(of.leading, device=of.device, dtype=of.dtype)
     for _ in range(POWERS):
-        # The powers of a small norm would vanish: its logarithm is kept aside.
+        # The powers of a small norm would underflow, so that its logarithm is summed instead.
         scale = torch.linalg.vector_norm(x, dim=-2).amax(-1).clamp_min(torch.finfo(of.dtype).tiny)
         logs = logs + scale.log()
         x = residual(transposed(x / scale[..., None, None]))

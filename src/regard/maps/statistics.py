@@ -1,6 +1,6 @@
-"""What can be said of a map, each statistic as it is read off tiles of weights.
+"""The statistics of a map, each as it is computed from tiles of weights.
 
-Those that are smooth carry gradients. Rows with no key are exactly 0 in all of them.
+The smooth ones carry gradients. Rows with no key are exactly 0 in all of them.
 """
 
 from abc import abstractmethod
@@ -17,11 +17,11 @@ from regard.maps.source import Piece, Source, Statistic
 from regard.mechanisms.fast_topk import Candidates, candidates, largest, places_of
 
 LOWEST_LOG = -1e4
-"""Stands for the logarithm of a weight that is 0 in every dtype, since 0 times -inf would be NaN."""
+"""Replaces the logarithm of a weight that is 0 in every dtype, because 0 times -inf would be NaN."""
 RANKED_ROWS = 512
-"""Queries whose candidates are ranked together: few calls on many rows."""
+"""How many queries have their candidates ranked together: few calls on many rows are faster."""
 SORTED = 64
-"""Keys that are sorted first, where a share of the mass is sought: most rows need no more."""
+"""How many keys are sorted first to find a share of the mass: most rows need no more."""
 
 
 class TopKeys(NamedTuple):
@@ -34,7 +34,7 @@ class TopKeys(NamedTuple):
 
 
 class PerQuery(Statistic):
-    """One answer for each query; tiles are put together along the rows, and groups of cells below one another."""
+    """One answer for each query; tiles are joined along the rows, and groups of cells along the cells."""
 
     def add(
         self, total: dict[int, list[tuple[Tensor, ...]]] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
@@ -122,7 +122,7 @@ class Entropy(PerQuery):
     """-sum_j P_ij ln P_ij: (cells, T)."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """From the logarithms, where there are any."""
+        """The entropy of each row, from the logarithms if they are known."""
         weights = piece.weights
         if piece.logs is not None:
             if piece.is_scratch:
@@ -192,7 +192,7 @@ class TopWeights(Statistic):
             keys = largest(weights, self.k)
             return weights.gather(-1, keys), keys + tile.columns.start
         found = candidates(weights.flatten(0, 1), self.k)
-        # A row that is a candidate as a whole still lies where the next tile will.
+        # If whole rows are candidates they are a view of the tile, whose memory the next tile will overwrite.
         values = found.values.clone() if found.first.shape[-1] == 1 else found.values
         first = found.first + tile.columns.start
         return values.view(*weights.shape[:2], -1), first.view(*weights.shape[:2], -1)
@@ -215,7 +215,7 @@ class TopWeights(Statistic):
 
 
 class _Ranked:
-    """The k largest of the rows so far. Candidates of several tiles wait to be looked at together."""
+    """The k largest weights of the rows so far. Candidates of several tiles wait until they are ranked together."""
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -223,7 +223,7 @@ class _Ranked:
         self.waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, values: Tensor, first: Tensor) -> None:
-        """One more tile: candidates (cells, t, n), and the keys with which their chunks begin."""
+        """Add a tile: its candidates (cells, t, n), and the keys with which their chunks begin."""
         if self.waiting and [t.shape[-1] for t in self.waiting[0]] != [values.shape[-1], first.shape[-1]]:
             self._decide()
         self.waiting.append((values, first))
@@ -258,7 +258,7 @@ class QuantileMass(PerQuery):
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The largest few first; rows that need more are sorted whole."""
+        """Count keys, the largest few first; rows that need more are sorted whole."""
         weights = piece.weights.detach()
         goal = self.share * weights.sum(-1, keepdim=True)
         few = min(SORTED, weights.shape[-1])
@@ -268,7 +268,7 @@ class QuantileMass(PerQuery):
         if few < weights.shape[-1] and bool(more.any()):
             ordered = weights[more].sort(-1, descending=True).values
             count[more] = (ordered.cumsum(-1) < goal[more]).sum(-1) + 1
-        # The sum of a row in another order may miss its own total by a rounding.
+        # Sums of a row in different orders may differ by rounding, so that the share may seem not to be reached.
         return (torch.where(goal[..., 0] > 0, count.clamp_max((weights > 0).sum(-1)), 0),)
 
     def __str__(self) -> str:
@@ -303,7 +303,7 @@ class Pooled(Statistic):
 
     @property
     def of_largest(self) -> bool:
-        """Whether blocks are their largest weights, rather than sums or what follows from sums."""
+        """Whether a block becomes its largest weight; if not, it becomes a sum or a mean."""
         return self.how == "max"
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
@@ -327,12 +327,12 @@ class Pooled(Statistic):
         return total
 
     def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
-        """The pictures; what no tile touched is 0."""
+        """The pictures; blocks that no tile touched are 0."""
         picture = joined(list(total.values()), 0)
         return (self.finished(picture),)
 
     def finished(self, sums: Tensor) -> Tensor:
-        """The picture that is asked for, from sums if it is one of means."""
+        """The requested picture; a picture of means is computed from sums."""
         if self.how != "mean":
             return sums
         areas = self.grid.areas(sums.device)
@@ -343,7 +343,7 @@ class Pooled(Statistic):
 
 
 def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
-    """`torch.cat`, without a copy of a single one."""
+    """`torch.cat`, but a single tensor is not copied."""
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim)
 
 

@@ -1,4 +1,4 @@
-"""The statistics that are asked for by name, several together: from names to statistics, and back to what they say."""
+"""The statistics that are asked for by name, several together: names become statistics, and answers become results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,16 +19,16 @@ STATISTICS = (
     "received", "entropy", "participation", "distance", "max", "argmax", "topk", "quantile_mass",
     "pooled", "pooled_mean", "pooled_sum", "pooled_max",
 )  # fmt: skip
-"""What `summary` knows by name."""
+"""The names that `summary` knows."""
 USUAL = ("received", "entropy", "topk", "pooled")
-"""Those that no names mean."""
+"""The names that are used if none is given."""
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Raise unless all are names of statistics.
+    """Check that all names are names of statistics.
 
     Raises:
-        ArgumentError: one is not.
+        ArgumentError: a name is not.
     """
     if unknown := [name for name in names if name not in STATISTICS]:
         raise ArgumentError(f"{where} knows {', '.join(STATISTICS)}; got {', '.join(map(repr, unknown))}")
@@ -40,7 +40,7 @@ def by_name(
     """The statistics of those names, for a map of so many queries and keys. See `AttentionMap.summary`.
 
     Raises:
-        ArgumentError: an unknown name, or an argument that the statistic refuses.
+        ArgumentError: a name is unknown, or a statistic refuses an argument.
     """
 
     def picture(kind: str) -> Statistic:
@@ -63,12 +63,12 @@ def by_name(
 
 
 def as_summary(source: Source, named: Mapping[str, Statistic], answers: Answers) -> Summary:
-    """What the answers (cells, ...) of named statistics say, laid out as the map."""
+    """Turn the answers (cells, ...) of named statistics into results, laid out as the map."""
     return {name: finished(source, statistic, answers[statistic]) for name, statistic in named.items()}
 
 
 def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) -> Tensor | TopKeys:
-    """What the answers of one statistic say, laid out as the map."""
+    """Turn the answers of one statistic into its result, laid out as the map."""
     match statistic:
         case st.TopWeights():
             return TopKeys(*map(source.laid_out, answers))
@@ -78,7 +78,7 @@ def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) 
 
 
 def participation(sums: Tensor, squares: Tensor) -> Tensor:
-    """sums^2 / squares; 0 where there is nothing."""
+    """sums^2 / squares; 0 for rows without weights."""
     dead = squares == 0
     return (sums.square() / squares.masked_fill(dead, 1.0)).masked_fill(dead, 0.0)
 
@@ -109,7 +109,7 @@ def pooled(rows: int, columns: int, queries: int, keys: int, how: str) -> Statis
     """A picture of at most rows x columns blocks.
 
     Raises:
-        ArgumentError: fewer than 1 row or column, or another `how`.
+        ArgumentError: fewer than 1 row or column is asked, or `how` is unknown.
     """
     if how not in ("mean", "sum", "max"):
         raise ArgumentError(f"how must be 'mean', 'sum' or 'max', got {how!r}")

@@ -1,4 +1,4 @@
-"""What every map says in numbers, whatever its weights are made of: blocks, single weights and statistics."""
+"""The questions that every map answers in numbers, whatever its source: blocks, single weights and statistics."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -31,14 +31,15 @@ from regard.maps.tiles import ask, ask_all
 from regard.mechanisms.byte_size import human
 
 DENSE_LIMIT_BYTES = 2**30
+"""The largest block of weights that a map computes unless a call allows more."""
 
 
 class MapStatistics:
-    """What can be asked of weights P of shape (batch..., H, T, S) that are computed where they are read.
+    """The statistics of weights P of shape (batch..., H, T, S) that are computed when they are read.
 
-    Everything is exact, and in memory linear in T and S but for `dense()`. Smooth statistics carry gradients to
-    the query and key, also in linear memory, so that they serve as losses. Rows with no key are exactly 0 in every
-    statistic, unlike in libraries whose masked rows are uniform.
+    Everything is exact, and takes memory linear in T and S, except `dense()`. Smooth statistics carry gradients to
+    the query and key, also in linear memory, so that they can be losses. Rows with no key are exactly 0 in every
+    statistic, while some libraries make such rows uniform.
     """
 
     def __init__(self, source: Source) -> None:
@@ -74,7 +75,7 @@ class MapStatistics:
 
     @property
     def dense_bytes(self) -> int:
-        """What `dense()` would allocate."""
+        """The bytes that `dense()` would allocate."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __len__(self) -> int:
@@ -88,7 +89,7 @@ class MapStatistics:
 
         Raises:
             TooLargeError: the block would take more than `limit_bytes`.
-            NotKeptError: statistics alone were kept of the map.
+            NotKeptError: only statistics were kept of the map.
         """
         source = self.source
         if not source.has_blocks:
@@ -133,10 +134,10 @@ class MapStatistics:
         """The weights of one query, (batch..., H, S).
 
         Args:
-            index: which.
-            renormalize: normalise the row's scores anew instead of reading the stored row state. In float32 scores
-                of about 100 leave a log-sum-exp, and with it every weight of the row, off by up to 2e-5 of itself;
-                a row that is normalised anew is not.
+            index: the query; a negative one counts from the end.
+            renormalize: normalise the row's scores anew and do not use the stored row state. In float32, with scores
+                of about 100, rounding of the log-sum-exp makes every weight of the row wrong by up to 2e-5 of itself;
+                this error does not occur in a row that is normalised anew.
 
         Raises:
             ShapeError: the index is out of range.
@@ -178,9 +179,9 @@ class MapStatistics:
     def entropy(self) -> Tensor:
         r"""How spread each query's attention is: $-\sum_j P_{ij} \ln P_{ij}$ in nats, (batch..., H, T).
 
-        In [0, ln S] for rows that sum to 1, with 0 ln 0 = 0; exactly 0 for rows with no key. Of weights that do
-        not sum to 1 (a sink, sigmoid, kernels as they are) it is the same sum. One fused call for softmax of dot
-        products.
+        In [0, ln S] for rows that sum to 1, with 0 ln 0 = 0; exactly 0 for rows with no key. If weights do not sum
+        to 1 (with a sink, sigmoid, or kernels without normalisation) it is the same sum. One fused call for softmax
+        of dot products.
 
         >>> import regard
         >>> q = torch.zeros(3, 1)
@@ -192,9 +193,9 @@ class MapStatistics:
     def participation(self) -> Tensor:
         r"""How many keys take part in each query's attention: $(\sum_j P_{ij})^2 / \sum_j P_{ij}^2$, (batch..., H, T).
 
-        The participation ratio, in [1, S]: 1 where one key has all, n where n keys share alike; 0 for rows with no
-        key. It does not change if a row is scaled, so that a sink does not count. One fused call for softmax of dot
-        products. Its inverse is the sum of squares, of which exp(-entropy) is the counterpart for Shannon.
+        The participation ratio, in [1, S]: 1 if one key has all weight, n if n keys have equal shares; 0 for rows with
+        no key. It does not change if a row is scaled, so that a sink does not count. One fused call for softmax of dot
+        products. For rows that sum to 1 its inverse is the sum of squares; exp(-entropy) is Shannon's counterpart.
 
         Source: Bell & Dean 1970 (the participation ratio); as a diversity, Simpson 1949.
 
@@ -209,7 +210,7 @@ class MapStatistics:
         r"""The mean of a function of the key: $\sum_j P_{ij} f(j)$, (batch..., H, T) or (batch..., H, T, N).
 
         Args:
-            f: values (S,) or (S, N), or a function from positions (S,) to them. Its gradient flows too.
+            f: values (S,) or (S, N), or a function that makes them of positions (S,). Gradients flow to the values too.
 
         In the range of f for rows that sum to 1; 0 for rows with no key. One fused call.
 
@@ -239,8 +240,8 @@ class MapStatistics:
             offset: o: query i stands at position o + i. None aligns the last query with the last key (S - T), as
                 `causal()` does.
 
-        In [0, S + T); 0 for rows with no key. In float32 a product over S keys errs by about 1e-7 S, which is the
-        way taken under a causal mask; tiles err by 1e-7 of the distance itself.
+        In [0, S + T); 0 for rows with no key. Under a causal mask it is one product over S keys, with an error of
+        about 1e-7 S in float32; otherwise it goes by tiles, with an error of 1e-7 of the distance itself.
 
         >>> import regard
         >>> q = torch.zeros(3, 1)
@@ -271,7 +272,7 @@ class MapStatistics:
     def topk(self, k: int) -> TopKeys:
         """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
 
-        Where fewer than k keys have a weight, the rest is 0 with the index -1. The values carry gradients.
+        If fewer than k keys have a weight, the rest is 0 with the index -1. The values carry gradients.
 
         Raises:
             ArgumentError: k is not in [1, S].
@@ -287,7 +288,7 @@ class MapStatistics:
         return TopKeys(*map(self.source.laid_out, ask(self.source, top_weights(k, self.shape[-1]))))
 
     def quantile_mass(self, p: float) -> Tensor:
-        """How many keys hold the share p of each query's attention, at the least: (batch..., H, T) of int64. Tiles.
+        """The smallest number of keys that hold the share p of each query's attention: (batch..., H, T), int64. Tiles.
 
         In [1, S]; 0 for rows with no key. The mass of a row is the sum of its weights.
 
@@ -305,16 +306,16 @@ class MapStatistics:
         """The map as a picture of at most rows x columns blocks, exact: (batch..., H, rows, columns).
 
         Args:
-            rows: blocks of queries; a map of fewer queries keeps its own T.
-            columns: blocks of keys, in the same way.
+            rows: the most blocks of queries; a map with fewer queries has one block for each.
+            columns: the most blocks of keys, in the same way.
             how: "sum" of the weights of a block, "max" for the largest, or "mean" for the sum divided by the number
-                of pairs in the block, those that are masked and rows with no key included.
+                of all pairs in the block, masked ones and rows with no key included.
 
-        Blocks differ by one in size at the most, the larger ones first, as `torch.tensor_split` cuts. All three
-        carry gradients.
+        The sizes of blocks differ by at most one, and the larger blocks come first, as in `torch.tensor_split`. All
+        three carry gradients.
 
         Raises:
-            ArgumentError: fewer than 1 row or column, or another `how`.
+            ArgumentError: fewer than 1 row or column is asked, or `how` is unknown.
 
         >>> import regard
         >>> q = torch.zeros(4, 1)
@@ -337,8 +338,8 @@ class MapStatistics:
         """Several statistics by name, from one pass over the map.
 
         Args:
-            names: of received, entropy, participation, distance, max, argmax, topk, quantile_mass, pooled, and
-                pooled_mean, pooled_sum, pooled_max; none means received, entropy, topk and pooled.
+            names: received, entropy, participation, distance, max, argmax, topk, quantile_mass, pooled, pooled_mean,
+                pooled_sum or pooled_max; without names they are received, entropy, topk and pooled.
             k: for topk.
             p: for quantile_mass.
             rows: for pooled.
@@ -346,7 +347,7 @@ class MapStatistics:
             how: for pooled.
 
         Raises:
-            ArgumentError: an unknown name, or an argument that the statistic refuses.
+            ArgumentError: a name is unknown, or a statistic refuses an argument.
 
         >>> import regard
         >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
@@ -361,17 +362,17 @@ class MapStatistics:
 
     @property
     def statistics(self) -> Summary:
-        """Everything that was kept, by name, of a map of which statistics alone were kept; of any other map nothing."""
+        """All statistics that were kept, by name, if only statistics were kept of the map; empty for any other map."""
         return self._told(self.source.kept)
 
     def grid(self, rows: int, columns: int, how: How = "mean") -> Grid:
         """The grid of the finest picture of at most rows x columns blocks that `pooled` can give.
 
-        It is the one that is asked for, one block for each query or key at the finest; of a map of which statistics
-        alone were kept it is the finest such grid that was kept, if there is one.
+        It is the requested grid, with at most one block for each query or key. If only statistics were kept of the
+        map, it is the finest such grid that was kept, if there is one.
 
         Raises:
-            ArgumentError: fewer than 1 row or column.
+            ArgumentError: fewer than 1 row or column is asked.
 
         >>> import regard
         >>> q = torch.zeros(5, 1)
@@ -382,17 +383,17 @@ class MapStatistics:
         return self.source.grid(Grid.at_most(rows, columns, self.source.queries, self.source.keys), how)
 
     def singular_values(self, k: int, *, iterations: int = 4, seed: int = 0) -> Spectrum:
-        """The k largest singular values of each head's map, with how far they can be off. See `Spectrum`.
+        """The k largest singular values of each head's map, with bounds of their errors. See `Spectrum`.
 
         Args:
             k: how many, in [1, min(T, S)].
             iterations: blocks of the Krylov space beyond the first; each costs two products with k + 4 columns.
-            seed: of the random block.
+            seed: the seed of the random block.
 
-        By randomised block Krylov iteration, in memory linear in T and S. It takes no gradient.
+        It uses randomised block Krylov iteration, in memory linear in T and S, and takes no gradient.
 
         Raises:
-            ArgumentError: k out of range, or negative iterations.
+            ArgumentError: k is out of range, or iterations is negative.
 
         >>> import regard
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.singular_values(2).values

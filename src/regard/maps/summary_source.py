@@ -1,4 +1,4 @@
-"""What was kept of a map in place of its weights: some of its statistics."""
+"""The source of a map of which only some statistics were kept, and no weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ class Summarize:
     """Which statistics of each call `regard.watch(model, keep=...)` keeps, and their sizes.
 
     Args:
-        names: of those that `AttentionMap.summary` knows: received, entropy, participation, distance, max, argmax,
-            topk, quantile_mass, pooled, pooled_mean, pooled_sum, pooled_max. None means received, entropy, topk and
-            pooled.
+        names: statistics that `AttentionMap.summary` knows: received, entropy, participation, distance, max, argmax,
+            topk, quantile_mass, pooled, pooled_mean, pooled_sum, pooled_max. Without names they are received, entropy,
+            topk and pooled.
         k: for topk; a call with fewer keys keeps as many as it has.
         p: for quantile_mass.
         rows: for pooled; calls of fewer queries keep a row for each.
@@ -32,7 +32,7 @@ class Summarize:
     4 rows columns for a picture: as it stands 57 MB for 144 heads at T = S = 8192.
 
     Raises:
-        ArgumentError: an unknown name, or a size out of range.
+        ArgumentError: a name is unknown, or a size is out of range.
 
     >>> Summarize("entropy", "topk", k=2)
     Summarize('entropy', 'topk', k=2)
@@ -57,7 +57,7 @@ class Summarize:
         self.k, self.p, self.rows, self.columns, self.how = k, p, rows, columns, how
 
     def statistics(self, queries: int, keys: int) -> dict[str, Statistic]:
-        """By name, for the sizes of a map."""
+        """The statistics by name, for the sizes of a map."""
         return by_name(
             self.names, queries, keys,
             k=min(self.k, keys), p=self.p, rows=self.rows, columns=self.columns, how=self.how,
@@ -75,24 +75,24 @@ class Summarize:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SummarySource(Source):
-    """The statistics that were kept of a map; of its weights nothing is known beyond what follows from them.
+    """The statistics that were kept of a map. Its weights are not known.
 
-    It answers what was kept, topk(k) up to the k that was kept, max() where topk was, and pictures on the grids that
-    were kept: a sum from a mean, a mean from a sum, and any of them where a block is a single weight.
+    It answers the statistics that were kept; topk(k) up to the k that was kept; max() if topk was kept; and pictures on
+    the grids that were kept: a sum from a mean, a mean from a sum, and any of them if a block is a single weight.
     """
 
     layout: tuple[int, ...]
     """(batch..., H, T, S)."""
     number: torch.dtype
-    """The weights' own."""
+    """The dtype of the weights."""
     what: Summarize
     named: Mapping[str, Statistic]
     answers: Answers
-    """(cells, ...) each. Numbers of keys are held in 32 bits."""
+    """The answers (cells, ...) of each statistic. Indices of keys are held in 32 bits."""
 
     @classmethod
     def of(cls, source: Source, what: Summarize) -> "SummarySource":
-        """The statistics of a source, computed now, in one pass."""
+        """The statistics of a source, computed at once in one pass."""
         named = what.statistics(source.queries, source.keys)
         asked = list(dict.fromkeys(named.values()))
         answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
@@ -135,7 +135,7 @@ class SummarySource(Source):
         return self.named
 
     def grid(self, wanted: Grid, how: str) -> Grid:
-        """The finest that was kept, no finer than the one that is wanted; that one itself where there is none."""
+        """The finest kept grid that is no finer than the wanted one; the wanted one itself if there is no such grid."""
         found = [s.grid for s in self._pictures() if s.grid.is_within(wanted) and self.keeps(st.Pooled(s.grid, how))]
         return max(found, key=lambda grid: grid.rows.count * grid.columns.count, default=wanted)
 
@@ -152,9 +152,9 @@ class SummarySource(Source):
         )
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """What was kept, or what follows from it."""
+        """An answer that was kept, or that follows from one."""
         if (found := self.answers.get(statistic)) is not None:
-            # They are handed out as indices are everywhere.
+            # Indices are handed out in 64 bits, as everywhere in torch.
             return tuple(t if t.is_floating_point() else t.long() for t in found)
         match statistic:
             case st.Pooled(grid, how):
@@ -211,12 +211,12 @@ class SummarySource(Source):
 
 
 def joined_steps(steps: Sequence[SummarySource]) -> SummarySource:
-    """The steps of a generation as one: what is kept of each query below one another, what is kept of each key summed.
+    """Join the steps of a generation: statistics of queries are put below one another, those of keys are summed.
 
     Pictures cannot be joined and are left out.
 
     Raises:
-        NotKeptError: nothing that was kept can be joined.
+        NotKeptError: none of the kept statistics can be joined.
     """
     first, keys = steps[0], max(step.keys for step in steps)
     named: dict[str, Statistic] = {}
@@ -235,7 +235,7 @@ def joined_steps(steps: Sequence[SummarySource]) -> SummarySource:
 
 
 def _common(parts: list[Statistic], steps: Sequence[SummarySource]) -> Statistic | None:
-    """The statistic of the joined map that those of its steps are parts of."""
+    """The statistic of the joined map whose parts are the statistics of the steps."""
     first, before = parts[0], [0]
     for step in steps[:-1]:
         before.append(before[-1] + step.queries)
@@ -264,6 +264,6 @@ def _together(statistic: Statistic, pieces: list[tuple[Tensor, ...]], keys: int)
 
 
 def _small(answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Answers that hold no more than their own bytes; numbers of keys fit into 32 bits."""
+    """Copy answers that keep more than their own bytes alive; indices of keys fit into 32 bits."""
     small = (t if t.is_floating_point() else t.int() for t in answers)
     return tuple(t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t for t in small)

@@ -1,6 +1,6 @@
-"""One pass over the tiles of a map, shared by every statistic that is asked for.
+"""One pass over the tiles of a map, which all requested statistics share.
 
-A tile is a few queries of a few heads against every key that they may see. Its weights exist while the
+A tile has a few queries of a few heads, and every key that they may see. Its weights exist only while the
 statistics read it, and are computed again, tile by tile, for a gradient: memory is linear in T and S.
 """
 
@@ -16,14 +16,14 @@ from regard.maps.source import Part, Scratch, Source, Statistic
 from regard.mechanisms.tile_sizes import ranges, tile_shape
 
 TILE_ELEMENTS = 1 << 20
-"""Numbers that a tile's largest tensor may hold, 4 MiB in float32. Smaller tiles fit the cache better, but more calls
-cancel the gain."""
+"""How many numbers the largest tensor of a tile may have: 4 MiB in float32. Smaller tiles fit the cache better, but
+more calls cancel the gain."""
 TILE_ROWS = 64
-"""Queries below which a tile is rather made of fewer heads: narrow matrix products are slow."""
+"""A tile gets fewer heads before it gets fewer queries than this, because narrow matrix products are slow."""
 
 
 def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
-    """The answers (cells, ...) of a statistic, without tiles where the source can.
+    """The answers (cells, ...) of a statistic, without tiles if the source can do so.
 
     Raises:
         NotKeptError: neither the answers nor the weights were kept.
@@ -32,10 +32,10 @@ def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
 
 
 def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """The answers of several: in one pass, if some of them need tiles whatever the source is.
+    """The answers of several statistics, in one pass if any of them needs tiles with every source.
 
     Raises:
-        NotKeptError: neither the answers of one nor the weights were kept.
+        NotKeptError: the weights were not kept, nor the answers of one of the statistics.
     """
     share = source.has_blocks and len(statistics) > 1 and any(s.needs_tiles for s in statistics)
     answers = [None if share else source.at_once(statistic) for statistic in statistics]
@@ -53,7 +53,7 @@ def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tens
     for cells, cuts in groups(source):
         part = source.part(cells, scratch)
         for rows in cuts:
-            # A reduction needs a key to look at; its weight is 0.
+            # A reduction needs at least one key; here its weight is 0.
             tile = Tile(cells, rows, source.columns(rows) or range(1))
             found = _read(part, tile, statistics)
             totals = [s.add(t, r, tile, source) for s, t, r in zip(statistics, totals, found, strict=True)]
@@ -67,17 +67,17 @@ def _read(part: Part, tile: Tile, statistics: Sequence[Statistic]) -> list[tuple
 
     if not torch.is_grad_enabled():
         return read()
-    # What a tile holds is given up at once and made again in the backward pass.
+    # The tensors of a tile are freed at once and computed again in the backward pass.
     return checkpoint(read, use_reentrant=False, preserve_rng_state=False)
 
 
 def groups(source: Source) -> Iterator[tuple[range, list[range]]]:
-    """Cells that make a tile together, and the rows of its tiles: few cells and many rows where both do not fit."""
+    """Groups of cells, each with the rows of its tiles. If not all fit, a tile has few cells and many rows."""
     count, a_row = source.cells, max(1, source.keys * source.width)
-    # Buffers of a small map that were larger would take longer to touch for the first time than to fill.
+    # For a small map, the first access to larger buffers would take longer than to fill them.
     limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, count * source.queries * a_row // 8))
     few, rows = tile_shape(count, source.queries, a_row, budget=limit, few_rows=TILE_ROWS)
-    # As many tiles, but of the same number of cells.
+    # The number of tiles stays the same, but all get about equally many cells.
     few = max(1, -(-count // max(1, -(-count // few))))
     cuts = list(_cuts(source, few, rows, limit))
     for cells in ranges(count, few):
@@ -85,7 +85,7 @@ def groups(source: Source) -> Iterator[tuple[range, list[range]]]:
 
 
 def _cuts(source: Source, cells: int, step: int, limit: int) -> Iterator[range]:
-    """Rows of tiles, `step` and more where the mask leaves them few keys."""
+    """The rows of tiles: `step` rows each, or more if the mask leaves them few keys."""
     start, queries, width = 0, source.queries, source.width
     while start < queries:
         rows = range(start, min(start + step, queries))

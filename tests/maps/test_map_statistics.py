@@ -242,3 +242,16 @@ def test_a_wrong_argument_is_named(ask: Callable[..., Any], error: type[regard.R
     q, k = torch.randn(2, 4, 5, 3), torch.randn(2, 2, 7, 3)
     with pytest.raises(error, match=message):
         ask(regard.attention(q, k, k, return_weights=True).weights)
+
+
+@pytest.mark.parametrize("sink", [60.0, 80.0, -5.0])
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+def test_participation_of_weights_whose_squares_vanish(sink: float, backend: str | None) -> None:
+    """With a sink of 60, four equal weights are e^-60 each: their squares are 0 in float32, and four keys take part."""
+    q, k = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 4, 4)
+    mask = torch.tensor([[True, True, True, True], [True, True, False, False], [False] * 4])
+    for normalization, options in ((regard.SoftmaxWithSink(sink), {}), (regard.SoftmaxWithSink(sink), {"mask": mask})):
+        call: dict[str, Any] = {"normalization": normalization, "backend": backend, "return_weights": True, **options}
+        found = regard.attention(q, k, k, **call).weights.participation()
+        expected = torch.tensor([4.0, 2.0, 0.0] if options else [4.0, 4.0, 4.0]).expand(1, 2, 3)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

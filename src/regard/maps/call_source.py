@@ -209,8 +209,10 @@ class CallSource(Source):
                 found = (form.received(),)
             case st.Entropy():
                 found = (form.entropy(),)
-            case st.Moments():
-                found = form.moments()
+            case st.Participation():
+                found = form.participation()
+            case st.Squares():
+                found = (form.squares(),)
             case st.TransposedProduct(x):
                 found = (form.transposed(self._for_cells(x).unflatten(0, self.state.shape[:2])).mT,)
             case _:

@@ -244,8 +244,8 @@ class StackSource(Source):
         return weights
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Entropy and moments of a query are its step's."""
-        if not isinstance(statistic, st.Entropy | st.Moments):
+        """Entropy, participation and squares of a query are those of its step."""
+        if not isinstance(statistic, st.Entropy | st.Participation | st.Squares):
             return None
         found = [ask(step, statistic) for step in self.steps]
         return tuple(torch.cat(answers, dim=1) for answers in zip(*found, strict=True))

@@ -95,14 +95,27 @@ class DotSoftmax:
         # No weight is above 1, so that a result below 0 comes from rounding and becomes 0; the gradient is not changed.
         return found + (found.clamp_min(0.0) - found).detach()
 
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """sum_j P_ij and sum_j P_ij^2 (B, H, T): the latter in one call with doubled scores."""
+    def participation(self) -> tuple[Tensor, Tensor]:
+        """(sum_j P_ij)^2 / sum_j P_ij^2 and sum_j P_ij (B, H, T), from logarithms: squares of small weights vanish."""
+        plain, doubled = self.state, self._doubled_lse()
+        if self.has_sink:
+            _, plain = execute(self.backend, replace(self.call, normalization=Softmax()), self._nothing(self.call.key))
+        dead = doubled == -torch.inf
+        plain, doubled = plain.masked_fill(dead, 0.0), doubled.masked_fill(dead, 0.0)
+        ratio = torch.exp(2 * plain - doubled).masked_fill(dead, 0.0)
+        return ratio, torch.exp(plain - self.lse).masked_fill(dead, 0.0)
+
+    def squares(self) -> Tensor:
+        """sum_j P_ij^2 (B, H, T)."""
+        doubled = self._doubled_lse()
+        dead = doubled == -torch.inf
+        return torch.exp(doubled.masked_fill(dead, 0.0) - 2 * self.lse).masked_fill(dead, 0.0)
+
+    def _doubled_lse(self) -> Tensor:
+        """The log-sum-exp of twice the scores, in one call."""
         bias = None if self.call.bias is None else Doubled(self.call.bias)
         doubled = replace(self.call, score=ScaledDot(2 * self.scale), normalization=Softmax(), bias=bias)
-        _, lse = execute(self.backend, doubled, self._nothing(self.call.key))
-        dead = lse == -torch.inf
-        squares = torch.exp(lse.masked_fill(dead, 0.0) - 2 * self.lse).masked_fill(dead, 0.0)
-        return self.row_sums(), squares
+        return execute(self.backend, doubled, self._nothing(self.call.key))[1]
 
     def transposed(self, x: Tensor) -> Tensor:
         """P^T x (B, H, S, N) for x (B, H, T, N), in one call with the roles swapped."""

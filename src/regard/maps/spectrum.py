@@ -53,7 +53,7 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
     basis = _krylov(of, normal(min(k + OVERSAMPLING, queries, keys)), iterations)
     rest = transposed_product(of, basis)
     values = torch.linalg.svdvals(rest)[..., :k]
-    _, squares = ask(of, st.Moments())
+    (squares,) = ask(of, st.Squares())
     total = of.laid_out(squares).sum(-1)
     frobenius = total - rest.square().sum((-2, -1))
     norm = torch.minimum(frobenius.clamp_min(0.0).sqrt(), _norm_of_residual(of, basis, normal(PROBES)))

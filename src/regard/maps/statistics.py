@@ -136,15 +136,32 @@ class Entropy(PerQuery):
 
 
 @dataclass(frozen=True, slots=True)
-class Moments(PerQuery):
-    """sum_j P_ij and sum_j P_ij^2: (cells, T) each."""
+class Participation(PerQuery):
+    """(sum_j P_ij)^2 / sum_j P_ij^2, and sum_j P_ij: (cells, T) each."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Both sums."""
-        return piece.weights.sum(-1), torch.linalg.vecdot(piece.weights, piece.weights)
+        """Both, with the largest weight as the unit: the squares of small weights would vanish."""
+        largest = piece.weights.detach().abs().amax(-1, keepdim=True)
+        dead = largest == 0
+        shares = piece.weights / largest.masked_fill(dead, 1.0)
+        squares = torch.linalg.vecdot(shares, shares)
+        ratio = shares.sum(-1).square() / squares.masked_fill(dead[..., 0], 1.0)
+        return ratio, piece.weights.sum(-1)
 
     def __str__(self) -> str:
         return "participation()"
+
+
+@dataclass(frozen=True, slots=True)
+class Squares(PerQuery):
+    """sum_j P_ij^2: (cells, T)."""
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The sum of each row."""
+        return (torch.linalg.vecdot(piece.weights, piece.weights),)
+
+    def __str__(self) -> str:
+        return "squares()"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def by_name(
     makers: dict[str, Callable[[], Statistic]] = {
         "received": st.Received,
         "entropy": st.Entropy,
-        "participation": st.Moments,
+        "participation": st.Participation,
         "distance": lambda: st.Distance(keys - queries),
         "max": st.Largest,
         "argmax": st.ArgLargest,
@@ -72,15 +72,7 @@ def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) 
     match statistic:
         case st.TopWeights():
             return TopKeys(*map(source.laid_out, answers))
-        case st.Moments():
-            return source.laid_out(participation(*answers))
     return source.laid_out(answers[0])
-
-
-def participation(sums: Tensor, squares: Tensor) -> Tensor:
-    """sums^2 / squares; 0 for rows without weights."""
-    dead = squares == 0
-    return (sums.square() / squares.masked_fill(dead, 1.0)).masked_fill(dead, 0.0)
 
 
 def top_weights(k: int, keys: int) -> Statistic:

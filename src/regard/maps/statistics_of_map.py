@@ -22,7 +22,6 @@ from regard.maps.statistics_by_name import (
     Summary,
     as_summary,
     by_name,
-    participation,
     pooled,
     quantile_mass,
     top_weights,
@@ -204,7 +203,7 @@ class MapStatistics:
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.participation()
         tensor([1.0000, 2.0000, 3.0000])
         """
-        return self.source.laid_out(participation(*ask(self.source, st.Moments())))
+        return self.source.laid_out(ask(self.source, st.Participation())[0])
 
     def expected(self, f: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
         r"""The mean of a function of the key: $\sum_j P_{ij} f(j)$, (batch..., H, T) or (batch..., H, T, N).

@@ -11,7 +11,7 @@ from regard.inspection.analysis.similarity import difference
 from regard.inspection.analysis.tables import HeadTable, Maps, named, table
 from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Piece
-from regard.maps.statistics import Distance, Entropy, Largest, Moments, PerQuery
+from regard.maps.statistics import Distance, Entropy, Largest, Participation, PerQuery
 from regard.maps.tiles import ask
 
 
@@ -128,7 +128,7 @@ def _live(weights: AttentionMap) -> Tensor:
     """Which queries have a key: (batch..., H, T)."""
     source = weights.source
     if not source.has_blocks:
-        kept = next((statistic for statistic in (Largest(), Moments()) if source.keeps(statistic)), None)
+        kept = next((statistic for statistic in (Largest(), Participation()) if source.keeps(statistic)), None)
         if kept is None:
             source.refuse("which queries have a key")
         return source.laid_out(ask(source, kept)[0]) > 0

@@ -10,7 +10,7 @@ from regard.storage.atomic import write_atomically
 from regard.tasks.runs.serialisation import to_plain
 
 HEADER = """\
-# The settings of a run. Edit a copy and pass it on; flags on the command line go before what stands here:
+# The settings of a run. Edit a copy and pass it on; flags on the command line override what stands here:
 #     regard train --config run.toml --out runs/another
 # What is left out has its default.
 """

@@ -201,7 +201,7 @@ class MapStatistics:
         >>> import regard
         >>> q = torch.zeros(3, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.participation()
-        tensor([1.0000, 2.0000, 3.0000])
+        tensor([1., 2., 3.])
         """
         return self.source.laid_out(ask(self.source, st.Participation())[0])
 

@@ -84,3 +84,11 @@ def test_gradients_have_shapes() -> None:
     regard.attention(q, q, q, mask=regard.causal() & regard.lengths(tensor([3, 5], q))).sum().backward()
     assert q.grad is not None
     assert q.grad.shape == q.shape
+
+
+def test_a_watched_module_on_meta_has_maps_with_shapes() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True, device="meta").eval()
+    with torch.no_grad(), regard.watch(layer) as seen:
+        layer(torch.randn(1, 5, 8, device="meta"))
+    assert [tuple(weights.shape) for _, weights in seen.items()] == [(1, 2, 5, 5)]
+    assert seen["self_attn"].entropy().shape == (1, 2, 5)

@@ -27,7 +27,7 @@ from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.masks.basic import lengths as lengths_mask
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.shapes import Sizes, is_autocasting, without_autocast
 
 
 class LayerNormArguments(NamedTuple):
@@ -141,12 +141,13 @@ class Projected(ObservedCall):
         key, more = self.key.keep(keeper, name, (self.query, query))
         sizes = self._sizes()
         kind = self.query.input.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
         given = self._mask(keeper, sizes, dtype)
         kind = query.input.device.type
 
         def build() -> Call:
-            with torch.autocast(kind, dtype, enabled=dtype is not None):
+            # The map may be read where autocast is not what it was during the call.
+            with without_autocast(query.input) if dtype is None else torch.autocast(kind, dtype):
                 q, k = (p.heads(self.num_heads, batch_first=self.batch_first) for p in (query, key))
             call, _ = make_call(
                 q, k, k, score=ScaledDot(), normalization=Softmax(), mask=None, bias=None, dropout=0.0

@@ -21,6 +21,7 @@ from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
+from regard.mechanisms.shapes import is_autocasting
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +64,7 @@ class Sdpa(ObservedCall):
     def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
         """Query and key in the dtype that autocast gave them, and that dtype."""
         kind = self.query.device.type
-        if not torch.is_autocast_enabled(kind) or self.query.dtype == torch.float64:
+        if not is_autocasting(kind) or self.query.dtype == torch.float64:
             return self.query, self.key, None
         dtype = torch.get_autocast_dtype(kind)
         seen = self.kernel.query, self.kernel.key

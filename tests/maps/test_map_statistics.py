@@ -1,7 +1,9 @@
 """Every statistic of every kind of call against the dense map in float64."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -187,6 +189,40 @@ def test_the_share_of_long_rows_is_found_among_the_largest_or_by_sorting_the_res
     monkeypatch.setattr("regard.maps.statistics.SORTED", 3)
     weights, dense = long_case(regard.causal(), dtype=torch.float64, sharp=3.0)
     check(weights, dense, tolerance=1e-12, k=2, rows=3, columns=3, p=0.6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=NORMALIZATIONS)
+def test_of_equal_keys_a_share_takes_as_many_as_it_says(normalization: Normalization, dtype: torch.dtype) -> None:
+    """Rounding of sums does not decide between one equal key and the next."""
+    shares = [Fraction(n, d) for d in (2, 5, 10, 100) for n in range(1, d)] + [Fraction(1, 10**9), Fraction(1)]
+    for keys in (1, 3, 10, 63, 64, 65, 100, 1000):
+        q, k = torch.zeros(2, 1, dtype=dtype), torch.zeros(keys, 1, dtype=dtype)
+        weights = regard.attention(q, k, k, normalization=normalization, return_weights=True).weights
+        for share in shares:
+            assert weights.quantile_mass(float(share)).tolist() == [math.ceil(share * keys)] * 2, (keys, share)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_share_of_a_row_takes_the_fewest_keys_that_hold_it(seed: int) -> None:
+    """Against float64 sums of the weights that the map reads, at shares near 0 and 1 too: no row differs."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = (torch.float32, torch.float64, torch.bfloat16)[seed % 3]
+    normalization = list(NORMALIZATIONS.values())[seed % len(NORMALIZATIONS)]
+    keys, sharp = (3, 17, 65, 200, 1000)[seed % 5], (1.0, 20.0)[seed % 2]
+    q, k = (torch.randn(2, n, 8, generator=generator, dtype=torch.float64) for n in (60, keys))
+    q, k = (sharp * q).to(dtype), k[:, torch.randint(0, keys, (keys,), generator=generator)].to(dtype)
+    mask = torch.rand(60, keys, generator=generator) < 0.4
+    weights = regard.attention(q, k, k, mask=mask, normalization=normalization, return_weights=True).weights
+    dense = weights.dense().double()
+    held = dense.sort(-1, descending=True).values.cumsum(-1)
+    for share in (1e-9, 0.1, 0.5, 0.9, 0.999, 1 - 1e-9):
+        enough = held >= share * held[..., -1:] * (1 - 1e-12)
+        expected = torch.where(held[..., -1] > 0, enough.int().argmax(-1) + 1, 0)
+        assert torch.equal(weights.quantile_mass(share), expected)
+        with torch.no_grad():
+            assert torch.equal(weights.summary("quantile_mass", p=share)["quantile_mass"], expected)
+    assert torch.equal(weights.quantile_mass(1.0), (dense > 0).sum(-1))
 
 
 def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,9 @@ RANKED_ROWS = 512
 """How many queries have their candidates ranked together: few calls on many rows are faster."""
 SORTED = 64
 """How many keys are sorted first to find a share of the mass: most rows need no more."""
+MISSED = 1e-12
+"""A share of the mass that is missed by this share of itself counts as reached, so that rounding of sums in float64
+does not decide between one number of equal keys and the next."""
 
 
 class TopKeys(NamedTuple):
@@ -277,16 +280,18 @@ class QuantileMass(PerQuery):
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """Count keys, the largest few first; rows that need more are sorted whole."""
         weights = piece.weights.detach()
-        goal = self.share * weights.sum(-1, keepdim=True)
+        positive = (weights > 0).sum(-1)
+        if self.share == 1:
+            return (positive,)
+        goal = self.share * weights.sum(-1, keepdim=True, dtype=torch.float64) * (1 - MISSED)
         few = min(SORTED, weights.shape[-1])
-        mass = weights.gather(-1, largest(weights, few)).cumsum(-1)
+        mass = weights.gather(-1, largest(weights, few)).cumsum(-1, dtype=torch.float64)
         count = (mass < goal).sum(-1) + 1
         more = count > few
         if few < weights.shape[-1] and bool(more.any()):
             ordered = weights[more].sort(-1, descending=True).values
-            count[more] = (ordered.cumsum(-1) < goal[more]).sum(-1) + 1
-        # Sums of a row in different orders may differ by rounding, so that the share may seem not to be reached.
-        return (torch.where(goal[..., 0] > 0, count.clamp_max((weights > 0).sum(-1)), 0),)
+            count[more] = (ordered.cumsum(-1, dtype=torch.float64) < goal[more]).sum(-1) + 1
+        return (count.minimum(positive),)
 
     def __str__(self) -> str:
         return f"quantile_mass({self.share})"

@@ -48,7 +48,6 @@ const reading = () => ({
   text: root.querySelector(".reading").textContent,
   list: [...root.querySelectorAll(".reading li")].map((item) => [...item.children].map((part) => part.textContent)),
 });
-const frame = () => new Promise(requestAnimationFrame);
 """
 
 
@@ -58,7 +57,7 @@ def browse(tmp_path: Path) -> Callable[..., Any]:
 
     def run(text: str, program: str, start: str = "") -> Any:
         script = f"""<script type="module">{HELP}
-const found = await (async () => {{ {program} }})();
+const found = (() => {{ {program} }})();
 const answer = {{ id: "found", textContent: encodeURIComponent(JSON.stringify(found)) }};
 document.body.append(Object.assign(document.createElement("pre"), answer));
 </script></body>"""
@@ -227,7 +226,6 @@ def test_the_controls_choose_among_what_there_is(browse: Callable[..., Any]) -> 
 
 def test_thumbnails_are_the_maps_one_pixel_a_weight(browse: Callable[..., Any]) -> None:
     found = browse(small(HEBREW), """
-      await frame(); await frame();
       return [...root.querySelectorAll(".thumb")].map((thumb) => {
         const canvas = thumb.firstChild, { width, height } = canvas;
         const data = canvas.getContext("2d").getImageData(0, 0, width, height).data;

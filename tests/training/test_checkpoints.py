@@ -127,7 +127,7 @@ def test_a_foreign_tensor_file(saved: Checkpoints) -> None:
     manifest = read_sealed(path)
     manifest["files"]["model"] |= {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
     write_sealed(path, manifest)
-    with pytest.raises(RunFolderError, match="not a safetensors file"):
+    with pytest.raises(RunFolderError, match="not a whole safetensors file"):
         saved.load_last()
 
 

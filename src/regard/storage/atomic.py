@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from regard.errors import RunFolderError
+from regard.storage.untrusted import parse_json
 
 
 @contextmanager
@@ -104,7 +105,7 @@ def read_json(path: Path) -> dict[str, Any]:
         RunFolderError: the file is absent, cut short, or holds something other than a JSON object.
     """
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing: {path.parent} is not what regard wrote there") from None
     except ValueError as error:

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import MissingExtraError, RunFolderError
+from regard.errors import DataError, RunFolderError
 from regard.storage.atomic import write_atomically
+from regard.storage.untrusted import safetensors_library, tensor_errors
 from regard.training.distributed.ranks import Ranks
 from regard.training.distributed.shares import Share, is_shared_out, share
 
@@ -104,7 +105,8 @@ def _mine(tensor: Tensor, rank: int) -> Share | None:
 
 def _write(folder: Path, stem: str, tensors: Tensors) -> dict[str, Any]:
     """Write one file of tensors. Its name holds its checksum: equal names have equal content."""
-    content = _safetensors().torch.save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    content = safetensors_library().torch.save(whole)
     checksum = f"{zlib.crc32(content):08x}"
     name = f"{stem}-{checksum}.safetensors"
     write_atomically(folder / name, content)
@@ -199,11 +201,11 @@ class _Saved:
 def _open_checked(folder: Path, entry: dict[str, Any]) -> Any:
     path = folder / Path(str(entry["name"])).name  # only the last part: a foreign manifest may hold a path
     _check(path, entry)
-    safetensors = _safetensors()
     try:
-        return safetensors.safe_open(path, framework="pt")
-    except safetensors.SafetensorError as error:
-        raise RunFolderError(f"{path} is not a safetensors file ({error})") from None
+        with tensor_errors(path):
+            return safetensors_library().safe_open(path, framework="pt")
+    except DataError as error:
+        raise RunFolderError(str(error)) from None
 
 
 def _check(path: Path, entry: dict[str, Any]) -> None:
@@ -218,11 +220,3 @@ def _check(path: Path, entry: dict[str, Any]) -> None:
         raise RunFolderError(f"{path} has {size} bytes, expected {entry['bytes']}: it was cut short")
     if f"{checksum:08x}" != entry["crc32"]:
         raise RunFolderError(f"{path} was altered: its checksum is not the one written with it")
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise MissingExtraError("safetensors", extra="text") from None
-    return safetensors

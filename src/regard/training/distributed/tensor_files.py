@@ -12,6 +12,7 @@ or as one file for each rank; file k has the rows of a tensor from row offsets[k
 A reader takes the rows that it needs, from any number of files.
 """
 
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from regard.errors import DataError, RunFolderError
 from regard.storage.atomic import write_atomically
+from regard.storage.sealed import checksum_of_file
 from regard.storage.untrusted import safetensors_library, tensor_errors
 from regard.training.distributed.ranks import Ranks
 from regard.training.distributed.shares import Share, is_shared_out, share
@@ -32,6 +34,8 @@ Tensors = dict[str, Tensor]
 
 READ_BYTES = 2**20
 """The bytes of a file that are read at a time to check it."""
+
+_OWN_NAME = re.compile(r"[a-z]+(?:-[0-9]{5,}-of-[0-9]{5,})?-([0-9a-f]{8})\.safetensors")
 
 
 class SavedTensor(NamedTuple):
@@ -95,6 +99,21 @@ def describe(written: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def file_names(entry: Mapping[str, Any]) -> Iterator[str]:
     """The names of the files that an entry of the manifest needs."""
     yield from (str(one["name"]) for one in entry.get("shards", [entry]))
+
+
+def is_own_name(name: str) -> bool:
+    """Whether `write_part` gives names like this one."""
+    return _OWN_NAME.fullmatch(name) is not None
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether `write_part` wrote a file: its name ends in the checksum of its content.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    named = _OWN_NAME.fullmatch(path.name)
+    return bool(named) and path.is_file() and checksum_of_file(path)["crc32"] == named[1]
 
 
 def _mine(tensor: Tensor, rank: int) -> Share | None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from regard.errors import MissingExtraError
 from regard.storage.atomic import write_atomically
+from regard.storage.own_files import appended_to
 from regard.storage.untrusted import parse_json
 from regard.training.reporting.events import Event, Saved, Skipped, Started, Stepped, Validated
 
@@ -41,7 +42,7 @@ class MetricsFile:
                 pass
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
+        with appended_to(self.path) as file:
             file.write(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
 
     def _forget_after(self, step: int) -> None:

@@ -45,7 +45,7 @@ def test_json_that_is_read() -> None:
     assert parse_json("[" * DEEPEST + "]" * DEEPEST)
 
 
-BAD_TOML = {
+BAD_TOML: dict[str, tuple[bytes | str, str]] = {
     "deep lists": ("a = " + "[" * 100_000, "levels deep"),
     "deep tables": ("a = " + "{a = " * 100_000, "levels deep"),
     "a key of very many parts": ("a." * 100_000 + "a = 1", "line 1 has a key of more than 100 parts"),

@@ -113,7 +113,7 @@ def is_own_file(path: Path) -> bool:
         OSError: the file cannot be read.
     """
     named = _OWN_NAME.fullmatch(path.name)
-    return bool(named) and path.is_file() and checksum_of_file(path)["crc32"] == named[1]
+    return named is not None and path.is_file() and checksum_of_file(path)["crc32"] == named[1]
 
 
 def _mine(tensor: Tensor, rank: int) -> Share | None:

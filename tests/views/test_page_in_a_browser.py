@@ -134,7 +134,7 @@ def test_arrow_keys_follow_the_line_on_the_screen_and_cross_to_the_strongest(
     browse: Callable[..., Any], columns: list[str]
 ) -> None:
     found = browse(small(columns), """
-      choose("Head", "0");
+      choose("Head", "1");
       const at = () => document.activeElement.textContent;
       const all = [], go = (key) => { press(key); all.push(at()); };
       queries()[1].focus();
@@ -146,12 +146,12 @@ def test_arrow_keys_follow_the_line_on_the_screen_and_cross_to_the_strongest(
         directions: [keys(), queries()].map((tokens) => tokens[0].parentNode.dir),
       };
     """)  # fmt: skip
-    a, b, _, d = columns
+    _, b, c, d = columns
     assert found["directions"] == ["rtl" if columns is HEBREW else "ltr", "ltr"]
-    assert found["all"][:7] == ["2", "2", "1", "0", "2", "0", a]  # query 0 looks at key 0 most
-    assert found["all"][7:9] == ([b, a] if columns is HEBREW else [a, b])
-    assert found["all"][9:] == [d, "1"]  # key 3 is looked at most by query 1
-    assert found["stops"] == [[d], ["1"]]
+    assert found["all"][:7] == ["2", "2", "1", "0", "2", "0", c]  # query 0 of head 1 looks at key 2 most
+    assert found["all"][7:9] == ([d, c] if columns is HEBREW else [b, c])
+    assert found["all"][9:] == [d, "2"]  # key 3 is looked at most by query 2
+    assert found["stops"] == [[d], ["2"]]
 
 
 @pytest.mark.parametrize("columns", [KEYS, HEBREW], ids=["left to right", "right to left"])
@@ -277,3 +277,37 @@ def test_the_lines_join_each_query_with_its_strongest_key_or_the_token_with_all(
         {"keys": [True, True, True, False], "queries": [False, False, True]},  # the weight of key 3 is 0
         {"keys": [False, False, False, True], "queries": [True, True, False]},
     ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "pooling", "says"),
+    [
+        ((3, 3), "max", ""),
+        ((6, 3), "max", "; each cell the largest of 2 × 1 weights"),
+        ((3, 6), "max", "; each cell the largest of 1 × 2 weights"),
+        ((7, 6), "max", "; each cell the largest of up to 3 × 2 weights"),
+        ((6, 6), "mass", "; each cell the mass of 2 × 2 weights"),
+    ],
+)
+def test_the_title_of_the_map_says_what_a_cell_is(
+    browse: Callable[..., Any], shape: tuple[int, int], pooling: Any, says: str
+) -> None:
+    text = page([Example("", {"x": Map(np.full(shape, 0.125))})], max_cells=3, pooling=pooling)
+    title = browse(
+        text, 'return [...root.querySelectorAll("h2")].map((one) => one.textContent).find((one) => /Map/.test(one));'
+    )
+    assert title == f"Map: queries down, keys across{says}"
+
+
+def test_a_cell_that_is_clicked_stays_and_one_beside_the_map_lets_go(browse: Callable[..., Any]) -> None:
+    found = browse(small(), """
+      const canvas = root.querySelector(".map canvas"), box = canvas.getBoundingClientRect();
+      const at = (type, x, y) => send(canvas, type, { clientX: box.left + x, clientY: box.top + y });
+      const all = [], see = () => all.push(reading().title);
+      at("click", box.width - 5, box.height - 5); see();
+      at("pointermove", box.width - 40, box.height - 40); see();
+      all.push(reading().text.match(/query \\d+, key \\d+/)[0]);
+      at("click", 1, 1); see();
+      at("pointermove", box.width - 5, box.height - 5); see();
+      return all;""")  # fmt: skip
+    assert found == ["One weight", "One weight", "query 2, key 3", "Reading", "One weight"]

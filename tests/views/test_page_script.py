@@ -76,12 +76,17 @@ def test_thumbnails_keep_the_peaks(run: Callable[..., Any]) -> None:
     assert (small["height"], small["width"]) == (4, 4)
     expected = weights.reshape(4, 3, 4, 5).max((1, 3))
     np.testing.assert_allclose(np.array(small["weights"]).reshape(4, 4), expected, rtol=1e-6)
+    narrow = run("page.shrink(data, 3, 20, 5)", weights[:3].ravel().tolist())
+    assert (narrow["height"], narrow["width"]) == (3, 5)
+    expected = weights[:3].reshape(3, 5, 4).max(-1)
+    np.testing.assert_allclose(np.array(narrow["weights"]).reshape(3, 5), expected, rtol=1e-6)
 
 
 def test_weights_are_readable_and_coloured_by_their_share(run: Callable[..., Any]) -> None:
     assert run("[0, 1e-9, 0.0012, 0.5, 1].map(page.readable)") == ["0", "< 0.001", "0.001", "0.500", "1.000"]
     assert run("[0, 0.5, 1, 2, -1].map((weight) => page.step(weight, 1, 256))") == [0, 128, 255, 255, 0]
     assert run("page.step(0, 0, 256)") == 0
+    assert run("[0, 1, 2, 3, 4].map((weight) => page.step(weight, 4, 11))") == [0, 3, 5, 8, 10]
 
 
 def test_the_start_is_what_is_asked_for_as_far_as_it_exists(run: Callable[..., Any]) -> None:
@@ -93,6 +98,11 @@ def test_the_start_is_what_is_asked_for_as_far_as_it_exists(run: Callable[..., A
     assert (second["example"], second["map"], second["head"], second["theme"]) == (1, 0, 1, "dark")
     assert second["focus"] == {"row": 2}
     assert second["pinned"]
+    stretched = [
+        run(f"page.initial(data, {json.dumps(start)}).stretch", data)
+        for start in ({"stretch": "1"}, {"stretch": "0"}, {})
+    ]
+    assert stretched == [True, False, False]
     odd = run('page.initial(data, {example: "99", kind: "no such", layer: "7", head: "-3"})', data)
     assert (odd["example"], odd["map"], odd["head"]) == (1, 2, 0)
 

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from regard.cli import evaluate as evaluate_command
-from regard.cli import generate as generate_command
 from regard.cli import main as program
-from regard.cli import translate as translate_command
 from regard.cli import view as view_command
 from regard.generation.beam import Beam
 from regard.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP, Vocabulary
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
+from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Candidate, Evaluation, Translation
@@ -70,7 +69,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         def __init__(self) -> None:
             self.precision = "float32"
 
-        device = torch.device("cpu")  # type: ignore[assignment]
+        device = torch.device("cpu")
 
         def translate_window(self, lines: Sequence[str | Request], options: TranslationOptions) -> list[Translation]:
             found.setdefault("requests", []).extend(lines)
@@ -98,8 +97,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         found.update(how)
         return Speaker()
 
-    monkeypatch.setattr(generate_command.LanguageModel, "load", load_writer)
-    monkeypatch.setattr(translate_command.Translator, "load", load_speaker)
+    monkeypatch.setattr(LanguageModel, "load", load_writer)
+    monkeypatch.setattr(Translator, "load", load_speaker)
     found["writer"], found["speaker"] = load_writer, load_speaker
     return found
 
@@ -212,7 +211,7 @@ def of_run(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> Callable[[str], Non
             load = staticmethod(asked[kind])
 
         monkeypatch.setattr(evaluate_command, "task_of", lambda run: Task)
-        monkeypatch.setattr(evaluate_command.RunFolder, "task", lambda self: kind)
+        monkeypatch.setattr(RunFolder, "task", lambda self: kind)
 
     return set_kind
 

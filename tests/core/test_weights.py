@@ -71,7 +71,6 @@ def test_at_is_zero_in_a_row_with_no_key(normalization: Normalization) -> None:
     assert (weights.at(rows, columns)[..., :2] == 0).all()
 
 
-
 @given(case=cases(), data=st.data())
 def test_every_block_of_every_call(case: Case, data: st.DataObject) -> None:
     weights = regard.attention(*case.to(torch.float64).tensors(), **case.options(), return_weights=True).weights

@@ -4,6 +4,7 @@ import pickle
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
-def test_16_bits_hold_65536_tokens_and_no_more(tmp_path: Path, size: int, dtype: type) -> None:
+def test_16_bits_hold_65536_tokens_and_no_more(tmp_path: Path, size: int, dtype: Any) -> None:
     letters = [chr(n) for n in (*range(0x20000, 0x2F800), *range(0x4E00, 0x9F00))][: size - 4]
     tokenizer = Characters(vocab_size=2**17).train(letters)
     assert len(tokenizer) == size

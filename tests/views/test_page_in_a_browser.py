@@ -240,18 +240,20 @@ def test_thumbnails_are_the_maps_one_pixel_a_weight(browse: Callable[..., Any]) 
 
 def test_colours_are_those_of_the_theme_and_of_the_largest_weight(browse: Callable[..., Any]) -> None:
     found = browse(small(), """
-      const see = () => [root.dataset.theme, shades(keys()), root.querySelector(".legend").textContent];
+      const canvas = root.querySelector(".map canvas"), corner = [canvas.width - 8, canvas.height - 8, 1, 1];
+      const pixel = () => hex([...canvas.getContext("2d").getImageData(...corner).data].join());
+      const see = () => [root.dataset.theme, shades(keys()), root.querySelector(".legend").textContent, pixel()];
       choose("Head", "1");
       queries()[0].click();
       const all = [see()];
       field("Stretch").querySelector("input").click(); all.push(see());
       button("Light / dark").click(); all.push(see());
       return all;""", start="#theme=light")  # fmt: skip
-    dark = hex_ramp(dark=True)
+    dark, last = hex_ramp(dark=True), SECOND[2, 3]
     assert found == [
-        ["light", [shade(weight) for weight in SECOND[0]], "01"],
-        ["light", [shade(weight, top=0.25) for weight in SECOND[0]], "00.25"],
-        ["dark", [shade(weight, dark, 0.25) for weight in SECOND[0]], "00.25"],
+        ["light", [shade(weight) for weight in SECOND[0]], "01", shade(last)],
+        ["light", [shade(weight, top=0.25) for weight in SECOND[0]], "00.25", shade(last, top=0.25)],
+        ["dark", [shade(weight, dark, 0.25) for weight in SECOND[0]], "00.25", shade(last, dark, 0.25)],
     ]
 
 
@@ -299,15 +301,43 @@ def test_the_title_of_the_map_says_what_a_cell_is(
     assert title == f"Map: queries down, keys across{says}"
 
 
-def test_a_cell_that_is_clicked_stays_and_one_beside_the_map_lets_go(browse: Callable[..., Any]) -> None:
-    found = browse(small(), """
-      const canvas = root.querySelector(".map canvas"), box = canvas.getBoundingClientRect();
+@pytest.mark.parametrize("columns", [KEYS, HEBREW], ids=["left to right", "right to left"])
+def test_a_cell_that_is_clicked_stays_in_its_frame_and_one_beside_the_map_lets_go(
+    browse: Callable[..., Any], columns: list[str]
+) -> None:
+    found = browse(small(columns), """
+      choose("Head", "0");
+      const [canvas, cross] = root.querySelectorAll(".map canvas"), box = canvas.getBoundingClientRect();
       const at = (type, x, y) => send(canvas, type, { clientX: box.left + x, clientY: box.top + y });
-      const all = [], see = () => all.push(reading().title);
+      const named = () => reading().text.match(/query \\d+, key \\d+/)?.[0] ?? reading().title;
+      const all = [], see = () => all.push(named());
       at("click", box.width - 5, box.height - 5); see();
       at("pointermove", box.width - 40, box.height - 40); see();
-      all.push(reading().text.match(/query \\d+, key \\d+/)[0]);
+      const shown = [shades(keys()), shades(queries())];
+      // The frame of the key crosses the first row of cells at two places, and the key is named between them.
+      const y = box.height - 2.5 * 34, data = cross.getContext("2d").getImageData(0, y, cross.width, 1).data;
+      const frame = [...Array(cross.width).keys()].filter((x) => data[4 * x + 3] > 0);
+      const [left, right] = [Math.min(...frame), Math.max(...frame)];
       at("click", 1, 1); see();
-      at("pointermove", box.width - 5, box.height - 5); see();
-      return all;""")  # fmt: skip
-    assert found == ["One weight", "One weight", "query 2, key 3", "Reading", "One weight"]
+      for (const x of [left + 4, right - 4, left - 4, box.width - 0.5]) { at("pointermove", x, y); see(); }
+      at("pointermove", box.width - 60, box.height - 0.5); see();
+      return { all, shown, width: right - left };""")  # fmt: skip
+    kept = f"query 2, key {0 if columns is HEBREW else 3}"
+    inside, beside = kept.replace("2", "0", 1), f"query 0, key {1 if columns is HEBREW else 2}"
+    assert found["all"] == [kept, kept, "Reading", inside, inside, beside, "Reading", "Reading"]
+    assert found["shown"] == [[shade(weight) for weight in FIRST[2]], [""] * 3]
+    assert 33 <= found["width"] <= 37
+
+
+def test_what_is_not_listed_is_summed_and_each_layer_offers_its_own_heads(browse: Callable[..., Any]) -> None:
+    many = np.full((1, 12), 1 / 16)
+    maps = {"x.0": Map(many[None]), "x.1": Map(np.stack([many] * 3))}
+    found = browse(page([Example("", maps, "x.0")]), """
+      queries()[0].click();
+      const heads = () => [...field("Head").querySelectorAll("option")].map((option) => option.value);
+      const all = [reading().list.length, reading().text, heads(), field("Head").hidden];
+      choose("Layer", "1");
+      return [...all, heads(), field("Head").hidden];""")  # fmt: skip
+    assert found[0] == 9
+    assert found[1].endswith("3 more share 0.188")
+    assert found[2:] == [["0"], True, ["mean", "0", "1", "2"], False]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, ShapeError
+from regard.inspection.capture import factors
 from regard.maps import call_source
 from regard.mechanisms.normalizations import Normalization
 from tests.core.random_calls import DTYPES, Case, cases
@@ -225,6 +226,30 @@ def test_the_state_of_half_precision_is_computed_when_it_is_first_read(monkeypat
     assert not asked
     weights.entropy(), weights.received(), weights[0, 0, 3]
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("attend", [regard.attention, torch.nn.functional.scaled_dot_product_attention])
+def test_a_watch_of_half_precision_computes_the_state_when_a_map_is_read(
+    attend: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return attend(q, q, q)
+
+    asked = []
+    real = factors.row_state
+    monkeypatch.setattr(factors, "row_state", lambda call: asked.append(call) or real(call))
+    monkeypatch.setattr(call_source, "row_state", lambda call: asked.append(call) or real(call))
+    q = torch.randn(1, 2, 60, 8, dtype=torch.bfloat16)
+    model = Model()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(q)
+    assert "1 map" in str(seen.report)
+    assert not asked
+    weights = seen[""].dense()
+    assert len(asked) == 1
+    exact = (q.double() @ q.double().mT * 8**-0.5).softmax(-1)
+    torch.testing.assert_close(weights.double(), exact, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -71,6 +71,11 @@ class GivenFactors:
                 self._state = row_state(self.call)
         return self._state
 
+    @property
+    def known_state(self) -> Tensor | None:
+        """The row state, if nothing has to be computed for it."""
+        return self._state
+
     def tensors(self) -> list[Tensor]:
         """Queries, keys and the row state."""
         return [self.call.query, self.call.key, *(() if self._state is None else (self._state,))]

@@ -153,6 +153,10 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
     with pytest.raises(NotKeptError, match="only statistics were kept"):
         kept.average().pooled(4, 3, "max")  # the largest of a mean is not the mean of the largest
     assert kept.shape == weights.shape
+    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("pooled", rows=T, columns=3)) as seen:
+        model(inputs)
+    with pytest.raises(NotKeptError, match="only statistics were kept"):
+        seen[""].pooled(T, 3, "max")  # a block is one query by several keys
     with torch.no_grad(), regard.watch(model, keep=regard.Summarize("topk", k=2)) as seen:
         model(inputs)
     torch.testing.assert_close(seen[""].max(), weights.max())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from regard.inspection.audit.facts import told
 from regard.inspection.observed import Observed, Record
 from regard.maps.source import bytes_by_storage
 from regard.mechanisms.byte_size import human
@@ -22,7 +23,10 @@ class Report:
     held_bytes: int
 
     def __str__(self) -> str:
-        """A line for each module, then a line for each that was not seen, then the notes."""
+        """A line for each module, with what reached its kernel; then a line for each that was not seen, and the notes.
+
+        The shares of the weight are computed here: at most two passes over each map, in linear memory.
+        """
         read = [call for call in self.calls if call.map is not None]
         modules = {call.name for call in read}
         lines = [
@@ -114,6 +118,7 @@ def _table(calls: list[Observed]) -> list[str]:
             line += f", rebuilt to {max(errors):.1e}"
         line += "".join(f", not rebuilt: {why}" for why in excuses)
         lines.append(line)
+        lines += [f"    {facts}" for facts in told(own)]
         lines += [f"    {note}" for note in dict.fromkeys(note for call in own for note in call.notes)]
     return lines
 

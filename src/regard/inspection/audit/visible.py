@@ -58,11 +58,11 @@ def visible(call: Call, even: Tensor | None) -> Visible:
         columns = range(sizes.keys)
         seen = torch.ones((1, 1, len(rows), sizes.keys), dtype=torch.bool, device=device)
         for factor in () if call.mask is None else call.mask.factors():
-            # A dense mask is sliced, which is many times faster than to ask it for each pair.
-            is_dense = isinstance(factor, DenseMask) and factor.tensor.dim() == 4
-            seen = seen & (
-                take_pairs(factor.tensor, rows, columns) if is_dense else call.allowed(factor, rows, columns)
-            )
+            if isinstance(factor, DenseMask) and factor.tensor.dim() == 4:
+                # A slice is many times faster than to ask for each pair.
+                seen = seen & take_pairs(factor.tensor, rows, columns)
+            else:
+                seen = seen & call.allowed(factor, rows, columns)
         if isinstance(call.bias, DenseBias):
             vectors = {"query": take(call.query, rows), "key": call.key}
             seen = seen & (call.bias.block(rows, columns, **vectors, sizes=sizes) > HIDDEN)
@@ -144,14 +144,16 @@ def _by_range(mask: Mask | None, sizes: Sizes, device: torch.device) -> Visible 
     stop = stop.maximum(low)
     place = torch.arange(keys, device=device).expand_as(keep)
     count = torch.nn.functional.pad(keep.long().cumsum(-1), (1, 0))
-    after = torch.nn.functional.pad(place.masked_fill(~keep, keys), (0, 1), value=keys).flip(-1).cummin(-1)[0].flip(-1)
-    before = torch.nn.functional.pad(place.masked_fill(~keep, -1), (1, 0), value=-1).cummax(-1)[0]
+    following = (
+        torch.nn.functional.pad(place.masked_fill(~keep, keys), (0, 1), value=keys).flip(-1).cummin(-1)[0].flip(-1)
+    )
+    preceding = torch.nn.functional.pad(place.masked_fill(~keep, -1), (1, 0), value=-1).cummax(-1)[0]
     seen = count[:, stop] - count[:, low]
     some, covered = seen > 0, torch.zeros(keys + 1, dtype=torch.long, device=device)
     covered = covered.index_add(0, low, torch.ones_like(low)).index_add(0, stop, -torch.ones_like(stop)).cumsum(0)
     return Visible(
-        first=after[:, low].masked_fill(~some, keys),
-        last=before[:, stop].masked_fill(~some, -1),
+        first=following[:, low].masked_fill(~some, keys),
+        last=preceding[:, stop].masked_fill(~some, -1),
         count=seen,
         keys=keep & (covered[:keys] > 0),
         even=torch.zeros_like(some),

@@ -37,13 +37,25 @@ def is_causal(modules: Mapping[str, nn.Module], path: str) -> bool:
     config = config_of(modules, path)
     if config is None or is_cross(path, modules.get(path)):
         return False
-    if getattr(config, "is_encoder_decoder", False):
+    if is_pair(config):
         return any(name.startswith("decoder") for name in path.split("."))
     return is_causal_config(config) or (
         has_language_model(config)
         and not sees_both_sides(config)
         and getattr(modules.get(path), "is_causal", None) is True
     )
+
+
+def is_causal_model(modules: Mapping[str, nn.Module], config: Any) -> bool:
+    """Whether the config of a model, or of its text part, or any attention module in it says that it is causal."""
+    if is_causal_config(config):
+        return True
+    return not is_pair(config) and any(is_causal(modules, path) for path in modules)
+
+
+def is_pair(config: Any) -> bool:
+    """Whether a config is that of an encoder with a decoder."""
+    return bool(getattr(config, "is_encoder_decoder", False))
 
 
 def is_causal_config(config: Any) -> bool:

@@ -1,10 +1,11 @@
 """Whether two runs of a model differ by more than rounding.
 
-A difference that shrinks with the precision is rounding (a mixture of experts may even choose another expert by it); one
-that stays is a fault. So whatever looks too large is measured again in float64.
+A difference that shrinks with the precision is rounding (a mixture of experts may even choose another expert by it);
+one that stays is a fault. So whatever looks too large is measured again in float64.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -18,7 +19,7 @@ Measure = Callable[[Subject], float]
 
 
 def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs], before: int | None = None) -> float:
-    """The largest difference of the outputs of rows, over the largest |output|; NaN if either is not finite.
+    """The largest difference of the outputs of rows, over the largest |output|; NaN if either has NaN.
 
     Args:
         one: the outputs of some rows.
@@ -34,10 +35,21 @@ def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs], before:
                 a, b = a[:before], b[:before]
             if a.shape != b.shape or not a.numel():
                 continue
-            if not bool(a.isfinite().all() and b.isfinite().all()):
+            if bool(a.isnan().any() or b.isnan().any()):
                 return torch.nan
-            worst = max(worst, float((a - b).abs().max()) / max(float(b.abs().max()), 1e-12))
+            # Where both are the same infinity, as logits that a model rules out are, they do not differ.
+            differ = (a - b).masked_fill(a == b, 0.0).abs().max()
+            worst = max(worst, float(differ) / max(float(b[b.isfinite()].abs().max()), 1e-12))
     return worst
+
+
+def worst_of(found: Iterable[float]) -> float:
+    """The largest of some differences; NaN if one of them is.
+
+    >>> worst_of([0.0, 0.5]), worst_of([0.0, math.nan])
+    (0.5, nan)
+    """
+    return float(torch.tensor([0.0, *found], dtype=torch.float64).max())
 
 
 class Judge:
@@ -53,7 +65,7 @@ class Judge:
         found = measure(self.subject)
         if found <= (LARGE.get(dtype, 1e-2) if least is None else least):
             return None
-        if found != found or dtype == torch.float64:
+        if math.isnan(found) or dtype == torch.float64:
             return {"difference": found}
         try:
             if self._double is None:

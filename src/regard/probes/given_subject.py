@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.errors import ArgumentError
-from regard.probes.subject import Outputs, Row, Rows, Side, Subject, by_row, tensors_of
+from regard.probes.subject import Outputs, Sample, Samples, Side, Subject, by_row, tensors_of
 
 KEEPS = ("attention_mask", "padding_mask", "keep")
 """Masks (B, L) in which True or 1 is a real token,"""
@@ -38,7 +38,9 @@ class GivenSubject(Subject):
         self.model, self.causal = model, causal
         self._by_name = isinstance(batch, Mapping)
         given = batch if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
         named = dict(given) if isinstance(given, Mapping) else {str(n): one for n, one in enumerate(given)}
+        named = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in named.items()}
         self._shared = {name: one for name, one in named.items() if not _has_batch(name, one)}
         tensors = {name: one for name, one in named.items() if name not in self._shared}
         sizes = {len(one) for one in tensors.values()}
@@ -55,10 +57,10 @@ class GivenSubject(Subject):
         rest = [row for row in rows if row is not whole]
         shortest = min(rest, key=lambda row: int(self._real(row).sum()), default=None)
         is_short = shortest is not None and not bool(self._real(shortest).all())
-        self.rows = Rows(whole, rest[0] if rest else self._turned(whole), shortest if is_short else None)
+        self.rows = Samples(whole, rest[0] if rest else self._turned(whole), shortest if is_short else None)
         self.sides: tuple[Side, ...] = ("right",) if is_short else ()
 
-    def run(self, rows: Sequence[Row], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
         """The outputs of each row; `filler` chooses what stands where a mask says padding."""
         rows = [self._filled(row, filler) for row in rows]
         batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
@@ -68,7 +70,9 @@ class GivenSubject(Subject):
             batch = {name: one[:, real] if one.shape[1:2] == real.shape else one for name, one in batch.items()}
         arguments = {**self._shared, **batch}
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
-        arguments = {n: a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a for n, a in arguments.items()}
+        arguments = {
+            n: a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a for n, a in arguments.items()
+        }
         if self._by_name:
             output = self.model(**arguments)
         else:
@@ -84,7 +88,7 @@ class GivenSubject(Subject):
             keeps = {"": torch.ones(len(rows), 0, dtype=torch.bool)}
         return by_row(dict(tensors_of(output)), keeps)
 
-    def keep(self, rows: Sequence[Row], side: Side) -> Tensor | None:
+    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
         """Which positions of the batch are real."""
         return torch.stack([self._real(row) for row in rows]) if self._masks and len(rows) > 1 else None
 
@@ -92,7 +96,7 @@ class GivenSubject(Subject):
         """A context in which F.scaled_dot_product_attention writes its attention out."""
         return sdpa_kernel([SDPBackend.MATH])
 
-    def _real(self, row: Row) -> Tensor:
+    def _real(self, row: Sample) -> Tensor:
         """Which positions of a row are real, by the masks."""
         for name in self._masks:
             mask = row[name]
@@ -101,7 +105,7 @@ class GivenSubject(Subject):
             return ~mask if mask.dtype == torch.bool else mask == 0
         return torch.ones(0, dtype=torch.bool)
 
-    def _filled(self, row: Row, filler: int) -> Row:
+    def _filled(self, row: Sample, filler: int) -> Sample:
         """The row with other values where a mask says padding."""
         real = self._real(row)
         if not filler or not len(real) or bool(real.all()):
@@ -113,7 +117,7 @@ class GivenSubject(Subject):
                 out[name] = torch.where(real.view(-1, *(1,) * (row[name].dim() - 1)), row[name], donor)
         return out
 
-    def _turned(self, row: Row) -> Row:
+    def _turned(self, row: Sample) -> Sample:
         return {name: one.flip(0) if name in self._inputs else one for name, one in row.items()}
 
 

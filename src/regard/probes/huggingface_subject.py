@@ -1,17 +1,17 @@
-"""A Hugging Face model as the subject of a check: what it reads, how it is padded, its cache and its eager attention."""
+"""A Hugging Face model as the subject of a check: what it reads, its padding, its cache and its eager attention."""
 
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.inspection.audit.roles import is_causal_model, is_pair
-from regard.probes.subject import Outputs, Padded, Row, Rows, Side, Subject, by_row, padded, tensors_of
+from regard.probes.subject import Outputs, Padded, Sample, Samples, Side, Subject, by_row, padded, tensors_of
 
 LONG, SHORT = 13, 8
 """The lengths of the made-up sequences,"""
@@ -58,12 +58,12 @@ class HuggingFaceSubject(Subject):
         modules = dict(self.model.named_modules())
         return self.ahead == "decoder_input_ids" or (self.ahead is not None and is_causal_model(modules, self._text))
 
-    def _made_up(self) -> Rows:
+    def _made_up(self) -> Samples:
         generator = torch.Generator().manual_seed(0)
         long, other, short = (self._row(generator, is_short=number == 2) for number in range(3))
-        return Rows(long, other, short if any(name in MASKS for name in short) else None)
+        return Samples(long, other, short if any(name in MASKS for name in short) else None)
 
-    def _row(self, generator: torch.Generator, *, is_short: bool) -> Row:
+    def _row(self, generator: torch.Generator, *, is_short: bool) -> Sample:
         """One sequence, of what the model reads first, and what it cannot do without."""
         row: dict[str, Tensor] = {}
         device = next(self.model.parameters()).device
@@ -102,25 +102,27 @@ class HuggingFaceSubject(Subject):
         config = getattr(self.config, "vision_config", None) or self.config
         size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
         if size is None:
-            raise ArgumentError(f"{type(self.model).__name__} says no image_size: give a batch, as check(model, batch=)")
+            raise ArgumentError(
+                f"{type(self.model).__name__} says no image_size: give a batch, as check(model, batch=)"
+            )
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return torch.randn(int(channels), int(height), int(width), generator=generator)
 
     # -- running -----------------------------------------------------------------------------------------
 
-    def run(self, rows: Sequence[Row], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
         """The outputs of each row."""
         inputs, keeps = self._inputs(rows, side, filler)
         return by_row(self._called(inputs), keeps)
 
-    def keep(self, rows: Sequence[Row], side: Side) -> Tensor | None:
+    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
         """Which tokens of the main input are real."""
         if "input_ids" not in rows[0]:
             return None
         together = padded([row["input_ids"] for row in rows], side, 0)
         return together.keep if together.is_padded else None
 
-    def _inputs(self, rows: Sequence[Row], side: Side, filler: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _inputs(self, rows: Sequence[Sample], side: Side, filler: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The arguments of a batch, and which of its positions are no padding."""
         inputs: dict[str, Any] = {}
         keeps: dict[str, Tensor] = {}
@@ -154,7 +156,7 @@ class HuggingFaceSubject(Subject):
 
     # -- with a cache ------------------------------------------------------------------------------------
 
-    def steps(self, row: Row, chunk: int) -> Outputs | None:
+    def steps(self, row: Sample, chunk: int) -> Outputs | None:
         """The outputs of a row that is read with the model's own cache."""
         if self.ahead is None or not self.causal or "past_key_values" not in self._takes:
             return None
@@ -175,7 +177,9 @@ class HuggingFaceSubject(Subject):
             if self._is_pair and "encoder_outputs" not in inputs:
                 inputs = {n: v for n, v in inputs.items() if n in MASKS.values()}
                 inputs["encoder_outputs"] = _encoded(output.encoder_last_hidden_state)
-            parts.append({n: t for n, t in tensors_of(output) if n.split(".")[0] not in (*ACROSS, "encoder_last_hidden_state")})
+            parts.append(
+                {n: t for n, t in tensors_of(output) if n.split(".")[0] not in (*ACROSS, "encoder_last_hidden_state")}
+            )
         whole = {
             name: torch.cat([part[name] for part in parts], 1)
             for name in parts[0]
@@ -184,6 +188,13 @@ class HuggingFaceSubject(Subject):
         return by_row(whole, {self.ahead: keeps[self.ahead]})[0]
 
     # -- another attention -------------------------------------------------------------------------------
+
+    def in_double(self) -> Self:
+        """The same in float64, with experts that are written out: grouped products know no float64."""
+        other = super().in_double()
+        if hasattr(other.model, "set_experts_implementation"):
+            other.model.set_experts_implementation("eager")
+        return other
 
     def eager(self) -> AbstractContextManager[object] | None:
         """A context of eager attention; None if the model has only that."""

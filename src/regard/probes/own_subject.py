@@ -11,7 +11,7 @@ from regard.models.encoder_only import EncoderOnly
 from regard.models.protocol import Seq2Seq
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
-from regard.probes.subject import Output, Outputs, Row, Rows, Side, Subject, by_row, padded
+from regard.probes.subject import Output, Outputs, Sample, Samples, Side, Subject, by_row, padded
 
 LENGTHS = {"tokens": (13, 8), "source": (13, 8), "target_input": (11, 6)}
 """The lengths of the made-up sequences, long and short, by the input's name."""
@@ -30,10 +30,10 @@ class OwnSubject(Subject):
         self._is_pair = isinstance(model, Seq2Seq) and not isinstance(model, DecoderOnly)
         names = ("source", "target_input") if self._is_pair else ("tokens",)
         generator = torch.Generator().manual_seed(0)
-        self.rows = Rows(*(self._row(names, generator, number == 2) for number in range(3)))
+        self.rows = Samples(*(self._row(names, generator, number == 2) for number in range(3)))
         self.ahead, self.causal, self.sides = names[-1], not isinstance(model, EncoderOnly), ("right",)
 
-    def _row(self, names: Sequence[str], generator: torch.Generator, is_short: bool) -> Row:
+    def _row(self, names: Sequence[str], generator: torch.Generator, is_short: bool) -> Sample:
         own: Any = self.model
         device, row = next(self.model.parameters()).device, {}
         for name in names:
@@ -44,7 +44,7 @@ class OwnSubject(Subject):
             row[name] = torch.randint(min(4, size - 1), size, (length,), generator=generator).to(device)
         return row
 
-    def run(self, rows: Sequence[Row], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
         """The logits of each row."""
         batch = {name: padded([row[name] for row in rows], side, filler) for name in rows[0]}
         model: Any = self.model
@@ -58,14 +58,14 @@ class OwnSubject(Subject):
         assert self.ahead is not None
         return by_row({"logits": logits}, {self.ahead: batch[self.ahead].keep})
 
-    def keep(self, rows: Sequence[Row], side: Side) -> Tensor | None:
+    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
         """Which source tokens are real. A causal model needs no mask for padding at the end."""
         if isinstance(self.model, DecoderOnly):
             return None
         together = padded([row[next(iter(row))] for row in rows], side, 0)
         return together.keep if together.is_padded else None
 
-    def steps(self, row: Row, chunk: int) -> Outputs | None:
+    def steps(self, row: Sample, chunk: int) -> Outputs | None:
         """The logits of a row, step by step; `chunk` has no meaning here."""
         model: Any = self.model
         if isinstance(model, EncoderOnly):

@@ -14,17 +14,17 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-Row = Mapping[str, Tensor]
+Sample = Mapping[str, Tensor]
 """The inputs of one sequence by name."""
 Side = Literal["right", "left"]
 
 
-class Rows(NamedTuple):
+class Samples(NamedTuple):
     """The made-up sequences: two of the same lengths, and one that is shorter, if the model can read one."""
 
-    long: Row
-    other: Row
-    short: Row | None
+    long: Sample
+    other: Sample
+    short: Sample | None
 
 
 class Output(NamedTuple):
@@ -42,7 +42,7 @@ class Subject(ABC):
     """A model that is checked, and how to call it."""
 
     model: nn.Module
-    rows: Rows
+    rows: Samples
     ahead: str | None
     """The input in which a causal model must not look ahead; None if there is none."""
     causal: bool | None
@@ -51,14 +51,14 @@ class Subject(ABC):
     """Where it can pad."""
 
     @abstractmethod
-    def run(self, rows: Sequence[Row], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
         """The outputs of each row of a batch; shorter rows are padded on a side, and `filler` chooses with what."""
 
-    def keep(self, rows: Sequence[Row], side: Side) -> Tensor | None:
+    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
         """Which positions of such a batch are no padding, bool (B, S); None if nothing is padded."""
         return None
 
-    def steps(self, row: Row, chunk: int) -> Outputs | None:
+    def steps(self, row: Sample, chunk: int) -> Outputs | None:
         """The outputs of a row that is read with a cache: half of it first, and then `chunk` positions at a time.
 
         None if the model has no cache.
@@ -69,7 +69,7 @@ class Subject(ABC):
         """A context in which the model writes its attention out, or runs another kernel; None if it cannot."""
         return None
 
-    def changed(self, row: Row, place: int) -> Row:
+    def changed(self, row: Sample, place: int) -> Sample:
         """The row with other values in the input `ahead`, from a place on."""
         assert self.ahead is not None
         own, donor = row[self.ahead], self.rows.other[self.ahead]

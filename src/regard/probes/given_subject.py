@@ -57,7 +57,8 @@ class GivenSubject(Subject):
         rest = [row for row in rows if row is not whole]
         shortest = min(rest, key=lambda row: int(self._real(row).sum()), default=None)
         is_short = shortest is not None and not bool(self._real(shortest).all())
-        self.rows = Samples(whole, rest[0] if rest else self._turned(whole), shortest if is_short else None)
+        alike = next((row for row in rest if bool(self._real(row).all())), None)
+        self.rows = Samples(whole, self._turned(whole) if alike is None else alike, shortest if is_short else None)
         self.sides: tuple[Side, ...] = ("right",) if is_short else ()
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:

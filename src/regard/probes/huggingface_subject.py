@@ -49,6 +49,7 @@ class HuggingFaceSubject(Subject):
         self._can_mask = bool(tokens) and MASKS[tokens[0]] in self._takes
         # Where positions cannot be given, an encoder that counts them from the first column pads on the right.
         self._gives_positions = "position_ids" in self._takes and tokens == ["input_ids"]
+        self.counts_columns = not self._gives_positions
         is_left = self._can_mask and (self._gives_positions or (self.causal and not self._is_pair))
         self.sides = (("right", "left") if is_left else ("right",)) if self._can_mask else ()
 

@@ -49,6 +49,8 @@ class Subject(ABC):
     """Whether the model should be causal; None if nobody knows."""
     sides: tuple[Side, ...] = ()
     """Where it can pad."""
+    counts_columns: bool = False
+    """Whether padding on the left may move real tokens to other positions, and the model takes no positions."""
 
     @abstractmethod
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, RegardError
-from regard.inspection.audit.finding import Finding, Reason
+from regard.inspection.audit.finding import Finding, Reason, Severity
 from regard.inspection.watch import Seen, watch
 from regard.probes.differences import Judge, Measure, largest_difference, worst_of
 from regard.probes.subject import Outputs, Sample, Side, Subject
@@ -117,7 +117,8 @@ class Trials:
         with self._trying(f"padded {side}"):
             self._watched(both, side)
             if not self._unless_rounding("padding", other_filler, PADDING.format(side), LEAK):
-                self._unless_rounding("batch", alone, PADDED.format(side))
+                is_moved = side == "left" and self.subject.counts_columns
+                self._unless_rounding("batch", alone, PADDED.format(side), severity="info" if is_moved else "error")
 
     def _future(self) -> None:
         """The last positions replaced, alone and in every other way that a mask may take."""
@@ -209,13 +210,15 @@ class Trials:
             said = f"{what}: {type(error).__name__}: {error}"[:300]
             self.found.append(Finding("not checked", "info", said))
 
-    def _unless_rounding(self, reason: Reason, measure: Measure, says: str, least: float | None = None) -> bool:
+    def _unless_rounding(
+        self, reason: Reason, measure: Measure, says: str, least: float | None = None, severity: Severity = "error"
+    ) -> bool:
         """Note a finding if a difference is more than rounding; and whether it is."""
         numbers = self.judge.beyond_rounding(measure, least)
         if numbers is None:
             return False
         says += f" (difference {numbers['difference']:.1e} of the largest output)"
-        self.found.append(Finding(reason, "error", says, numbers=numbers))
+        self.found.append(Finding(reason, severity, says, numbers=numbers))
         return True
 
 

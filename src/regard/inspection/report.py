@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.inspection.audit.facts import told
 from regard.inspection.observed import Observed, Record
 from regard.maps.source import bytes_by_storage
 from regard.mechanisms.byte_size import human
@@ -105,6 +104,9 @@ def _inside(path: str, other: str) -> bool:
 
 def _table(calls: list[Observed]) -> list[str]:
     """One line for each module: the shape of its maps, how its calls were seen, and errors; its notes follow."""
+    # The audit is loaded when somebody prints a report: `import regard` stays light.
+    from regard.inspection.audit.facts import told
+
     lines = []
     for name in dict.fromkeys(call.name for call in calls):
         own = [call for call in calls if call.name == name]

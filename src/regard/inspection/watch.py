@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import get_args, overload
+from typing import TYPE_CHECKING, get_args, overload
 
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotSeenError, ShapeError
-from regard.inspection.audit.finding import Finding
-from regard.inspection.audit.judge import audit
 from regard.inspection.capture.module_names import Names, chooser, not_seen
 from regard.inspection.capture.module_stack import Thread, this_thread
 from regard.inspection.capture.observers import OBSERVERS
@@ -18,6 +16,9 @@ from regard.inspection.observed import Observed, Record
 from regard.inspection.report import Report, count, missed_by, report
 from regard.maps.attention_map import AttentionMap
 from regard.maps.summary_source import Summarize
+
+if TYPE_CHECKING:
+    from regard.inspection.audit.finding import Finding
 
 Key = tuple[str, int]
 
@@ -221,7 +222,7 @@ class Seen:
         """Report what was seen and how, the memory it holds, and what was not seen and why; print it."""
         return report(self.record)
 
-    def audit(self, *, causal: bool | None = None, padding: Tensor | None = None) -> list[Finding]:
+    def audit(self, *, causal: bool | None = None, padding: Tensor | None = None) -> "list[Finding]":
         """Look for what is wrong with what reached the kernels: a mask that was lost, turned or upside down.
 
         Args:
@@ -248,6 +249,9 @@ class Seen:
         >>> [(finding.reason, finding.severity) for finding in seen.audit()]
         [('inverted mask', 'error')]
         """
+        # The audit is loaded when it is asked for: `import regard` stays light.
+        from regard.inspection.audit.judge import audit
+
         return audit(self.record, causal=causal, keep=padding)
 
     def __repr__(self) -> str:

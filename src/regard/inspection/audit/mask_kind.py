@@ -25,7 +25,7 @@ Pattern = Literal[
     "dense of no known kind",
 ]
 """The patterns that are told apart. "Inverted" is a causal mask upside down: every row sees only what comes later."""
-Side = Literal["left", "right", "both sides", "inside"]
+HiddenAt = Literal["left", "right", "both sides", "inside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class MaskKind:
     """Whether any row sees a key after its own position."""
     size: int | None = None
     """The keys of a window, or the longest prefix."""
-    padding: Side | None = None
+    padding: HiddenAt | None = None
     """Where keys are hidden from every row."""
     hidden: int = 0
     """How many keys are hidden from every row, at most, in a sequence."""
@@ -197,7 +197,7 @@ def _both_sides(rows: _Rows, offset: int, *, sees_first: bool, sees_last: bool) 
             yield "documents", offset, None, *whole
 
 
-def _hidden(keys: Tensor, low: int, high: int) -> tuple[Side | None, int]:
+def _hidden(keys: Tensor, low: int, high: int) -> tuple[HiddenAt | None, int]:
     """Where keys are hidden from every row, among those that the pattern lets anybody see; how many at most."""
     keys = keys[:, low:high]
     hidden = int((~keys).sum(-1).max()) if keys.numel() else 0

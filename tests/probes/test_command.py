@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,11 +99,11 @@ def test_a_folder_of_hugging_face(
     assert (status, out) == (0, ""), out
     assert "LlamaForCausalLM: no findings; tried: " in err
     assert "rows have no key" in run(monkeypatch, capsys, str(tmp_path), "--info")[1]
-    bidirectional = modeling_llama.create_causal_mask
+    create: Any = vars(modeling_llama)["create_causal_mask"]
     monkeypatch.setattr(
         modeling_llama,
         "create_causal_mask",
-        lambda **given: None if (mask := bidirectional(**given)) is None else torch.ones_like(mask),
+        lambda **given: None if (mask := create(**given)) is None else torch.ones_like(mask),
     )
     status, out, _ = run(monkeypatch, capsys, str(tmp_path))
     assert status == 1

@@ -53,7 +53,7 @@ def test_doge_reads_the_future_where_the_causal_mask_is_left_out(monkeypatch: py
     from transformers.models.doge import modeling_doge
 
     assert not check(doge()).faults
-    create = modeling_doge.create_causal_mask
+    create = vars(modeling_doge)["create_causal_mask"]
     monkeypatch.setattr(
         modeling_doge, "create_causal_mask", lambda **given: create(**{**given, "allow_is_causal_skip": True})
     )
@@ -255,7 +255,7 @@ def test_a_cache_with_wrong_positions() -> None:
 def test_a_chunk_that_is_causal_from_the_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.llama import modeling_llama
 
-    create = modeling_llama.create_causal_mask
+    create = vars(modeling_llama)["create_causal_mask"]
 
     def by_flag(**given: Any) -> Any:
         is_kernels = given["attention_mask"] is None and given["config"]._attn_implementation != "eager"

@@ -38,7 +38,8 @@ class HuggingFaceSubject(Subject):
 
     def __init__(self, model: nn.Module, *, causal: bool | None = None) -> None:
         self.model = model
-        self.config: Any = model.config
+        own: Any = model
+        self.config: Any = own.config
         self._takes = inspect.signature(model.forward).parameters
         self._text: Any = self.config.get_text_config()
         self._is_pair = is_pair(self.config)
@@ -193,8 +194,9 @@ class HuggingFaceSubject(Subject):
     def in_double(self) -> Self:
         """The same in float64, with experts that are written out: grouped products know no float64."""
         other = super().in_double()
-        if hasattr(other.model, "set_experts_implementation"):
-            other.model.set_experts_implementation("eager")
+        own: Any = other.model
+        if hasattr(own, "set_experts_implementation"):
+            own.set_experts_implementation("eager")
         return other
 
     def eager(self) -> AbstractContextManager[object] | None:

@@ -1,9 +1,9 @@
 """Heads that a model has folded into the batch: (B * H, T, S) in place of (B, H, T, S).
 
-Such a call does not say which of its rows is which. The number of heads is told by the module that runs (its attributes,
-or the batch of its arguments). The order is told by the values: each row of them is a slice of what a layer of the
-module projects from the arguments of one sequence, so the last vector of a row is found in that sequence alone. Without
-that evidence nothing is unfolded.
+Such a call does not say which of its rows is which. The number of heads is told by the module that runs (its
+attributes, or the batch of its arguments). The order is told by the values: each row of them is a slice of what a layer
+of the module projects from the arguments of one sequence, so the last vector of a row is found in that sequence alone.
+Without that evidence nothing is unfolded.
 """
 
 import sys
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from regard.inspection.capture.factors import undisturbed
 
 NAMES = (
-    "num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads", "num_head", "head_num", "no_heads",
-    "decoder_attention_heads", "encoder_attention_heads", "h",
+    "num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads", "num_head", "head_num",
+    "no_heads", "decoder_attention_heads", "encoder_attention_heads", "h",
 )  # fmt: skip
 """The attributes by which modules, or their `config`, tell the number of their heads."""
 MODULES = 3
@@ -40,17 +40,18 @@ class Folding(NamedTuple):
     def unfolded(self, tensor: Tensor) -> Tensor:
         """A tensor (B * H, ...) as (B, H, ...).
 
-        >>> Folding(2, heads_last=True).unfolded(torch.arange(6)), Folding(2, heads_last=False).unfolded(torch.arange(6))
-        (tensor([[0, 1],
+        >>> Folding(2, heads_last=True).unfolded(torch.arange(6))
+        tensor([[0, 1],
                 [2, 3],
-                [4, 5]]), tensor([[0, 3],
+                [4, 5]])
+        >>> Folding(2, heads_last=False).unfolded(torch.arange(6))
+        tensor([[0, 3],
                 [1, 4],
-                [2, 5]]))
+                [2, 5]])
         """
         if self.heads_last:
             return tensor.unflatten(0, (-1, self.heads))
         return tensor.unflatten(0, (self.heads, -1)).transpose(0, 1)
-
 
 
 _known: WeakKeyDictionary[nn.Module, Folding] = WeakKeyDictionary()
@@ -74,11 +75,12 @@ def find_folding(values: Tensor) -> Folding | str | None:
             first = [len(values) // len(t) for t in tensors if len(t) and len(values) % len(t) == 0]
             if (found := _order_of(module, tensors, values, heads or first)) is not None:
                 return found
-            if heads or first:
-                heads = heads or first
+            if len(values) in heads and any(len(tensor) == 1 for tensor in tensors):
+                return Folding(len(values), heads_last=True)
+            if folds := heads or first:
                 return (
-                    f"its {len(values)} maps are {len(values) // heads[0]} sequences of {heads[0]} heads or blocks, in an "
-                    "order that is not known"
+                    f"its {len(values)} maps are {len(values) // folds[0]} sequences of {folds[0]} heads or blocks, in "
+                    "an order that is not known"
                 )
     return None
 
@@ -98,7 +100,9 @@ def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: l
         return known
     for heads in folds:
         if (found := _order(module, tensors, values, heads)) is not None:
-            _known[module] = found
+            if len(values) > heads:
+                # The heads of a single sequence have no order.
+                _known[module] = found
             return found
     return None
 
@@ -122,7 +126,9 @@ def _running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
 
 def _heads_of(module: nn.Module, count: int) -> list[int]:
     """The numbers of heads that a module or its config tells, if they divide the number of rows."""
-    told = [getattr(owner, name, None) for owner in (module, getattr(module, "config", None)) for name in NAMES]
+    # A property of a module may run anything, and is not asked.
+    own = {**vars(type(module)), **vars(module)}
+    told = [own.get(name) for name in NAMES] + [getattr(own.get("config"), name, None) for name in NAMES]
     fit = [n for n in told if isinstance(n, int) and not isinstance(n, bool) and n > 1 and count % n == 0]
     return list(dict.fromkeys(fit))
 
@@ -156,7 +162,7 @@ def _last_vectors(module: nn.Module, tensors: list[Tensor], sequences: int, widt
                 weight, bias = layer.get_parameter("weight").detach(), getattr(layer, "bias", None)
                 # The Conv1D of transformers has its weight the other way round.
                 weight = weight.mT if isinstance(layer, nn.Linear) else weight
-                if weight.is_floating_point() and weight.dim() == 2 and weight.shape[0] == x.shape[-1] and weight.shape[1] >= width:
+                if weight.dim() == 2 and weight.shape[0] == x.shape[-1] and weight.shape[1] >= width:
                     made = x.float() @ weight.float()
                     yield made if bias is None else made + bias.detach().float()
 

@@ -32,7 +32,9 @@ class WrittenOut(ObservedCall):
     def read(self, keeper: Keeper, name: str) -> Reading:
         """Keep the weights themselves."""
         weights = self.weights.detach()[..., : self.columns]
-        folding = find_folding(self.values) if weights.dim() == 3 and self._are_rows() else None
+        folding: Folding | str | None = None
+        if self.values is not None and weights.dim() == 3 and self._are_rows():
+            folding = find_folding(self.values)
         if isinstance(folding, Folding):
             weights = folding.unfolded(weights)
         *lead, queries, keys = weights.shape

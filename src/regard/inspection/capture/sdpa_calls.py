@@ -63,7 +63,9 @@ class Sdpa(ObservedCall):
         queries = kept[0] if given.even is None else Kept(call.query, kept[0].what)
         notes = [note_of(self.folding)] if self.folding else []
         state, held = self._state(call, given, keeper), [queries, kept[1], *given.kept]
-        factors = Factors(call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes)
+        factors = Factors(
+            call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even
+        )
         verify = "dropout" if self.dropout_p else self._verify(factors)
         return Reading(factors, notes, verify, evidence=evidence, mixed=mixed, holds_keys=True)
 

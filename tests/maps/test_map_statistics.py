@@ -321,6 +321,13 @@ def test_the_share_of_a_row_takes_the_fewest_keys_that_hold_it(seed: int) -> Non
     assert torch.equal(weights.quantile_mass(1.0), (dense > 0).sum(-1))
 
 
+def test_a_summary_pools_as_it_is_told() -> None:
+    weights, _ = long_case(regard.causal())
+    for how in ("mean", "sum", "max"):
+        pooled = weights.summary("pooled", "max", rows=4, columns=5, how=how)["pooled"]
+        torch.testing.assert_close(pooled, weights.pooled(4, 5, how))
+
+
 def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.maps.call_source import CallSource
 

@@ -141,8 +141,9 @@ def _forward_blocks(
     kernel: Kernel, covering: Plan, scale: float, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     """The output and the lse of all blocks, and the extras of each block."""
-    blocks, buffer, extras, end = covering.blocks, Buffer(), [], 0
+    blocks, buffer, end = covering.blocks, Buffer(), 0
     results: tuple[Tensor, ...] = ()
+    extras: list[tuple[Any, ...]] = []
     for block in blocks:
         *pieces, extra = _forward_block(kernel, covering, block, scale, query, key, value, buffer)
         if len(blocks) == 1:

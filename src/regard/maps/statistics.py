@@ -15,6 +15,7 @@ from regard.backends.tiled import Tile
 from regard.maps.pooling import Grid
 from regard.maps.source import Piece, Source, Statistic
 from regard.mechanisms.fast_topk import Candidates, candidates, largest, places_of
+from regard.mechanisms.transforms import has_values
 
 LOWEST_LOG = -1e4
 """Replaces the logarithm of a weight that is 0 in every dtype, because 0 times -inf would be NaN."""
@@ -288,7 +289,7 @@ class QuantileMass(PerQuery):
         mass = weights.gather(-1, largest(weights, few)).cumsum(-1, dtype=torch.float64)
         count = (mass < goal).sum(-1) + 1
         more = count > few
-        if few < weights.shape[-1] and bool(more.any()):
+        if few < weights.shape[-1] and has_values(more) and bool(more.any()):
             ordered = weights[more].sort(-1, descending=True).values
             count[more] = (ordered.cumsum(-1, dtype=torch.float64) < goal[more]).sum(-1) + 1
         return (count.minimum(positive),)
@@ -345,7 +346,9 @@ class Pooled(Statistic):
         row, column = rows.index_of(tile.rows.start), columns.index_of(tile.columns.start)
         picture = total[first] if apart else total[first][_slice(tile.cells)]
         where = picture[:, row : row + part.shape[1], column : column + part.shape[2]]
-        where[...] = torch.maximum(where, part) if self.of_largest else where + part
+        # Autograd has saved what it takes the maximum of, so that is a copy, which the next tile does not overwrite.
+        before = where.clone() if apart else where
+        where[...] = torch.maximum(before, part) if self.of_largest else before + part
         return total
 
     def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:

@@ -1,5 +1,6 @@
 """`regard.attention` with the signature that transformers' models use."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -73,6 +74,16 @@ def forward(
         return_weights=True,
     )
     return attended.output.transpose(1, 2).contiguous(), attended.weights
+
+
+COMPUTED = frozenset(inspect.signature(forward).parameters) | {"kwargs", "sliding_window"}
+"""The arguments of transformers' attention functions that are computed here. A window is in the mask as well."""
+
+
+def dense_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Attend like `forward`, and return the weights as a tensor (B, H, T, S) of the output's dtype, as eager does."""
+    output, weights = forward(*args, **kwargs)
+    return output, weights.dense().to(output.dtype)
 
 
 def _mask(module: nn.Module, given: Tensor | None, is_causal: bool | None, queries: int) -> Mask | Tensor | None:

@@ -12,6 +12,7 @@ import signal
 import time
 from pathlib import Path
 
+from tests import ROOT
 from tests.families.examine import Row, architectures, examine, library, told
 
 SECONDS, BYTES = 120, 8 << 30
@@ -57,7 +58,8 @@ def main() -> None:
     """Examine what is not in the file yet, or what is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--rows", type=Path, default=Path("build/families.jsonl"))
+    parser.add_argument("--rows", type=Path, default=ROOT / "docs/families.jsonl")
+    parser.add_argument("--again", action="store_true", help="forget what is in the file")
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()
     import torch
@@ -65,7 +67,8 @@ def main() -> None:
     torch.set_num_threads(1)
     library()
     known = architectures()
-    options.rows.parent.mkdir(exist_ok=True)
+    if options.again:
+        options.rows.unlink(missing_ok=True)
     done = {json.loads(line)["architecture"] for line in options.rows.open()} if options.rows.exists() else set()
     wanted = options.names or [key for key in known if key not in done]
     with options.rows.open("a") as rows:

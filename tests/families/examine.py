@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,8 @@ TOLERANCE = 1e-5
 def examine(key: str) -> Row:
     """Build an architecture, watch it, and compare."""
     transformers = library()
-    row: Row = {"architecture": key, "model": architectures()[key]}
+    versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+    row: Row = {"architecture": key, "model": architectures()[key], "versions": versions}
     try:
         kind = getattr(transformers, row["model"])
         config = tiny_config(key)
@@ -102,16 +103,17 @@ def watched(model: nn.Module, inputs: dict[str, Any]) -> Row:
         "maps": len(seen),
         "how": dict(Counter(call.how for call in seen.calls if call.map is not None)),
         "rebuilt": max(errors, default=None),
-        "missed": reasons(seen),
+        "missed": reasons(seen, seen.report().missed),
+        "others": reasons(seen, getattr(seen.report(), "others", ())),
         "notes": list(seen.report().notes),
         "_maps": seen.maps,
     }
 
 
-def reasons(seen: Seen) -> list[str]:
-    """What the report names as not seen, modules of one kind counted together."""
+def reasons(seen: Seen, told: Iterable[tuple[str, str]]) -> list[str]:
+    """What the report names as not seen, or as no attention, modules of one kind counted together."""
     found: Counter[str] = Counter()
-    for path, reason in seen.report().missed:
+    for path, reason in told:
         module = seen.modules.get(path.split(", call")[0])
         found[f"{type(module).__name__ if module is not None else path}: {reason}"] += 1
     return [f"{reason} (x {n})" if n > 1 else reason for reason, n in found.items()]
@@ -199,6 +201,8 @@ def distance(weights: regard.AttentionMap, own: Tensor, keep: Tensor | None) -> 
     dense = weights.dense()
     if dense.numel() > own.numel():
         dense = dense[..., -own.shape[-2] :, -own.shape[-1] :]
+    if own.dim() == 4 and dense.numel() == own.numel() and bool((own == own[:, :1]).all()):
+        dense = dense.mean(1, keepdim=True).expand(own.shape)  # WavLM reports the mean of its heads in each
     dense = dense.reshape(own.shape)
     if keep is not None and own.dim() == 4 and (own.shape[0], own.shape[-2]) == keep.shape:
         # What such a query is made of may differ: a row without keys is even in eager, and 0 in other kernels.

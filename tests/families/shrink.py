@@ -122,7 +122,7 @@ class Shrinking:
     def settings(self, default: Any) -> dict[str, Any]:
         """The settings that make a tiny configuration of the class of `default`."""
         if default.model_type in CONVOLUTIONAL:
-            return {}
+            return {"image_size": 64} if hasattr(default, "image_size") else {}
         given = {n: v for n, v in default.to_dict().items() if n not in SKIPPED}
         made: dict[str, Any] = {}
         for name in default.sub_configs:

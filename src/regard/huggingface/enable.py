@@ -10,13 +10,13 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError
-from regard.huggingface.forward import COMPUTED, dense_forward, forward
+from regard.huggingface.forward import COMPUTED, dense, forward, forward_as_eager
 from regard.huggingface.masks import lazy_mask
 
 NAME = "regard"
 """The name of this implementation among those of transformers."""
 ADDED = "regard_added"
-"""The same for models that take their masks for numbers to add."""
+"""The same for models that transformers runs by its eager attention only: their masks are numbers to add."""
 DENSE = {NAME: "regard_dense", ADDED: "regard_added_dense"}
 """What returns weights as tensors, for code of transformers that asks for eager attention."""
 
@@ -80,9 +80,10 @@ def enable(model: nn.Module) -> "Enabled":
 def _register(library: Any) -> None:
     """Make the implementations known to transformers."""
     masks: Any = sys.modules["transformers.masking_utils"].AttentionMaskInterface
-    for name, mask in ((NAME, lazy_mask), (ADDED, partial(lazy_mask, is_added=True))):
-        library.AttentionInterface.register(name, forward)
-        library.AttentionInterface.register(DENSE[name], dense_forward)
+    kinds: Any = ((NAME, forward, lazy_mask), (ADDED, forward_as_eager, partial(lazy_mask, is_added=True)))
+    for name, attend, mask in kinds:
+        library.AttentionInterface.register(name, attend)
+        library.AttentionInterface.register(DENSE[name], dense(attend))
         masks.register(name, mask)
         masks.register(DENSE[name], mask)
 
@@ -114,7 +115,8 @@ class Enabled:
 
     def start(self, parts: list[Any]) -> None:
         """Choose each part's kind of mask, and keep what was set from being undone."""
-        # Code that was never run by sdpa may add its mask to the scores, or pad it with zeros that mean "keep".
+        # Code that transformers never runs by sdpa may add its mask to the scores, pad it with zeros that mean "keep",
+        # or give none where all keys are seen.
         adding = {id(part.config) for part in parts if not part._supports_sdpa}
         ours = [config for config, _ in self._before if config._attn_implementation == NAME]
         self._ours = [(config, ADDED if id(config) in adding else NAME) for config in ours]

@@ -1,6 +1,6 @@
-"""Examine all architectures, each in a process of its own: `python -m tests.families [--again] [names]`.
+"""Examine all architectures, each in a process of its own, and write the page: `python docs/make_families.py`.
 
-What is found is added to a file of JSON lines, so that a run that was stopped goes on where it was.
+What is found is added to docs/families.jsonl, so that a run that was stopped goes on where it was.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests import ROOT
+from tests.families import table
 from tests.families.examine import Row, architectures, examine, library, told
 
 SECONDS, BYTES = 120, 8 << 30
@@ -58,10 +58,14 @@ def main() -> None:
     """Examine what is not in the file yet, or what is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--rows", type=Path, default=ROOT / "docs/families.jsonl")
+    parser.add_argument("--rows", type=Path, default=table.ROWS)
     parser.add_argument("--again", action="store_true", help="forget what is in the file")
-    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--show", action="store_true", help="examine in this process, and print what is found")
+    parser.add_argument("--page", action="store_true", help="write the page only")
     options = parser.parse_args()
+    if options.page:
+        table.write()
+        return
     import torch
 
     torch.set_num_threads(1)
@@ -80,6 +84,8 @@ def main() -> None:
             rows.flush()
             if options.show:
                 print(json.dumps(row, indent=1))
+    if options.rows == table.ROWS:
+        table.write()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ def architectures() -> dict[str, str]:
     from transformers.models.auto import modeling_auto
 
     names = [name for name in dir(modeling_auto) if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES")]
-    names.sort(key=lambda name: (name != "MODEL_MAPPING_NAMES", "SEQ_TO_SEQ" not in name, "CAUSAL_LM" not in name, name))
+    names.sort(
+        key=lambda name: (name != "MODEL_MAPPING_NAMES", "SEQ_TO_SEQ" not in name, "CAUSAL_LM" not in name, name)
+    )
     found: dict[str, str] = {}
     for name in names:
         for key, model in getattr(modeling_auto, name).items():

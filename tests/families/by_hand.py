@@ -6,6 +6,7 @@ import torch
 
 ROTATED = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 HALF_ROTATED = {**ROTATED, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+BOTH_ROTATED = {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), ROTATED)}
 RESNET = {
     "_only": True, "model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1],
     "layer_type": "basic", "out_indices": [1, 2, 3, 4],
@@ -27,8 +28,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "share_cross_modal_transformer_layers": True,
     },
     "chameleon": {"vocabulary_map": {"<image>": 100, "IMGIMGA": 101}},
-    "cohere_compass": {"text_config": {"rope_parameters": {n: ROTATED for n in ("full_attention", "sliding_attention")}}},
-    "cohere_compass_text": {"rope_parameters": {n: ROTATED for n in ("full_attention", "sliding_attention")}},
+    "cohere_compass": {"text_config": BOTH_ROTATED},
+    "cohere_compass_text": BOTH_ROTATED,
     "conditional_detr": BY_RESNET,
     "csm": {"codec_config": GROUPS},
     "d_fine": {"backbone_config": {"_only": True, "model_type": "hgnet_v2"}, "encoder_in_channels": [512, 1024, 2048]},
@@ -52,7 +53,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": ROTATED}},
     "esm": {"vocab_size": 100, "pad_token_id": 1, "mask_token_id": 32},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
-    "fastspeech2_conformer_with_hifigan": {"vocoder_config": {"model_in_dim": 80}, "model_config": {"num_mel_bins": 80}},
+    "fastspeech2_conformer_with_hifigan": {
+        "vocoder_config": {"model_in_dim": 80}, "model_config": {"num_mel_bins": 80},
+    },
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
     "glm4v_text": {"rope_parameters": ROTATED},
     "glm4v_moe_text": {"rope_parameters": HALF_ROTATED},

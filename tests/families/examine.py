@@ -78,7 +78,8 @@ def plain(x: Any) -> Any:
 def same_bits(one: Any, other: Any) -> bool:
     pairs = list(zip(tensors(one), tensors(other), strict=True))
     return bool(pairs) and all(
-        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(3.0), b.nan_to_num(3.0)) for a, b in pairs
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(3.0), b.nan_to_num(3.0))
+        for a, b in pairs
     )
 
 
@@ -105,7 +106,6 @@ def watched(model: nn.Module, inputs: dict[str, Any]) -> Row:
         "rebuilt": max(errors, default=None),
         "missed": reasons(seen, seen.report().missed),
         "others": reasons(seen, getattr(seen.report(), "others", ())),
-        "notes": list(seen.report().notes),
         "_maps": seen.maps,
     }
 
@@ -324,7 +324,7 @@ def real(x: Tensor, keep: Tensor | None) -> Tensor:
     return x[keep.bool()] if keep is not None and x.shape[: keep.dim()] == keep.shape else x
 
 
-def relative(ours: list[Tensor], own: list[Tensor], keep: Tensor | None) -> float | None:
+def relative(ours: list[Tensor], own: list[Tensor], keep: Tensor | None) -> float | str | None:
     """The largest difference over the largest value, each tensor by itself."""
     worst: float | None = None
     for one, other in zip(ours, own, strict=True):
@@ -332,6 +332,8 @@ def relative(ours: list[Tensor], own: list[Tensor], keep: Tensor | None) -> floa
         if one.shape != other.shape:
             return float("inf")
         if one.is_floating_point() and one.numel():
+            if bool(other.isnan().any()):
+                return "NaN in eager"
             one, other = one.nan_to_num(0.0).clamp(-1e30, 1e30), other.nan_to_num(0.0).clamp(-1e30, 1e30)
             scale = other.abs().max().clamp(min=1e-6)
             worst = max(worst or 0.0, float((one - other).abs().max() / scale))
@@ -358,4 +360,4 @@ def gradients(model: nn.Module, eager: nn.Module, inputs: dict[str, Any]) -> flo
         part.zero_grad()
     largest = max((float(g.abs().max()) for g in found[1] if g.numel()), default=0.0)
     difference = max((float((a - b).abs().max()) for a, b in zip(*found, strict=True) if a.numel()), default=0.0)
-    return difference / max(largest, 1e-12)
+    return difference / max(largest, 1e-12) if largest == largest else "NaN in eager"

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from tests.families import table
-from tests.families.examine import Row, architectures, examine, library, told
+from tests.families.architectures import architectures, library
+from tests.families.examine import Row, examine, told
 
 SECONDS, BYTES = 120, 8 << 30
 

@@ -17,6 +17,8 @@ from tests.families.architectures import architectures, build, inputs_for, libra
 
 Row = dict[str, Any]
 TOLERANCE = 1e-5
+NAME = "eager_attention_forward"
+"""What transformers calls the eager attention of each of its models."""
 
 
 def examine(key: str) -> Row:
@@ -135,19 +137,19 @@ def recorded() -> Iterator[list[Tensor]]:
         return attend
 
     for name, module in list(sys.modules.items()):
-        if name.startswith("transformers.models.") and hasattr(module, "eager_attention_forward"):
-            replaced.append((module, module.eager_attention_forward))
-            module.eager_attention_forward = around(module.eager_attention_forward)
+        if name.startswith("transformers.models.") and hasattr(module, NAME):
+            replaced.append((module, getattr(module, NAME)))
+            setattr(module, NAME, around(getattr(module, NAME)))
     try:
         yield collected
     finally:
         for module, function in replaced:
-            module.eager_attention_forward = function
+            setattr(module, NAME, function)
 
 
-def attentions(output: Any) -> list[Tensor]:
-    """The weights that an output holds."""
-    found: list[Tensor] = []
+def attentions(output: Any) -> list[Any]:
+    """The weights that an output holds, tensors or maps."""
+    found: list[Any] = []
     if isinstance(output, dict):
         for name, value in output.items():
             inner = [x for x in tree_flatten(value)[0] if isinstance(x, Tensor | regard.AttentionMap)]

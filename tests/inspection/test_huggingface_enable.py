@@ -17,7 +17,7 @@ from regard.mechanisms.masks.patterns import Window
 pytest.importorskip("transformers")
 from transformers import masking_utils as masking
 
-from tests.families import examine
+from tests.families import architectures, examine
 from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, _field, tokens
 
 # transformers calls what torch has deprecated; nothing of it is ours.
@@ -398,9 +398,9 @@ def test_a_lazy_mask_stands_for_bools_or_for_numbers_to_add(dtype: torch.dtype) 
 
 def tiny(name: str, kind: str) -> tuple[Any, Any, dict[str, Any]]:
     """An architecture of docs/families.md, its class, and its inputs."""
-    library = examine.library()
-    model = examine.build(getattr(library, kind), examine.tiny_config(name))
-    return model, getattr(library, kind), examine.inputs_for(name, model)
+    library = architectures.library()
+    model = architectures.build(getattr(library, kind), architectures.tiny_config(name))
+    return model, getattr(library, kind), architectures.inputs_for(name, model)
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def _chosen(mask: Mask | Tensor | None, indices: Tensor | None, keys: int) -> Ma
     if indices is None:
         return mask
     among = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool, device=indices.device)
-    allowed = as_mask(among.scatter(-1, indices.long(), True)[:, None])
-    return allowed if mask is None else as_mask(mask) & allowed
+    chosen, allowed = as_mask(among.scatter(-1, indices.long(), True)[:, None]), as_mask(mask)
+    return chosen if chosen is None or allowed is None else allowed & chosen
 
 
 def _bias(given: Tensor | None, position_bias: Tensor | None, keys: int) -> Tensor | None:

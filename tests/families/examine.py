@@ -14,9 +14,9 @@ import regard
 from regard.errors import RegardError
 from regard.inspection.watch import Seen
 from tests.families.architectures import architectures, build, inputs_for, library, tiny_config
+from tests.families.matching import compared
 
 Row = dict[str, Any]
-TOLERANCE = 1e-5
 NAME = "eager_attention_forward"
 """What transformers calls the eager attention of each of its models."""
 
@@ -196,64 +196,6 @@ def are_weights(x: Tensor) -> bool:
 
 def equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one, other)
-
-
-def distance(weights: regard.AttentionMap, own: Tensor, keep: Tensor | None) -> tuple[float, int]:
-    """The largest error of a map outside rows that have no key or are padding, and how many others have no key."""
-    dense = weights.dense()
-    if dense.numel() > own.numel():
-        dense = dense[..., -own.shape[-2] :, -own.shape[-1] :]
-    if own.dim() == 4 and dense.numel() == own.numel() and bool((own == own[:, :1]).all()):
-        dense = dense.mean(1, keepdim=True).expand(own.shape)  # WavLM reports the mean of its heads in each
-    dense = dense.reshape(own.shape)
-    if keep is not None and own.dim() == 4 and (own.shape[0], own.shape[-2]) == keep.shape:
-        # What such a query is made of may differ: a row without keys is even in eager, and 0 in other kernels.
-        dense, own = dense * keep[:, None, :, None], own * keep[:, None, :, None]
-    dead = (dense == 0).all(-1) & (own != 0).any(-1)
-    return float((dense - own).abs().masked_fill(dead[..., None], 0).nan_to_num(9.0).max()), int(dead.sum())
-
-
-def compared(maps: list[regard.AttentionMap], own: list[Tensor], keep: Tensor | None) -> Row:
-    """Each of the model's own weights with the nearest map that is left, and the largest of the errors."""
-    left, errors, dead = list(maps), [], 0
-    missing: list[Tensor] = []
-    done: set[int] = set()
-    for weights in own:
-        fitting = [m for m in left if m.shape[-2:] == weights.shape[-2:] and m.shape.numel() == weights.numel()]
-        if not fitting:  # CPM-Ant reports what is left without the queries and keys of its prompt
-            fitting = [m for m in left if m.shape[:-2] == weights.shape[:-2] and m.shape[-1] > weights.shape[-1]]
-        if not fitting:
-            missing.append(weights)
-            continue
-        best: tuple[float, int] | None = None
-        chosen = None
-        for m in fitting:
-            found = distance(m, weights, keep)
-            if best is None or found < best:
-                best, chosen = found, m
-            if found[0] < 1e-6:
-                break
-        assert best is not None
-        left = [m for m in left if m is not chosen]
-        errors.append(best[0])
-        dead += best[1]
-    # T5Gemma 2 attends to its own tokens and the encoder's in one softmax, and reports two parts of it.
-    for one, other in [(a, b) for a in missing for b in missing if a is not b and a.shape[:-1] == b.shape[:-1]]:
-        whole = torch.cat([one, other], -1)
-        for m in [m for m in left if m.shape == whole.shape and id(one) not in done and id(other) not in done]:
-            if (found := distance(m, whole, keep))[0] < TOLERANCE:
-                left = [x for x in left if x is not m]
-                errors += [found[0]] * 2
-                done |= {id(one), id(other)}
-    none = Counter(str(list(x.shape)) for x in missing if id(x) not in done)
-    return {
-        "matched": len(errors),
-        "error": max(errors, default=None),
-        "wrong": sum(e > TOLERANCE for e in errors),
-        "rows_without_a_key": dead,
-        "without_a_map": dict(none),
-        "maps_unreported": len(left),
-    }
 
 
 def in_float64(model: nn.Module, own: dict[str, Any], inputs: dict[str, Any]) -> float | str | None:

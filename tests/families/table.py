@@ -44,7 +44,8 @@ def is_wrong(row: Row) -> bool:
     if "why" in row:
         return False
     exact = row.get("error_float64")
-    off = bool(row["wrong"]) and not (isinstance(exact, float) and exact < 1e-9)
+    # Eager's softmax is computed in float32 always, so that its float64 is not exact either.
+    off = bool(row["wrong"]) and not (isinstance(exact, float) and exact < min(1e-5, row["error"] / 10))
     unnamed = bool(row["without_a_map"]) and not row["missed"] and not row.get("others")
     return off or unnamed or (row["repeatable"] and not row["bits"])
 

@@ -42,6 +42,9 @@ def in_a_process(key: str, seconds: int = SECONDS) -> Row:
 
 
 def _child(key: str, writing: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # a fork of a process that ran several threads would wait for them for ever
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)

@@ -14,9 +14,7 @@ from regard.inspection.capture.module_stack import Frame, Thread, looks_like_att
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.shared_keys import share_keys
-from regard.inspection.capture.stored_weights import NAME
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource
 from regard.maps.source import Source
 from regard.maps.summary_source import Summarize, SummarySource
 
@@ -32,6 +30,8 @@ class Observed:
     """None if it could not be read."""
     factors: Factors | None = None
     """The tensors from which the map is read; None if only statistics were kept, or the call could not be read."""
+    softmax: AttentionMap | None = None
+    """The softmax from which the model made the weights, if it differs from them."""
     is_stored: bool = False
     """Whether the map was read from weights that the model computed itself."""
     notes: list[str] = field(default_factory=list)
@@ -39,10 +39,12 @@ class Observed:
     """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
     at: int = 0
     """How many calls its thread had observed until then, this one included."""
+    token: object = None
+    """What names the call for its observer."""
 
     def refuse(self, reason: str) -> None:
         """Drop the map, because it turned out not to be the module's attention."""
-        self.map, self.factors, self.notes = None, None, [reason]
+        self.map, self.softmax, self.factors, self.notes = None, None, None, [reason]
 
 
 class Record:
@@ -76,6 +78,8 @@ class Record:
         """How many calls each module made in a backward pass, which are not kept again."""
         self.unreadable: Counter[tuple[str, str]] = Counter()
         """How often something unreadable was observed, by (module path, reason)."""
+        self.others: Counter[tuple[str, str]] = Counter()
+        """How often something was observed that only looks like attention, by (module path, what it is)."""
         self.skipped = 0
         """How many calls came from modules that were not asked for."""
         self.outside = 0
@@ -119,32 +123,52 @@ class Record:
 
     def _read(self, path: str, index: int, source: ObservedCall, at: int) -> Observed:
         reading = source.read(self.keeper, path)
-        factors = reading.factors
-        weights = CallSource(factors, factors.sizes.leading, name=NAME if reading.is_stored else "")
+        weights, softmax = reading.source, reading.softmax
         observed = Observed(
-            path, index, source.how, AttentionMap(weights), factors, reading.is_stored, reading.notes, at=at
-        )
+            path, index, source.how, AttentionMap(weights), reading.factors,
+            softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
+            notes=reading.notes, at=at, token=source.token,
+        )  # fmt: skip
         if self._verify:
             observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
         if self._summary is not None:
-            observed.map, observed.factors = _summarized(weights, self._summary), None
-        elif index and reading.grows:
-            share_keys([call for call in self.calls if call.name == path][-1].factors, factors)
+            observed.map, observed.softmax, observed.factors = _summarized(weights, self._summary), None, None
+        elif index and reading.grows and reading.factors is not None:
+            share_keys([call for call in self.calls if call.name == path][-1].factors, reading.factors)
         return observed
 
-    def unread(self, thread: Thread, frame: Frame | None, reason: str) -> None:
-        """Remember something unreadable, such as a softmax in blocks.
-
-        Calls of the same module run that were read as whole softmaxes are then blocks too, and are refused.
-        """
+    def unread(self, thread: Thread, reason: str) -> None:
+        """Remember something unreadable, such as a softmax in blocks."""
         path = thread.path(self)
-        if path is None or not self.wanted(path):
-            return
+        if path is not None and self.wanted(path):
+            with self._lock:
+                self.unreadable[path, reason] += 1
+
+    def refuse(self, thread: Thread, frame: Frame) -> None:
+        """Refuse the softmaxes of a module that attends in blocks: none of them is its attention."""
+        path = self.paths.get(id(frame.module))
         with self._lock:
-            self.unreadable[path, reason] += 1
             for call in self.calls:
-                if frame is not None and call.name == path and call.at > frame.taken and call.is_stored:
+                if call.name == path and call.at > frame.taken and call.is_stored and call.map is not None:
                     call.refuse("one softmax of several that the module attends by, in blocks")
+
+    def other(self, thread: Thread, reason: str) -> None:
+        """Remember something that only looks like attention."""
+        path = thread.path(self)
+        if path is not None and self.wanted(path):
+            with self._lock:
+                self.others[path, reason] += 1
+
+    def withdraw(self, token: object, reason: str) -> None:
+        """Take back a call that turned out to be no attention."""
+        with self._lock:
+            for call in [call for call in self.calls if call.token is token]:
+                self.others[call.name, reason] += 1
+                if call.index == self.count[call.name] - 1:
+                    self.calls.remove(call)
+                    self.count[call.name] -= 1
+                else:
+                    call.refuse(reason)
 
 
 def _summarized(source: Source, what: Summarize) -> AttentionMap:

@@ -18,11 +18,13 @@ class Report:
     calls: tuple[Observed, ...]
     missed: tuple[tuple[str, str], ...]
     """(module path, reason) for each module or call that could not be seen or read."""
+    others: tuple[tuple[str, str], ...]
+    """(module path, what it is) for what only looks like attention."""
     notes: tuple[str, ...]
     held_bytes: int
 
     def __str__(self) -> str:
-        """A line for each module, then a line for each that was not seen, then the notes."""
+        """A line for each module, then a line for each that was not seen or is no attention, then the notes."""
         read = [call for call in self.calls if call.map is not None]
         modules = {call.name for call in read}
         lines = [
@@ -31,6 +33,8 @@ class Report:
         lines += [f"  {line}" for line in _table(read)]
         lines += ["not seen:"] if self.missed else []
         lines += [f"  {path or 'the model itself'}: {reason}" for path, reason in self.missed]
+        lines += ["no attention, as far as is known:"] if self.others else []
+        lines += [f"  {path or 'the model itself'}: {what}" for path, what in self.others]
         return "\n".join([*lines, *self.notes])
 
 
@@ -40,8 +44,9 @@ def report(record: Record) -> Report:
         if call.factors is not None:
             call.factors.settle()
     missed = missed_by(record)
+    others = [(path, _times(what, n)) for (path, what), n in record.others.items()]
     notes = []
-    if not record.calls and not missed:
+    if not record.calls and not missed and not others:
         notes.append("no attention was observed: nothing ran, or the model attends in a way that is not known here")
     if record.skipped:
         notes.append(f"{count(record.skipped, 'call')} of modules that were not asked for")
@@ -53,7 +58,12 @@ def report(record: Record) -> Report:
         if given.dense is not None:
             notes.append(f"a dense mask or bias {tuple(given.dense.shape)} is held once: {human(given.bytes)}")
     return Report(
-        type(record.modules[""]).__name__, tuple(record.calls), tuple(missed), tuple(notes), held_bytes(record)
+        type(record.modules[""]).__name__,
+        tuple(record.calls),
+        tuple(missed),
+        tuple(others),
+        tuple(notes),
+        held_bytes(record),
     )
 
 
@@ -69,14 +79,15 @@ def held_bytes(record: Record) -> int:
     """The bytes of all factors; each storage counts once."""
     storages: dict[int, int] = {}
     for call in record.calls:
-        if call.map is not None:
-            storages |= bytes_by_storage(call.map.source.tensors())
+        for held in (call.map, call.softmax):
+            storages |= {} if held is None else bytes_by_storage(held.source.tensors())
     return sum(storages.values()) + sum(given.bytes for given in record.keeper.dense_masks)
 
 
 def _silent(record: Record) -> list[tuple[str, int]]:
     """Modules that look like attention and ran, although no call was observed in them, around them or inside them."""
-    known = {call.name for call in record.calls} | {path for path, _ in record.unreadable} | set(record.recomputed)
+    known = {call.name for call in record.calls} | {path for path, _ in (*record.unreadable, *record.others)}
+    known |= set(record.recomputed)
     silent = []
     for path, n in record.ran.items():
         related = any(_inside(other, path) or _inside(path, other) for other in known)

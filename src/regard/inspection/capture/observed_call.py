@@ -6,20 +6,33 @@ from dataclasses import dataclass, field
 
 from regard.inspection.capture.factors import Factors
 from regard.inspection.capture.retention import Keeper
+from regard.maps.call_source import CallSource
+from regard.maps.source import Source
 
 
 @dataclass(slots=True)
 class Reading:
-    """The factors of a call, with notes about them for the report."""
+    """The factors of a call or its weights, with notes about them for the report."""
 
-    factors: Factors
+    factors: Factors | None
+    """The tensors from which the weights are computed; None if the weights themselves were kept."""
     notes: list[str] = field(default_factory=list)
     verify: Callable[[], float] | str = "nothing to compare with"
     """Computes the error of the rebuilt output; or the reason why that is not possible."""
-    is_stored: bool = False
-    """Whether the weights themselves are held."""
     grows: bool = False
     """Whether the keys may be those of the previous call with new ones appended."""
+    stored: Source | None = None
+    """The weights themselves, if the model computed them."""
+    softmax: Source | None = None
+    """The softmax from which the model made the weights, if it differs from them."""
+
+    @property
+    def source(self) -> Source:
+        """The source of the weights."""
+        if self.stored is not None:
+            return self.stored
+        assert self.factors is not None
+        return CallSource(self.factors, self.factors.sizes.leading)
 
 
 class ObservedCall(ABC):
@@ -27,6 +40,8 @@ class ObservedCall(ABC):
 
     how: str
     """The function or module that was observed, for the report."""
+    token: object = None
+    """What names the call later, should it turn out to be no attention."""
 
     @abstractmethod
     def read(self, keeper: Keeper, name: str) -> Reading:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard.errors import ArgumentError, NotKeptError
+from regard.errors import ArgumentError, NotKeptError, ShapeError
 
 B, H, T, D = 2, 3, 11, 5
 EVERYTHING = regard.Summarize(
@@ -225,14 +225,14 @@ def test_the_steps_of_a_generation_are_joined() -> None:
         steps.pooled(128, 128)
 
 
-def test_calls_that_do_not_continue_one_another_have_no_distance_together() -> None:
+def test_calls_that_do_not_continue_one_another_are_maps_of_their_own() -> None:
     model, inputs = Attend(), x()
     with torch.no_grad(), regard.watch(model, keep=regard.Summarize("entropy", "distance")) as seen:
         model(inputs)
         model(inputs)
-    assert seen.joined("").entropy().shape == (B, H, 2 * T)
-    with pytest.raises(NotKeptError, match=r"by Summarize\('entropy'\)"):
-        seen.joined("").distance(0)
+    with pytest.raises(ShapeError, match="2 sequences"):
+        seen.joined("")
+    assert [one.entropy().shape for one in seen.generations("")] == [(B, H, T)] * 2
 
 
 def test_steps_of_which_nothing_can_be_joined() -> None:
@@ -253,7 +253,7 @@ class BlockAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         whole = (x @ x.mT * self.scale).softmax(-1) @ x
         apart = (x @ x.mT).softmax(-1)
-        return whole + torch.stack([(row[..., None] * x).sum(-2) for row in apart.unbind(-2)], -2)
+        return whole + apart[..., :3] @ x[..., :3, :] + apart[..., 3:] @ x[..., 3:, :]
 
 
 def test_a_softmax_in_blocks_is_not_summarized_as_a_map() -> None:

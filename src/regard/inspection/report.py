@@ -69,7 +69,8 @@ def report(record: Record) -> Report:
 
 def missed_by(record: Record) -> list[tuple[str, str]]:
     """(module path, reason) for each module or call that could not be seen or read."""
-    missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in record.calls if call.map is None]
+    refused = [call for call in record.calls if call.map is None and not call.is_other]
+    missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in refused]
     missed += [(path, _times(reason, n)) for (path, reason), n in record.unreadable.items()]
     missed += [(path, _times("it ran, but no attention of it could be observed", n)) for path, n in _silent(record)]
     return missed + [(path, "TorchScript, whose calls cannot be observed") for path in _scripted(record)]

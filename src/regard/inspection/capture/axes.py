@@ -23,8 +23,8 @@ MOVES = frozenset({"transpose", "permute", "movedim", "moveaxis", "swapaxes", "s
 REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "max", "min", "norm", "prod", "var", "std", "logsumexp", "any",
                         "all", "nansum", "nanmean", "linalg_vector_norm", "count_nonzero", "argmax",
                         "argmin"})  # fmt: skip
-DISORDERS = frozenset({"sort", "topk", "gather", "index_select", "take_along_dim", "flip", "roll", "argsort", "kthvalue",
-                       "take", "msort"})  # fmt: skip
+DISORDERS = frozenset({"sort", "topk", "gather", "index_select", "take_along_dim", "flip", "roll", "argsort",
+                       "kthvalue", "take", "msort"})  # fmt: skip
 """Functions after which an axis counts no longer what it counted before."""
 SAME_NUMBERS = VIEWS | {
     "contiguous", "clone", "to", "float", "half", "bfloat16", "double", "type", "type_as", "detach", "detach_", "alias",

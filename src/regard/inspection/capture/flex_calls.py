@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.functional import make_call
+from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted
 from regard.inspection.capture.mask_reading import read_mask
 from regard.inspection.capture.module_stack import Thread
@@ -128,7 +129,8 @@ class Flex(ObservedCall):
             value = self.value.expand(call.sizes.flat_batch, -1, -1, -1).to(call.compute_dtype)
             return output_error(weighted(call, factors.state, value), self.output, value)
 
-        return Reading(factors, verify=error, grows=call.sizes.queries < call.sizes.keys)
+        evidence = Evidence(call.query, call.key, self.key)
+        return Reading(factors, verify=error, evidence=evidence, holds_keys=True)
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
         """The mask as a predicate of a known kind if it is one; else the function itself."""

@@ -57,6 +57,18 @@ class Observers(NamedTuple):
         return not (module.training or takes_gradients)
 
 
+def _run(thread: "Thread", func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _ignore(*anything: Any) -> None:
+    """Observe nothing."""
+
+
+NO_OBSERVERS = Observers({}, {}, {}, _run, _run, _ignore, _ignore, _ignore)
+"""The observers of a thread without a watch."""
+
+
 class Watcher(Protocol):
     """The methods of a watch that a thread calls."""
 
@@ -109,7 +121,7 @@ class Thread:
         """Whether a watch reads a call now: the functions that it calls are not the model's."""
         self.mode = _Functions(self)
         self.hidden = False
-        self.observers: Observers | None = None
+        self.observers = NO_OBSERVERS
         self.traces = Traces()
         self.handed: set[int] = set()
         """The addresses of the outputs of calls of FlexAttention that were seen as they ran."""
@@ -217,7 +229,7 @@ class Thread:
         calls = [(args, output) for args, output in calls if output.data_ptr() not in self.handed]
         self.handed.clear()
         for args, output in calls:
-            if module is not None and self.observers is not None:
+            if module is not None:
                 self.try_to(self.observers.compiled, self, args, output, module)
 
     def innermost(self) -> Frame | None:
@@ -260,7 +272,7 @@ class _Functions(TorchFunctionMode):
             return result
         thread = self._thread
         observers = thread.observers
-        if thread.is_reading or observers is None:
+        if thread.is_reading:
             return func(*args, **(kwargs or {}))
         observe = observers.functions.get(func)
         if observe is None:

@@ -99,6 +99,16 @@ class Product:
         laid = laid if self.has_queries else laid.unsqueeze(-2)
         return laid.unflatten(0, self.unfolded) if self.unfolded else laid
 
+    def laid_out_values(self) -> Tensor | None:
+        """The values (batch..., H, S, E) beside the weights; None if they are laid out otherwise."""
+        lead = [self.contraction.labels[self.place][n] for n in self.order[: -2 if self.has_queries else -1]]
+        known = self.values_labels
+        if len(self.features) != 1 or any(label not in known for label in lead) or len(known) != len(lead) + 2:
+            return None
+        order = [*(known.index(label) for label in lead), known.index(self.key), self.features[0]]
+        laid = self.values.permute(order)
+        return laid.unflatten(0, self.unfolded) if self.unfolded else laid
+
     def laid_back(self, weights: Tensor) -> Tensor:
         """Weights (batch..., H, T, S) in the layout of the product."""
         weights = weights.flatten(0, len(self.unfolded) - 1) if self.unfolded else weights

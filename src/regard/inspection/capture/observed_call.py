@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors
 from regard.inspection.capture.retention import Keeper
 from regard.maps.call_source import CallSource
@@ -19,12 +20,14 @@ class Reading:
     notes: list[str] = field(default_factory=list)
     verify: Callable[[], float] | str = "nothing to compare with"
     """Computes the error of the rebuilt output; or the reason why that is not possible."""
-    grows: bool = False
-    """Whether the keys may be those of the previous call with new ones appended."""
     stored: Source | None = None
     """The weights themselves, if the model computed them."""
     softmax: Source | None = None
     """The softmax from which the model made the weights, if it differs from them."""
+    evidence: Evidence | None = None
+    """The vectors by which the call can be told to continue another one."""
+    holds_keys: bool = False
+    """Whether the factors hold queries and keys, so that the steps of a generation can share the keys."""
 
     @property
     def source(self) -> Source:

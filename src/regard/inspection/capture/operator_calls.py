@@ -13,7 +13,8 @@ from regard.inspection.capture.module_stack import Thread
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
 """Parts of the names of operators that attend."""
 OURS = frozenset({"regard"})
-HARMLESS = frozenset({"transformers", "torchvision", "profiler", "c10d", "_c10d_functional", "inductor", "rngprims", "debugprims",
+HARMLESS = frozenset({"transformers", "torchvision", "profiler", "c10d", "_c10d_functional", "inductor", "rngprims",
+                      "debugprims",
                       "torchaudio", "quantized", "mkldnn", "onednn", "mkl", "sparse", "fsdp", "streams"})  # fmt: skip
 """Namespaces of operators that attend only where their names say so."""
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.inspection.capture.contractions import Contraction, read_contraction, sum_of_products
+from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import output_error, undisturbed
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.module_stack import Frame, Thread
@@ -50,7 +51,16 @@ class WrittenOut(ObservedCall):
         if softmax is not None and differs:
             beside = stored(keeper.keep(softmax, f"the softmax of {name}"), self.name)
             notes.append(CHANGED)
-        return Reading(None, notes, lambda: self._error(source), stored=source, softmax=beside)
+        evidence = self._evidence(weights.detach())
+        return Reading(None, notes, lambda: self._error(source), stored=source, softmax=beside, evidence=evidence)
+
+    def _evidence(self, weights: Tensor) -> Evidence | None:
+        """The values, which a cache hands on as it does keys; None if their layout is another than that of keys."""
+        values = self.product.laid_out_values()
+        expected = (*weights.shape[:-2], weights.shape[-1])
+        if values is None or not 3 <= weights.dim() <= 4 or values.shape[:-1] != expected:
+            return None
+        return Evidence(weights, values, self.product.values)
 
     def _error(self, source: StoredSource) -> float:
         """Multiply the weights that are read from the map with the values, and compare with what the model got."""
@@ -65,8 +75,8 @@ class WrittenOut(ObservedCall):
 
 
 CHANGED = (
-    "these are the weights that multiplied the values; the softmax that the model changed into them (by a mask, a gate, "
-    "a mix of heads or dropout) is seen.softmax(name)"
+    "these are the weights that multiplied the values; the softmax that the model changed into them (by a mask, a "
+    "gate, a mix of heads or dropout) is seen.softmax(name)"
 )
 
 

@@ -121,7 +121,8 @@ class Traces:
     def leave(self, depth: int) -> None:
         """Forget what was traced inside of a module that ended, and is wanted no longer."""
         for number, (_, trace) in list(self._traces.items()):
-            if (trace.kind != "weights" and trace.depth >= depth) or (trace.kind == "weights" and all(origin.is_taken and origin.depth >= depth for origin in trace.origins)):
+            is_done = all(origin.is_taken and origin.depth >= depth for origin in trace.origins)
+            if is_done if trace.kind == "weights" else trace.depth >= depth:
                 self._traces.pop(number, None)
 
     def clear(self) -> None:

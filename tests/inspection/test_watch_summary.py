@@ -147,6 +147,9 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
     torch.testing.assert_close(kept.pooled(4, 3), weights.pooled(4, 3))
     torch.testing.assert_close(kept[1, 2].entropy(), weights[1, 2].entropy())
     torch.testing.assert_close(kept.average().received(), weights.average().received())
+    torch.testing.assert_close(kept.average().pooled(4, 3), weights.average().pooled(4, 3))
+    with pytest.raises(NotKeptError, match="only statistics were kept"):
+        kept.average().pooled(4, 3, "max")  # the largest of a mean is not the mean of the largest
     assert kept.shape == weights.shape
     with torch.no_grad(), regard.watch(model, keep=regard.Summarize("topk", k=2)) as seen:
         model(inputs)

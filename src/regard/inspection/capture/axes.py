@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Axis = int | None
+AxisNumber = int | None
 """The number of an axis, counted from 0; None if it is not an axis of the tensor any more."""
 
 SLICES = frozenset({"__getitem__", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "select", "unbind",
@@ -35,8 +35,8 @@ SAME_NUMBERS = VIEWS | {
 
 def followed(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, result: Tensor,
-    axes: Sequence[Axis], place: int = 0,
-) -> list[Axis] | None:  # fmt: skip
+    axes: Sequence[AxisNumber], place: int = 0,
+) -> list[AxisNumber] | None:  # fmt: skip
     """Where the axes of an argument are in a result (the `place`-th, if there are several).
 
     None means that the result is no longer of the argument: it is a reduction over the axis.
@@ -73,9 +73,9 @@ def _is_broadcast(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor)
 
 
 def _viewed(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, axes: Sequence[Axis],
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, axes: Sequence[AxisNumber],
     place: int, *, slices: bool,
-) -> list[Axis]:  # fmt: skip
+) -> list[AxisNumber]:  # fmt: skip
     """Do the same to a tensor without memory, in which each axis can be told by its stride."""
     if slices and _is_chosen_by_tensor(args):
         return [None for _ in axes]
@@ -101,7 +101,7 @@ def _is_chosen_by_tensor(args: tuple[Any, ...]) -> bool:
     return any(isinstance(part, Tensor | list) for part in parts)
 
 
-def _found(probe: Tensor, axis: int, moved: Tensor, *, slices: bool) -> Axis:
+def _found(probe: Tensor, axis: int, moved: Tensor, *, slices: bool) -> AxisNumber:
     size, stride = probe.shape[axis], probe.stride(axis)
     if size == 1:
         # An axis of one place has no stride of its own. It is looked for where it was, counted from either end.
@@ -117,8 +117,8 @@ def _found(probe: Tensor, axis: int, moved: Tensor, *, slices: bool) -> Axis:
 
 
 def _reduced(
-    args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, result: Tensor, axes: Sequence[Axis]
-) -> list[Axis] | None:
+    args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, result: Tensor, axes: Sequence[AxisNumber]
+) -> list[AxisNumber] | None:
     dims = reduced_dims(args, kwargs, tensor.dim())
     if dims is None or axes[0] in dims:
         return None

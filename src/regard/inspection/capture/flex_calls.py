@@ -97,7 +97,7 @@ def of_pairs(function: Function, *parts: Tensor) -> Tensor:
 
 
 @dataclass(slots=True, eq=False)
-class Flex(ObservedCall):
+class FlexCall(ObservedCall):
     """One call, after it ran."""
 
     query: Tensor
@@ -158,12 +158,11 @@ def flex_mask(function: Function) -> Callable[[Tensor, Tensor, Tensor, Tensor], 
 
 def _is_identity(score_mod: Function) -> bool:
     """Whether a function gives every score back as it is."""
-    from torch.nn.attention.flex_attention import _identity
-
     if isinstance(score_mod, torch.fx.GraphModule):
         nodes = list(score_mod.graph.nodes)
         return all(n.op in ("placeholder", "output") for n in nodes) and nodes[-1].args[0] in (nodes[0], (nodes[0],))
-    return score_mod is _identity
+    named = getattr(score_mod, "__module__", ""), getattr(score_mod, "__name__", "")
+    return named == ("torch.nn.attention.flex_attention", "_identity")
 
 
 def _with(function: Function, buffers: tuple[Any, ...]) -> Function:
@@ -183,7 +182,7 @@ def give_flex(thread: Thread, args: tuple[Any, ...], output: Tensor, module: nn.
     query, key, value, score_mod, block_mask, scale, _, *buffers = args
     mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))
     how = "flex_attention" if module is None else "flex_attention, compiled"
-    call = Flex(
+    call = FlexCall(
         query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), scale, output, how
     )  # fmt: skip
     if mods == () and _is_identity(score_mod):

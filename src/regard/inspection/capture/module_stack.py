@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_
 from torch.utils.hooks import RemovableHandle
 
 from regard.inspection.capture.observed_call import ObservedCall
-from regard.inspection.capture.provenance import Origin, Traces
+from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
 
 FunctionObserver = Callable[["Thread", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Takes (thread, function, args, kwargs), runs the function for the model, and hands what it saw to the thread."""
@@ -103,7 +103,7 @@ class Frame:
         self.module = module
         self.taken = taken
         self.was_hidden = was_hidden
-        self.pending: list[Origin] = []
+        self.pending: list[SoftmaxOrigin] = []
         """Softmaxes of this module that may turn out to be attention."""
         self.is_in_blocks = False
         """Whether the module multiplied values with parts of a softmax."""

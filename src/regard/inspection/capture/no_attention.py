@@ -13,7 +13,7 @@ from regard.inspection.capture.provenance import Trace, is_learned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Product:
+class ValueProduct:
     """A product of weights with values, and the layout (batch..., H, T, S) of the weights in it."""
 
     contraction: Contraction
@@ -28,7 +28,7 @@ class Product:
     """The sizes of the axes that the model folded into the first; none if it folded none."""
 
     @classmethod
-    def of(cls, contraction: Contraction, place: int, key: object) -> "Product | None":
+    def of(cls, contraction: Contraction, place: int, key: object) -> "ValueProduct | None":
         """Read the layout; None if the labels do not fit weights."""
         labels = contraction.labels[place]
         beside = {label for m, own in enumerate(contraction.labels) if m != place for label in own}
@@ -80,7 +80,7 @@ class Product:
         known = set(self.contraction.labels[self.place])
         return [n for n, label in enumerate(self.values_labels) if label not in known]
 
-    def unfold(self, trace: Trace) -> "Product":
+    def unfold(self, trace: Trace) -> "ValueProduct":
         """Undo that the model folded batch and heads of its softmax into one axis for the product."""
         shape = trace.origins[0].shape
         lead = tuple(shape[:-2])
@@ -127,7 +127,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def judged(thread: Thread, product: Product, trace: Trace) -> Verdict:
+def judged(thread: Thread, product: ValueProduct, trace: Trace) -> Verdict:
     """Weigh what is known of a product of weights and values."""
     values, keys = product.values, product.keys
     projected = any(origin.is_projected for origin in trace.origins)
@@ -165,7 +165,7 @@ def _is_like_a_parameter(thread: Thread, values: Tensor) -> bool:
     return any(p.shape in shapes for p in thread.stack[0].module.parameters())
 
 
-def _sizes_say_channel(thread: Thread, product: Product) -> bool:
+def _sizes_say_channel(thread: Thread, product: ValueProduct) -> bool:
     """Whether the sizes of a module's input say that the keys are its channels, and the features its positions.
 
     This is asked only where no projection tells.

@@ -17,12 +17,12 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import output_error, undisturbed
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.module_stack import Frame, Thread
-from regard.inspection.capture.no_attention import Product, judged
+from regard.inspection.capture.no_attention import ValueProduct, judged
 from regard.inspection.capture.observed_call import ObservedCall, Reading
-from regard.inspection.capture.provenance import Origin, Trace, is_learned
+from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.stored_weights import StoredSource, stored
-from regard.inspection.capture.traced_calls import follow
+from regard.inspection.capture.traced_calls import trace_results
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
 """Functions by which a router takes some of its weights."""
@@ -32,7 +32,7 @@ CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim",
 class WrittenOut(ObservedCall):
     """Weights that the model multiplied with values, after the product ran."""
 
-    product: Product
+    product: ValueProduct
     result: Tensor
     softmax: Tensor | None
     """The softmax, laid out as the weights, if it may differ from them."""
@@ -108,7 +108,7 @@ def observe_plain(thread: Thread, module: nn.Module, args: tuple[Any, ...], outp
     if isinstance(module, nn.Linear):
         thread.try_to(_multiplied, thread, F.linear, (args[0], module.weight, module.bias), {}, output)
     else:
-        thread.try_to(follow, thread, _Named(type(module).__name__), args, {}, output)
+        thread.try_to(trace_results, thread, _Named(type(module).__name__), args, {}, output)
 
 
 class _Named:
@@ -142,7 +142,7 @@ def _multiplied(
 ) -> None:
     contraction = read_contraction(name_of(func), args, kwargs)
     if contraction is None:
-        follow(thread, func, args, kwargs, result)
+        trace_results(thread, func, args, kwargs, result)
         return
     found = [(n, thread.traces.of(t)) for n, t in enumerate(contraction.operands)]
     traced = [(n, trace.beside or trace) for n, trace in found if trace is not None]
@@ -223,7 +223,7 @@ def _attended(
     if trace.is_product:
         _name(thread, trace, PRODUCT.format(len(trace.origins)))
         return
-    product = Product.of(contraction, n, label)
+    product = ValueProduct.of(contraction, n, label)
     if product is None or _is_repeated(trace, product, contraction, thread):
         return
     verdict = judged(thread, product, trace)
@@ -253,7 +253,7 @@ def _attended(
         thread.traces.put(result, made)
 
 
-def _is_repeated(trace: Trace, product: Product, contraction: Contraction, thread: Thread) -> bool:
+def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, thread: Thread) -> bool:
     """Whether weights multiply a second time (values of relative positions), or in slices (attention in blocks)."""
     origin = trace.origins[0]
     if not origin.calls:
@@ -264,14 +264,14 @@ def _is_repeated(trace: Trace, product: Product, contraction: Contraction, threa
     return product.weights.numel() >= _size(origin)
 
 
-def _size(origin: Origin) -> int:
+def _size(origin: SoftmaxOrigin) -> int:
     size = 1
     for extent in origin.shape:
         size *= extent
     return size
 
 
-def _softmax_of(trace: Trace, product: Product) -> Tensor | None:
+def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
     """The softmax that the weights were made of, laid out as they are; None if it is the same, or gone."""
     if not trace.is_changed or len(trace.origins) > 1:
         return None
@@ -300,7 +300,7 @@ def _lost(thread: Thread, contraction: Contraction, n: int, trace: Trace) -> Non
     _refuse_blocks(thread, trace.origins, f" after {trace.lost_in}" if trace.lost_in else "")
 
 
-def _refuse_blocks(thread: Thread, origins: tuple[Origin, ...], after: str = "") -> None:
+def _refuse_blocks(thread: Thread, origins: tuple[SoftmaxOrigin, ...], after: str = "") -> None:
     if (frame := thread.innermost()) is not None:
         frame.is_in_blocks = True
     for origin in origins:
@@ -359,7 +359,7 @@ def close(thread: Thread, frame: Frame) -> None:
     thread.traces.leave(len(thread.stack))
 
 
-def _report(thread: Thread, origin: Origin) -> None:
+def _report(thread: Thread, origin: SoftmaxOrigin) -> None:
     origin.tensor = None
     if thread.is_in_attention():
         after = f"; it went into {origin.went_into}" if origin.went_into else ""

@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from regard.inspection.capture.axes import Axis
+from regard.inspection.capture.axes import AxisNumber
 
 Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 
 
 @dataclass(slots=True, eq=False)
-class Origin:
+class SoftmaxOrigin:
     """A normalization that the model wrote out: a softmax, or numbers that were divided by their sum."""
 
     how: str
@@ -60,10 +60,10 @@ class Trace:
     """What is known of one tensor."""
 
     kind: Kind
-    origins: tuple[Origin, ...] = ()
-    key: Axis = None
+    origins: tuple[SoftmaxOrigin, ...] = ()
+    key: AxisNumber = None
     """The axis of the keys; of an attention's output the axis of its queries."""
-    other: Axis = None
+    other: AxisNumber = None
     """The axis of the queries, as far as it is known before the product."""
     is_changed: bool = False
     """Whether anything but the layout and the dtype differs from the softmax."""
@@ -110,7 +110,7 @@ class Traces:
         """Trace a tensor no longer."""
         self._traces.pop(id(tensor), None)
 
-    def is_alive(self, origin: Origin) -> bool:
+    def is_alive(self, origin: SoftmaxOrigin) -> bool:
         """Whether a tensor made from that origin still exists."""
         return any(origin in trace.origins for trace in self.all())
 

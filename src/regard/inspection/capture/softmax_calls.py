@@ -14,20 +14,20 @@ from regard.inspection.capture.axes import reduced_dims
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.product_calls import observe_sum_of_spread
-from regard.inspection.capture.provenance import Origin, Trace, version_of
-from regard.inspection.capture.traced_calls import follow
+from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, version_of
+from regard.inspection.capture.traced_calls import trace_results
 
-Arguments = tuple[Any, ...]
+Positional = tuple[Any, ...]
 
 
-def observe_softmax(thread: Thread, func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
+def observe_softmax(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
     """Run a softmax, and trace its result: it may turn out to be attention."""
     result = func(*args, **kwargs)
     thread.try_to(_softmax, thread, name_of(func), args, kwargs, result)
     return result
 
 
-def _softmax(thread: Thread, name: str, args: Arguments, kwargs: dict[str, Any], result: Tensor) -> None:
+def _softmax(thread: Thread, name: str, args: Positional, kwargs: dict[str, Any], result: Tensor) -> None:
     scores = args[0] if args else kwargs.get("input", kwargs.get("logits", kwargs.get("self")))
     dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
     if name == "gumbel_softmax":
@@ -53,7 +53,7 @@ def begin(thread: Thread, how: str, result: Tensor, dim: int, scores: Tensor | N
     frame = thread.innermost()
     is_weights = kind == "weights"
     tensor, version = (result.detach(), version_of(result)) if is_weights else (None, None)
-    origin = Origin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
+    origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
                     len(thread.stack), thread.innermost_module())  # fmt: skip
     last = result.dim() - 1
     other = last if axis != last else last - 1
@@ -62,14 +62,14 @@ def begin(thread: Thread, how: str, result: Tensor, dim: int, scores: Tensor | N
         frame.pending.append(origin)
 
 
-def observe_exponential(thread: Thread, func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
+def observe_exponential(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
     """Run an exponential. That of a logarithm of weights is weights; any other may be divided by its sum later."""
     result = func(*args, **kwargs)
     thread.try_to(_exponential, thread, args, result)
     return result
 
 
-def _exponential(thread: Thread, args: Arguments, result: Tensor) -> None:
+def _exponential(thread: Thread, args: Positional, result: Tensor) -> None:
     trace = thread.traces.of(args[0]) if args else None
     if trace is None or trace.kind != "logs":
         if isinstance(result, Tensor):
@@ -77,7 +77,7 @@ def _exponential(thread: Thread, args: Arguments, result: Tensor) -> None:
         return
     before = trace.origins[0]
     # The logarithms were not the weights yet: the weights begin here.
-    origin = Origin(before.how, tuple(result.shape), trace.key or 0, result.detach(), version_of(result),
+    origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key or 0, result.detach(), version_of(result),
                     before.is_projected, before.is_projection, before.depth, before.module)  # fmt: skip
     if trace.key is None:
         return
@@ -92,7 +92,7 @@ def follow_exponential(thread: Thread, result: Tensor) -> None:
         thread.traces.put(result, Trace("exponentials", of=weakref.ref(result), depth=len(thread.stack)))
 
 
-def observe_sum(thread: Thread, func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
+def observe_sum(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
     """Run a sum, and remember of what it is: numbers that are divided by their own sum are weights."""
     result = func(*args, **kwargs)
     if args and isinstance(result, Tensor) and isinstance(args[0], Tensor) and args[0].dim() > 1:
@@ -100,9 +100,9 @@ def observe_sum(thread: Thread, func: Callable[..., Any], args: Arguments, kwarg
     return result
 
 
-def _sum(thread: Thread, func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any], result: Tensor) -> None:
+def _sum(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any], result: Tensor) -> None:
     if thread.traces:
-        follow(thread, func, args, kwargs, result)
+        trace_results(thread, func, args, kwargs, result)
     beside = thread.traces.of(result)
     dims = reduced_dims(args, kwargs, args[0].dim())
     trace = thread.traces.of(args[0])
@@ -117,7 +117,7 @@ def _sum(thread: Thread, func: Callable[..., Any], args: Arguments, kwargs: dict
     thread.traces.put(result, Trace("sums", key=dims.pop(), of=of, beside=beside, depth=len(thread.stack)))
 
 
-def observe_quotient(thread: Thread, func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
+def observe_quotient(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
     """Run a quotient, a product of numbers or a difference: by its own sum, it makes weights."""
     if not thread.traces:
         return func(*args, **kwargs)
@@ -127,12 +127,12 @@ def observe_quotient(thread: Thread, func: Callable[..., Any], args: Arguments, 
     if sums is not None and sums.kind == "sums" and isinstance(result, Tensor):
         thread.try_to(_quotient, thread, func, args, kwargs, sums, numerator, result)
     else:
-        thread.try_to(follow, thread, func, args, kwargs, result)
+        thread.try_to(trace_results, thread, func, args, kwargs, result)
     return result
 
 
 def _quotient(
-    thread: Thread, func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any], sums: Trace,
+    thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any], sums: Trace,
     numerator: Trace | None, result: Tensor,
 ) -> None:  # fmt: skip
     itself, summed, is_log = sums.of
@@ -141,7 +141,7 @@ def _quotient(
         numerator is not None and numerator.kind == "exponentials" and numerator.of is summed
     )
     if not same or is_difference != is_log or sums.key is None or result.dim() <= sums.key:
-        follow(thread, func, args, kwargs, result)
+        trace_results(thread, func, args, kwargs, result)
     elif numerator is None or numerator.kind in ("exponentials", "logs"):
         how = "the model's own logsumexp" if is_log else "the model's own numbers over their sum"
         begin(thread, how, result, sums.key, None, "logs" if is_log else "weights")

@@ -19,11 +19,11 @@ def observe_traced(thread: Thread, func: Callable[..., Any], args: tuple[Any, ..
     """Run any function, and trace its results if an argument is traced."""
     result = func(*args, **kwargs)
     if result is None or isinstance(result, Tensor | tuple | list):
-        thread.try_to(follow, thread, func, args, kwargs, result)
+        thread.try_to(trace_results, thread, func, args, kwargs, result)
     return result
 
 
-def follow(
+def trace_results(
     thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
     """Trace the results of a function that ran, if an argument is traced."""
@@ -97,7 +97,7 @@ def _follow_one(
 def _spread(
     tensor: Tensor, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> Trace | None:
-    """Weights (..., S, 1) times values (..., S, D): a sum over S may follow, which makes a product of it."""
+    """Weights (..., S, 1) times values (..., S, D): a sum over S may come next, which makes a product of it."""
     values = next((t for t in tensors_in(args, kwargs) if t is not tensor), None)
     key = trace.key
     if key is None or values is None or trace.kind != "weights" or result.dim() < tensor.dim():

@@ -164,9 +164,9 @@ def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: p
     """The softmax is kept in place of the operand, as it was once."""
     real = stored_weights.stored
 
-    def planted(kept: Any, name: str) -> Any:
+    def planted(kept: Any, *rest: Any) -> Any:
         tensor = (kept.tensor / kept.tensor.sum(-1, keepdim=True)).contiguous()
-        return real(Kept(tensor, kept.what), name)
+        return real(Kept(tensor, kept.what), *rest)
 
     monkeypatch.setattr(product_calls, "stored", planted)
     seen = watched(Written(CHANGED["a gate per head"]), *vectors(B, H))

@@ -19,6 +19,7 @@ from regard.inspection.capture.shared_keys import share_keys
 from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Source
 from regard.maps.summary_source import Summarize, SummarySource
+from regard.mechanisms.shapes import Sizes
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +46,17 @@ class Observed:
     """How many calls its thread had observed until then, this one included."""
     token: object = None
     """What names the call for its observer."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of the map."""
+        if self.factors is not None:
+            return self.factors.sizes
+        assert self.map is not None
+        *lead, queries, keys = self.map.shape
+        has_heads = len(lead) > 1
+        batch, heads = (lead[:-1], lead[-1]) if has_heads else (lead, 1)
+        return Sizes(tuple(batch), heads, heads, queries, keys, has_heads)
 
     def refuse(self, reason: str) -> None:
         """Drop the map, because it turned out not to be the module's attention."""

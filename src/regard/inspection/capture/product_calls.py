@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from regard.inspection.capture.contractions import Contraction, read_contraction, sum_of_products
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import output_error, undisturbed
+from regard.inspection.capture.folded_heads import Folding, find_folding, note_of
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.module_stack import Frame, Thread
 from regard.inspection.capture.no_attention import ValueProduct, judged
@@ -43,29 +44,44 @@ class WrittenOut(ObservedCall):
 
     def read(self, keeper: Keeper, name: str) -> Reading:
         """Keep the weights themselves, and the softmax beside them if it differs."""
-        weights = self.product.laid_out(self.product.weights)
-        softmax, notes = self.softmax, list(self.notes)
+        product = self.product
+        weights, values = product.laid_out(product.weights), product.laid_out_values()
+        softmax, notes, folding = self.softmax, list(self.notes), None
+        if weights.dim() == 3 and values is not None and values.shape[:-1] == (len(weights), weights.shape[-1]):
+            folding = find_folding(values)
+        if folding is not None:
+            notes.append(note_of(folding))
+        if isinstance(folding, Folding):
+            if softmax is not None and len(softmax) == len(weights) and softmax.dim() == 3:
+                softmax = folding.unfolded(softmax)
+            weights = folding.unfolded(weights)
+            values = None if values is None else folding.unfolded(values)
+        mixed = folding if isinstance(folding, str) else ""
         differs = softmax is not None and not _equal(softmax, weights)
-        source = stored(keeper.keep(weights, f"the weights of {name}"), self.name + (", changed" if differs else ""))
+        kept = keeper.keep(weights, f"the weights of {name}")
+        source = stored(kept, self.name + (", changed" if differs else ""), mixed)
         beside = None
         if softmax is not None and differs:
-            beside = stored(keeper.keep(softmax, f"the softmax of {name}"), self.name)
+            beside = stored(keeper.keep(softmax, f"the softmax of {name}"), self.name, mixed)
             notes.append(CHANGED)
-        evidence = self._evidence(weights.detach())
-        return Reading(None, notes, lambda: self._error(source), stored=source, softmax=beside, evidence=evidence)
+        return Reading(
+            None, notes, lambda: self._error(source, folding), stored=source, softmax=beside,
+            evidence=self._evidence(weights.detach(), values), mixed=mixed,
+        )  # fmt: skip
 
-    def _evidence(self, weights: Tensor) -> Evidence | None:
+    def _evidence(self, weights: Tensor, values: Tensor | None) -> Evidence | None:
         """The values, which a cache hands on as it does keys; None if their layout is another than that of keys."""
-        values = self.product.laid_out_values()
         expected = (*weights.shape[:-2], weights.shape[-1])
         if values is None or not 3 <= weights.dim() <= 4 or values.shape[:-1] != expected:
             return None
         return Evidence(weights, values, self.product.values)
 
-    def _error(self, source: StoredSource) -> float:
+    def _error(self, source: StoredSource, folding: Folding | str | None) -> float:
         """Multiply the weights that are read from the map with the values, and compare with what the model got."""
         product = self.product
         read = source.laid_out(source.part(range(source.cells))(range(source.queries), range(source.keys)).weights)
+        if isinstance(folding, Folding):
+            read = (read if folding.heads_last else read.transpose(0, 1)).flatten(0, 1)
         operands = [t.detach().to(torch.promote_types(t.dtype, source.dtype)) for t in product.contraction.operands]
         operands[product.place] = product.laid_back(read).to(operands[product.place].dtype)
         with undisturbed():

@@ -21,6 +21,8 @@ class StoredSource(Source):
     """(batch..., H)."""
     name: str
     is_with_heads: bool
+    mixed: str = ""
+    """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
 
     @property
     def weights(self) -> Tensor:
@@ -94,21 +96,22 @@ class StoredSource(Source):
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "StoredSource":
         """The weights of those cells."""
+        mixed = self.mixed if leading else ""
         if cells is None:
-            return replace(self, layout=leading)
-        return replace(self, held=Kept(self.weights[cells], self.held.what), layout=leading)
+            return replace(self, layout=leading, mixed=mixed)
+        return replace(self, held=Kept(self.weights[cells], self.held.what), layout=leading, mixed=mixed)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StoredSource":
         """The weights, changed."""
         return replace(self, held=Kept(change(self.weights), self.held.what))
 
 
-def stored(weights: Kept, name: str) -> StoredSource:
+def stored(weights: Kept, name: str, mixed: str = "") -> StoredSource:
     """The source of kept weights (batch..., H, T, S), (batch, T, S) or (T, S)."""
     layout = tuple(weights.tensor.shape[:-2])
     cells = weights.tensor.reshape(-1, *weights.tensor.shape[-2:])
     # A reshaped copy is nobody else's, and a view has the version of its tensor.
     is_copy = cells.untyped_storage().data_ptr() != weights.tensor.untyped_storage().data_ptr()
     return StoredSource(
-        Kept(cells, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1
+        Kept(cells, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1, mixed
     )  # fmt: skip

@@ -24,7 +24,7 @@ class Report:
     held_bytes: int
 
     def __str__(self) -> str:
-        """A line for each module, with what reached its kernel; then what was not seen, what is no attention, and notes.
+        """A line for each module, with what reached its kernel; then what was not seen, what is none, and notes.
 
         The shares of the weight are computed here: at most two passes over each map, in linear memory.
         """

@@ -37,7 +37,7 @@ class Reading:
         if self.stored is not None:
             return self.stored
         assert self.factors is not None
-        return CallSource(self.factors, self.factors.sizes.leading)
+        return CallSource(self.factors, self.factors.sizes.leading, mixed=self.mixed)
 
 
 class ObservedCall(ABC):

@@ -12,6 +12,12 @@ from regard.huggingface.masks import lazy_mask
 masking = pytest.importorskip("transformers.masking_utils")
 
 
+class Layer(nn.Module):
+    def __init__(self, is_causal: bool) -> None:
+        super().__init__()
+        self.is_causal = is_causal
+
+
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("kind", ["causal", "window"])
@@ -34,10 +40,8 @@ def test_a_cache_that_begins_at_a_later_key(kind: str, is_padded: bool, queries:
 def test_without_a_mask_the_layer_says_whether_it_is_causal_and_one_query_sees_every_key(
     queries: int, is_causal: bool
 ) -> None:
-    layer = nn.Module()
-    layer.is_causal = is_causal
     query, key = torch.randn(1, 2, queries, 4), torch.randn(1, 2, 5, 4)
-    output, weights = forward(layer, query, key, key, None)
+    output, weights = forward(Layer(is_causal), query, key, key, None)
     expected = torch.nn.functional.scaled_dot_product_attention(query, key, key, is_causal=is_causal and queries > 1)
     torch.testing.assert_close(output, expected.transpose(1, 2))
     assert (weights.dense()[0, 0, 0] > 0).sum() == (1 if is_causal and queries > 1 else 5)

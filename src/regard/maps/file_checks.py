@@ -18,7 +18,7 @@ from regard.backends.base import Call
 from regard.maps import statistics as st
 from regard.maps.call_source import CallSource
 from regard.maps.source import Source, Statistic
-from regard.maps.statistics_by_name import STATISTICS, by_name
+from regard.maps.statistics_by_name import STATISTICS, How, by_name
 from regard.maps.summary_source import SummarySource
 from regard.maps.tiles import ask_all
 
@@ -45,7 +45,7 @@ class SummaryParts(NamedTuple):
 
     layout: tuple[int, ...]
     number: str
-    settings: tuple[tuple[str, ...], int, float, int, int, str]
+    settings: tuple[tuple[str, ...], int, float, int, int, How]
     named: tuple[tuple[str, Statistic], ...]
     answers: tuple[tuple[Statistic, tuple[Tensor, ...]], ...]
 
@@ -166,9 +166,9 @@ def _try_corners(source: CallSource) -> None:
             for columns in across:
                 part(rows, columns)
                 part(torch.tensor(rows), torch.tensor(columns))
-    rows, columns = (torch.tensor([place for corner in corners for place in corner]) for corners in (down, across))
-    count = min(len(rows), len(columns))
-    source.pairs(rows[:count], columns[:count])
+    queries, keys = (torch.tensor([place for corner in corners for place in corner]) for corners in (down, across))
+    count = min(len(queries), len(keys))
+    source.pairs(queries[:count], keys[:count])
     source.row_anew(range(source.queries - 1, source.queries))
 
 
@@ -210,7 +210,7 @@ def _are_places(indices: Tensor, keys: int) -> bool:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return hints if issubclass(kind, tuple) else {field.name: hints[field.name] for field in fields(kind)}
 

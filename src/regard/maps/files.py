@@ -155,8 +155,6 @@ def _summary_source(path: str | PathLike[str], header: dict[str, str], tensors: 
         parts = SummaryParts(*_unpacked(header, tensors))
         check_summary(parts)
         names, k, p, rows, columns, how = parts.settings
-        if how not in ("mean", "sum", "max"):
-            raise ValueError(f"it has pictures of the {how}")
         what = Summarize(*names, k=k, p=p, rows=rows, columns=columns, how=how)
         number = getattr(torch, parts.number)
         source = SummarySource(parts.layout, number, what, dict(parts.named), dict(parts.answers))

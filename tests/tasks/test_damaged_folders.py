@@ -84,7 +84,7 @@ def test_counts_below_zero(run: Path, field: str) -> None:
 @pytest.mark.parametrize(
     "sizes", [{"dim": 10**12}, {"dim": -8}, {"num_heads": 0}, {"encoder_layers": 10**9}, {"max_length": 10**15}]
 )
-def test_sizes_are_compared_with_the_tensors_before_anything_is_made(run: Path, sizes: dict[str, int]) -> None:
+def test_sizes_are_compared_with_the_tensors_before_anything_is_made(run: Path, sizes: dict[str, Any]) -> None:
     config = read_sealed(run / "config.json")["config"]
     sizes = {"positions": "learned", **sizes} if "max_length" in sizes else sizes
     rewrite(run / "config.json", config=config | {"transformer": config["transformer"] | sizes})

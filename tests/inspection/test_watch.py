@@ -332,8 +332,7 @@ class OddAttention(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = torch.exp(x @ x.mT * self.scale)
-        return (weights / weights.sum(-1, keepdim=True)) @ x
+        return torch.sigmoid(x @ x.mT * self.scale) @ x
 
 
 def test_a_module_that_attends_out_of_sight_is_reported_by_name() -> None:

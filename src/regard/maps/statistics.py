@@ -125,6 +125,8 @@ class Product(PerQuery):
 class Entropy(PerQuery):
     """-sum_j P_ij ln P_ij: (cells, T)."""
 
+    reads_shares: ClassVar[bool] = True
+
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The entropy of each row, from the logarithms if they are known."""
         weights = piece.weights
@@ -142,6 +144,8 @@ class Entropy(PerQuery):
 @dataclass(frozen=True, slots=True)
 class Participation(PerQuery):
     """(sum_j P_ij)^2 / sum_j P_ij^2, and sum_j P_ij: (cells, T) each."""
+
+    reads_shares: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
         """Both, with the largest weight as the unit: the squares of small weights would vanish."""
@@ -276,6 +280,7 @@ class QuantileMass(PerQuery):
 
     share: float
 
+    reads_shares: ClassVar[bool] = True
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:

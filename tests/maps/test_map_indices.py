@@ -97,3 +97,11 @@ def test_maps_of_no_sequence_answer_with_shapes(options: dict[str, Any], leading
     assert q.grad is not None
     for name, (ask, tail) in QUESTIONS.items():
         assert ask(weights, q.detach()).shape == (*leading, *tail), name
+
+
+@pytest.mark.parametrize("backend", ["fused", "tiled", "reference"])
+def test_a_bool_mask_may_be_of_no_sequence(backend: str) -> None:
+    q, mask = torch.randn(0, 2, 5, 4), torch.ones(0, 1, 5, 5, dtype=torch.bool)
+    output, weights = regard.attention(q, q, q, mask=mask, backend=backend, return_weights=True)
+    assert output.shape == q.shape
+    assert weights.entropy().shape == (0, 2, 5)

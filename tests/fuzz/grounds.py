@@ -1,0 +1,36 @@
+"""The grounds on which faults are searched, and the limits of each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from tests.fuzz.search import Case
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A kind of random case."""
+
+    name: str
+    where: str
+    """The module whose `case` draws and checks one."""
+    cases: int = 25
+    """Cases in a seed."""
+    seconds: float = 60.0
+    """The longest that a case may take."""
+    memory_bytes: int = 12 << 30
+    """The most address space of the process; torch alone maps some GiB."""
+
+    def load(self) -> Case:
+        """The case; what it needs is imported now."""
+        loaded: Callable[..., None] = import_module(self.where).case
+        return loaded
+
+
+GROUNDS = {
+    ground.name: ground
+    for ground in (
+        Ground("core", "tests.fuzz.core.ground"),
+        Ground("maps", "tests.fuzz.maps.ground"),
+    )
+}

@@ -1,6 +1,6 @@
 """Search for faults at random: python -m tests.fuzz --minutes 60 --seed 1 --only core maps
 
-Each failure is printed with its smallest case and the command that runs it again. The exit status is 1 if there was any.
+Each failure is printed with its smallest case and the command that runs it again. The exit status is then 1.
 """
 
 import argparse

@@ -19,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
-from tests.fuzz.grounds import GROUNDS, Ground
+from tests.fuzz.grounds import GROUNDS
 from tests.fuzz.search import Case, search
 
 

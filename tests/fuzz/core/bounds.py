@@ -42,7 +42,7 @@ def output_error(call: Call, dense: Dense, of_weights: Tensor) -> Tensor:
     """For each number of the output, how far it may be off, from how far the weights may be off."""
     size = dense.weights @ dense.value.abs()
     rounding = 4 * torch.finfo(call.dtype).eps + 4 * unit(call.dtype) * call.sides.keys**0.5
-    return of_weights @ dense.value.abs() + rounding * size + 2 * torch.finfo(call.dtype).tiny
+    return of_weights.to(dense.value.dtype) @ dense.value.abs() + rounding * size + 2 * torch.finfo(call.dtype).tiny
 
 
 def require_close(name: str, ours: Tensor, right: Tensor, error: Tensor) -> None:

@@ -136,7 +136,12 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def random_sides(drawn: Drawn, *, longest: int = 40) -> Sides:
     """Sizes of any rank; batches of none, one and several."""
     rank = drawn.of([4, 2, 3, 5, 4])
-    batch = {2: (), 3: (drawn.of([2, 1, 3, 0]),), 4: (drawn.of([2, 1, 3, 0]),), 5: (drawn.of([2, 1, 0]), drawn.of([1, 3]))}
+    batch = {
+        2: (),
+        3: (drawn.of([2, 1, 3, 0]),),
+        4: (drawn.of([2, 1, 3, 0]),),
+        5: (drawn.of([2, 1, 0]), drawn.of([1, 3])),
+    }
     groups = drawn.of([1, 2, 3]) if rank >= 4 else 1
     heads = groups * drawn.of([1, 2, 3]) if rank >= 4 else 1
     lengths = [1, 2, 3, 5, 8, 17, longest]

@@ -72,12 +72,12 @@ def check_gradients(call: Call, drawn: Drawn) -> None:
     leaves = call.leaves(torch.float64, grad=True)
     dense = call.dense(leaves)
     require_reasonable(call, dense)
-    bound = _gradient_bound(call, dense, leaves)
+    bound = gradient_bound(call, dense, leaves)
     by_output, by_weights = drawn.normal(*dense.output.shape), drawn.normal(*dense.weights.shape)
     if call.norm.name == "Unnormalized":
         by_weights = by_weights * 0
     loss = (dense.output * by_output).sum() + (dense.weights * by_weights).sum()
-    right = _gradients(loss, leaves)
+    right = gradients_of(loss, leaves)
     for backend in BACKENDS:
         leaves = call.leaves(grad=True)
         vectors, given = call.as_given(leaves)
@@ -89,11 +89,11 @@ def check_gradients(call: Call, drawn: Drawn) -> None:
         note(f"gradients of backend {backend}")
         loss = (output * call.laid_out(by_output).to(call.dtype)).sum()
         loss = loss + (weights.dense() * call.laid_out(by_weights).to(call.dtype)).sum()
-        for name, mine in _gradients(loss, leaves).items():
+        for name, mine in gradients_of(loss, leaves).items():
             require_close(f"{backend}: gradient of {name}", mine, right[name], torch.tensor(bound))
 
 
-def _gradients(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+def gradients_of(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     if not loss.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -102,7 +102,7 @@ def _gradients(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _gradient_bound(call: Call, dense: Dense, leaves: dict[str, Tensor]) -> float:
+def gradient_bound(call: Call, dense: Dense, leaves: dict[str, Tensor]) -> float:
     """One bound for every gradient of the call; a call whose bound says nothing is left out."""
     if not dense.weights.numel():
         return 0.0
@@ -146,6 +146,7 @@ def check_dropout(call: Call, drawn: Drawn) -> None:
     call = replace(call, sides=sides, dtype=dtype, vectors={**call.vectors, "value": eye})
     with torch.no_grad():
         dense = call.dense(call.leaves(torch.float64))
+    require_reasonable(call, dense)
     size = float(dense.size.max()) if dense.size.numel() else 0.0
     for backend in (None, "tiled", "reference"):
         vectors, given = call.as_given(call.leaves())

@@ -58,7 +58,9 @@ def _causal(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:
         offset = drawn.number(-sides.queries - 1, sides.keys + 1)
         return Allowed(f"causal({offset})", regard.causal(offset), at.key <= at.query + offset)
     offsets = drawn.integers(-sides.queries, sides.keys, *sides.batch)
-    return Allowed("causal(tensor)", regard.causal(offsets), at.key <= at.query + _each(offsets[..., None, None], sides))
+    return Allowed(
+        "causal(tensor)", regard.causal(offsets), at.key <= at.query + _each(offsets[..., None, None], sides)
+    )
 
 
 def _window(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:
@@ -100,7 +102,9 @@ def _documents(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:
 def _strided(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:
     stride, offset = drawn.number(1, 5), drawn.of([None, drawn.number(-3, 3)])
     place = at.place if offset is None else at.query + offset
-    return Allowed(f"strided({stride}, {offset})", regard.strided(stride, offset=offset), (place - at.key) % stride == 0)
+    return Allowed(
+        f"strided({stride}, {offset})", regard.strided(stride, offset=offset), (place - at.key) % stride == 0
+    )
 
 
 def _blocks(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:

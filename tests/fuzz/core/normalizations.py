@@ -42,7 +42,7 @@ def _sink(drawn: Drawn, sides: Sides) -> Norm:
 def _sigmoid(drawn: Drawn, sides: Sides) -> Norm:
     shift = drawn.of([0.0, -2.0, 3.0])
     return Norm(
-        f"Sigmoid({shift})", lambda t: regard.Sigmoid(shift), lambda t, s: 1 / (1 + (-(s + shift)).exp()),
+        f"Sigmoid({shift})", lambda t: regard.Sigmoid(shift), lambda t, s: torch.sigmoid(s + shift),
         is_shifted=False,
     )  # fmt: skip
 

@@ -54,14 +54,16 @@ def _cosine(drawn: Drawn, sides: Sides) -> Score:
     number = drawn.of([1.0, 10.0, -2.0, 0.0])
     tensors = {"temperature": _numbers(drawn, sides, kind) * number} if kind != "float" else {}
 
+    def temperature(t: Tensors) -> Tensor:
+        return _each(t.get("temperature", torch.tensor(number, dtype=torch.float64)))
+
     def formula(t: Tensors, q: Tensor, k: Tensor) -> Tensor:
         unit = [x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12) for x in (q, k)]
-        return _each(t.get("temperature", torch.tensor(number))) * (unit[0] @ unit[1].mT)
+        return temperature(t) * (unit[0] @ unit[1].mT)
 
     return Score(
         f"Cosine({kind} {number})", lambda t: regard.Cosine(t.get("temperature", number)), formula,
-        lambda t, q, k: _each(t.get("temperature", torch.tensor(number))).abs().expand(1, 1, 1, 1) + 1e-6, tensors,
-        rounds=True,
+        lambda t, q, k: temperature(t).abs() + 1e-6 + 0 * (q @ k.mT), tensors, rounds=True,
     )  # fmt: skip
 
 
@@ -113,10 +115,10 @@ def _kernel(kind: type, log_kernel: Kernel, *, is_smooth: bool = True) -> Callab
         tensors = {"width": _numbers(drawn, sides, how) * number} if how != "float" else {}
 
         def u(t: Tensors, q: Tensor, k: Tensor) -> Tensor:
-            return _distance(q, k) / _each(t.get("width", torch.tensor(number)))
+            return _distance(q, k) / _each(t.get("width", torch.tensor(number, dtype=torch.float64)))
 
         def size(t: Tensors, q: Tensor, k: Tensor) -> Tensor:
-            width = _each(t.get("width", torch.tensor(number)))
+            width = _each(t.get("width", torch.tensor(number, dtype=torch.float64)))
             # How far a kernel's logarithm moves when u moves: without bound where the kernel ends.
             ends = 1 / (1 - u(t, q, k)).abs().clamp_min(1e-300) if kind in COMPACT else 0.0
             return 1 + (q.norm(dim=-1)[..., :, None] + k.norm(dim=-1)[..., None, :]).square() / width**2 * (1 + ends)

@@ -32,5 +32,6 @@ GROUNDS = {
     for ground in (
         Ground("core", "tests.fuzz.core.ground"),
         Ground("maps", "tests.fuzz.maps.ground"),
+        Ground("watch", "tests.fuzz.watch.ground", cases=10),
     )
 }

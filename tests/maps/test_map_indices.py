@@ -105,3 +105,12 @@ def test_a_bool_mask_may_be_of_no_sequence(backend: str) -> None:
     output, weights = regard.attention(q, q, q, mask=mask, backend=backend, return_weights=True)
     assert output.shape == q.shape
     assert weights.entropy().shape == (0, 2, 5)
+
+
+@torch.no_grad()
+def test_statistics_by_tiles_may_be_of_no_sequence() -> None:
+    """Without gradients the largest weights of a tile are found in another way."""
+    q = torch.randn(0, 2, 5, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    for name, (ask, tail) in QUESTIONS.items():
+        assert ask(weights, q).shape == (0, 2, *tail), name

@@ -176,6 +176,8 @@ def test_what_does_not_belong_together_is_refused(
     record.unlink()
     partial_file.write_bytes(before)
     refused("is missing", RunFolderError)
+    refused("is missing", RunFolderError, resume=False, overwrite=True)  # whose it is, nobody knows
+    partial_file.unlink()
     run(translator, source, target, overwrite=True)
     assert target.read_bytes() == whole
 

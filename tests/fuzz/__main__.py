@@ -106,7 +106,7 @@ def _take_turn(ground: Ground, tally: Tally, rounds: int | None, seconds: float)
         seed = tally.seed if running is None else running
         tally.seed, tally.seeds = seed + 1, tally.seeds + 1
         ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        _report(Failure(ground.name, seed, f"the process was {ended}", words[-1500:]), tally)
+        _report(Failure(ground.name, seed, f"the process was {ended}", words[:3000]), tally)
     tally.seconds += time.monotonic() - start
 
 

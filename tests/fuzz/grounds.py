@@ -33,5 +33,6 @@ GROUNDS = {
         Ground("core", "tests.fuzz.core.ground"),
         Ground("maps", "tests.fuzz.maps.ground"),
         Ground("watch", "tests.fuzz.watch.ground", cases=10),
+        Ground("files", "tests.fuzz.files.ground", memory_bytes=8 << 30),
     )
 }

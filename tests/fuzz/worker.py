@@ -5,6 +5,7 @@ It is its own process, since a fault may end the process that it is in, take all
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import resource
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--known", default="[]")
     options = parser.parse_args()
+    faulthandler.enable()
     ground = GROUNDS[options.ground]
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (ground.memory_bytes, ground.memory_bytes))

@@ -57,8 +57,13 @@ FAMILIES: dict[str, Any] = {
     "Falcon": (
         "FalconForCausalLM",
         lambda d: {
-            **SMALL, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": d.of([4, 2]), "alibi": d.chance(),
-            "multi_query": d.chance(), "new_decoder_architecture": False,
+            **SMALL,
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": d.of([4, 2]),
+            "alibi": d.chance(),
+            "multi_query": d.chance(),
+            "new_decoder_architecture": False,
         },
     ),  # fmt: skip
     "Bert": ("BertModel", _encoder),

@@ -39,7 +39,9 @@ def check_model(drawn: Drawn) -> None:
         keep = torch.ones(t, t, dtype=torch.bool).tril()[None, None]
         if drawn.chance():
             keep = (drawn.bools(t, t) | torch.eye(t, dtype=torch.bool))[None, None]
-    note(f"{model}\n{'training' if model.training else 'eval'}, {mode}, x {tuple(x.shape)}, memory {tuple(memory.shape)}")
+    note(
+        f"{model}\n{'training' if model.training else 'eval'}, {mode}, x {tuple(x.shape)}, memory {tuple(memory.shape)}"
+    )
 
     def run() -> list[Tensor]:
         if mode == "grad":

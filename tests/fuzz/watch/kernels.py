@@ -29,7 +29,9 @@ class Kernel(nn.Module):
         self.key_value = nn.Linear(dim, 2 * self.groups * head)
 
     def __str__(self) -> str:
-        return f"{self.how} {self.groups}/{self.heads} {self.masking} causal={self.is_causal} {self.scale} {self.dropout}"
+        return (
+            f"{self.how} {self.groups}/{self.heads} {self.masking} causal={self.is_causal} {self.scale} {self.dropout}"
+        )
 
     def forward(self, x: Tensor, memory: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
         """x (B, T, dim), memory (B, S, dim), keep (1 or B, 1, T, S)."""
@@ -87,7 +89,9 @@ class MultiHead(nn.Module):
             drop = ~keep[0, 0]
             mask = drop if self.masking == "bool" else torch.zeros(drop.shape).masked_fill(drop, -torch.inf)
         self._record(x, memory, None if mask is None else keep)
-        given = (x, memory, memory) if self.attend.batch_first else tuple(t.transpose(0, 1) for t in (x, memory, memory))
+        given = (
+            (x, memory, memory) if self.attend.batch_first else tuple(t.transpose(0, 1) for t in (x, memory, memory))
+        )
         found = self.attend(*given, attn_mask=mask, need_weights=self.need_weights)[0]
         return found if self.attend.batch_first else found.transpose(0, 1)
 

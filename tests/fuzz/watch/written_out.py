@@ -69,9 +69,9 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "transposed": lambda p, v: (v.mT @ p.mT).mT,
     "bmm": lambda p, v: torch.bmm(folded(p), folded(v)).view(*p.shape[:3], v.shape[-1]),
     "product and sum": lambda p, v: (p[..., None] * v[..., None, :, :]).sum(-2),
-    "a loop of mm": lambda p, v: torch.stack(
-        [torch.mm(a, b) for a, b in zip(folded(p), folded(v), strict=True)]
-    ).view(*p.shape[:3], v.shape[-1]),
+    "a loop of mm": lambda p, v: torch.stack([torch.mm(a, b) for a, b in zip(folded(p), folded(v), strict=True)]).view(
+        *p.shape[:3], v.shape[-1]
+    ),
     "a loop of linear": lambda p, v: torch.stack(
         [F.linear(a, b.T) for a, b in zip(folded(p), folded(v), strict=True)]
     ).view(*p.shape[:3], v.shape[-1]),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard.backends.base import Call
 from regard.errors import ShapeError
 from regard.functional import make_call
+from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.mask_reading import GivenMask
@@ -49,6 +50,7 @@ class Sdpa(ObservedCall):
             kept[0].tensor, kept[1].tensor, kept[1].tensor,
             score=ScaledDot(self.scale), normalization=Softmax(), mask=None, bias=None, dropout=0.0,
         )  # fmt: skip
+        evidence = Evidence(call.query, call.key, self.key)
         given = GivenMask()
         if self.attn_mask is not None:
             given = keeper.mask(self.attn_mask, call.sizes, dtype=dtype)
@@ -59,7 +61,7 @@ class Sdpa(ObservedCall):
         state, held = self._state(call, given, keeper), [queries, kept[1], *given.kept]
         factors = Factors(call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes)
         verify = "dropout" if self.dropout_p else self._verify(factors)
-        return Reading(factors, notes, verify, grows=call.sizes.queries < call.sizes.keys)
+        return Reading(factors, notes, verify, evidence=evidence, holds_keys=True)
 
     def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
         """Query and key in the dtype that autocast gave them, and that dtype."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.module_stack import Frame, Thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
@@ -23,6 +24,8 @@ class WrittenOut(ObservedCall):
 
     weights: Tensor
     columns: int
+    values: Tensor | None = None
+    """What they were multiplied with."""
     how: str = "the model's own softmax, T x S weights kept"
 
     def read(self, keeper: Keeper, name: str) -> Reading:
@@ -36,7 +39,15 @@ class WrittenOut(ObservedCall):
         factors = stored(
             keeper.keep(weights, f"the weights of {name}"), sizes, sums_to_one=keys == self.weights.shape[-1]
         )
-        return Reading(factors, verify="the weights are the model's own", is_stored=True)
+        evidence = self._evidence(weights)
+        return Reading(factors, verify="the weights are the model's own", is_stored=True, evidence=evidence)
+
+    def _evidence(self, weights: Tensor) -> Evidence | None:
+        """The values, which a cache hands on as it does keys; None if their layout is another than that of keys."""
+        values, lead = self.values, weights.shape[:-2]
+        if values is None or not 3 <= weights.dim() <= 4 or values.shape[:-1] != (*lead, weights.shape[-1]):
+            return None
+        return Evidence(weights, values, values)
 
 
 def observe_softmax(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -67,7 +78,8 @@ def _settle(thread: Thread, frame: Frame, operands: list[Tensor]) -> None:
         # If values are as wide as there are keys, less one, two readings fit: the one with more columns counts.
         if columns := max((_columns(weights, *pair) for pair in pairs), default=0):
             frame.pending = [other for other in frame.pending if other is not weights]
-            thread.give(WrittenOut(weights, columns))
+            values = [right for left, right in pairs if _columns(weights, left, right) == columns]
+            thread.give(WrittenOut(weights, columns, values[0]))
             return
 
 

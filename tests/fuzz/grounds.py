@@ -13,7 +13,7 @@ class Ground:
 
     name: str
     where: str
-    """The module whose `case` draws and checks one."""
+    """The module and its function that draws and checks one."""
     cases: int = 25
     """Cases in a seed."""
     seconds: float = 60.0
@@ -23,16 +23,19 @@ class Ground:
 
     def load(self) -> Case:
         """The case; what it needs is imported now."""
-        loaded: Callable[..., None] = import_module(self.where).case
+        module, _, name = self.where.partition(":")
+        loaded: Callable[..., None] = getattr(import_module(module), name)
         return loaded
 
 
 GROUNDS = {
     ground.name: ground
     for ground in (
-        Ground("core", "tests.fuzz.core.ground"),
-        Ground("maps", "tests.fuzz.maps.ground"),
-        Ground("watch", "tests.fuzz.watch.ground", cases=10),
-        Ground("files", "tests.fuzz.files.ground", memory_bytes=8 << 30),
+        Ground("core", "tests.fuzz.core.ground:case"),
+        Ground("maps", "tests.fuzz.maps.ground:case"),
+        Ground("watch", "tests.fuzz.watch.ground:case", cases=10),
+        Ground("files", "tests.fuzz.files.ground:case", memory_bytes=8 << 30),
     )
 }
+PRACTICE = {name: Ground(name, f"tests.fuzz.practice:{name}") for name in ("faulty", "deadly")}
+"""Grounds on which the search itself is tested; they are run by name only."""

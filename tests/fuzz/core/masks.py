@@ -1,6 +1,7 @@
 """Every mask, in two writings: regard's, and bools from positions."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -8,6 +9,8 @@ from torch import Tensor
 import regard
 from tests.fuzz.core.parts import Allowed, Sides
 from tests.fuzz.drawing import Drawn
+
+SIDES: tuple[Literal["left", "right", "both"], ...] = ("left", "right", "both")
 
 
 class Positions:
@@ -64,13 +67,13 @@ def _causal(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:
 
 
 def _window(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:
-    side = drawn.of(["left", "right", "both"])
+    side = drawn.of(SIDES)
     size = drawn.number(1, 6)
     size += side == "both" and size % 2 == 0
     offset = drawn.of([None, drawn.number(-3, sides.keys)])
     distance = at.key - (at.place if offset is None else at.query + offset)
     before, after = {"left": (size - 1, 0), "right": (0, size - 1), "both": (size // 2, size // 2)}[side]
-    mask = regard.window(size, side=side, offset=offset)  # type: ignore[arg-type]
+    mask = regard.window(size, side=side, offset=offset)
     return Allowed(f"window({size}, {side}, {offset})", mask, (distance >= -before) & (distance <= after))
 
 

@@ -39,12 +39,23 @@ class Exhibit:
 
 def _ask(weights: regard.AttentionMap) -> None:
     """Everything that a page or a table would ask."""
-    repr(weights)
-    if weights.source.has_blocks:
-        weights[..., :1, :2], weights.entropy(), weights.received(), weights.max(), weights.pooled(4, 4)
-        weights.topk(1), weights.summary("distance", "participation")
-    else:
-        weights.statistics
+    assert repr(weights)
+    if not weights.source.has_blocks:
+        assert weights.statistics
+        return
+    for ask in QUESTIONS:
+        ask(weights)
+
+
+QUESTIONS: tuple[Callable[[regard.AttentionMap], Any], ...] = (
+    lambda m: m[..., :1, :2],
+    lambda m: m.entropy(),
+    lambda m: m.received(),
+    lambda m: m.max(),
+    lambda m: m.pooled(4, 4),
+    lambda m: m.topk(1),
+    lambda m: m.summary("distance", "participation"),
+)
 
 
 def _maps(folder: Path) -> None:
@@ -112,16 +123,24 @@ def command_line(*arguments: str | Path) -> str:
     assert status in (0, 2, None), f"regard {arguments[0]} ends with status {status}: {words[-500:]}"
     if status == 2:
         last = words.strip().splitlines()[-1:]
-        assert last and last[0].startswith("regard: "), f"regard {arguments[0]} says no reason: {words[-500:]!r}"
+        assert last, f"regard {arguments[0]} says nothing"
+        assert last[0].startswith("regard: "), f"regard {arguments[0]} says no reason: {words[-500:]!r}"
         assert len(last[0]) < 1100, f"a reason of {len(last[0])} characters"
         assert "Traceback" not in words
     return words
 
 
-def _marian(folder: Path) -> None:
-    from tests.tasks.test_pretrained import make_marian
+def _translator(kind: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        from tests.tasks import test_pretrained
 
-    make_marian(folder)
+        {"marian": test_pretrained.make_marian, "bart": test_pretrained.make_bart}[kind](folder)
+
+    return make
+
+
+def _translate_foreign(folder: Path) -> None:
+    command_line("translate", folder, "a small cat", "--device", "cpu", "--beam", "1")
 
 
 def _foreign(kind: str) -> Callable[[Path], None]:
@@ -165,11 +184,13 @@ def _read_references(folder: Path) -> None:
 EXHIBITS = (
     Exhibit("maps", _maps, {"load": _each(lambda path: _ask(regard.AttentionMap.load(path)))}),
     Exhibit(
-        "summaries", _summaries,
+        "summaries",
+        _summaries,
         {"load_summary": _each(load_summary), "load": lambda f: _ask(regard.AttentionMap.load(f / "kept.safetensors"))},
     ),
     Exhibit(
-        "a run", _run,
+        "a run",
+        _run,
         {
             "translate": _translate,
             "regard translate": lambda f: command_line("translate", f / "run", "we see one cats", "--device", "cpu"),
@@ -179,14 +200,16 @@ EXHIBITS = (
             "regard evaluate": lambda f: command_line(
                 "evaluate", f / "run", "--data", f / "pairs.tsv", "--beam", "1", "--device", "cpu"
             ),
-            "regard export": lambda f: command_line("export", f / "run", "--to", "huggingface", "--out", f / "exported"),
+            "regard export": lambda f: command_line(
+                "export", f / "run", "--to", "huggingface", "--out", f / "exported"
+            ),
         },
         frozenset({"regard train --resume", "regard export"}),
     ),
-    Exhibit(
-        "marian", _marian,
-        {"regard translate": lambda f: command_line("translate", f, "a small cat", "--device", "cpu", "--beam", "1")},
+    *(Exhibit(kind, _translator(kind), {"regard translate": _translate_foreign}) for kind in ("marian", "bart")),
+    *(
+        Exhibit(kind, _foreign(kind), {"from_huggingface": from_huggingface})
+        for kind in ("gpt2", "bert", "llama", "t5")
     ),
-    *(Exhibit(kind, _foreign(kind), {"from_huggingface": from_huggingface}) for kind in ("gpt2", "bert", "llama", "t5")),
     Exhibit("texts", _texts, {"pairs": _read_texts, "references": _read_references}),
-)  # fmt: skip
+)

@@ -93,12 +93,14 @@ def _damage(drawn: Drawn, folder: Path, bystander: Path) -> None:
             before = path.read_bytes()
             how = mutate(drawn, path)
             after = path.read_bytes() if path.is_file() else b""
-            at = next(
-                (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-            )
-            note(
-                f"{name} ({how}): at {at} of {len(before)} bytes {before[at : at + 120]!r} became {after[at : at + 120]!r}"
-            )
+            note(f"{name} ({how}): {_difference(before, after)}")
+
+
+def _difference(before: bytes, after: bytes) -> str:
+    """Where two contents begin to differ, and how."""
+    pairs = enumerate(zip(before, after, strict=False))
+    at = next((n for n, (a, b) in pairs if a != b), min(len(before), len(after)))
+    return f"at {at} of {len(before)} bytes {before[at : at + 120]!r} became {after[at : at + 120]!r}"
 
 
 def _link(drawn: Drawn, path: Path, bystander: Path) -> None:

@@ -48,8 +48,8 @@ def check_kept(drawn: Drawn) -> None:
         require_close(f"kept {name}", mine, ask(one.map).double(), 1e-4 * (1 + ask(one.map).double().abs()))
 
 
-def _tensors(answer: object) -> list[torch.Tensor]:
-    return list(answer) if isinstance(answer, TopKeys) else [answer]  # type: ignore[list-item]
+def _tensors(answer: torch.Tensor | TopKeys) -> list[torch.Tensor]:
+    return list(answer) if isinstance(answer, TopKeys) else [answer]
 
 
 ASKED = {

@@ -65,7 +65,7 @@ FAMILIES: dict[str, Any] = {
             "multi_query": d.chance(),
             "new_decoder_architecture": False,
         },
-    ),  # fmt: skip
+    ),
     "Bert": ("BertModel", _encoder),
     "DebertaV2": (
         "DebertaV2Model",

@@ -28,7 +28,7 @@ class Nest(nn.Module):
 
 def random_model(drawn: Drawn, truths: Truths, dim: int, depth: int = 2) -> Nest:
     """A nest of one to three children."""
-    children = []
+    children: list[tuple[nn.Module, int, str]] = []
     for _ in range(drawn.number(1, 3)):
         times = 2 if drawn.chance(6) else 1
         on = drawn.of(["self", "self", "memory"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +35,11 @@ class Truths:
         kept = [t.detach().double().clone() for t in right]
         self.calls.append(Truth(module, writing, lambda: kept, first, first_key))
 
-    def add_scores(self, module: nn.Module, writing: str, query: Tensor, key: Tensor, **options: object) -> None:
+    def add_scores(self, module: nn.Module, writing: str, query: Tensor, key: Tensor, **options: Any) -> None:
         """Weights that a kernel makes of these, in float64 once the run is over."""
         q, k = query.detach().double().clone(), key.detach().double().clone()
         kept = {n: t.detach().clone() if isinstance(t, Tensor) else t for n, t in options.items()}
-        self.calls.append(Truth(module, writing, lambda: [kernel_weights(q, k, **kept)]))  # type: ignore[arg-type]
+        self.calls.append(Truth(module, writing, lambda: [kernel_weights(q, k, **kept)]))
 
 
 def kernel_weights(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import RegardError
+from regard.inspection.report import Report
 from regard.inspection.watch import Seen
 from tests.fuzz.watch.truths import Truth, Truths
 
@@ -17,7 +18,7 @@ Run = Callable[[], list[Tensor]]
 """Runs the model and gives its outputs, and gradients where there are any."""
 
 
-def require_same_bits(model: nn.Module, truths: Truths, run: Run, **options: object) -> Seen:
+def require_same_bits(model: nn.Module, truths: Truths, run: Run, *, verify: bool = False, copy: bool = False) -> Seen:
     """Run it unwatched, watched and unwatched again: the same bits, and the same random state. Gives what was seen."""
     found = []
     seen = None
@@ -25,7 +26,7 @@ def require_same_bits(model: nn.Module, truths: Truths, run: Run, **options: obj
         torch.manual_seed(11)
         truths.calls.clear()
         if watched:
-            with regard.watch(model, **options) as seen:  # type: ignore[arg-type]
+            with regard.watch(model, verify=verify, copy=copy) as seen:
                 outputs = run()
             calls = list(truths.calls)
         else:
@@ -75,11 +76,11 @@ def _owner(name: str, truths: dict[str, list[Truth]], decoys: set[str]) -> str:
     return max(around, key=len) if around else inside[0] if inside else name
 
 
-def _is_named(path: str, report: object) -> bool:
+def _is_named(path: str, report: Report) -> bool:
     """Whether the report says of a module, or of what is in it or around it, that something was not seen."""
-    missed = [said for said, _ in report.missed]  # type: ignore[attr-defined]
+    missed = [said for said, _ in report.missed]
     parent = path.rpartition(".")[0]
-    notes = [n for c in report.calls if c.name == path for n in c.notes]  # type: ignore[attr-defined]
+    notes = [n for c in report.calls if c.name == path for n in c.notes]
     return bool(notes) or any(
         said.split(",")[0] in (path, parent) or said.split(",")[0].startswith(f"{path}.") for said in missed
     )
@@ -107,7 +108,7 @@ def _agrees(dense: Tensor, right: Tensor) -> bool:
 
 
 def _distance(dense: Tensor, right: Tensor) -> float:
-    """The largest difference; heads may be folded into the batch, and a dimension of one head or sequence be left out."""
+    """The largest difference. Heads may be folded into the batch, and dimensions of one head or sequence left out."""
     if dense.shape[-2:] != right.shape[-2:] or dense.numel() != right.numel():
         return float("inf")
     if dense.dim() == 4 and dense.shape != right.shape:
@@ -126,8 +127,6 @@ def require_joined(model: nn.Module, seen: Seen, truths: Truths) -> None:
             joined = seen.joined(path)
         except RegardError as error:
             note(f"{path}: joined refuses: {error}")
-            continue
-        if isinstance(joined, list):
             continue
         _require_rows(path, joined.dense().detach().double(), calls)
 

@@ -118,11 +118,15 @@ class Writing:
 class Written(nn.Module):
     """Attention of one writing; it records the weights that it multiplies its values with."""
 
+    gate: nn.Parameter
+    talk: nn.Parameter
+
     def __init__(self, dim: int, heads: int, writing: Writing, truths: Truths) -> None:
         super().__init__()
         self.num_heads, self.writing, self.truths = heads, writing, [truths]
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
-        self.gate, self.talk = nn.Parameter(torch.randn(heads)), nn.Parameter(torch.randn(heads, heads))
+        self.gate = nn.Parameter(torch.randn(heads))
+        self.talk = nn.Parameter(torch.randn(heads, heads))
         self.softmax = nn.Softmax(dim=-1) if writing.has_child else None
 
     def forward(self, x: Tensor, memory: Tensor | None = None, keep: Tensor | None = None) -> Tensor:

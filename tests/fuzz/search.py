@@ -47,14 +47,17 @@ class Counted:
         self.case(drawn)
 
 
-def search(ground: str, case: Case, seed: int, cases: int, known: set[str]) -> tuple[int, Failure | None]:
-    """The number of cases that were run, and the first failure; one of a kind that is not known is made small."""
+def search(ground: str, case: Case, seed: int, cases: int, known: set[str] | None) -> tuple[int, Failure | None]:
+    """The number of cases that were run, and the first failure.
+
+    A failure of a kind that is not known is made as small as it can be; without `known` none is.
+    """
     counted = Counted(case)
     error = _first_error(counted, seed, cases, [Phase.generate])
     if error is None:
         return counted.runs, None
     runs = counted.runs
-    if _kind(error) not in known:
+    if known is not None and _kind(error) not in known:
         error = _first_error(case, seed, cases, [Phase.generate, Phase.shrink]) or error
     return runs, Failure(ground, seed, _kind(error), _text(error))
 

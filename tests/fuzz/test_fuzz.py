@@ -24,7 +24,7 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
     """What the first failing seed says, if one fails."""
     case = GROUNDS[ground].load()
     for seed in seeds:
-        _, failure = search(ground, case, seed, cases, known=set())
+        _, failure = search(ground, case, seed, cases, known=None)
         if failure is not None:
             return f"{failure.kind}\n{failure.text}"
     return None
@@ -116,7 +116,10 @@ def test_each_ground_finds_what_is_planted(name: str, monkeypatch: pytest.Monkey
 def test_a_failure_is_told_with_the_command_that_runs_it_again() -> None:
     """In processes of its own, as `make fuzz` runs it: one ground has a fault, and one ends its process."""
     done = subprocess.run(
-        [sys.executable, *"-m tests.fuzz --minutes 1 --seed 3 --rounds 1 --only faulty,deadly".split()],
+        [
+            sys.executable, "-m", "tests.fuzz", "--minutes", "1", "--seed", "3", "--rounds", "1",
+            "--only", "faulty,deadly",
+        ],
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr

@@ -84,14 +84,12 @@ def _first_error(case: Case, seed: int, cases: int, phases: list[Phase]) -> Base
 
 
 def _kind(error: BaseException) -> str:
+    """An assertion says by the check that made it what was wrong; other errors by where in the package they arose."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(ROOT)]
-    ours = [f for f in frames if "/src/" in f.filename] or frames
-    # An assertion of a check says by its own place what was wrong; other errors by where in the package they arose.
-    at = frames[-1] if isinstance(error, AssertionError) and frames else ours[-1] if ours else None
-    place = f"{Path(at.filename).relative_to(ROOT)}:{at.lineno}" if at else "?"
-    words = str(error).strip().splitlines() or [""]
-    about = words[0].split(":")[0][:80] if isinstance(error, AssertionError) else ""
-    return f"{type(error).__name__} at {place} {about}".strip()
+    checks = [f for f in frames if Path(f.filename).name != "bounds.py"]
+    inside = checks if isinstance(error, AssertionError) else [f for f in frames if "/src/" in f.filename] or frames
+    place = f" at {Path(inside[-1].filename).relative_to(ROOT)}:{inside[-1].lineno}" if inside else ""
+    return f"{type(error).__name__}{place}"
 
 
 def _text(error: BaseException) -> str:

@@ -17,14 +17,15 @@ def check_modules(drawn: Drawn) -> None:
     drawn.of([_check_multi_head, _check_cache, _check_additive])(drawn)
 
 
-def _make(drawn: Drawn, **more: object) -> tuple[regard.nn.MultiHeadAttention, Sides]:
+def _make(drawn: Drawn, **more: int) -> tuple[regard.nn.MultiHeadAttention, Sides]:
     groups = drawn.of([1, 2])
     heads = groups * drawn.of([1, 2, 3])
     dim, batch = drawn.of([6, 12]), drawn.of([(2,), (1,), (0,), (2, 3)])
     sides = Sides(batch, heads, groups, drawn.of([4, 1, 9]), drawn.of([5, 1, 8]), dim, dim, True)
     torch.manual_seed(drawn.number(0, 99))
     module = regard.nn.MultiHeadAttention(
-        dim, heads, num_kv_heads=groups, head_dim=drawn.of([2, 4, 5]), bias=not drawn.chance(3), **more
+        dim, heads, num_kv_heads=groups, head_dim=drawn.of([2, 4, 5]), bias=not drawn.chance(3),
+        key_dim=more.get("key_dim"), value_dim=more.get("value_dim"),
     ).double()  # fmt: skip
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.6)
@@ -49,7 +50,8 @@ def _by_hand(module: regard.nn.MultiHeadAttention, x: Tensor, y: Tensor, v: Tens
 
 
 def _check_multi_head(drawn: Drawn) -> None:
-    widths = drawn.of([{}, {"key_dim": 7}, {"key_dim": 7, "value_dim": 3}])
+    choices: list[dict[str, int]] = [{}, {"key_dim": 7}, {"key_dim": 7, "value_dim": 3}]
+    widths = drawn.of(choices)
     module, sides = _make(drawn, **widths)
     mask = random_mask(drawn, sides)
     x = drawn.normal(*sides.batch, sides.queries, sides.dim)

@@ -1,5 +1,6 @@
 """What happens to a file: its bytes, the values of its JSON or TOML, the header of its tensors, its name."""
 
+import contextlib
 import json
 import math
 import struct
@@ -165,22 +166,18 @@ def mutate_tensors(drawn: Drawn, path: Path) -> None:
 
 def mutate(drawn: Drawn, path: Path) -> str:
     """Damage one file in a way that suits it; says how."""
-    kind = drawn.of(["as it is read", "as it is read", "bytes"])
-    if kind == "bytes" or path.stat().st_size == 0:
-        path.write_bytes(mutate_bytes(drawn, path.read_bytes()))
-        return "bytes"
-    suffix = path.suffix
-    if suffix == ".safetensors":
-        mutate_tensors(drawn, path)
-    elif suffix == ".json":
-        mutate_json(drawn, path)
-    elif suffix == ".toml":
-        mutate_toml(drawn, path)
-    elif suffix == ".tokens":
-        mutate_footer(drawn, path)
-    else:
-        path.write_bytes(mutate_bytes(drawn, path.read_bytes()))
-    return suffix
+    before = path.read_bytes()
+    by_suffix = {
+        ".safetensors": mutate_tensors, ".json": mutate_json, ".toml": mutate_toml, ".tokens": mutate_footer,
+    }  # fmt: skip
+    how = by_suffix.get(path.suffix)
+    if how is not None and before and drawn.chance(3) is False:
+        # What was damaged before may be none of its kind any more.
+        with contextlib.suppress(ValueError, struct.error):
+            how(drawn, path)
+            return path.suffix
+    path.write_bytes(mutate_bytes(drawn, before))
+    return "bytes"
 
 
 def mutate_footer(drawn: Drawn, path: Path) -> None:

@@ -38,7 +38,7 @@ class Truths:
     def add_scores(self, module: nn.Module, writing: str, query: Tensor, key: Tensor, **options: Any) -> None:
         """Weights that a kernel makes of these, in float64 once the run is over."""
         q, k = query.detach().double().clone(), key.detach().double().clone()
-        kept = {n: t.detach().clone() if isinstance(t, Tensor) else t for n, t in options.items()}
+        kept: dict[str, Any] = {n: t.detach().clone() if isinstance(t, Tensor) else t for n, t in options.items()}
         self.calls.append(Truth(module, writing, lambda: [kernel_weights(q, k, **kept)]))
 
 

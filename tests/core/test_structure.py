@@ -22,7 +22,7 @@ FLOORS = [
     ["kernel_regression", "nn", "generation"],
     ["models"],
     ["inspection", "text", "training"],
-    ["huggingface"],
+    ["huggingface", "probes"],
     ["views"],
     ["tasks"],
     ["exports"],

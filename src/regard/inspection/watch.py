@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import get_args, overload
+from typing import TYPE_CHECKING, get_args, overload
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotSeenError, ShapeError
 from regard.inspection.capture.module_names import Names, chooser, not_seen
@@ -16,6 +16,9 @@ from regard.inspection.observed import Observed, Record
 from regard.inspection.report import Report, count, missed_by, report
 from regard.maps.attention_map import AttentionMap
 from regard.maps.summary_source import Summarize
+
+if TYPE_CHECKING:
+    from regard.inspection.audit.finding import Finding
 
 Key = tuple[str, int]
 
@@ -218,6 +221,38 @@ class Seen:
     def report(self) -> Report:
         """Report what was seen and how, the memory it holds, and what was not seen and why; print it."""
         return report(self.record)
+
+    def audit(self, *, causal: bool | None = None, padding: Tensor | None = None) -> "list[Finding]":
+        """Look for what is wrong with what reached the kernels: a mask that was lost, turned or upside down.
+
+        Args:
+            causal: whether self-attention should be causal; None asks the config of a Hugging Face model, and expects
+                nothing of any other model.
+            padding: which keys are real tokens, bool (B, S), True = real, as in `regard.padding`. Without it, layers
+                are compared with the other layers of their stack.
+
+        Returns:
+            The findings, errors first: one object for each reason and module, with numbers and what to do. An "info"
+            is a fact that may surprise; "warning" and "error" are not. Each call takes at most two passes over its
+            map, in linear memory.
+
+        Raises:
+            ShapeError: `padding` is no bool tensor (B, S).
+
+        >>> import torch
+        >>> class Block(nn.Module):
+        ...     def forward(self, x):
+        ...         upside_down = torch.ones(3, 3, dtype=torch.bool).triu(1)
+        ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=upside_down)
+        >>> with watch(Block()) as seen:
+        ...     output = seen.modules[""](torch.eye(3)[None, None])
+        >>> [(finding.reason, finding.severity) for finding in seen.audit()]
+        [('inverted mask', 'error')]
+        """
+        # The audit is loaded when it is asked for: `import regard` stays light.
+        from regard.inspection.audit.judge import audit
+
+        return audit(self.record, causal=causal, keep=padding)
 
     def __repr__(self) -> str:
         """One line of counts."""

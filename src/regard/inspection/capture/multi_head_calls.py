@@ -155,7 +155,7 @@ class Projected(ObservedCall):
             )  # fmt: skip
             return masked(replace(call, sizes=sizes), given, causal(0) if self.is_causal else None)
 
-        factors = Factors(sizes, build, held=(*held, *more, *given.kept))
+        factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even)
         return Reading(factors, verify=self._verify(factors), evidence=self._evidence())
 
     def _evidence(self) -> Evidence | None:

@@ -62,6 +62,8 @@ def _clamped_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     real = indexing.positions
 
     def positions(index: Any, length: int, name: str, device: torch.device) -> range | Tensor:
+        if isinstance(index, list):
+            index = [max(0, i) for i in index]
         if isinstance(index, Tensor) and index.dtype != torch.bool:
             index = index.clamp(min=0)
         return real(index, length, name, device)

@@ -11,7 +11,7 @@ HALF_ROWS = 3e-4
 
 def unit(dtype: torch.dtype) -> float:
     """The unit in the last place of what a dtype is computed in: half precision is computed in float32."""
-    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    return torch.finfo(weight_dtype(dtype)).eps
 
 
 def score_error(call: Call, dense: Dense) -> Tensor:
@@ -22,7 +22,17 @@ def score_error(call: Call, dense: Dense) -> Tensor:
 
 def weight_error(call: Call, dense: Dense) -> Tensor | None:
     """For each weight, how far it may be off; None where the dtype says nothing about it."""
-    each = score_error(call, dense)
+    found = _weight_error(call, dense, score_error(call, dense))
+    # Below its smallest number a dtype has nothing.
+    return None if found is None else found + 2 * torch.finfo(weight_dtype(call.dtype)).tiny
+
+
+def weight_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the weights of inputs of a dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _weight_error(call: Call, dense: Dense, each: Tensor) -> Tensor | None:
     row = torch.where(dense.allowed, each, 0.0).amax(-1, keepdim=True) if each.numel() else each
     if each.numel() and float(row.max()) > 0.3:
         return None

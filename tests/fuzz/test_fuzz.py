@@ -110,6 +110,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 """What a careless hand might do to the code, and the ground that must find it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_ground_finds_what_is_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ground, plant = FAULTS[name]
@@ -117,6 +118,7 @@ def test_each_ground_finds_what_is_planted(name: str, monkeypatch: pytest.Monkey
     assert found(ground, range(12)) is not None
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_with_the_command_that_runs_it_again() -> None:
     """In processes of its own, as `make fuzz` runs it: one ground has a fault, and one ends its process."""
     done = subprocess.run(

@@ -124,6 +124,22 @@ def test_a_detached_map_carries_no_gradient() -> None:
         assert not weights.entropy().requires_grad
 
 
+def test_detached_maps_of_maps_carry_no_gradient_of_their_factors() -> None:
+    q, v, d_output = (torch.randn(2, 2, 3, 2, requires_grad=True) for _ in range(3))
+    shares = torch.tensor([0.25, 0.75], requires_grad=True)
+    weights = regard.attention(q, q, v, return_weights=True).weights.detach()
+    maps = [
+        weights.average(weights=shares),
+        weights.with_values(v).value_norms(),
+        weights.with_values(v.detach()).gradient(d_output),
+        weights.with_values(v.detach()).relevance(d_output),
+    ]
+    for one in maps:
+        assert one.received().requires_grad
+        assert not one.detach().received().requires_grad
+        torch.testing.assert_close(one.detach().dense(), one.dense())
+
+
 STATISTICS_WITHOUT_SHAPE = [
     lambda w: w.received(),
     lambda w: w.entropy(),

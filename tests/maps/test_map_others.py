@@ -170,6 +170,35 @@ def test_weights_times_values(case: Case) -> None:
         torch.testing.assert_close(weights.relevance(grad).expected(lambda j: j * 0.0 + 1), sums, rtol=0, atol=1e-11)
 
 
+def test_the_largest_of_a_mean_of_gradients_below_zero_is_below_zero() -> None:
+    q, v = torch.randn(1, 2, 5, 3), torch.rand(1, 2, 5, 4) + 0.5
+    output, weights = regard.attention(q, q, v, mask=regard.causal(), return_weights=True)
+    for one in (weights.with_values(v).gradient(-output), weights.with_values(v).relevance(-output)):
+        mean = one.average()
+        torch.testing.assert_close(mean.dense(), one.dense().mean(1))
+        torch.testing.assert_close(mean.max(), mean.dense().amax(-1))
+        torch.testing.assert_close(mean.pooled(1, 1, "max")[..., 0, 0], mean.dense().amax((-2, -1)))
+        stacked = regard.maps.stack([one, one])
+        torch.testing.assert_close(
+            stacked.pooled(2, 1, "max"), stacked.dense().unflatten(-2, (2, 5)).amax((-2, -1))[..., None]
+        )
+
+
+def test_the_gradient_of_an_output_in_bfloat16() -> None:
+    q, v = torch.randn(1, 2, 5, 3).bfloat16(), torch.randn(1, 2, 5, 4).bfloat16()
+    weights = regard.attention(q, q, v, keep_values=True, return_weights=True).weights
+    found = weights.gradient(torch.ones(1, 2, 5, 4).bfloat16()).dense()
+    torch.testing.assert_close(found, v.float().sum(-1)[:, :, None].expand(1, 2, 5, 5))
+
+
+def test_a_map_without_heads_gets_one_after_its_sequences() -> None:
+    q = torch.randn(3, 5, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    assert weights.with_heads().shape == (3, 1, 5, 5)
+    assert torch.equal(weights.with_heads().dense()[:, 0], weights.dense())
+    assert torch.equal(weights.with_heads().average().dense(), weights.dense())
+
+
 def test_values_are_kept_where_that_is_asked() -> None:
     q, k = torch.randn(2, 4, 5, 3), torch.randn(2, 2, 5, 3)
     plain = regard.attention(q, k, k, return_weights=True)
@@ -204,3 +233,18 @@ def test_repr_of_a_map_of_maps_says_what_it_is_of() -> None:
     assert repr(weights.mT).startswith("transposed AttentionMap")
     assert weights.mT.shape == (2, 3, 4, 4)
     assert weights.mT.mT is weights
+
+
+@pytest.mark.parametrize(
+    "mask", [regard.causal(), regard.window(4), regard.causal() & regard.lengths(torch.tensor([9]))], ids=str
+)
+def test_later_rows_of_a_mask_are_read_at_their_own_keys(mask: regard.Mask) -> None:
+    q = torch.randn(1, 2, 12, 4)
+    weights = regard.attention(q, q, q, mask=mask, return_weights=True).weights
+    for rows, columns in ((slice(7, None), None), (slice(7, 11), slice(3, 9)), (None, slice(5, 8))):
+        chosen = weights.select(rows=rows, columns=columns)
+        dense = weights.dense()[..., rows or slice(None), columns or slice(None)]
+        torch.testing.assert_close(chosen.received(), dense.sum(-2))
+        torch.testing.assert_close(chosen.entropy(), torch.special.entr(dense).sum(-1))
+        torch.testing.assert_close(chosen.max(), dense.amax(-1))
+        torch.testing.assert_close(chosen.pooled(3, 2, "sum").sum((-2, -1)), dense.sum((-2, -1)))

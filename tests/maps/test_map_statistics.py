@@ -189,6 +189,13 @@ def test_the_share_of_long_rows_is_found_among_the_largest_or_by_sorting_the_res
     check(weights, dense, tolerance=1e-12, k=2, rows=3, columns=3, p=0.6)
 
 
+def test_a_summary_pools_as_it_is_told() -> None:
+    weights, _ = long_case(regard.causal())
+    for how in ("mean", "sum", "max"):
+        pooled = weights.summary("pooled", "max", rows=4, columns=5, how=how)["pooled"]
+        torch.testing.assert_close(pooled, weights.pooled(4, 5, how))
+
+
 def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.maps.call_source import CallSource
 

@@ -258,7 +258,11 @@ def test_alibi_under_a_causal_mask_of_any_offset_is_the_formula(queries: int, ke
     expected = regard.attention(q, k, v, **options, backend="reference", return_weights=True)
     found = regard.attention(q, k, v, **options, backend="fused", return_weights=True)
     torch.testing.assert_close(found.output, expected.output, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.weights.received(), expected.weights.dense().sum(-2), rtol=0, atol=1e-9)
+    dense = expected.weights.dense()
+    torch.testing.assert_close(found.weights.received(), dense.sum(-2), rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.weights.entropy(), torch.special.entr(dense).sum(-1), rtol=0, atol=1e-9)
+    taking_part = dense.sum(-1).square() / dense.square().sum(-1).clamp_min(1e-30)
+    torch.testing.assert_close(found.weights.participation(), taking_part, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

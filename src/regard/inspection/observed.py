@@ -128,7 +128,9 @@ class Record:
     def _read(self, path: str, index: int, source: ObservedCall, when: Moment) -> Observed:
         reading = source.read(self.keeper, path)
         factors = reading.factors
-        weights = CallSource(factors, factors.sizes.leading, name=NAME if reading.is_stored else "")
+        weights = CallSource(
+            factors, factors.sizes.leading, name=NAME if reading.is_stored else "", mixed=reading.mixed
+        )
         observed = Observed(
             path, index, source.how, AttentionMap(weights), factors, reading.is_stored, reading.notes, at=when.at
         )

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from regard.inspection.observed import Observed, Record
 from regard.maps.source import bytes_by_storage
@@ -84,9 +85,24 @@ def _silent(record: Record) -> list[tuple[str, int]]:
     for path, n in record.ran.items():
         related = any(_inside(other, path) or _inside(path, other) for other in known)
         within = any(other != path and _inside(other, path) for other in record.ran)
-        if not related and not within and record.wanted(path):
+        if not related and not within and record.wanted(path) and not _is_part_of_seen(record, path, known):
             silent.append((path, n))
     return silent
+
+
+def _is_part_of_seen(record: Record, path: str, known: set[str]) -> bool:
+    """Whether a module is a part of attention that was seen beside it, and can be no attention itself."""
+    outside = path.rpartition(".")[0]
+    seen = outside in record.ran and any(_inside(other, outside) for other in known)
+    return seen and _only_projects(record.modules[path])
+
+
+def _only_projects(module: nn.Module) -> bool:
+    """Whether a module named after attention is only a part of it: it has one matrix at most, which makes no more
+    than it takes, as the output of LXMERT's attention has. Queries and keys are made of more.
+    """
+    matrices = [parameter for parameter in module.parameters() if parameter.dim() > 1]
+    return len(matrices) < 2 and all(matrix.shape[0] <= matrix[0].numel() for matrix in matrices)
 
 
 def _scripted(record: Record) -> list[str]:

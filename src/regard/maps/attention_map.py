@@ -125,6 +125,8 @@ class AttentionMap(MapStatistics):
         """
         if heads is not None and self.ndim < 3:
             raise ShapeError(f"a map {tuple(self.shape)} has no heads to choose from: with_heads() gives it one")
+        if heads is not None:
+            self.source.require_heads("select(heads=...)")
         chosen = self if heads is None else self._choose_leading((*(slice(None),) * (self.ndim - 3), heads))
         if rows is None and columns is None:
             return chosen

@@ -35,6 +35,11 @@ class _Derived(Source):
         return self.of.has_signs
 
     @property
+    def mixed(self) -> str:
+        """The other's."""
+        return self.of.mixed
+
+    @property
     def has_blocks(self) -> bool:
         """The other's."""
         return self.of.has_blocks
@@ -239,6 +244,7 @@ def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None) -> A
     Raises:
         ArgumentError: the dimension is not one of those before queries and keys, or not as many weights.
     """
+    of.require_heads("average()")
     leading = of.leading
     place = dim + len(of.shape) if dim < 0 else dim
     if not 0 <= place < len(leading):

@@ -61,6 +61,11 @@ class StackSource(Source):
         return self.steps[0].has_heads
 
     @property
+    def mixed(self) -> str:
+        """The steps'."""
+        return next((step.mixed for step in self.steps if step.mixed), "")
+
+    @property
     def has_blocks(self) -> bool:
         """Whether all steps have them."""
         return all(step.has_blocks for step in self.steps)

@@ -89,6 +89,8 @@ class SummarySource(Source):
     named: Mapping[str, Statistic]
     answers: Answers
     """The answers (cells, ...) of each statistic. Indices of keys are held in 32 bits."""
+    mixed: str = ""
+    """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
 
     @classmethod
     def of(cls, source: Source, what: Summarize) -> "SummarySource":
@@ -96,7 +98,7 @@ class SummarySource(Source):
         named = what.statistics(source.queries, source.keys)
         asked = list(dict.fromkeys(named.values()))
         answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
-        return cls(tuple(source.shape), source.dtype, what, named, answers)
+        return cls(tuple(source.shape), source.dtype, what, named, answers, source.mixed)
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -244,7 +246,7 @@ def joined_steps(steps: Sequence[SummarySource], starts: Sequence[int]) -> Summa
         raise NotKeptError(f"the steps were kept by {first.what!r}, none of which can be joined")
     what = Summarize(*named, k=first.what.k, p=first.what.p, how=first.what.how)
     queries = sum(step.queries for step in steps)
-    return SummarySource((*first.leading, queries, keys), first.dtype, what, named, answers)
+    return SummarySource((*first.leading, queries, keys), first.dtype, what, named, answers, first.mixed)
 
 
 def _common(parts: list[Statistic], steps: Sequence[SummarySource], starts: Sequence[int]) -> Statistic | None:

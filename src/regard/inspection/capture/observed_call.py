@@ -21,6 +21,8 @@ class Reading:
     """Whether the weights themselves are held."""
     evidence: Evidence | None = None
     """The vectors by which the call can be told to continue another one."""
+    mixed: str = ""
+    """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
     holds_keys: bool = False
     """Whether the factors hold queries and keys, so that the steps of a generation can share the keys."""
 

@@ -80,6 +80,7 @@ def test_a_choice_of_one_head_drops_the_dimension() -> None:
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert weights.select(heads=1).shape == (2, 4, 4)
     assert weights.select(heads=[1], rows=2).shape == (2, 1, 1, 4)
+    torch.testing.assert_close(weights.select(rows=-1, columns=-2).dense(), weights.dense()[..., -1:, -2:-1])
     assert weights.select() is weights
 
 

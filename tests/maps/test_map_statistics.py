@@ -45,10 +45,11 @@ def weights_of(
     options: dict[str, Any] = {"normalization": normalization, "return_weights": True}
     lazy = regard.attention(*case.tensors(), **case.options(), backend=backend, **options).weights
     if isinstance(case.score, regard.Cosine):
-        temperature = torch.as_tensor(case.score.temperature, dtype=dtype)
+        precise = torch.promote_types(dtype, torch.float32)
+        temperature = torch.as_tensor(case.score.temperature, dtype=precise)
         temperature = temperature if temperature.numel() == 1 else temperature[:, None, None]
-        query, key = (torch.nn.functional.normalize(x.detach(), dim=-1) for x in (case.query, case.key))
-        case = replace(case, query=query * temperature, key=key, score=regard.Dot())
+        query, key = (torch.nn.functional.normalize(x.detach().to(precise), dim=-1) for x in (case.query, case.key))
+        case = replace(case, query=(query * temperature).to(dtype), key=key.to(dtype), score=regard.Dot())
     same = case.to(torch.float64)
     with torch.no_grad():
         dense = regard.attention(*same.tensors(), **same.options(), backend="reference", **options).weights.dense()
@@ -396,3 +397,19 @@ def test_participation_of_weights_whose_squares_vanish(sink: float, backend: str
         found = regard.attention(q, k, k, **call).weights.participation()
         expected = torch.tensor([4.0, 2.0, 0.0] if options else [4.0, 4.0, 4.0]).expand(1, 2, 3)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("bias", ["Shaw", "Transformer-XL"])
+def test_statistics_in_half_precision_with_a_bias_that_reads_the_vectors(bias: str) -> None:
+    """Without gradients tiles have buffers of their own; the vectors that a bias reads must not round there."""
+    q, k = (torch.randn(2, 3, 20, 8).bfloat16() for _ in range(2))
+    u, r = torch.randn(3, 8).bfloat16(), torch.randn(3, 20, 8).bfloat16()
+    added = regard.Shaw(torch.randn(9, 8).bfloat16()) if bias == "Shaw" else regard.TransformerXL(u, u, r)
+    with torch.no_grad():
+        weights = regard.attention(q, k, k, mask=regard.causal(), bias=added, return_weights=True).weights
+        for asked in (
+            weights.received(),
+            weights.summary("received")["received"],
+            weights.pooled(1, 20, "sum")[..., 0, :],
+        ):
+            torch.testing.assert_close(asked, weights.dense().sum(-2), rtol=0, atol=1e-5)

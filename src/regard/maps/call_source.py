@@ -325,7 +325,11 @@ class _Buffered:
         logs -= take_rows(self.state, rows)[..., None]
         call = self.call
         if call.bias is not None:
-            vectors = {"query": take(call.query, rows), "key": take(call.key, columns)}
+            # In the map's dtype, as everywhere: a bias that reads the vectors would round in half precision.
+            vectors = {
+                name: take(x, where).to(logs.dtype)
+                for name, x, where in (("query", call.query, rows), ("key", call.key, columns))
+            }
             bias = call.bias.block(rows, columns, **vectors, sizes=call.sizes).to(logs.dtype).squeeze(1)
             logs.add_(bias, alpha=1 / LN_2)
             logs.clamp_min_(-NEVER)

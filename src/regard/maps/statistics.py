@@ -220,7 +220,9 @@ class TopWeights(Statistic):
         # If whole rows are candidates they are a view of the tile, whose memory the next tile will overwrite.
         values = found.values.clone() if found.first.shape[-1] == 1 else found.values
         first = found.first + tile.columns.start
-        return values.view(*weights.shape[:2], -1), first.view(*weights.shape[:2], -1)
+        # The width is told, since -1 has no meaning for a batch of no sequence.
+        cells, rows = weights.shape[:2]
+        return values.view(cells, rows, values.shape[-1]), first.view(cells, rows, first.shape[-1])
 
     def add(
         self, total: "dict[int, _Ranked] | None", read: tuple[Tensor, ...], tile: Tile, source: Source

@@ -393,6 +393,7 @@ class MapStatistics:
 
         Raises:
             ArgumentError: k is out of range, or iterations is negative.
+            NonFiniteError: weights are NaN or infinite.
 
         >>> import regard
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.singular_values(2).values

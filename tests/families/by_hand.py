@@ -25,7 +25,7 @@ NECK = {
 }  # fmt: skip
 BY_RT_RESNET = {
     "backbone_config": {"_only": True, "model_type": "rt_detr_resnet", "out_indices": [2, 3, 4]},
-    "encoder_in_channels": [512, 1024, 2048], "num_queries": 10,
+    "encoder_in_channels": [512, 1024, 2048], "decoder_in_channels": [64, 64, 64], "num_queries": 10,
 }  # fmt: skip
 SAM = {"vision_config": {"output_channels": 64, "num_pos_feats": 32}}
 SAM2: dict[str, Any] = {

@@ -216,3 +216,15 @@ def test_coverage_spreads_what_the_keys_receive() -> None:
     before, after = descend((query, key), loss)
     assert before > 0.1
     assert after < 1e-3
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "max"])
+def test_pictures_of_several_tiles_have_gradients(how: Any) -> None:
+    q, k = (torch.randn(1, 2, 150, 4, dtype=torch.float64) for _ in range(2))
+    mine, theirs = q.clone().requires_grad_(), q.clone().requires_grad_()
+    picture = regard.attention(mine, k, k, return_weights=True).weights.pooled(3, 3, how)
+    picture.square().sum().backward()
+    blocks = (theirs @ k.mT / 2).softmax(-1).unflatten(-1, (3, 50)).unflatten(-3, (3, 50)).transpose(-2, -3).flatten(-2)
+    expected = {"sum": blocks.sum(-1), "mean": blocks.mean(-1), "max": blocks.amax(-1)}[how]
+    expected.square().sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-12)

@@ -80,6 +80,7 @@ def test_a_choice_of_one_head_drops_the_dimension() -> None:
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert weights.select(heads=1).shape == (2, 4, 4)
     assert weights.select(heads=[1], rows=2).shape == (2, 1, 1, 4)
+    torch.testing.assert_close(weights.select(rows=-1, columns=-2).dense(), weights.dense()[..., -1:, -2:-1])
     assert weights.select() is weights
 
 
@@ -130,6 +131,20 @@ def test_the_steps_of_a_generation_are_one_causal_map() -> None:
     torch.testing.assert_close(joined[..., rows, columns], dense[..., rows, :][..., columns])
     torch.testing.assert_close(joined[..., 2:5, 6:], dense[..., 2:5, 6:])
     torch.testing.assert_close(joined[..., 4, :], dense[..., 4, :])
+
+
+def test_the_steps_of_a_sliding_window_begin_where_they_are_told() -> None:
+    x = torch.randn(2, 4, 9, 5).double()
+    starts = (0, 3, 5)
+    steps = [regard.attention(*[x[:, :, n : n + 4]] * 3, return_weights=True).weights for n in starts]
+    joined = stack(steps, starts=starts)
+    pieces = [torch.nn.functional.pad(one.dense(), (n, 5 - n)) for one, n in zip(steps, starts, strict=True)]
+    dense = torch.cat(pieces, -2)
+    check(joined, dense, **OPTIONS)
+    rows, columns = torch.tensor([8, 0, 11]), torch.tensor([0, 7, 4, 8, 3])
+    torch.testing.assert_close(joined[..., rows, columns], dense[..., rows, :][..., columns])
+    with pytest.raises(regard.errors.ArgumentError, match="the place of its first key"):
+        stack(steps, starts=(0, 3))
 
 
 def test_the_steps_of_a_stack_may_be_cut_into_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,10 @@ class Backend(ABC):
         The state is None if the kernel does not return it; it is then computed when somebody needs it.
         """
 
+    def has_exact_state(self, call: Call) -> bool:
+        """Whether the row state that `run` returns is as exact as the call's compute dtype; a map keeps no other."""
+        return True
+
     def remark(self, call: Call) -> str | None:
         """A remark that `explain` adds when this backend runs the call."""
         return None

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
+from regard.backends import row_state
 from regard.errors import ArgumentError, ShapeError
-from regard.inspection.capture import factors
-from regard.maps import call_source
 from regard.mechanisms.normalizations import Normalization
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
@@ -219,8 +218,8 @@ def test_weights_of_half_precision_are_no_worse_than_those_of_float32(
 
 def test_the_state_of_half_precision_is_computed_when_it_is_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    real = call_source.row_state
-    monkeypatch.setattr(call_source, "row_state", lambda call: asked.append(call) or real(call))
+    real = row_state
+    monkeypatch.setattr("regard.maps.call_source.row_state", lambda call: asked.append(call) or real(call))
     q = torch.randn(1, 2, 9, 4, dtype=torch.bfloat16)
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert (weights @ q.float()).isfinite().all()
@@ -238,9 +237,9 @@ def test_a_watch_of_half_precision_computes_the_state_when_a_map_is_read(
             return attend(q, q, q)
 
     asked = []
-    real = factors.row_state
-    monkeypatch.setattr(factors, "row_state", lambda call: asked.append(call) or real(call))
-    monkeypatch.setattr(call_source, "row_state", lambda call: asked.append(call) or real(call))
+    real = row_state
+    monkeypatch.setattr("regard.inspection.capture.factors.row_state", lambda call: asked.append(call) or real(call))
+    monkeypatch.setattr("regard.maps.call_source.row_state", lambda call: asked.append(call) or real(call))
     q = torch.randn(1, 2, 60, 8, dtype=torch.bfloat16)
     model = Model()
     with torch.no_grad(), regard.watch(model) as seen:
@@ -256,7 +255,7 @@ def test_a_watch_of_half_precision_computes_the_state_when_a_map_is_read(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_state_that_was_read_without_gradients_has_them_later(dtype: torch.dtype) -> None:
     q, k = (torch.randn(1, 2, 7, 4).to(dtype) for _ in range(2))
-    found = []
+    found: list[Tensor] = []
     for first_without in (True, False):
         x = q.clone().requires_grad_()
         weights = regard.attention(x, k, k, return_weights=True).weights
@@ -264,6 +263,7 @@ def test_a_state_that_was_read_without_gradients_has_them_later(dtype: torch.dty
             with torch.inference_mode():
                 weights.entropy(), weights.max()
         weights.max().sum().backward()
+        assert x.grad is not None
         found.append(x.grad)
     assert found[0].abs().max() > 0
     assert torch.equal(*found)
@@ -318,7 +318,9 @@ def test_the_share_of_a_row_takes_the_fewest_keys_that_hold_it(seed: int) -> Non
         expected = torch.where(held[..., -1] > 0, enough.int().argmax(-1) + 1, 0)
         assert torch.equal(weights.quantile_mass(share), expected)
         with torch.no_grad():
-            assert torch.equal(weights.summary("quantile_mass", p=share)["quantile_mass"], expected)
+            summary = weights.summary("quantile_mass", p=share)["quantile_mass"]
+            assert isinstance(summary, Tensor)
+            assert torch.equal(summary, expected)
     assert torch.equal(weights.quantile_mass(1.0), (dense > 0).sum(-1))
 
 

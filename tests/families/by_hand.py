@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from tests.families.feed import Feed
+
 ROTATED = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 HALF_ROTATED = {**ROTATED, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
 BOTH_ROTATED = {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), ROTATED)}
@@ -16,6 +18,19 @@ FORECAST = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2]
 GROUPS = {"upsample_groups": 64, "codebook_dim": 64, "vector_quantization_hidden_dimension": 64}
 SECTIONS = {"text_config": {"rope_parameters": ROTATED}}
 HEAD = {"head_dim": 16}
+
+NECK = {
+    "backbone_config": {"out_indices": [1, 2], "num_hidden_layers": 2}, "neck_hidden_sizes": [8, 8],
+    "reassemble_factors": [4, 2], "head_hidden_size": 8, "fusion_hidden_size": 8,
+}  # fmt: skip
+BY_RT_RESNET = {
+    "backbone_config": {"_only": True, "model_type": "rt_detr_resnet", "out_indices": [2, 3, 4]},
+    "encoder_in_channels": [512, 1024, 2048], "decoder_in_channels": [64, 64, 64], "num_queries": 10,
+}  # fmt: skip
+SAM = {"vision_config": {"output_channels": 64, "num_pos_feats": 32}}
+SAM2: dict[str, Any] = {
+    "backbone_config": {"hidden_size": 8, "global_attention_blocks": [5]}, "backbone_channel_list": [64, 32, 16, 8],
+}  # fmt: skip
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "align": {"projection_dim": 640},
@@ -34,7 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "csm": {"codec_config": GROUPS},
     "d_fine": {"backbone_config": {"_only": True, "model_type": "hgnet_v2"}, "encoder_in_channels": [512, 1024, 2048]},
     "dab-detr": BY_RESNET,
-    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
     "deformable_detr": BY_RESNET,
@@ -75,8 +90,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2},
     "grounding-dino": {"backbone_config": {"_only": True, **{k: v for k, v in RESNET.items() if k != "_only"}},
                        "num_queries": 10},
-    "hiera": {"image_size": [64, 64], "patch_stride": [4, 4], "masked_unit_size": [2, 2], "query_stride": [2, 2],
-              "embed_dim": 16, "num_query_pool": 1, "depths": [1, 1, 1, 1]},
+    "hiera": {"image_size": [64, 64], "embed_dim": 16, "depths": [1, 1, 1, 1]},
     "hunyuan_v1_dense": HEAD,
     "hunyuan_v1_moe": {**HEAD, "num_experts": 4, "moe_topk": 2},
     "hunyuan_vl": {"text_config": {**HEAD, "rope_parameters": {**ROTATED, "xdrope_section": [2, 2, 2, 2]}}},
@@ -109,6 +123,41 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "swinv2": {"pretrained_window_sizes": [0, 0, 0, 0]},
     "table-transformer": BY_RESNET,
     "time_series_transformer": FORECAST,
+    "blip-2": {"image_token_index": 100},
+    "instructblip": {"image_token_index": 100},
+    "prompt_depth_anything": NECK,
+    "tipsv2_dpt": NECK,
+    "zoedepth": NECK,
+    "rt_detr": BY_RT_RESNET,
+    "rt_detr_v2": BY_RT_RESNET,
+    "mask2former": {"backbone_config": RESNET},
+    "oneformer": {"backbone_config": RESNET},
+    "levit": {"image_size": 224, "hidden_sizes": [128, 256, 384], "num_attention_heads": [4, 8, 12]},
+    "qwen2_vl": SECTIONS,
+    "qwen2_vl_text": {"rope_parameters": ROTATED},
+    "qwen2_5_vl": {**SECTIONS, "vision_config": {"window_size": 112}},
+    "qwen2_5_vl_text": {"rope_parameters": ROTATED},
+    "qwen2_5_vl_vision": {"window_size": 112},
+    "qwen2_5_omni_thinker": {**SECTIONS, "vision_config": {"window_size": 112}},
+    "exaone4_5_vision": {"window_size": 112},
+    "recurrent_gemma": {"num_hidden_layers": 3, "attention_window_size": 4},
+    "sam": SAM,
+    "sam_hq": SAM,
+    "sam2": {"vision_config": SAM2},
+    "sam2_vision_model": SAM2,
+    "sam2_hiera_det_model": SAM2["backbone_config"],
+    "shieldgemma2": {"mm_tokens_per_image": 4, "yes_token_index": 5, "no_token_index": 6},
+    "xmod": {"default_language": "en_XX"},
+}  # fmt: skip
+
+PAST = {
+    "past_values": lambda f: f.normal(2, 10), "past_time_features": lambda f: f.normal(2, 10, 1),
+    "past_observed_mask": torch.ones(2, 10), "future_values": lambda f: f.normal(2, 4),
+    "future_time_features": lambda f: f.normal(2, 4, 1),
+}  # fmt: skip
+PATCHES = {
+    "pixel_values": lambda f: f.normal(2, 16, 768), "pixel_attention_mask": torch.ones(2, 16, dtype=torch.long),
+    "spatial_shapes": torch.tensor([[4, 4]] * 2),
 }  # fmt: skip
 
 INPUTS: dict[str, dict[str, Any]] = {
@@ -129,11 +178,25 @@ INPUTS: dict[str, dict[str, Any]] = {
     "lightglue": {"pixel_values": lambda f: f.normal(2, 2, 1, 64, 64)},
     "lxmert": {"visual_feats": lambda f: f.normal(2, 5, f.config.visual_feat_dim),
                "visual_pos": lambda f: f.normal(2, 5, 4)},
-    "oneformer": {"task_inputs": lambda f: f.tokens(7)},
+    "oneformer": {"task_inputs": lambda f: f.normal(2, 77)},
     "patchtst": {"past_values": lambda f: f.normal(2, f.config.context_length, f.config.num_input_channels)},
     "patchtsmixer": {"past_values": lambda f: f.normal(2, f.config.context_length, f.config.num_input_channels)},
     "perceiver": {"inputs": lambda f: f.normal(2, 9, f.config.d_model)},
-    "pix2struct": {"flattened_patches": lambda f: f.normal(2, 9, 770), "decoder_input_ids": lambda f: f.tokens(7)},
-    "kosmos-2": {"image_embeds_position_mask": None, "pixel_values": None},
+    "pix2struct": {"flattened_patches": lambda f: f.normal(2, 9, 66).abs(), "decoder_input_ids": lambda f: f.tokens(7)},
+    "timesformer": {"pixel_values": Feed.video},
+    "vivit": {"pixel_values": Feed.video},
+    "videomae": {"pixel_values": Feed.video},
+    "xclip": {"pixel_values": Feed.video},
+    "time_series_transformer": PAST,
+    "informer": PAST,
+    "autoformer": PAST,
+    "speecht5": {"input_values": lambda f: f.normal(2, 9, 64), "decoder_input_values": lambda f: f.normal(2, 7, 64)},
+    "siglip2": PATCHES,
+    "siglip2_vision_model": PATCHES,
+    "idefics": {"pixel_values": lambda f: f.normal(2, 1, 3, *f.size()),
+                "image_attention_mask": torch.ones(2, 11, 1, dtype=torch.long)},
+    "kyutai_speech_to_text": {
+        "input_ids": lambda f: torch.randint(3, 90, (2, 11, f.config.num_codebooks + 1), generator=f.random),
+    },
 }  # fmt: skip
 """A function makes its input from a `Feed`; None leaves an input out."""

@@ -63,9 +63,9 @@ NUMBERS: list[tuple[str, Rule]] = [
     (r"^mamba_(d_head|head_dim)$", _always(2 * WIDTH // HEADS)),
     (r"(num_key_value_heads|num_kv_heads|_kv_heads|num_key_value_groups)$", lambda v: min(v, HEADS)),
     (r"linear_num_(key|value)_heads$", _at_most(HEADS)),
-    (r"(heads|_head|n_head|num_heads|attention_heads)$", lambda v: v if v < HEADS else HEADS),
     (r"^(d_head|d_kv|head_dim|.*_head_dim|head_size|attention_head_size|kv_channels|.*head_hidden_dim|dim_head)$",
      _at_most(WIDTH // HEADS)),
+    (r"(heads|_head|n_head|num_heads|attention_heads)$", lambda v: v if v < HEADS else HEADS),
     (r"^(q_lora_rank|kv_lora_rank|.*_lora_rank|.*_rank)$", _at_most(16)),
     (r"^(query_pre_attn_scalar)$", _at_most(8)),
     # Experts.
@@ -80,7 +80,7 @@ NUMBERS: list[tuple[str, Rule]] = [
     (r"(hidden_size|hidden_dim|d_model|n_embd|embed_dim|embedding_size|hidden_channels|embedding_dim|proj_dim|"
      r"projection_dim|projection_size|output_dim|model_dim|^dim|width|^emb_dim|_dims?|out_hidden_size|"
      r"vision_output_dim|fpn_hidden_size|pooler_output_size|emb_size|word_embed_proj_dim|d_embed)$", _at_most(WIDTH)),
-    (r"^window_size$", _at_most(4)),
+    (r"^window_size$", _at_most(2)),
 ]  # fmt: skip
 
 PAIRS = (("num_key_value_heads", "num_attention_heads"), ("swa_num_key_value_heads", "swa_num_attention_heads"),

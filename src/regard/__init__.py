@@ -11,11 +11,11 @@ from importlib import import_module
 from types import ModuleType
 
 from regard import huggingface as huggingface
-from regard.bare_map import map_of as map_of
 from regard.errors import RegardError as RegardError
 from regard.functional import Attended as Attended
 from regard.functional import attention as attention
 from regard.functional import explain as explain
+from regard.functional import map_of as map_of
 from regard.inspection.watch import watch as watch
 from regard.maps.attention_map import AttentionMap as AttentionMap
 from regard.maps.divergence import divergence as divergence

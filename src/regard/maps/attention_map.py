@@ -14,13 +14,14 @@ from regard.maps.call_source import source_of_call
 from regard.maps.derived_sources import SelectionSource, StackSource, WeightedSource, average, require_alike
 from regard.maps.indexing import expand_ellipsis, is_integer, positions
 from regard.maps.products import product, transposed_product
-from regard.maps.statistics_of_map import DENSE_LIMIT_BYTES, MapStatistics
+from regard.maps.statistics_of_map import DENSE_LIMIT_BYTES
 from regard.maps.summary_source import SummarySource, joined_steps
+from regard.maps.tensor_like import TensorLike
 from regard.mechanisms.byte_size import human
 
 
 @final
-class AttentionMap(MapStatistics):
+class AttentionMap(TensorLike):
     r"""The weights P of shape (batch..., H, T, S), computed when they are read.
 
     $P_{ij} = \exp(s_{ij} - \mathrm{lse}_i)$ is a function of what the kernel already has: the map keeps
@@ -274,21 +275,6 @@ class AttentionMap(MapStatistics):
         return grad_output.reshape(len(value), *expected[-2:]).to(self.dtype), value
 
     # -- where it is -----------------------------------------------------------------------------------
-
-    def to(self, device: torch.device | str) -> "AttentionMap":
-        """The map with its factors on another device; the map itself if they are there. It keeps its graph.
-
-        Tensors that the function of a custom score or predicate closes over are not moved.
-
-        Raises:
-            NotKeptError: no factors were kept of the map.
-        """
-        device = torch.device(device)
-        if device == self.device:
-            return self
-        if not self.source.has_blocks:
-            self.source.refuse("to()")
-        return AttentionMap(self.source.mapped(lambda t: t.to(device)))
 
     def detach(self) -> "AttentionMap":
         """The map without its graph: nothing that is read from it carries gradients.

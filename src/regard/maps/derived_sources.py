@@ -29,6 +29,11 @@ class DerivedSource(Source):
         return self.of.dtype
 
     @property
+    def answer_dtype(self) -> torch.dtype:
+        """The other's."""
+        return self.of.answer_dtype
+
+    @property
     def device(self) -> torch.device:
         """The other's."""
         return self.of.device

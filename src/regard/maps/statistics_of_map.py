@@ -58,8 +58,8 @@ class MapStatistics:
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32, or float64 for float64 input."""
-        return self.source.dtype
+        """The dtype of all answers: float32, or float64 for float64 input, unless `to` changed it."""
+        return self.source.answer_dtype
 
     @property
     def device(self) -> torch.device:
@@ -227,7 +227,7 @@ class MapStatistics:
         tensor([0.0000, 0.5000, 1.0000])
         """
         keys = self.shape[-1]
-        values = st.key_values(f, keys, self.device).to(self.device, self.dtype)
+        values = st.key_values(f, keys, self.device).to(self.device, self.source.dtype)
         if values.dim() not in (1, 2) or values.shape[0] != keys:
             raise ShapeError(
                 f"expected(f) needs one number or one vector for each of {keys} keys: shape ({keys},) or ({keys}, N), "

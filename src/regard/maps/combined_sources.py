@@ -287,6 +287,6 @@ def row_sums(source: Source) -> Tensor:
     return source.laid_out(ask(source, st.Product(ones))[0][..., 0])
 
 
-def joined(sources: Sequence[Source], layout: tuple[int, ...]) -> Source:
+def side_by_side(sources: Sequence[Source], layout: tuple[int, ...]) -> Source:
     """Several sources as one; a single one is laid out anew."""
     return sources[0].choose(None, layout) if len(sources) == 1 else JoinedSource(tuple(sources), layout)

@@ -121,17 +121,17 @@ class TensorLike(MapStatistics):
 
     # -- reductions --------------------------------------------------------------------------------------
 
-    def sum(self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
         """The sum over dimensions, as of a tensor: a map if queries and keys stay, else a tensor.
 
         Over queries it is `received()`, over keys the sums of rows, each one fused call for softmax of dot products;
         over heads and batches it is lazy.
         """
-        return self._as("sum", dim, keepdim, dtype=dtype)
+        return self._as("sum", options.pop("axis", dim), keepdim, **options)
 
-    def mean(self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
         """The mean over dimensions, as of a tensor: a map if queries and keys stay, else a tensor."""
-        return self._as("mean", dim, keepdim, dtype=dtype)
+        return self._as("mean", options.pop("axis", dim), keepdim, **options)
 
     # -- shape, dtype and place --------------------------------------------------------------------------
 

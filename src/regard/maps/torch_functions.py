@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.maps import statistics as st
 from regard.maps.cast_source import CastSource
-from regard.maps.combined_sources import ScaledSource, SumSource, joined, row_sums
+from regard.maps.combined_sources import ScaledSource, SumSource, row_sums, side_by_side
 from regard.maps.derived_sources import StackSource, average
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
@@ -35,6 +35,10 @@ def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if name in VIEWS and isinstance(args[0], Source):
         return _view(name, args[0], args[1:], kwargs)
     entry = ENTRIES.get(name)
+    # NumPy's names of arguments, which torch takes too.
+    kwargs = {
+        ("dim" if key == "axis" else key): value for key, value in kwargs.items() if (key, value) != ("out", None)
+    }
     if entry is None:
         return NOT_LAZY
     try:
@@ -102,7 +106,7 @@ def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any
     if found.shape[-2:] != (1, 1):
         return NOT_LAZY
     cells, layout = found.reshape(-1), tuple(found.shape[:-2])
-    whole = joined(sources, (first,))
+    whole = side_by_side(sources, (first,))
     in_order = torch.equal(cells, torch.arange(first))
     return whole.choose(None if in_order else cells.to(sources[0].device), layout)
 
@@ -229,7 +233,7 @@ def _mul(input: Any, other: Any) -> Any:
     source, factor = (input, other) if isinstance(input, Source) else (other, input)
     if isinstance(factor, Source | complex):
         return NOT_LAZY
-    given = torch.as_tensor(factor, device=source.device)
+    given = factor if isinstance(factor, Tensor) else torch.as_tensor(factor, dtype=source.dtype, device=source.device)
     if given.dim() > len(source.shape) or given.is_complex():
         return NOT_LAZY
     given = given.reshape(*[1] * (len(source.shape) - given.dim()), *given.shape).to(source.dtype)

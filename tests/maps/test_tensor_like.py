@@ -46,7 +46,6 @@ LAZY: dict[str, Idiom] = {
     "mean over heads": lambda a, b: a.mean(1),
     "mean over heads, kept": lambda a, b: a.mean(1, keepdim=True),
     "torch.mean": lambda a, b: torch.mean(a, dim=(0, 1)),
-    "numpy.mean": lambda a, b: np.mean(a, axis=1),
     "sum over queries": lambda a, b: a.sum(2),
     "sum over keys": lambda a, b: a.sum(dim=-1),
     "sum over sequences": lambda a, b: a.sum(0),

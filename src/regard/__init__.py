@@ -60,7 +60,19 @@ from regard.mechanisms.scores.kernels import Triangular as Triangular
 from regard.version import __version__ as __version__
 
 PACKAGES = frozenset(
-    {"generation", "inspection", "maps", "mechanisms", "models", "nn", "tasks", "text", "training", "views"}
+    {
+        "generation",
+        "inspection",
+        "maps",
+        "mechanisms",
+        "models",
+        "nn",
+        "selection",
+        "tasks",
+        "text",
+        "training",
+        "views",
+    }
 )
 """What `import regard` reaches without loading it (PEP 562)."""
 

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test light soak lint format bench clean
+.PHONY: help install demo test light soak faults lint format bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -42,6 +42,11 @@ KILLS ?= 100
 
 soak: $(STAMP)  ## Kill training at random moments, KILLS=100 times, and see that nothing is lost
 	$(BIN)/python tests/soak/soak.py --kills $(KILLS)
+
+ONLY ?=
+
+faults: $(STAMP)  ## Plant known faults, one at a time in a copy, and see the tests notice: make faults ONLY=maps
+	$(BIN)/python -m tests.faults.plant $(ONLY)
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .

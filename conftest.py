@@ -25,6 +25,12 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 hypothesis.settings.register_profile("regard", deadline=None, derandomize=True, max_examples=40)
+# For planted faults: it stops at the first call that fails, without looking for the simplest one.
+hypothesis.settings.register_profile(
+    "first failure",
+    hypothesis.settings.get_profile("regard"),
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
 hypothesis.settings.load_profile("regard")
 
 

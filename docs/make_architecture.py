@@ -32,6 +32,7 @@ ROOMS = {
     "models": ("Transformers, the recurrent model, weights from elsewhere", "build"),
     "kernel_regression": ("a scikit-learn estimator", "build"),
     "inspection": ("watch(model): attention calls as maps", "look"),
+    "probes": ("check(model): runs that must not change its results", "look"),
     "huggingface": ("lazy maps in the outputs of transformers models", "look"),
     "views": ("heatmaps, every head of a model, a page to hover over", "look"),
     "storage": ("atomic files, locks, checksums", "train"),

@@ -278,7 +278,7 @@ def test_whoever_stops_reading_is_not_an_error(run: Path, tmp_path: Path) -> Non
 # -- help and version ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["train", "translate", "generate", "evaluate", "score", "view", "demo"])
+@pytest.mark.parametrize("command", ["train", "translate", "generate", "evaluate", "score", "view", "check", "demo"])
 def test_help_explains_every_option(call: Call, command: str) -> None:
     status, out, err = call(command, "--help")
     assert (status, err) == (0, "")

@@ -210,6 +210,25 @@ def test_a_narrow_beam_does_what_it_says(
             assert hypothesis.score == pytest.approx(score, abs=1e-5)
 
 
+def test_hypotheses_that_end_take_no_place_of_those_that_go_on() -> None:
+    """At the second step two of the three best continuations end. The fourth goes on and becomes the second best."""
+    table = Table(10)
+    start, a, b, c, d = (), (3,), (4,), (3, 5), (3, 6)
+    chances = {start: {3: 0.55, 4: 0.45}, a: {EOS: 0.5, 5: 0.27, 6: 0.23}, b: {EOS: 0.3}, c: {}, d: {EOS: 1 - 1e-9}}
+
+    def logits(prefix: tuple[int, ...]) -> Tensor:
+        known = chances.get(prefix[2:], {})
+        rest = (1 - sum(known.values())) / (10 - len(known))
+        return torch.tensor([known.get(token, max(rest, 1e-12)) for token in range(10)], dtype=torch.float64).log()
+
+    table.logits = logits
+    options: dict[str, Any] = {"size": 2, "num_best": 2, "length_penalty": 0.0}
+    (found,) = beam_search(table, *sources(3), **LIMITS, max_steps=6, beam=Beam(**options))
+    assert tokens_of(found) == [[3, EOS], [3, 6, EOS]]
+    expected = narrow_beam(table, 3, steps=6, size=2, num_best=2, penalty=0.0)
+    assert tokens_of(found) == [tokens for _, tokens in expected]
+
+
 @settings(max_examples=20)
 @given(
     vocab=st.integers(3, 9), steps=st.integers(1, 7), penalty=st.sampled_from([0.0, 1.0]),

@@ -67,6 +67,7 @@ PACKAGES = frozenset(
         "mechanisms",
         "models",
         "nn",
+        "probes",
         "selection",
         "tasks",
         "text",

@@ -47,6 +47,36 @@ def _imported(tree: ast.Module, files: Mapping[str, ast.Module]) -> set[str]:
     return found & set(files)
 
 
+def parsers(files: Mapping[str, ast.Module]) -> list[str]:
+    """The files that parse JSON, TOML or safetensors themselves."""
+    return [name for name, tree in files.items() if _parses(tree)]
+
+
+def _parses(tree: ast.Module) -> bool:
+    reading = {"load", "loads", "JSONDecoder", "safe_open", "load_file"}
+    modules = {"json", "safetensors", "safetensors.torch"}
+    called = {"json"}  # what the module json and what reads are called in this file
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            called |= {alias.asname for alias in node.names if alias.name == "json" and alias.asname}
+            if any(alias.name == "tomllib" for alias in node.names):
+                return True
+        elif isinstance(node, ast.ImportFrom) and node.module == "tomllib":
+            return True
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            called |= {alias.asname or alias.name for alias in node.names if alias.name in reading}
+    used = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(
+        function.id in called
+        if isinstance(function, ast.Name)
+        else isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Name)
+        and function.value.id in called
+        and function.attr in reading
+        for function in used
+    )
+
+
 def circles(graph: Graph) -> list[list[str]]:
     """The sets of files that import one another, directly or by way of others (Tarjan 1972)."""
     order: dict[str, int] = {}

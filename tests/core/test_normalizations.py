@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import BackendError
+from regard.mechanisms.normalizations import Normalization
 from tests.core.random_calls import EVERYDAY, Case, cases
 
 entmax = pytest.importorskip("entmax")
@@ -115,3 +116,30 @@ def test_rows_with_a_sink_sum_to_at_most_one_and_products_agree() -> None:
     sums = weights @ torch.ones(5, 1)
     assert (sums < 1).all()
     torch.testing.assert_close(sums.squeeze(-1), weights.dense().sum(-1))
+
+
+@pytest.mark.parametrize("backend", EVERYDAY)
+def test_one_sink_in_a_tensor_of_any_shape_is_that_of_all_heads(backend: str) -> None:
+    q, k = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5)
+    found = [
+        regard.attention(
+            q, k, k, normalization=regard.SoftmaxWithSink(sink), mask=regard.causal(), backend=backend,
+            return_weights=True,
+        )
+        for sink in (0.5, torch.tensor(0.5), torch.tensor([0.5]))
+    ]  # fmt: skip
+    for output, weights in found[1:]:
+        torch.testing.assert_close(output, found[0].output, rtol=0, atol=1e-6)
+        for one, other in ((weights, found[0].weights), (weights[:, 1], found[0].weights[:, 1])):
+            torch.testing.assert_close(one.dense(), other.dense(), rtol=0, atol=1e-6)
+            torch.testing.assert_close(one.max(), other.max(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalization", [regard.Softmax(), regard.Sparsemax(), regard.Entmax15()], ids=str)
+def test_scores_far_from_zero_lose_no_more_than_their_threshold(normalization: Normalization) -> None:
+    """Eighths, to which float32 can add 128 exactly. The threshold is rounded to 8e-6; squares would cancel."""
+    scores = torch.randint(-16, 16, (50, 9)) / 8
+    near, _ = normalization.normalize(scores)
+    far, _ = normalization.normalize(scores + 128)
+    torch.testing.assert_close(far, near, rtol=0, atol=3e-5)
+    torch.testing.assert_close(far.sum(-1), torch.ones(50), rtol=0, atol=1e-4)

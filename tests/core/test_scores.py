@@ -114,6 +114,19 @@ def test_dropout_on_tiles_is_the_same_in_backward(monkeypatch: pytest.MonkeyPatc
     assert not torch.equal(dropped, regard.attention(x, x, ones, dropout=0.25, backend="tiled"))
 
 
+@pytest.mark.parametrize("elements", [1, 1 << 20], ids=["a tile for each row", "one tile"])
+def test_every_row_of_every_head_and_sequence_drops_its_own_weights(
+    monkeypatch: pytest.MonkeyPatch, elements: int
+) -> None:
+    """All weights are equal and the values a unit matrix, so that the output shows which weights were kept."""
+    monkeypatch.setattr("regard.backends.tiled.TILE_ELEMENTS", elements)
+    monkeypatch.setattr("regard.backends.tiled.TILE_ROWS", 1)
+    x, values = torch.zeros(3, 2, 4, 1), torch.eye(64).expand(3, 2, 64, 64)
+    output = regard.attention(x, torch.zeros(3, 2, 64, 1), values, dropout=0.5, backend="tiled")
+    kept = (output > 0).flatten(0, 2)
+    assert len({tuple(row.tolist()) for row in kept}) == len(kept) == 24
+
+
 def test_luongs_concat_is_additive_with_one_matrix() -> None:
     q, k, v = torch.randn(5, 3), torch.randn(6, 4), torch.randn(6, 2)
     vector, weight = torch.randn(7), torch.randn(7, 7)

@@ -22,7 +22,7 @@ FLOORS = [
     ["kernel_regression", "nn", "generation"],
     ["models"],
     ["inspection", "text", "training"],
-    ["huggingface"],
+    ["huggingface", "probes"],
     ["views"],
     ["tasks"],
     ["exports"],
@@ -105,6 +105,34 @@ def test_a_planted_double_name_is_seen(tmp_path: Path) -> None:
     for name in ("a.js", "b.js"):
         (tmp_path / name).write_text("export function shown() {}\n", encoding="utf-8")
     assert house.named_twice(house.script_definitions(tmp_path)) == ["shown: a.js, b.js"]
+
+
+# These parse what this program itself wrote a moment before, to a pipe, a socket or a file without a name.
+PARSE_THEIR_OWN = {
+    "regard.storage.untrusted",
+    "regard.tasks.translation.bulk.worker",
+    "regard.tasks.translation.bulk.worker_pool",
+    "regard.text.spool",
+    "regard.training.distributed.ranks",
+    "regard.training.distributed.rendezvous",
+}
+
+
+def test_one_file_parses_what_strangers_wrote() -> None:
+    assert set(house.parsers(FILES)) == PARSE_THEIR_OWN
+
+
+def test_planted_parsers_are_seen(tmp_path: Path) -> None:
+    package = written(
+        tmp_path,
+        one="import json\njson.loads('1')",
+        two="from json import loads as read\nread('1')",
+        three="def f():\n    import tomllib as t\n    return t",
+        four="import json as j\nj.dumps(1)",
+        five="import json as j\nj.load(1)",
+    )
+    found = house.parsers(house.python_files(package))
+    assert sorted(found) == ["planted.five", "planted.one", "planted.three", "planted.two"]
 
 
 def test_the_public_names_are_what_can_be_imported() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ShapeError, TooLargeError
+from regard.mechanisms.normalizations import Normalization
 from tests.core.random_calls import Case, cases
 
 
@@ -58,6 +59,16 @@ def test_at_is_pointwise(weights: regard.AttentionMap) -> None:
     expected = weights.dense()[..., rows, columns]
     torch.testing.assert_close(weights.at(rows, columns), expected, rtol=0, atol=1e-14)
     torch.testing.assert_close(weights[1, 2:].at(rows, columns), expected[1, 2:], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("normalization", [regard.Softmax(), regard.SoftmaxWithSink(0.3), regard.Sparsemax()], ids=str)
+def test_at_is_zero_in_a_row_with_no_key(normalization: Normalization) -> None:
+    q = torch.randn(1, 2, 3, 4)
+    options: dict[str, Any] = {"normalization": normalization, "mask": regard.causal(-1), "return_weights": True}
+    weights = regard.attention(q, q, q, **options).weights
+    rows, columns = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 2, 0, 1])
+    assert torch.equal(weights.at(rows, columns), weights.dense()[..., rows, columns])
+    assert (weights.at(rows, columns)[..., :2] == 0).all()
 
 
 @given(case=cases(), data=st.data())

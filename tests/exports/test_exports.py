@@ -1,5 +1,6 @@
 """Runs in the formats of other runtimes, each run there, token for token against ours."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -106,6 +107,16 @@ def test_ctranslate2_writes_the_same_tokens(name: str, run_of: Runs, tmp_path: P
     )
     for result, tokens in zip(found, expected, strict=True):
         assert result.hypotheses[0] == [translator.target_tokenizer.piece(i) for i in tokens]
+
+
+@pytest.mark.parametrize(("norm", "epsilon"), [("layer", 1e-5), ("rms", torch.finfo(torch.float32).eps)])
+def test_ctranslate2_is_told_the_epsilon_of_the_norms(norm: Any, epsilon: float, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    config, words = replace(TINY, norm=norm), Words().train(["one two three"])
+    model = Transformer(config, source_vocab_size=len(words), target_vocab_size=len(words)).eval()
+    to_ctranslate2(ExportedRun(model.requires_grad_(False), config, words, words), tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text())["layer_norm_epsilon"]
+    assert told == pytest.approx(epsilon, rel=1e-6)
 
 
 # -- what cannot be expressed, and what is wrong ---------------------------------------------------------------

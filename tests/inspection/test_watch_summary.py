@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard.errors import ArgumentError, NotKeptError
+from regard.errors import ArgumentError, NotKeptError, ShapeError
 
 B, H, T, D = 2, 3, 11, 5
 EVERYTHING = regard.Summarize(
@@ -147,6 +147,9 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
     torch.testing.assert_close(kept.pooled(4, 3), weights.pooled(4, 3))
     torch.testing.assert_close(kept[1, 2].entropy(), weights[1, 2].entropy())
     torch.testing.assert_close(kept.average().received(), weights.average().received())
+    torch.testing.assert_close(kept.average().pooled(4, 3), weights.average().pooled(4, 3))
+    with pytest.raises(NotKeptError, match="only statistics were kept"):
+        kept.average().pooled(4, 3, "max")  # the largest of a mean is not the mean of the largest
     assert kept.shape == weights.shape
     with torch.no_grad(), regard.watch(model, keep=regard.Summarize("topk", k=2)) as seen:
         model(inputs)
@@ -225,14 +228,14 @@ def test_the_steps_of_a_generation_are_joined() -> None:
         steps.pooled(128, 128)
 
 
-def test_calls_that_do_not_continue_one_another_have_no_distance_together() -> None:
+def test_calls_that_do_not_continue_one_another_are_maps_of_their_own() -> None:
     model, inputs = Attend(), x()
     with torch.no_grad(), regard.watch(model, keep=regard.Summarize("entropy", "distance")) as seen:
         model(inputs)
         model(inputs)
-    assert seen.joined("").entropy().shape == (B, H, 2 * T)
-    with pytest.raises(NotKeptError, match=r"by Summarize\('entropy'\)"):
-        seen.joined("").distance(0)
+    with pytest.raises(ShapeError, match="2 sequences"):
+        seen.joined("")
+    assert [one.entropy().shape for one in seen.generations("")] == [(B, H, T)] * 2
 
 
 def test_steps_of_which_nothing_can_be_joined() -> None:

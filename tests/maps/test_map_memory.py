@@ -86,6 +86,15 @@ def test_statistics_without_a_gradient_and_scores_that_take_tiles(monkeypatch: p
     assert largest.numbers <= LIMIT
 
 
+def test_a_mean_of_many_heads_takes_smaller_tiles() -> None:
+    q = torch.randn(1, 24, 512, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    with Largest() as largest, torch.no_grad():
+        weights.average().argmax()
+        weights.average().pooled(8, 8, "max")
+    assert largest.numbers <= LIMIT < 24 * 512 * 512 / 4
+
+
 def test_weights_times_values() -> None:
     q, v = torch.randn(1, 2, LENGTH, 4), torch.randn(1, 2, LENGTH, 5)
     output, weights = regard.attention(q, q, v, mask=regard.causal(), return_weights=True)

@@ -249,6 +249,18 @@ def test_alibi_splits_only_where_no_query_sees_a_key_after_it() -> None:
     assert [o for o, parts in split.items() if parts is not None] == [4, 5]
 
 
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 2])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 7), (7, 4)])
+def test_alibi_under_a_causal_mask_of_any_offset_is_the_formula(queries: int, keys: int, beyond: int) -> None:
+    """A query that sees the keys after its own position needs the distance to these, and no sum per key gives it."""
+    q, k, v = (t.detach() for t in vectors(queries, keys))
+    options: dict[str, Any] = {"bias": regard.ALiBi(HEADS), "mask": regard.causal(keys - queries + beyond)}
+    expected = regard.attention(q, k, v, **options, backend="reference", return_weights=True)
+    found = regard.attention(q, k, v, **options, backend="fused", return_weights=True)
+    torch.testing.assert_close(found.output, expected.output, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.weights.received(), expected.weights.dense().sum(-2), rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_alibi_on_the_fused_kernel_is_as_good_as_its_dtype(dtype: torch.dtype) -> None:
     q, k, v = (t.detach().to(dtype) for t in vectors(200, 230))

@@ -144,11 +144,12 @@ def test_two_processes_do_not_train_in_one_folder(translator_run: Path, tmp_path
 
 def test_what_a_kill_left_is_swept_away(translator_run: Path, tmp_path: Path) -> None:
     run = copy_of(translator_run, tmp_path / "run")
-    left = [run / ".config.json.77.tmp", run / "data/train.tokens.77.tmp", run / "last/.model-0.safetensors.77.tmp"]
-    left += [run / "last/optimizer-0.safetensors", run / "best/model-0.safetensors"]
+    half, whole = "half of a fi", "optimizer-0789d7f3.safetensors"  # named after the checksum of this text
+    left = [run / ".config.json.77.tmp", run / "data/.train.tokens.77.tmp"]
+    left += [run / f"last/.{whole}.77.tmp", run / "last" / whole, run / "best" / whole]
     kept = run / "data/notes.tmp"
     for path in (*left, kept):
-        path.write_text("half of a fi")
+        path.write_text(half)
     train_translation(settings_of(run), resume=True)
     assert [path.exists() for path in (*left, kept)] == [*[False] * len(left), True]
 

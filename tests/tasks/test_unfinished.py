@@ -157,6 +157,8 @@ def test_what_does_not_belong_together_is_refused(
 
     refused("was begun with beam 1, not 2: go on with the same", settings={**SETTINGS, "beam": 2})
     refused("was begun with model abc, not xyz", settings={**SETTINGS, "model": "xyz"})
+    refused("was begun with prefix None, not x", settings={**SETTINGS, "prefix": "x"})  # the record does not know it
+    refused("was begun with beam 1, not None", settings={"model": "abc"})
     refused("is an unfinished translation: go on with it", resume=False)
     other = tmp_path / "other.txt"
     other.write_text("".join(f"{line}\n" for line in ["x", *LINES[1:]]))
@@ -176,6 +178,8 @@ def test_what_does_not_belong_together_is_refused(
     record.unlink()
     partial_file.write_bytes(before)
     refused("is missing", RunFolderError)
+    refused("is missing", RunFolderError, resume=False, overwrite=True)  # whose it is, nobody knows
+    partial_file.unlink()
     run(translator, source, target, overwrite=True)
     assert target.read_bytes() == whole
 

@@ -86,6 +86,14 @@ def test_padding_is_under_eight_percent(max_tokens: int) -> None:
     assert 0.9 * max_tokens < places / len(plan) <= max_tokens
 
 
+def test_targets_do_not_jump_where_the_length_of_the_source_changes() -> None:
+    """Three lengths of sources, each with targets of 1 to 40: no batch joins the shortest and the longest targets."""
+    pairs = [(source, target) for source in (7, 8, 9) for target in range(1, 41)]
+    batches = planned(pairs, max_tokens=400)
+    spreads = [np.ptp([pairs[i][1] for i in batch]) for batch in batches]
+    assert max(spreads) < 20
+
+
 def test_the_last_batch_is_no_rest() -> None:
     """Twelve pairs of 20 tokens and room for eleven: six and six, not eleven and one."""
     assert sorted(map(len, planned([(9, 9)] * 12, max_tokens=220))) == [6, 6]

@@ -4,6 +4,7 @@ import pickle
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.text import pair_store as store_module
 from regard.text.pair_store import TokenStore
-from regard.text.tokenizers import ByteLevelBPE, Characters, Tokenizer
+from regard.text.running_text import TextStore, pieces
+from regard.text.tokenizers import BOS, EOS, ByteLevelBPE, Characters, Tokenizer
 
 SOURCE, TARGET = ByteLevelBPE(vocab_size=300).train(["the cat"]), Characters().train(["die Katze"])
 PAIRS = [("the cat", "die Katze"), ("", "K"), ("日本", "?" * 300), ("the", "")]
@@ -60,6 +62,18 @@ def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
     store = TokenStore.build(tmp_path / "tokens", [("".join(every), "K")], large, TARGET)
     assert store.source(0).dtype == np.int32
     assert store.source(0).tolist() == large.encode("".join(every))
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
+def test_16_bits_hold_65536_tokens_and_no_more(tmp_path: Path, size: int, dtype: Any) -> None:
+    letters = [chr(n) for n in (*range(0x20000, 0x2F800), *range(0x4E00, 0x9F00))][: size - 4]
+    tokenizer = Characters(vocab_size=2**17).train(letters)
+    assert len(tokenizer) == size
+    last = next(letter for letter in letters if tokenizer.encode(letter) == [size - 1])
+    store = TokenStore.build(tmp_path / "pairs", [("K", last)], TARGET, tokenizer)
+    assert (store.target(0).dtype, store.target(0).tolist()) == (dtype, [size - 1])
+    text = TextStore.build(tmp_path / "text", pieces([last], "lines"), tokenizer, is_whole=True)
+    assert (text.tokens.dtype, text.tokens.tolist()) == (dtype, [BOS, size - 1, EOS])
 
 
 def test_other_tokenizers_are_refused(tmp_path: Path) -> None:

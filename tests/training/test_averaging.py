@@ -1,4 +1,5 @@
 import math
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ from torch import nn
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.training.averaging import MovingAverage, mean_of
-from regard.training.checkpoints import Checkpoints
+from regard.training.checkpoints import Checkpoints, Position
 from regard.training.fit_config import FitConfig
 from regard.training.interrupts import TrainingInterrupted
+from regard.training.reporting.events import Event, Saved
 from tests.training.toy_training import killer, train_toy
 
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1, ema_decay=0.9, keep=3)
@@ -133,3 +135,48 @@ def test_best_by_a_metric_that_grows(tmp_path: Path) -> None:
     train_toy(tmp_path / "grown", config=config, best_by="accuracy", metrics=lambda: {"accuracy": 3.0})
     assert position.position("best").best_step == 10  # 3.0 is not above 3.0
     assert math.isclose(position.position("best").best_value or 0.0, 3.0)
+
+
+@pytest.mark.parametrize(("by", "better", "worse"), [("loss", 1.0, 2.0), ("bleu", 2.0, 1.0)])
+def test_the_best_checkpoint_is_better_by_its_own_measure(tmp_path: Path, by: str, better: float, worse: float) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    assert not checkpoints.has_better(Position(best_value=worse), by=by)  # there is no best checkpoint
+    checkpoints.save_model("best", {"w": torch.zeros(1)}, Position(best_value=better))
+    assert checkpoints.has_better(Position(best_value=worse), by=by)
+    assert not checkpoints.has_better(Position(best_value=better), by=by)
+    assert not checkpoints.has_better(Position(), by=by)
+    checkpoints.save_model("best", {"w": torch.zeros(1)}, Position(best_value=worse))
+    assert not checkpoints.has_better(Position(best_value=better), by=by)
+
+
+def test_a_run_that_goes_on_from_before_its_best_model_keeps_it(tmp_path: Path) -> None:
+    """It died after it had saved the best model, and before it saved the last one; then it validates worse."""
+    config = replace(CONFIG, steps=20, ema_decay=0.0, keep=0)
+    values = iter([1.0, 5.0, 2.0, 3.0])
+
+    def keep_the_first(event: Event) -> None:
+        if isinstance(event, Saved) and (event.step, event.which) == (10, "last"):
+            shutil.copytree(tmp_path / "last", tmp_path / "first")
+
+    def train(steps: int) -> None:
+        train_toy(
+            tmp_path, config=replace(config, steps=steps), best_by="accuracy", callbacks=(keep_the_first,),
+            metrics=lambda: {"accuracy": next(values)},
+        )  # fmt: skip
+
+    train(20)
+    best = Checkpoints(tmp_path).load_model("best")["out.weight"]
+    shutil.rmtree(tmp_path / "last")
+    (tmp_path / "first").rename(tmp_path / "last")
+    train(30)
+    assert Checkpoints(tmp_path).position("best").best_value == 5.0
+    assert torch.equal(Checkpoints(tmp_path).load_model("best")["out.weight"], best)
+
+
+def test_the_mean_of_models_is_taken_in_float64() -> None:
+    """In float32, 1 is lost beside 1e8; in float16 the sum of two large weights is infinite."""
+    single = [{"w": torch.tensor([value])} for value in (1e8, 1.0, -1e8)]
+    assert mean_of(single)["w"].item() == pytest.approx(1 / 3, rel=1e-6)
+    half = [{"w": torch.tensor([60_000.0], dtype=torch.float16)}] * 4
+    assert mean_of(half)["w"].item() == 60_000
+    assert mean_of(half)["w"].dtype == torch.float16

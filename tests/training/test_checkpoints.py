@@ -55,7 +55,7 @@ def test_round_trip_keeps_every_bit(saved: Checkpoints) -> None:
 
 
 def test_a_new_checkpoint_leaves_nothing_of_the_old(saved: Checkpoints) -> None:
-    (saved.folder / "last" / ".model.123.tmp").write_text("left by a killed process")
+    (saved.folder / "last" / ".model-0a1b2c3d.safetensors.123.tmp").write_text("left by a killed process")
     saved.save_last(make_state(2.0))
     names = sorted(path.name.split("-")[0] for path in (saved.folder / "last").iterdir())
     assert names == ["checkpoint.json", "model", "optimizer", "random"]
@@ -127,7 +127,7 @@ def test_a_foreign_tensor_file(saved: Checkpoints) -> None:
     manifest = read_sealed(path)
     manifest["files"]["model"] |= {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
     write_sealed(path, manifest)
-    with pytest.raises(RunFolderError, match="not a safetensors file"):
+    with pytest.raises(RunFolderError, match="not a whole safetensors file"):
         saved.load_last()
 
 

@@ -76,12 +76,17 @@ def test_thumbnails_keep_the_peaks(run: Callable[..., Any]) -> None:
     assert (small["height"], small["width"]) == (4, 4)
     expected = weights.reshape(4, 3, 4, 5).max((1, 3))
     np.testing.assert_allclose(np.array(small["weights"]).reshape(4, 4), expected, rtol=1e-6)
+    narrow = run("page.shrink(data, 3, 20, 5)", weights[:3].ravel().tolist())
+    assert (narrow["height"], narrow["width"]) == (3, 5)
+    expected = weights[:3].reshape(3, 5, 4).max(-1)
+    np.testing.assert_allclose(np.array(narrow["weights"]).reshape(3, 5), expected, rtol=1e-6)
 
 
 def test_weights_are_readable_and_coloured_by_their_share(run: Callable[..., Any]) -> None:
     assert run("[0, 1e-9, 0.0012, 0.5, 1].map(page.readable)") == ["0", "< 0.001", "0.001", "0.500", "1.000"]
     assert run("[0, 0.5, 1, 2, -1].map((weight) => page.step(weight, 1, 256))") == [0, 128, 255, 255, 0]
     assert run("page.step(0, 0, 256)") == 0
+    assert run("[0, 1, 2, 3, 4].map((weight) => page.step(weight, 4, 11))") == [0, 3, 5, 8, 10]
 
 
 def test_the_start_is_what_is_asked_for_as_far_as_it_exists(run: Callable[..., Any]) -> None:
@@ -93,6 +98,11 @@ def test_the_start_is_what_is_asked_for_as_far_as_it_exists(run: Callable[..., A
     assert (second["example"], second["map"], second["head"], second["theme"]) == (1, 0, 1, "dark")
     assert second["focus"] == {"row": 2}
     assert second["pinned"]
+    stretched = [
+        run(f"page.initial(data, {json.dumps(start)}).stretch", data)
+        for start in ({"stretch": "1"}, {"stretch": "0"}, {})
+    ]
+    assert stretched == [True, False, False]
     odd = run('page.initial(data, {example: "99", kind: "no such", layer: "7", head: "-3"})', data)
     assert (odd["example"], odd["map"], odd["head"]) == (1, 2, 0)
 
@@ -104,3 +114,76 @@ def test_another_sentence_lets_go_of_the_token_and_another_layer_does_not(run: C
     assert (layer["map"], layer["head"], layer["focus"]) == (2, 1, {"row": 10})
     other = run(f"page.settled(data, {begin}, {{ example: 1 }})", data)
     assert (other["example"], other["focus"], other["pinned"]) == (1, None, False)
+
+
+@pytest.mark.parametrize(
+    ("key", "state", "change"),
+    [
+        ("]", {}, {"example": 1}),
+        ("[", {}, {"example": -1}),  # which `settled` brings back to 0
+        ("l", {}, {"layer": "1"}),
+        ("l", {"map": 2}, {"layer": "1"}),
+        ("L", {"map": 2}, {"layer": "0"}),
+        ("L", {}, {"layer": "0"}),
+        ("h", {}, {"head": 0}),
+        ("h", {"head": 0}, {"head": 1}),
+        ("h", {"head": 1}, {"head": 1}),
+        ("H", {"head": 1}, {"head": 0}),
+        ("H", {"head": 0}, {"head": "mean"}),
+        ("H", {}, {"head": "mean"}),
+        ("Escape", {}, {"focus": None, "pinned": False}),
+        ("x", {}, None),
+    ],
+)
+def test_keys_of_the_whole_page(run: Callable[..., Any], key: str, state: dict[str, Any], change: Any) -> None:
+    data = embedded(page([sentence("fr"), sentence("he")]))
+    found = run(
+        f"""(() => {{
+          const all = [], event = {{ key: {json.dumps(key)}, target: {{}}, preventDefault: () => all.push("taken") }};
+          const state = {{ ...page.initial(data, {{}}), ...{json.dumps(state)} }};
+          page.shortcut(event, data, state, (change) => all.push(change));
+          page.shortcut({{ ...event, ctrlKey: true }}, data, state, (change) => all.push(change));
+          page.shortcut({{ ...event, target: {{ closest: () => ({{}}) }} }}, data, state, (change) => all.push(change));
+          return all;
+        }})()""",
+        data,
+    )
+    assert found == ([] if change is None else ["taken", change])
+
+
+def test_every_change_ends_in_a_state_that_exists(run: Callable[..., Any]) -> None:
+    """Of two examples, the second of which has one head and another kind."""
+    one = Example("one", {"other": Map(softmax(3, 4))})
+    data = embedded(page([sentence("fr"), one]))
+
+    def settled(change: dict[str, Any], start: dict[str, Any] | None = None) -> dict[str, Any]:
+        begun = f"page.initial(data, {json.dumps(start or {})})"
+        state: dict[str, Any] = run(f"page.settled(data, {begun}, {json.dumps(change)})", data)
+        return {name: state[name] for name in ("example", "kind", "layer", "map", "head", "focus")}
+
+    first = {"example": 0, "kind": "decoder cross", "layer": "0", "map": 1, "head": "mean", "focus": None}
+    assert settled({"example": -1}) == first
+    assert settled({"head": "9"}) == {**first, "head": 1}
+    assert settled({"layer": "1"}) == {**first, "layer": "1", "map": 2}
+    assert settled({"layer": "7"}) == {**first, "layer": "1", "map": 2}
+    other = {"example": 1, "kind": "other", "layer": "", "map": 0, "head": 0, "focus": None}
+    assert settled({"example": 5}) == other
+    assert settled({"example": 0}, {"example": "1"}) == {**first, "layer": "1", "map": 2, "head": 0}
+    assert settled({"kind": "encoder"}, {"query": "3"}) == {**first, "kind": "encoder", "map": 0}
+    assert settled({"layer": "1"}, {"query": "3", "key": "2"})["focus"] == {"row": 3, "column": 2}
+
+
+def test_lines_join_the_focus_with_all_and_each_query_with_its_strongest_key(run: Callable[..., Any]) -> None:
+    weights = softmax(3, 4).astype(np.float64)
+    now = {"rows": 3, "columns": 4, "weights": weights.ravel().tolist(), "top": 0.5, "state": {"focus": None}}
+
+    def links(focus: dict[str, int] | None) -> list[tuple[int, int]]:
+        found = run("page.links(data)", {**now, "state": {"focus": focus}})
+        for query, key, share in found:
+            assert share == pytest.approx(weights[query, key] / 0.5)
+        return [(query, key) for query, key, _ in found]
+
+    assert links(None) == [(i, int(weights[i].argmax())) for i in range(3)]
+    assert links({"row": 1}) == [(1, j) for j in range(4)]
+    assert links({"column": 2}) == [(i, 2) for i in range(3)]
+    assert links({"row": 1, "column": 2}) == [(1, 2)]

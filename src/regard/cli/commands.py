@@ -9,6 +9,7 @@ from typing import Any, cast, get_type_hints
 import tyro
 
 from regard.cli.arguments import Known, told_in_one_line
+from regard.cli.check import check_model
 from regard.cli.defaults import Beginning
 from regard.cli.demo import demo
 from regard.cli.evaluate import choose, evaluate, score
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Command] = {
     "score": score,
     "choose": choose,
     "view": view,
+    "check": check_model,
     "export": export,
     "demo": demo,
 }

@@ -1,7 +1,8 @@
 """The entry of the command line: it prints an error as one line, sets the exit status, and configures the process.
 
-Results go to standard output and everything else to standard error. The exit status is 0 for success; 2 for an error,
-which one line explains; 130 after Ctrl-C; 143 when SIGTERM stops a training.
+Results go to standard output and everything else to standard error. The exit status is 0 for success; 1 if
+`regard check` finds a fault; 2 for an error, which one line explains; 130 after Ctrl-C; 143 when SIGTERM stops a
+training.
 """
 
 import ctypes

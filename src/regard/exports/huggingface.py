@@ -9,7 +9,6 @@ cosines, here each sine stands beside its cosine. So all vectors of the model ar
 product. Two vocabularies get the same size: the smaller is filled up with tokens that are never generated.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError
 from regard.exports.trained import ExportedRun, refuse, split_attention
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
 from regard.storage.atomic import write_atomically, write_json
+from regard.storage.untrusted import parse_json, safetensors_library
 from regard.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, Tokenizer
 
 NEVER = -1e9
@@ -52,12 +52,8 @@ def to_huggingface(trained: ExportedRun, out: Path) -> None:
         OSError: a file cannot be written.
     """
     family = _family(trained)
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise MissingExtraError("safetensors", extra="text") from None
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in _tensors(trained)}
-    write_atomically(out / "model.safetensors", safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    write_atomically(out / "model.safetensors", safetensors_library().torch.save(tensors, metadata={"format": "pt"}))
     tokens = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
     write_json(out / "config.json", _config(trained, family) | tokens)
     write_json(out / "generation_config.json", {**tokens, "max_length": trained.max_length, "num_beams": 5})
@@ -208,7 +204,7 @@ def write_tokenizers(trained: ExportedRun, out: Path) -> None:
 
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     """The tokenizer's JSON, with the steps that our own code adds: NFC before it, and the end token after it."""
-    content: dict[str, Any] = json.loads(tokenizer.to_json())
+    content: dict[str, Any] = parse_json(tokenizer.to_json())
     steps = [{"type": "NFC"}, content["normalizer"]] if content["normalizer"] else [{"type": "NFC"}]
     content["normalizer"] = {"type": "Sequence", "normalizers": steps}
     end = SPECIAL_TOKENS[EOS]

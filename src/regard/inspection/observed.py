@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from regard.errors import ShapeError
+from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, undisturbed
 from regard.inspection.capture.module_stack import Frame, Thread, looks_like_attention
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.sequences import Moment, Sequences
 from regard.inspection.capture.shared_keys import share_keys
 from regard.inspection.capture.stored_weights import NAME
 from regard.maps.attention_map import AttentionMap
@@ -67,6 +69,8 @@ class Record:
         """Whether the module of a path was asked for."""
         self.keeper = keeper
         self.calls: list[Observed] = []
+        self.sequences = Sequences()
+        """Which calls of each module continue one another."""
         self.paths = {id(module): path for path, module in modules.items()}
         self.count: Counter[str] = Counter()
         """How many wanted calls each module made, readable or not."""
@@ -102,35 +106,53 @@ class Record:
             elif _is_in_backward():
                 self.recomputed.setdefault(path, 1)
             else:
-                self._keep(path, source, thread.taken)
+                self._keep(path, source, Moment(threading.get_ident(), thread.taken, self._begun(thread)))
 
-    def _keep(self, path: str, source: ObservedCall, at: int) -> None:
+    def _begun(self, thread: Thread) -> int | None:
+        """How many calls had been observed when the model was called; None if it is not the model that runs."""
+        return next((frame.taken for frame in thread.stack if self.paths.get(id(frame.module)) == ""), None)
+
+    def _keep(self, path: str, source: ObservedCall, when: Moment) -> None:
         index = self.count[path]
         self.count[path] += 1
         try:
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 raise ShapeError("inside torch.func (vmap, grad) a call has no tensors of its own that could be kept")
             with torch.no_grad():
-                observed = self._read(path, index, source, at)
+                observed = self._read(path, index, source, when)
         except Exception as error:
             notes = [f"{type(error).__name__}: {error}"]
-            observed = Observed(path, index, source.how, None, notes=notes, at=at)
+            observed = Observed(path, index, source.how, None, notes=notes, at=when.at)
         self.calls.append(observed)
 
-    def _read(self, path: str, index: int, source: ObservedCall, at: int) -> Observed:
+    def _read(self, path: str, index: int, source: ObservedCall, when: Moment) -> Observed:
         reading = source.read(self.keeper, path)
         factors = reading.factors
-        weights = CallSource(factors, factors.sizes.leading, name=NAME if reading.is_stored else "")
+        weights = CallSource(
+            factors, factors.sizes.leading, name=NAME if reading.is_stored else "", mixed=reading.mixed
+        )
         observed = Observed(
-            path, index, source.how, AttentionMap(weights), factors, reading.is_stored, reading.notes, at=at
+            path, index, source.how, AttentionMap(weights), factors, reading.is_stored, reading.notes, at=when.at
         )
         if self._verify:
             observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
+        before = self._place(path, index, reading.evidence, when)
         if self._summary is not None:
             observed.map, observed.factors = _summarized(weights, self._summary), None
-        elif index and reading.grows:
-            share_keys([call for call in self.calls if call.name == path][-1].factors, factors)
+        elif before is not None and reading.holds_keys:
+            share_keys(self._call(path, before).factors, factors)
         return observed
+
+    def _place(self, path: str, index: int, evidence: Evidence | None, when: Moment) -> int | None:
+        """Find the call that a call continues; returns its number."""
+        try:
+            return self.sequences.add(path, index, None if evidence is None else evidence.printed(), when)
+        except RuntimeError:
+            # Tensors without numbers (FakeTensor) cannot be compared. The map is as good as any.
+            return self.sequences.add(path, index, None, when)
+
+    def _call(self, path: str, index: int) -> Observed:
+        return next(call for call in reversed(self.calls) if (call.name, call.index) == (path, index))
 
     def unread(self, thread: Thread, frame: Frame | None, reason: str) -> None:
         """Remember something unreadable, such as a softmax in blocks.

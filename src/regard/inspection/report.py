@@ -22,7 +22,10 @@ class Report:
     held_bytes: int
 
     def __str__(self) -> str:
-        """A line for each module, then a line for each that was not seen, then the notes."""
+        """A line for each module, with what reached its kernel; then a line for each that was not seen, and the notes.
+
+        The shares of the weight are computed here: at most two passes over each map, in linear memory.
+        """
         read = [call for call in self.calls if call.map is not None]
         modules = {call.name for call in read}
         lines = [
@@ -101,6 +104,9 @@ def _inside(path: str, other: str) -> bool:
 
 def _table(calls: list[Observed]) -> list[str]:
     """One line for each module: the shape of its maps, how its calls were seen, and errors; its notes follow."""
+    # The audit is loaded when somebody prints a report: `import regard` stays light.
+    from regard.inspection.audit.facts import told
+
     lines = []
     for name in dict.fromkeys(call.name for call in calls):
         own = [call for call in calls if call.name == name]
@@ -114,6 +120,7 @@ def _table(calls: list[Observed]) -> list[str]:
             line += f", rebuilt to {max(errors):.1e}"
         line += "".join(f", not rebuilt: {why}" for why in excuses)
         lines.append(line)
+        lines += [f"    {facts}" for facts in told(own)]
         lines += [f"    {note}" for note in dict.fromkeys(note for call in own for note in call.notes)]
     return lines
 

@@ -2,19 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import get_args, overload
+from typing import TYPE_CHECKING, get_args, overload
 
-from torch import nn
+from torch import Tensor, nn
 
-from regard.errors import ArgumentError, NotSeenError
+from regard.errors import ArgumentError, NotSeenError, ShapeError
 from regard.inspection.capture.module_names import Names, chooser, not_seen
 from regard.inspection.capture.module_stack import Thread, this_thread
 from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper, Where
+from regard.inspection.generations import OfRuns, joined_map, separate
 from regard.inspection.observed import Observed, Record
 from regard.inspection.report import Report, count, missed_by, report
-from regard.maps.attention_map import AttentionMap, stack
+from regard.maps.attention_map import AttentionMap
 from regard.maps.summary_source import Summarize
+
+if TYPE_CHECKING:
+    from regard.inspection.audit.finding import Finding
 
 Key = tuple[str, int]
 
@@ -161,15 +165,41 @@ class Seen:
         return f"{name!r}: {reasons[0]}" if reasons else not_seen(name, [call.name for call in self.calls])
 
     def joined(self, name: str) -> AttentionMap:
-        """Join the maps of one module's calls, row under row. The calls must be the steps of a cached generation.
+        """Join the maps of one module's calls, row under row, if all of them are the steps of one generation.
+
+        Each key has its place among all keys of the generation, also under a sliding window, where a call by itself
+        counts from the first key that was still in the cache. See `generations` for what belongs together.
 
         Raises:
             NotSeenError: nothing of that name was seen.
-            ShapeError: the calls are not steps of one generation.
+            ShapeError: the calls are not those of one generation; the message says which are, and why others are not.
             NotKeptError: only statistics were kept of the steps, and none of these can be joined.
         """
         maps = self[name]
-        return stack(maps) if isinstance(maps, list) else maps
+        sequences = self.record.sequences.of[name]
+        if isinstance(maps, list) and len(sequences) > 1:
+            raise ShapeError(separate(name, sequences))
+        return self.generations(name)[0]
+
+    def generations(self, name: str) -> list[AttentionMap]:
+        """Join the maps of one module's calls, each sequence of calls to a map of its own, the earliest first.
+
+        A call continues another if its keys are those of the other, or the last of them (a sliding window), followed by
+        one new key for each query; or if it asks other queries of the same keys (cross-attention). Whatever does not
+        continue anything begins a map of its own: another input, a run without a cache, a cache that changes keys.
+        Rows of the batch that changed places (beam search) are followed back from the last step. Of a cache that was
+        cut back (assisted decoding) the rows that were cut are left out.
+
+        Raises:
+            NotSeenError: nothing of that name was seen.
+            ShapeError: it cannot be told which rows of the batch a step continues.
+            NotKeptError: only statistics were kept of the steps, and none of these can be joined.
+        """
+        maps = self[name]
+        by_call = dict(enumerate(maps)) if isinstance(maps, list) else {0: maps}
+        sequences = self.record.sequences.of
+        others = OfRuns(sequence for found in sequences.values() for sequence in found)
+        return [joined_map(name, sequence, by_call, others) for sequence in sequences[name]]
 
     def __iter__(self) -> Iterator[Key]:
         return iter([(call.name, call.index) for call in self.calls if call.map is not None])
@@ -191,6 +221,38 @@ class Seen:
     def report(self) -> Report:
         """Report what was seen and how, the memory it holds, and what was not seen and why; print it."""
         return report(self.record)
+
+    def audit(self, *, causal: bool | None = None, padding: Tensor | None = None) -> "list[Finding]":
+        """Look for what is wrong with what reached the kernels: a mask that was lost, turned or upside down.
+
+        Args:
+            causal: whether self-attention should be causal; None asks the config of a Hugging Face model, and expects
+                nothing of any other model.
+            padding: which keys are real tokens, bool (B, S), True = real, as in `regard.padding`. Without it, layers
+                are compared with the other layers of their stack.
+
+        Returns:
+            The findings, errors first: one object for each reason and module, with numbers and what to do. An "info"
+            is a fact that may surprise; "warning" and "error" are not. Each call takes at most two passes over its
+            map, in linear memory.
+
+        Raises:
+            ShapeError: `padding` is no bool tensor (B, S).
+
+        >>> import torch
+        >>> class Block(nn.Module):
+        ...     def forward(self, x):
+        ...         upside_down = torch.ones(3, 3, dtype=torch.bool).triu(1)
+        ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=upside_down)
+        >>> with watch(Block()) as seen:
+        ...     output = seen.modules[""](torch.eye(3)[None, None])
+        >>> [(finding.reason, finding.severity) for finding in seen.audit()]
+        [('inverted mask', 'error')]
+        """
+        # The audit is loaded when it is asked for: `import regard` stays light.
+        from regard.inspection.audit.judge import audit
+
+        return audit(self.record, causal=causal, keep=padding)
 
     def __repr__(self) -> str:
         """One line of counts."""

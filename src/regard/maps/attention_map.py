@@ -11,9 +11,10 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.maps import files
 from regard.maps.call_source import source_of_call
-from regard.maps.derived_sources import SelectionSource, StackSource, WeightedSource, average, require_alike
+from regard.maps.derived_sources import SelectionSource, WeightedSource, average
 from regard.maps.indexing import expand_ellipsis, is_integer, positions
 from regard.maps.products import product, transposed_product
+from regard.maps.stack_source import StackSource, starts_of
 from regard.maps.statistics_of_map import DENSE_LIMIT_BYTES
 from regard.maps.summary_source import SummarySource, joined_steps
 from regard.maps.tensor_like import TensorLike
@@ -125,6 +126,8 @@ class AttentionMap(TensorLike):
         """
         if heads is not None and self.ndim < 3:
             raise ShapeError(f"a map {tuple(self.shape)} has no heads to choose from: with_heads() gives it one")
+        if heads is not None:
+            self.source.require_heads("select(heads=...)")
         chosen = self if heads is None else self._choose_leading((*(slice(None),) * (self.ndim - 3), heads))
         if rows is None and columns is None:
             return chosen
@@ -357,31 +360,37 @@ class Transposed:
         return f"transposed {self.mT!r}"
 
 
-def stack(maps: Sequence[AttentionMap]) -> AttentionMap:
-    """The steps of a generation as one map: rows below one another, exact zeros after each step's last key.
+def stack(maps: Sequence[AttentionMap], *, starts: Sequence[int] | None = None) -> AttentionMap:
+    """The steps of a generation as one map: rows below one another, and exact zeros for keys that a step did not have.
+
+    What belongs together is for the caller to know; `Seen.joined` finds it out for the calls of a watched module.
 
     Args:
         maps: (batch..., H, T_t, S_t), one for each step, usually with T_t = 1.
+        starts: the place of each step's first key among all keys, which is not 0 where a sliding window has let go of
+            the keys before it. None is 0 for all steps.
 
     Returns:
-        A map (batch..., H, sum of T_t, largest S_t).
+        A map (batch..., H, sum of T_t, largest of start + S_t).
 
     If only statistics were kept of the steps, those of queries are put below one another, and those of keys are summed.
 
     Raises:
-        ArgumentError: there are no maps.
+        ArgumentError: there are no maps, or not one start of at least 0 for each of them.
         NotKeptError: only statistics were kept of the steps, and none of these can be joined.
         ShapeError: the maps differ in leading dimensions, dtype or device.
 
     >>> import regard
     >>> k = torch.zeros(3, 1)
-    >>> steps = [regard.attention(k[:1], k[:n], k[:n], return_weights=True).weights for n in (2, 3)]
-    >>> stack(steps).dense()
+    >>> steps = [regard.attention(k[:1], k[:n], k[:n], return_weights=True).weights for n in (2, 3, 2)]
+    >>> stack(steps, starts=(0, 0, 1)).dense()
     tensor([[0.5000, 0.5000, 0.0000],
-            [0.3333, 0.3333, 0.3333]])
+            [0.3333, 0.3333, 0.3333],
+            [0.0000, 0.5000, 0.5000]])
     """
     sources = [one.source for one in maps]
-    require_alike(sources)
+    places = starts_of(sources, starts)
     summaries = [source for source in sources if isinstance(source, SummarySource)]
-    joined = joined_steps(summaries) if len(summaries) == len(sources) else StackSource(tuple(sources))
-    return AttentionMap(joined)
+    if len(summaries) == len(sources):
+        return AttentionMap(joined_steps(summaries, places))
+    return AttentionMap(StackSource(tuple(sources), places))

@@ -91,6 +91,8 @@ class CallSource(Source):
     """Values for each cell, (cells, S, E)."""
     name: str = ""
     """What the weights are, if the call does not say it."""
+    mixed: str = ""
+    """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -251,7 +253,7 @@ class CallSource(Source):
             return replace(self, layout=leading)
         factors = GivenFactors(self.call.select(cells), self.state.flatten(0, 1)[cells].unsqueeze(1))
         value = None if self.value is None else self.value[cells]
-        return CallSource(factors, leading, self.backend, value, self.name)
+        return CallSource(factors, leading, self.backend, value, self.name, self.mixed if leading else "")
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
         """The call with its tensors changed, and a backend that can read the changed ones."""
@@ -259,7 +261,7 @@ class CallSource(Source):
         # Another device may have no kernel for this dtype.
         backend = choose_backend(factors.call, None) if backend.why_not(factors.call) else backend
         value = None if self.value is None else change(self.value)
-        return CallSource(factors, self.layout, backend, value, self.name)
+        return CallSource(factors, self.layout, backend, value, self.name, self.mixed)
 
     def with_value(self, value: Tensor) -> "CallSource":
         """The call together with values (batch..., G or H, S, E).

@@ -1,21 +1,17 @@
-"""Sources made of other sources: averages, choices of rows and columns, joined steps, and weights times values."""
+"""Sources made of one other source: averages, choices of rows and columns, and weights times values."""
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError
 from regard.maps import statistics as st
 from regard.maps.pooling import Grid
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
-from regard.maps.tiles import ask
 
 
 class DerivedSource(Source):
@@ -42,6 +38,11 @@ class DerivedSource(Source):
     def has_signs(self) -> bool:
         """The other's."""
         return self.of.has_signs
+
+    @property
+    def mixed(self) -> str:
+        """The other's."""
+        return self.of.mixed
 
     @property
     def has_blocks(self) -> bool:
@@ -141,6 +142,11 @@ class SelectionSource(DerivedSource):
         return torch.Size((*self.of.leading, len(self.rows), len(self.chosen)))
 
     @property
+    def has_heads(self) -> bool:
+        """The other's."""
+        return self.of.has_heads
+
+    @property
     def width(self) -> int:
         """The other's."""
         return self.of.width
@@ -170,108 +176,6 @@ class SelectionSource(DerivedSource):
         """The other and the indices, changed."""
         rows, chosen = (i if isinstance(i, range) else change(i) for i in (self.rows, self.chosen))
         return SelectionSource(self.of.mapped(change), rows, chosen)
-
-
-@dataclass(frozen=True, eq=False)
-class StackSource(Source):
-    """Sources whose rows follow one another; those with fewer keys have zeros at the end."""
-
-    steps: tuple[Source, ...]
-
-    @cached_property
-    def ends(self) -> list[int]:
-        """The query after the last of each step."""
-        return list(accumulate(step.queries for step in self.steps))
-
-    @property
-    def shape(self) -> torch.Size:
-        """All queries, and the most keys."""
-        return torch.Size((*self.steps[0].leading, self.ends[-1], max(step.keys for step in self.steps)))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The steps'."""
-        return self.steps[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The steps'."""
-        return self.steps[0].device
-
-    @property
-    def width(self) -> int:
-        """Of the widest step."""
-        return max(step.width for step in self.steps)
-
-    @property
-    def has_signs(self) -> bool:
-        """Whether one step's weights may be below 0."""
-        return any(step.has_signs for step in self.steps)
-
-    @property
-    def has_blocks(self) -> bool:
-        """Whether all steps have them."""
-        return all(step.has_blocks for step in self.steps)
-
-    def tensors(self) -> list[Tensor]:
-        """All of the steps'."""
-        return [tensor for step in self.steps for tensor in step.tensors()]
-
-    def __str__(self) -> str:
-        return f"{len(self.steps)} steps"
-
-    def refuse(self, asked: str) -> NoReturn:
-        """The first step that did not keep all says what it kept."""
-        for step in self.steps:
-            if not step.has_blocks:
-                step.refuse(asked)
-        super().refuse(asked)
-
-    def columns(self, rows: range) -> range:
-        """The range that covers those of the steps. With signs it is all keys: zeros beyond may be the largest."""
-        if self.has_signs:
-            return range(self.keys)
-        ranges = [r for step, inner in self._found(rows) if (r := self.steps[step].columns(inner))]
-        return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
-
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The weights of the steps, one below the other. No step gets the scratch, because it could overwrite the
-        weights of another step before all are joined."""
-        parts = [step.part(cells) for step in self.steps]
-
-        def weights(rows: Rows, columns: Rows) -> Piece:
-            if not isinstance(rows, range):
-                pieces = [weights(range(i, i + 1), columns).weights for i in rows.tolist()]
-                return Piece(torch.cat(pieces, dim=1))
-            found = [_padded(parts[step], inner, columns, self.steps[step].keys) for step, inner in self._found(rows)]
-            return Piece(found[0] if len(found) == 1 else torch.cat(found, dim=1))
-
-        return weights
-
-    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Entropy, participation and squares of a query are those of its step."""
-        if not isinstance(statistic, st.Entropy | st.Participation | st.Squares):
-            return None
-        found = [ask(step, statistic) for step in self.steps]
-        return tuple(torch.cat(answers, dim=1) for answers in zip(*found, strict=True))
-
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "StackSource":
-        """The same cells of every step."""
-        return StackSource(tuple(step.choose(cells, leading) for step in self.steps))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "StackSource":
-        """Every step, changed."""
-        return StackSource(tuple(step.mapped(change) for step in self.steps))
-
-    def _found(self, rows: range) -> list[tuple[int, range]]:
-        """The steps that rows are in, and which of their rows are meant."""
-        found, at = [], rows.start
-        while at < rows.stop:
-            step = bisect_right(self.ends, at)
-            begin, stop = self.ends[step] - self.steps[step].queries, min(rows.stop, self.ends[step])
-            found.append((step, range(at - begin, stop - begin)))
-            at = stop
-        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,6 +249,7 @@ def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None) -> A
     Raises:
         ArgumentError: the dimension is not one of those before queries and keys, or not as many weights.
     """
+    of.require_heads("average()")
     leading = of.leading
     place = dim + len(of.shape) if dim < 0 else dim
     if not 0 <= place < len(leading):
@@ -361,33 +266,6 @@ def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None) -> A
         return AverageSource(of, shares)
     cells = torch.arange(math.prod(leading), device=of.device).view(leading).movedim(place, -1)
     return AverageSource(of.choose(cells.reshape(-1), tuple(cells.shape)), shares)
-
-
-def require_alike(sources: Sequence[Source]) -> None:
-    """Raise unless sources can be the steps of one map.
-
-    Raises:
-        ArgumentError: there are none.
-        ShapeError: they are of several leading dimensions, dtypes or devices.
-    """
-    if not sources:
-        raise ArgumentError("stack() needs at least one map")
-    if len({(m.leading, m.dtype, m.device) for m in sources}) > 1:
-        shapes = ", ".join(sorted({f"{tuple(m.shape)} {m.dtype} on {m.device}" for m in sources}))
-        raise ShapeError(f"the steps of a stack must share leading dimensions, dtype and device; got {shapes}")
-
-
-def _padded(part: Part, rows: range, columns: Rows, keys: int) -> Tensor:
-    """A block of a part that may have fewer keys than are asked for; the weights beyond its keys are 0."""
-    if isinstance(columns, range):
-        start = min(columns.start, keys - 1)
-        known = range(start, max(start + 1, min(columns.stop, keys)))
-        weights = part(rows, known).weights
-        if columns.start >= keys:
-            return weights.new_zeros(*weights.shape[:-1], len(columns))
-        return torch.nn.functional.pad(weights, (0, columns.stop - known.stop))
-    beyond = columns >= keys
-    return part(rows, columns.clamp_max(keys - 1)).weights.masked_fill(beyond, 0.0)
 
 
 def _of(chosen: Rows, places: Rows) -> Rows:

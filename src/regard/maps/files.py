@@ -1,8 +1,10 @@
 """Maps on disk: a safetensors file holds their factors, and its header says in JSON what the factors are."""
 
 import json
+import math
 from dataclasses import fields, is_dataclass
 from os import PathLike
+from os.path import realpath
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from regard.backends import BACKENDS, choose_backend
 from regard.backends.base import Backend, Call
-from regard.errors import ArgumentError, BackendError, DataError, MissingExtraError
+from regard.errors import ArgumentError, BackendError, DataError
 from regard.maps import fused_statistics, pooling, statistics
 from regard.maps.call_source import CallSource, GivenFactors
 from regard.maps.source import Source
@@ -28,6 +30,8 @@ from regard.mechanisms.scores import additive, custom, kernels
 from regard.mechanisms.scores import base as scores
 from regard.mechanisms.shapes import Sizes
 from regard.mechanisms.tensor_tree import rebuilt
+from regard.storage.atomic import write_atomically
+from regard.storage.untrusted import open_tensors, parse_json, safetensors_library
 
 FORMAT, SUMMARY_FORMAT = "regard.AttentionMap 1", "regard.summary 1"
 KINDS = {"AttentionMap": "attention map", "summary": "summary of a map"}
@@ -59,9 +63,8 @@ def save(path: str | PathLike[str], source: CallSource) -> None:
         ArgumentError: no file can hold a part of the map.
         MissingExtraError: safetensors is not installed.
     """
-    save_file, _ = _safetensors()
     tree, tensors = _packed((source.call, source.state, source.layout, source.value))
-    save_file(tensors, str(path), metadata={"format": FORMAT, "backend": source.backend.name, "map": tree})
+    _write(path, tensors, {"format": FORMAT, "backend": source.backend.name, "map": tree})
 
 
 def load(path: str | PathLike[str], device: torch.device) -> Source:
@@ -96,7 +99,6 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
     ...     load_summary(pathlib.Path(folder, "summary.safetensors"))["topk"].indices.tolist()
     [[0], [1], [2]]
     """
-    save_file, _ = _safetensors()
     header, tensors = {"format": SUMMARY_FORMAT}, dict[str, Tensor]()
     if isinstance(summary, MapStatistics):
         header["map"], tensors = _packed(_parts_of_summary(summary))
@@ -104,7 +106,7 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
         for name, answer in summary.items():
             fields_of = {name: answer} if isinstance(answer, Tensor) else _fields_of(name, answer)
             tensors |= {part: tensor.detach().contiguous().clone() for part, tensor in fields_of.items()}
-    save_file(tensors, str(path), metadata=header)
+    _write(path, tensors, header)
 
 
 def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> Summary:
@@ -165,7 +167,7 @@ def _unpacked(path: str | PathLike[str], header: dict[str, str], tensors: dict[s
         DataError: it has parts that this version does not know.
     """
     try:
-        parts: tuple[Any, ...] = _read(json.loads(header["map"]), _kinds(), tensors)
+        parts: tuple[Any, ...] = _read(parse_json(header["map"]), _kinds(), tensors)
         if not isinstance(parts, tuple):
             raise TypeError(f"a map is written as a tuple, got {type(parts).__name__}")
         return parts
@@ -181,14 +183,13 @@ def _require_format(path: str | PathLike[str], header: dict[str, str], expected:
 
 def _contents(path: str | PathLike[str], device: torch.device) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The header and the tensors of a file."""
-    _, safe_open = _safetensors()
-    try:
-        with safe_open(str(path), framework="pt", device=str(device)) as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # safetensors has no error of its own for files that are cut short
-        raise DataError(f"{path} is not a whole safetensors file: {error}") from error
+    with open_tensors(path, device=str(device)) as file:
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+    """Write a file in one step; if `path` is a link, the file that it leads to."""
+    write_atomically(realpath(path), safetensors_library().torch.save(tensors, metadata=header))
 
 
 def _backend(name: str | None, call: Call) -> Backend:
@@ -200,6 +201,8 @@ def _backend(name: str | None, call: Call) -> Backend:
 
 def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> Any:
     """A tree as JSON; tensors are named and put aside."""
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return {"number": str(tree)}  # JSON has no such number
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     if isinstance(tree, Tensor):
@@ -222,6 +225,8 @@ def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
         return tree
     if "tensor" in tree:
         return tensors[tree["tensor"]]
+    if "number" in tree:
+        return float(tree["number"])
     if "tuple" in tree:
         return tuple(_read(part, kinds, tensors) for part in tree["tuple"])
     kind = kinds[tree["kind"]]
@@ -229,12 +234,3 @@ def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
     if set(found) != {f.name for f in fields(kind)}:
         raise ValueError(f"{tree['kind']} has the fields {sorted(f.name for f in fields(kind))}, got {sorted(found)}")
     return rebuilt(kind, found)
-
-
-def _safetensors() -> tuple[Any, Any]:
-    try:
-        from safetensors import safe_open
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise MissingExtraError("safetensors", extra="text") from error
-    return save_file, safe_open

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.tiled import Tile
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.maps.pooling import Grid
 
 PAIRS = 64
@@ -134,6 +134,20 @@ class Source(ABC):
     def has_heads(self) -> bool:
         """Whether the last dimension before queries and keys is that of the heads."""
         return bool(self.leading)
+
+    @property
+    def mixed(self) -> str:
+        """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
+        return ""
+
+    def require_heads(self, asked: str) -> None:
+        """Check that a question about heads has an answer.
+
+        Raises:
+            ShapeError: sequences and heads are in one dimension, in an order that nobody knows.
+        """
+        if self.mixed:
+            raise ShapeError(f"{asked} needs to know the heads of a map {tuple(self.shape)}: {self.mixed}")
 
     @abstractmethod
     def tensors(self) -> Sequence[Tensor]:

@@ -89,6 +89,8 @@ class SummarySource(Source):
     named: Mapping[str, Statistic]
     answers: Answers
     """The answers (cells, ...) of each statistic. Indices of keys are held in 32 bits."""
+    mixed: str = ""
+    """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
 
     @classmethod
     def of(cls, source: Source, what: Summarize) -> "SummarySource":
@@ -96,7 +98,7 @@ class SummarySource(Source):
         named = what.statistics(source.queries, source.keys)
         asked = list(dict.fromkeys(named.values()))
         answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
-        return cls(tuple(source.shape), source.dtype, what, named, answers)
+        return cls(tuple(source.shape), source.dtype, what, named, answers, source.mixed)
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -205,36 +207,49 @@ class SummarySource(Source):
         answers = {s: tuple(t[cells] for t in found) for s, found in self.answers.items()}
         return replace(self, layout=(*leading, *self.layout[-2:]), answers=answers)
 
+    def of_rows(self, rows: range) -> "SummarySource":
+        """The statistics that were kept of single queries, for some of them; sums over all and pictures are left out.
+
+        Raises:
+            NotKeptError: nothing was kept of single queries.
+        """
+        named = {name: s for name, s in self.named.items() if isinstance(s, st.PerQuery | st.TopWeights)}
+        if not named:
+            self.refuse("some rows of the map")
+        answers: Answers = {s: tuple(t[:, rows.start : rows.stop] for t in self.answers[s]) for s in named.values()}
+        layout = (*self.leading, len(rows), self.keys)
+        return replace(self, layout=layout, named=named, answers=answers)
+
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "SummarySource":
         """The statistics, changed."""
         return replace(self, answers={s: tuple(map(change, found)) for s, found in self.answers.items()})
 
 
-def joined_steps(steps: Sequence[SummarySource]) -> SummarySource:
+def joined_steps(steps: Sequence[SummarySource], starts: Sequence[int]) -> SummarySource:
     """Join the steps of a generation: statistics of queries are put below one another, those of keys are summed.
 
-    Pictures cannot be joined and are left out.
+    `starts` has the place of each step's first key among all keys. Pictures cannot be joined and are left out.
 
     Raises:
         NotKeptError: none of the kept statistics can be joined.
     """
-    first, keys = steps[0], max(step.keys for step in steps)
+    first, keys = steps[0], max(start + step.keys for start, step in zip(starts, steps, strict=True))
     named: dict[str, Statistic] = {}
     answers: dict[Statistic, tuple[Tensor, ...]] = {}
-    for name in first.kept:
+    for name in (name for name in first.kept if all(name in step.kept for step in steps)):
         parts = [step.kept[name] for step in steps]
-        if (statistic := _common(parts, steps)) is None:
+        if (statistic := _common(parts, steps, starts)) is None:
             continue
         pieces = [step.answers[part] for step, part in zip(steps, parts, strict=True)]
-        named[name], answers[statistic] = statistic, _together(statistic, pieces, keys)
+        named[name], answers[statistic] = statistic, _together(statistic, pieces, starts, keys)
     if not named:
         raise NotKeptError(f"the steps were kept by {first.what!r}, none of which can be joined")
     what = Summarize(*named, k=first.what.k, p=first.what.p, how=first.what.how)
     queries = sum(step.queries for step in steps)
-    return SummarySource((*first.leading, queries, keys), first.dtype, what, named, answers)
+    return SummarySource((*first.leading, queries, keys), first.dtype, what, named, answers, first.mixed)
 
 
-def _common(parts: list[Statistic], steps: Sequence[SummarySource]) -> Statistic | None:
+def _common(parts: list[Statistic], steps: Sequence[SummarySource], starts: Sequence[int]) -> Statistic | None:
     """The statistic of the joined map whose parts are the statistics of the steps."""
     first, before = parts[0], [0]
     for step in steps[:-1]:
@@ -245,22 +260,38 @@ def _common(parts: list[Statistic], steps: Sequence[SummarySource]) -> Statistic
         case st.TopWeights():
             return st.TopWeights(max(part.k for part in parts if isinstance(part, st.TopWeights)))
         case st.Distance():
-            starts = {s.offset - b for s, b in zip(parts, before, strict=True) if isinstance(s, st.Distance)}
-            return st.Distance(starts.pop()) if len(starts) == 1 else None
+            # A query and its keys move together, which leaves their distance as it was.
+            offsets = {
+                s.offset + start - b
+                for s, start, b in zip(parts, starts, before, strict=True)
+                if isinstance(s, st.Distance)
+            }
+            return st.Distance(offsets.pop()) if len(offsets) == 1 else None
     return first
 
 
-def _together(statistic: Statistic, pieces: list[tuple[Tensor, ...]], keys: int) -> tuple[Tensor, ...]:
+def _together(
+    statistic: Statistic, pieces: list[tuple[Tensor, ...]], starts: Sequence[int], keys: int
+) -> tuple[Tensor, ...]:
     pad = torch.nn.functional.pad
-    if isinstance(statistic, st.PerKey):
-        return (torch.stack([pad(p, (0, keys - p.shape[-1])) for (p,) in pieces]).sum(0),)
-    if isinstance(statistic, st.TopWeights):
-        missing = [statistic.k - values.shape[-1] for values, _ in pieces]
-        pieces = [
-            (pad(values, (0, n)), pad(indices, (0, n), value=-1))
-            for (values, indices), n in zip(pieces, missing, strict=True)
-        ]
+    match statistic:
+        case st.PerKey():
+            sums = [pad(p, (s, keys - s - p.shape[-1])) for (p,), s in zip(pieces, starts, strict=True)]
+            return (torch.stack(sums).sum(0),)
+        case st.ArgLargest():
+            pieces = [(_moved(indices, s),) for (indices,), s in zip(pieces, starts, strict=True)]
+        case st.TopWeights():
+            missing = [statistic.k - values.shape[-1] for values, _ in pieces]
+            pieces = [
+                (pad(values, (0, n)), pad(_moved(indices, s), (0, n), value=-1))
+                for (values, indices), n, s in zip(pieces, missing, starts, strict=True)
+            ]
     return tuple(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
+
+
+def _moved(indices: Tensor, start: int) -> Tensor:
+    """Indices of keys, counted from another first key; -1 is no key and stays."""
+    return torch.where(indices < 0, indices, indices + start)
 
 
 def _small(answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

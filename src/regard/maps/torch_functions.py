@@ -14,9 +14,10 @@ from torch import Tensor
 from regard.maps import statistics as st
 from regard.maps.cast_source import CastSource
 from regard.maps.combined_sources import ScaledSource, SumSource, row_sums, side_by_side
-from regard.maps.derived_sources import StackSource, average
+from regard.maps.derived_sources import average
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
+from regard.maps.stack_source import StackSource
 from regard.maps.tiles import ask
 
 NOT_LAZY: Any = object()
@@ -84,7 +85,7 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     sources = list(tensors)
     if all(isinstance(s, Source) for s in sources) and dim in (-2, len(sources[0].shape) - 2):
         alike = len({(s.leading, s.keys, s.dtype, s.device) for s in sources}) == 1
-        return StackSource(tuple(sources)) if alike else NOT_LAZY
+        return StackSource(tuple(sources), (0,) * len(sources)) if alike else NOT_LAZY
     return _joined(sources, dim, torch.cat)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from regard.errors import RunFolderError
+from regard.storage.untrusted import parse_json
+
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9]+\.tmp", re.DOTALL)
 
 
 @contextmanager
@@ -25,15 +30,27 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             system names no file.
     """
     target = Path(path)
-    # No two threads on the machine have the same number; the number of the first thread is that of its process.
-    temporary = target.with_name(f".{target.name}.{threading.get_native_id()}.tmp")
+    with naming(target):
+        temporary, file = _temporary(target)
     try:
-        with naming(target), temporary.open("wb") as file:
+        with naming(target), file:
             yield file
             to_disk(file)
         rename(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _temporary(target: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside the target. A file or a link that has its name already is somebody's, and stays as it is."""
+    # No two threads on the machine have the same number; the number of the first thread is that of its process.
+    number = threading.get_native_id()
+    while True:
+        path = target.with_name(f".{target.name}.{number}.tmp")
+        try:
+            return path, path.open("xb")
+        except FileExistsError:
+            number = secrets.randbits(60)
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
@@ -84,8 +101,17 @@ def is_temporary(path: Path) -> bool:
     >>> is_temporary(Path("run/.config.json.4711.tmp")), is_temporary(Path("run/notes.tmp"))
     (True, False)
     """
-    stem, _, number = path.name.removesuffix(".tmp").rpartition(".")
-    return path.name.endswith(".tmp") and bool(stem) and number.isdigit()
+    return temporary_of(path) is not None
+
+
+def temporary_of(path: Path) -> str | None:
+    """The name of the file that a temporary file was to become; None if the file, by its name, is not temporary.
+
+    >>> temporary_of(Path("run/.config.json.4711.tmp"))
+    'config.json'
+    """
+    named = _TEMPORARY.fullmatch(path.name)
+    return named[1] if named else None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -104,7 +130,7 @@ def read_json(path: Path) -> dict[str, Any]:
         RunFolderError: the file is absent, cut short, or holds something other than a JSON object.
     """
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing: {path.parent} is not what regard wrote there") from None
     except ValueError as error:

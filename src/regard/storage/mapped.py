@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from regard.errors import RunFolderError
+from regard.storage.untrusted import parse_json
 
 SIGNATURE = b"regard01"
 """The last bytes of every whole file."""
@@ -61,7 +62,7 @@ def open_mapped(path: Path, footer_type: type[F]) -> tuple[npt.NDArray[np.uint8]
     footer_bytes = int.from_bytes(raw[-TAIL_BYTES : -len(SIGNATURE)].tobytes(), "little")
     numbers = raw[: -TAIL_BYTES - footer_bytes]
     try:
-        footer = footer_type(**json.loads(raw[-TAIL_BYTES - footer_bytes : -TAIL_BYTES].tobytes()))
+        footer = footer_type(**parse_json(raw[-TAIL_BYTES - footer_bytes : -TAIL_BYTES].tobytes()))
         fits = footer.numbers_bytes == len(numbers)
     except (ValueError, TypeError):  # it is no JSON, no object, or has other fields or types
         fits = False

@@ -46,14 +46,6 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return value
 
 
-def sealed_text(path: Path) -> str:
-    """The content of a sealed file, as text to search in; empty if it is absent, damaged or has no checksum."""
-    try:
-        return json.dumps(read_sealed(path)) if SEAL in read_json(path) else ""
-    except RunFolderError:
-        return ""
-
-
 def checksum_of_file(path: Path) -> dict[str, int | str]:
     """The size and the checksum of a file, which is read in pieces.
 

@@ -9,6 +9,7 @@ from regard.errors import RunFolderError
 from regard.generation.beam import Beam
 from regard.models.transformer import TransformerConfig
 from regard.storage.atomic import write_atomically
+from regard.storage.own_files import refuse_links
 from regard.tasks.pictures.save import save_pictures
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
@@ -71,7 +72,7 @@ def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[
     """Make the data, train, measure on held-out dates, and draw what a dozen of them attended to.
 
     Raises:
-        RunFolderError: the folder holds something that is not an earlier demonstration.
+        RunFolderError: the folder holds something that is not an earlier demonstration, or links.
         TrainingInterrupted: Ctrl-C came.
         OSError: the disk is full or the folder read-only.
     """
@@ -114,6 +115,7 @@ def _open_folder(folder: Path) -> None:
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if taken and not (readme.is_file() and readme.read_text(encoding="utf-8") == README):
         raise RunFolderError(f"{folder} is there and `regard demo` did not make it; name another with --out")
+    refuse_links(readme, *(folder / f"{split}.tsv" for split in PAIRS))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(readme, README)
 

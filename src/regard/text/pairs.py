@@ -1,6 +1,5 @@
 """Parallel text: pairs of sentences from a table, from two aligned files, or from JSON lines."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -8,6 +7,7 @@ from itertools import chain, zip_longest
 from typing import Literal, NamedTuple, get_args
 
 from regard.errors import ArgumentError, DataError
+from regard.storage.untrusted import parse_json
 from regard.text.lines import BadLines, Line, Reader, StrPath, decoded, raw_lines
 from regard.text.unicode import normalise
 
@@ -116,8 +116,8 @@ def _from_aligned(lines: tuple[Line, Line]) -> Pair:
 def _from_json(line: Line) -> Pair:
     text = decoded(*line)
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(text)
+    except DataError as error:
         raise DataError(
             f"{line.place}: expected one JSON object a line, got something else ({error}); correct the line"
         ) from None

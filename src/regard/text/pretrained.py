@@ -1,12 +1,12 @@
 """Tokenizers of models from elsewhere: Marian's SentencePiece files, or a tokenizer.json."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from regard.errors import MissingExtraError, RunFolderError
+from regard.storage.untrusted import parse_json
 from regard.text.codec import Codec, Marks
 from regard.text.labels import Label, byte_level_labels, byte_string, printed
 from regard.text.tokenizer_files import encoding, read_tokenizer
@@ -115,7 +115,7 @@ class TokenizerFile:
         """The token for text that the vocabulary lacks; None if it writes any text, if necessary byte by byte."""
         if self._byte_level:
             return None
-        model = json.loads(self._backend.to_str())["model"]
+        model = parse_json(self._backend.to_str())["model"]
         if model.get("byte_fallback"):
             return None
         name = model.get("unk_token")
@@ -208,7 +208,7 @@ def _load_pieces(model: Path) -> Any:
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
     try:
-        ids = json.loads(path.read_bytes())
+        ids = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path} is not a vocabulary that can be read ({error})") from None
     if not isinstance(ids, dict) or not all(type(number) is int and number >= 0 for number in ids.values()):

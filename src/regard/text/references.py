@@ -1,11 +1,11 @@
 """Sentences with the reference translations by which a translation of them is judged."""
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
 from regard.errors import ArgumentError, DataError
+from regard.storage.untrusted import parse_json
 from regard.text.lines import Line, Reader, StrPath, decoded, raw_lines
 from regard.text.unicode import normalise
 
@@ -53,11 +53,11 @@ def read_judged(path: StrPath) -> Reader[Judged]:
 
 def _judged_json(line: Line) -> Judged:
     try:
-        record = json.loads(decoded(*line))
+        record = parse_json(decoded(*line))
         source, target = record["source"], record["target"]
         texts = [source, *([target] if isinstance(target, str) else target)]
         is_whole = len(texts) > 1 and all(isinstance(text, str) and text.strip() for text in texts)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         is_whole = False
     if not is_whole:
         raise DataError(

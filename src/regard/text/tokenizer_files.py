@@ -1,12 +1,12 @@
 """A tokenizer.json of anybody's: what it says is checked or switched off, so that it cannot end the process."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from regard.errors import DataError, MissingExtraError
+from regard.storage.untrusted import parse_json
 
 LONGEST_TEXT = 10_000
 """The most characters that a step of a tokenizer may write by itself; more would run away on every text."""
@@ -47,7 +47,7 @@ def read_tokenizer(text: str) -> Any:
         backend.no_truncation()
         ids = backend.get_vocab().values()
         steps = {name: step for name in STEPS if (step := getattr(backend, name)) is not None}
-        described = {name: json.loads(step.__getstate__()) for name, step in steps.items()}
+        described = {name: parse_json(step.__getstate__()) for name, step in steps.items()}
     if ids and max(ids) >= len(ids) + SPARE_IDS:
         raise ValueError(f"expected its {len(ids)} tokens to have ids near 0, got the id {max(ids)}")
     affixes = {name: getattr(backend.model, name, None) for name in AFFIXES}

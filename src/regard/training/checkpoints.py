@@ -11,23 +11,38 @@ If ranks hold shares of the model, each writes its own file: model-00002-of-0000
 manifest says which file has which rows, so that any number of ranks can read them.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from shutil import rmtree
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.storage.sealed import read_sealed, sealed_text, write_sealed
+from regard.storage.atomic import read_json, temporary_of
+from regard.storage.own_files import refuse_links, refuse_links_in, remove_empty
+from regard.storage.sealed import SEAL, read_sealed, write_sealed
 from regard.training.distributed.ranks import ALONE, Ranks
-from regard.training.distributed.tensor_files import Place, Tensors, describe, file_names, read_part, whole, write_part
+from regard.training.distributed.tensor_files import (
+    Place,
+    Tensors,
+    describe,
+    file_names,
+    is_own_file,
+    is_own_name,
+    read_part,
+    whole,
+    write_part,
+)
 
 FORMAT = 1
 """The version of the manifest's format."""
 KEPT = "kept"
 """The folder of the models of validations."""
+TRAINED = "trained"
+"""The checkpoint that keeps the best model by training when another takes its place."""
+_KEPT_NAME = re.compile("step-[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,38 +99,102 @@ class Checkpoints:
         """Replace the last checkpoint. Every rank must call this method.
 
         Raises:
+            RunFolderError: there is a link in its place.
             OSError: a rank could not write its part; the checkpoint before is still there.
         """
         parts = {"model": state.model, "optimizer": state.optimizer, "random": state.random}
         if state.average is not None:
             parts["average"] = state.average
-        _write_checkpoint(self.folder / "last", parts, state.position, ranks)
+        _write_checkpoint(self._to_write("last"), parts, state.position, ranks)
 
     def save_model(self, which: str, model: Mapping[str, Tensor], position: Position, ranks: Ranks = ALONE) -> None:
         """Replace a checkpoint that holds only the model: the best, or one that is kept. Every rank must call it.
 
         Raises:
+            RunFolderError: there is a link in its place.
             OSError: a rank could not write its part; the checkpoint before is still there.
         """
-        _write_checkpoint(self.folder / which, {"model": dict(model)}, position, ranks)
+        _write_checkpoint(self._to_write(which), {"model": dict(model)}, position, ranks)
 
     def kept(self) -> list[str]:
         """The names of the kept models, oldest first."""
-        return sorted(f"{KEPT}/{path.parent.name}" for path in self.folder.glob(f"{KEPT}/step-*/checkpoint.json"))
+        return [name for name in self._places() if name.startswith(KEPT) and self.has(name)]
 
     def forget_kept(self, *, but: int) -> None:
         """Remove the kept models except the `but` latest ones."""
         for name in self.kept()[: -but or None]:
-            (self.folder / name / "checkpoint.json").unlink()  # this first, so that a half-removed one does not count
-            rmtree(self.folder / name)
+            self.remove(name)
+
+    def remove(self, which: str) -> None:
+        """Remove a checkpoint, if there is one. Files that we did not write stay, and with them their folder.
+
+        Raises:
+            RunFolderError: there is a link in its place.
+            OSError: a file cannot be removed.
+        """
+        folder = self._to_write(which)
+        if not folder.is_dir():
+            return
+        named = _names_in_manifest(folder)
+        # This first, so that a checkpoint that is half removed does not count.
+        (folder / "checkpoint.json").unlink(missing_ok=True)
+        _remove_leftovers(folder, before=named)
+        remove_empty(folder)
+
+    def remove_all(self) -> None:
+        """Remove all checkpoints, as `remove` does.
+
+        Raises:
+            RunFolderError: there is a link in the place of one.
+            OSError: a file cannot be removed.
+        """
+        for which in self._places():
+            self.remove(which)
+        remove_empty(self.folder / KEPT)
 
     def sweep(self) -> None:
-        """Remove tensor files that no manifest names: a process that dies may leave those of the checkpoint before."""
-        for which in ("best", "last", *self.kept()):
-            named = sealed_text(self.folder / which / "checkpoint.json")
-            for path in (self.folder / which).glob("*.safetensors") if named else ():
-                if path.name not in named:
-                    path.unlink(missing_ok=True)
+        """Remove what a process that died may have left: temporary files, and tensor files that no manifest names.
+
+        Raises:
+            RunFolderError: there is a link in the place of a checkpoint.
+            OSError: a file cannot be removed.
+        """
+        for which in self._places():
+            folder = self.folder / which
+            named = _names_in_manifest(folder)
+            if named or (which.startswith(KEPT) and not self.has(which)):
+                _remove_leftovers(folder, but=named)
+            else:  # the manifest is damaged or absent, so that any tensor file may be needed
+                _remove_leftovers(folder, but=map(_name, folder.glob("*.safetensors")))
+            if not self.has(which):
+                remove_empty(folder)
+
+    def refuse_strangers(self) -> None:
+        """Check that all checkpoints are ours, before one is written or removed.
+
+        Raises:
+            RunFolderError: in the place of a checkpoint there is a link, a file, or a folder that holds something
+                else and no checkpoint of ours.
+        """
+        for name in ("best", "last", TRAINED, KEPT):
+            path = self.folder / name
+            refuse_links_in(path)
+            if path.exists() and not path.is_dir():
+                raise RunFolderError(f"{path} is a file where a folder of checkpoints belongs: move it away")
+        for which in self._places():
+            _refuse_stranger(self.folder / which)
+
+    def _to_write(self, which: str) -> Path:
+        """The folder of a checkpoint, in which something will be written or removed."""
+        folder = self.folder / which
+        refuse_links(*(self.folder / above for above in list(Path(which).parents)[:-1]), folder)
+        return folder
+
+    def _places(self) -> list[str]:
+        """The folders of checkpoints, whole or not."""
+        kept = (path for path in self.folder.glob(f"{KEPT}/step-*") if _KEPT_NAME.fullmatch(path.name))
+        names = ["best", "last", TRAINED, *sorted(f"{KEPT}/{path.name}" for path in kept)]
+        return [name for name in names if (self.folder / name).is_dir()]
 
     def has(self, which: str) -> bool:
         """Whether the checkpoint of this name exists."""
@@ -260,16 +339,54 @@ def _finish(folder: Path, files: Mapping[str, Any], position: Position) -> None:
             f"{folder / absent[0]} was written by another rank and is not here: all ranks need one folder, on a "
             "disk that their machines share"
         )
+    before = _names_in_manifest(folder)
     write_sealed(folder / "checkpoint.json", {"format": FORMAT, "position": asdict(position), "files": files})
-    for path in _tensor_files(folder):
-        if path.name not in kept:
+    _remove_leftovers(folder, but=kept, before=before)
+
+
+def _remove_leftovers(folder: Path, *, but: Iterable[str] = (), before: Container[str] = ()) -> None:
+    """Remove the files that we wrote in a folder, but not those of these names. Files of others stay.
+
+    What the manifest before named is ours, and so is what is named after the checksum of its content.
+    """
+    spared = {"checkpoint.json", *but}
+    for path in [path for path in folder.iterdir() if path.name not in spared and not path.is_symlink()]:
+        is_half_written = _is_own_name(temporary_of(path) or "")
+        if is_half_written or (path.name in before and is_own_name(path.name)) or is_own_file(path):
             path.unlink(missing_ok=True)
 
 
-def _tensor_files(folder: Path) -> Iterator[Path]:
-    """The tensor files in a folder, and the temporary files that a killed process left there."""
-    yield from folder.glob("*.safetensors")
-    yield from folder.glob(".*.tmp")
+def _is_own_name(name: str) -> bool:
+    return name == "checkpoint.json" or is_own_name(name)
+
+
+def _name(path: Path) -> str:
+    return path.name
+
+
+def _names_in_manifest(folder: Path) -> set[str]:
+    """The tensor files that the manifest in a folder names; none if it is absent, damaged or has no checksum."""
+    try:
+        if SEAL not in read_json(folder / "checkpoint.json"):
+            return set()
+        return {name for entry in _read_manifest(folder)["files"].values() for name in file_names(entry)}
+    except (RunFolderError, AttributeError, KeyError, TypeError):
+        return set()
+
+
+def _refuse_stranger(folder: Path) -> None:
+    """Check that the folder of a checkpoint holds one of ours, or what a process left of one that it began to write."""
+    path = folder / "checkpoint.json"
+    try:
+        manifest = read_json(path) if path.exists() else None
+    except RunFolderError:
+        return  # it is damaged, as only ours can be: whoever needs it says so
+    if manifest is not None and not {"format", "files"} <= set(manifest):
+        raise RunFolderError(f"{path} is not a list of files that regard wrote: move {folder} away")
+    if manifest is None and folder.parent.name != KEPT:  # the models that are kept are added to, and never begun with
+        for one in sorted(folder.iterdir()):
+            if not _is_own_name(temporary_of(one) or "") and not is_own_file(one):
+                raise RunFolderError(f"{folder} holds {one.name} and no checkpoint of regard's: move it away")
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
 
     Raises:
         ArgumentError: there are no maps, or one of them is not a map.
+        ShapeError: a model folded its heads into the batch of a map, in an order that is not known.
     """
     items: Any = getattr(maps, "items", None)
     found: list[tuple[str, Any]]
@@ -39,6 +40,8 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
         raise ArgumentError("there are no maps to look at: nothing was seen")
     if wrong := [type(one).__name__ for _, one in found if not isinstance(one, AttentionMap)]:
         raise ArgumentError(f"this takes what regard.watch saw, or attention maps; got {', '.join(wrong)}")
+    for name, one in found:
+        one.source.require_heads(f"this, for {name!r},")
     return [(name, one if one.leading else one.with_heads()) for name, one in found]
 
 

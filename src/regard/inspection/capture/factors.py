@@ -38,8 +38,11 @@ class Factors:
         held: Iterable[Kept] = (),
         of: str | None = None,
         notes: list[str] | None = None,
+        even: Tensor | None = None,
     ) -> None:
         self.sizes = sizes
+        self.even = even
+        """Rows that the model spread evenly because its mask left them no key, as in `GivenMask`."""
         self._call = call
         self._state = state
         self.held = tuple(held)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from regard.backends.base import Call
 from regard.functional import make_call
+from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.mask_reading import GivenMask, both
 from regard.inspection.capture.module_stack import FUSED_SUBCLASS, Frame, Thread
@@ -154,8 +155,16 @@ class Projected(ObservedCall):
             )  # fmt: skip
             return masked(replace(call, sizes=sizes), given, causal(0) if self.is_causal else None)
 
-        factors = Factors(sizes, build, held=(*held, *more, *given.kept))
-        return Reading(factors, verify=self._verify(factors))
+        factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even)
+        return Reading(factors, verify=self._verify(factors), evidence=self._evidence())
+
+    def _evidence(self) -> Evidence | None:
+        """The inputs, from which queries and keys are projected; None if keys are appended to the projected ones."""
+        if self.key.static is not None or self.key.row is not None or self.key.zero:
+            return None
+        inputs = (x if x.dim() == 3 else x.unsqueeze(1) for x in (self.query.input, self.key.input))
+        queries, keys = (x if self.batch_first else x.transpose(0, 1) for x in inputs)
+        return Evidence(queries, keys, self.key.input)
 
     def _sizes(self) -> Sizes:
         x, y = self.query.input, self.key.input

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors
 from regard.inspection.capture.retention import Keeper
 
@@ -18,8 +19,12 @@ class Reading:
     """Computes the error of the rebuilt output; or the reason why that is not possible."""
     is_stored: bool = False
     """Whether the weights themselves are held."""
-    grows: bool = False
-    """Whether the keys may be those of the previous call with new ones appended."""
+    evidence: Evidence | None = None
+    """The vectors by which the call can be told to continue another one."""
+    mixed: str = ""
+    """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
+    holds_keys: bool = False
+    """Whether the factors hold queries and keys, so that the steps of a generation can share the keys."""
 
 
 class ObservedCall(ABC):

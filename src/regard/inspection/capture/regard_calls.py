@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.functional import Attended, attention
+from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
@@ -38,7 +39,8 @@ class Own(ObservedCall):
             return output_error(weighted(call, state, value), output, value)
 
         verify = "dropout" if call.dropout else error
-        return Reading(factors, verify=verify, grows=call.sizes.queries < call.sizes.keys)
+        evidence = Evidence(made.call.query, made.call.key, self.vectors[1])
+        return Reading(factors, verify=verify, evidence=evidence, holds_keys=True)
 
 
 def observe_attention(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

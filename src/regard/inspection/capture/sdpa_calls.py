@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from regard.backends.base import Call
 from regard.errors import ShapeError
 from regard.functional import make_call
+from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
+from regard.inspection.capture.folded_heads import Folding, find_folding, note_of
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import Thread
@@ -38,6 +40,8 @@ class Sdpa(ObservedCall):
     enable_gqa: bool
     output: Tensor
     kernel: KernelLse
+    folding: Folding | str | None = None
+    """How the heads were folded into the batch, if they were; they no longer are."""
     how: str = "F.scaled_dot_product_attention"
 
     def read(self, keeper: Keeper, name: str) -> Reading:
@@ -49,17 +53,21 @@ class Sdpa(ObservedCall):
             kept[0].tensor, kept[1].tensor, kept[1].tensor,
             score=ScaledDot(self.scale), normalization=Softmax(), mask=None, bias=None, dropout=0.0,
         )  # fmt: skip
+        evidence = Evidence(call.query, call.key, self.key)
+        mixed = self.folding if isinstance(self.folding, str) else ""
         given = GivenMask()
         if self.attn_mask is not None:
             given = keeper.mask(self.attn_mask, call.sizes, dtype=dtype)
         call = masked(call, given, causal(0) if self.is_causal else None)
         # If there are even rows, `masked` has made a new query tensor, which the model cannot overwrite.
         queries = kept[0] if given.even is None else Kept(call.query, kept[0].what)
-        notes: list[str] = []
+        notes = [note_of(self.folding)] if self.folding else []
         state, held = self._state(call, given, keeper), [queries, kept[1], *given.kept]
-        factors = Factors(call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes)
+        factors = Factors(
+            call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even
+        )
         verify = "dropout" if self.dropout_p else self._verify(factors)
-        return Reading(factors, notes, verify, grows=call.sizes.queries < call.sizes.keys)
+        return Reading(factors, notes, verify, evidence=evidence, mixed=mixed, holds_keys=True)
 
     def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
         """Query and key in the dtype that autocast gave them, and that dtype."""
@@ -151,7 +159,26 @@ def observe_sdpa(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...]
 
 def _give(thread: Thread, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, kernel: KernelLse) -> None:
     call = Sdpa(**_arguments(*args, **kwargs), output=output, kernel=kernel)
-    thread.give(_with_heads(call, thread.stack[-1].module) if thread.stack else call)
+    thread.give(_unfolded(_with_heads(call, thread.stack[-1].module)) if thread.stack else call)
+
+
+def _unfolded(call: Sdpa) -> Sdpa:
+    """Undo the folding of heads into the batch, (B * H, T, D)."""
+    rows = (call.query, call.key, call.value)
+    if any(t.is_nested or t.dim() != 3 for t in rows) or len({len(t) for t in rows}) > 1:
+        return call
+    folding = find_folding(call.value)
+    if not isinstance(folding, Folding):
+        return replace(call, folding=folding)
+    query, key, value = (folding.unfolded(t) for t in rows)
+    mask = call.attn_mask
+    if mask is not None and mask.dim() == 3:
+        mask = folding.unfolded(mask) if len(mask) > 1 else mask.unsqueeze(0)
+    # The kernel's row state has the order of the folded rows.
+    return replace(
+        call, query=query, key=key, value=value, attn_mask=mask, output=folding.unfolded(call.output),
+        kernel=KernelLse(), folding=folding,
+    )  # fmt: skip
 
 
 def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.inspection.capture.evidence import Evidence
+from regard.inspection.capture.folded_heads import Folding, find_folding, note_of
 from regard.inspection.capture.module_stack import Frame, Thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
@@ -23,11 +25,18 @@ class WrittenOut(ObservedCall):
 
     weights: Tensor
     columns: int
+    values: Tensor | None = None
+    """What they were multiplied with."""
     how: str = "the model's own softmax, T x S weights kept"
 
     def read(self, keeper: Keeper, name: str) -> Reading:
         """Keep the weights themselves."""
         weights = self.weights.detach()[..., : self.columns]
+        folding: Folding | str | None = None
+        if self.values is not None and weights.dim() == 3 and self._are_rows():
+            folding = find_folding(self.values)
+        if isinstance(folding, Folding):
+            weights = folding.unfolded(weights)
         *lead, queries, keys = weights.shape
         has_heads = len(lead) > 1
         batch, heads = (lead[:-1], lead[-1]) if has_heads else (lead, 1)
@@ -36,7 +45,21 @@ class WrittenOut(ObservedCall):
         factors = stored(
             keeper.keep(weights, f"the weights of {name}"), sizes, sums_to_one=keys == self.weights.shape[-1]
         )
-        return Reading(factors, verify="the weights are the model's own", is_stored=True)
+        return Reading(
+            factors, [note_of(folding)] if folding else [], "the weights are the model's own", is_stored=True,
+            evidence=self._evidence(weights, folding), mixed=folding if isinstance(folding, str) else "",
+        )  # fmt: skip
+
+    def _are_rows(self) -> bool:
+        """Whether the values have the layout of keys, (..., S, E)."""
+        return self.values is not None and self.values.shape[:-1] == (*self.weights.shape[:-2], self.columns)
+
+    def _evidence(self, weights: Tensor, folding: Folding | str | None) -> Evidence | None:
+        """The values, which a cache hands on as it does keys; None if their layout is another than that of keys."""
+        if self.values is None or not self._are_rows() or not 3 <= weights.dim() <= 4:
+            return None
+        values = folding.unfolded(self.values) if isinstance(folding, Folding) else self.values
+        return Evidence(weights, values, self.values)
 
 
 def observe_softmax(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -67,7 +90,8 @@ def _settle(thread: Thread, frame: Frame, operands: list[Tensor]) -> None:
         # If values are as wide as there are keys, less one, two readings fit: the one with more columns counts.
         if columns := max((_columns(weights, *pair) for pair in pairs), default=0):
             frame.pending = [other for other in frame.pending if other is not weights]
-            thread.give(WrittenOut(weights, columns))
+            values = [right for left, right in pairs if _columns(weights, left, right) == columns]
+            thread.give(WrittenOut(weights, columns, values[0]))
             return
 
 

@@ -1,6 +1,5 @@
 """A folder written by Hugging Face's `save_pretrained`: its settings and its tensors. No code of it is run."""
 
-import json
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from regard.errors import MissingExtraError, RunFolderError
+from regard.errors import DataError, RunFolderError
+from regard.storage.untrusted import parse_json, safetensors_library, tensor_errors
 
 T = TypeVar("T")
 LARGEST = 2**62
@@ -81,8 +81,8 @@ def read_object(path: Path) -> dict[str, Any]:
         RunFolderError: the file cannot be read, or it holds something else.
     """
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        value = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise RunFolderError(f"{path} is not whole JSON ({error}): copy it again") from None
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} holds a JSON {type(value).__name__}, expected an object")
@@ -123,13 +123,10 @@ def _why_no_weights(folder: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    library = safetensors_library()
     try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError:
-        raise MissingExtraError("safetensors", extra="text") from None
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
+        with tensor_errors(path):
+            tensors: dict[str, Tensor] = library.torch.load_file(path)
+    except (DataError, OSError) as error:
         raise RunFolderError(f"{path} cannot be read ({error}): absent, cut short or another format") from None
     return tensors

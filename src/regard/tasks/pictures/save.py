@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
+from regard.storage.atomic import replacing
+from regard.storage.own_files import refuse_links
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.heatmap import Panel, heatmap_grid
 from regard.views.html.page import Example, Map, save_page
@@ -35,14 +37,17 @@ def save_pictures(model: Attends, sentences: Sequence[str], folder: Path, *, tit
 
     Raises:
         DataError: a sentence is empty or too long.
+        RunFolderError: one of the two files is a link.
         MissingExtraError: matplotlib is not installed.
         OSError: a file cannot be written.
     """
     seen = [(sentence, model.attend(sentence)) for sentence in sentences]
     folder.mkdir(parents=True, exist_ok=True)
     picture, page = folder / "attention.png", folder / "attention.html"
+    refuse_links(picture, page)
     panels = [panel(sentence, attention) for sentence, attention in seen]
-    heatmap_grid(panels, title=title).savefig(picture)
+    with replacing(picture) as file:
+        heatmap_grid(panels, title=title).savefig(file, format="png")
     save_page(page, [page_example(sentence, attention) for sentence, attention in seen], title=title)
     return [picture, page]
 

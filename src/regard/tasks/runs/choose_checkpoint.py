@@ -14,11 +14,8 @@ from regard.tasks.registry import task_of
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 from regard.training.averaging import mean_of
-from regard.training.checkpoints import Checkpoints, fill_model
+from regard.training.checkpoints import TRAINED, Checkpoints, fill_model
 from regard.training.distributed.devices import start_fabric
-
-TRAINED = "trained"
-"""The checkpoint that keeps the best model by training when another takes its place."""
 
 
 class CandidateWeights(NamedTuple):
@@ -63,6 +60,7 @@ def choose_checkpoint(
     Source: checkpoint averaging, Vaswani et al. 2017, section 6.1.
     """
     run = RunFolder(Path(folder))
+    run.refuse_strangers()
     task = task_of(run.path)
     config: TrainingConfig = run.read_config(run.task(), task.config)
     if by == "bleu":

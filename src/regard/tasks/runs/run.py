@@ -10,6 +10,7 @@ from torch import nn
 
 from regard.errors import MissingExtraError, RegardError, RunFolderError
 from regard.storage.locks import locked
+from regard.storage.own_files import appended_to
 from regard.tasks.config import TrainingConfig, make_schedule
 from regard.tasks.pictures.snapshots import Look, Snapshots
 from regard.tasks.runs.prepared import check_prepared
@@ -178,6 +179,8 @@ def _open_folder(
 ) -> None:
     """Begin a run or go on with one, and get its data ready."""
     goes_on = resume and folder.holds_a_run()  # so that one command can both start and restart a run
+    if goes_on or overwrite:
+        folder.refuse_strangers()
     if goes_on:
         check_resumed(config, folder.read_config(task, type(config)))
         folder.write_config(task, config)
@@ -195,7 +198,7 @@ def _open_folder(
             "(--overwrite)"
         )
     try:
-        with folder.log_file.open("a", encoding="utf-8") as log:
+        with appended_to(folder.log_file) as log:
             prepare(config, folder, _sayer(log, progress))
     except RegardError:
         # Bad data is mended and the command typed again: that must not meet the remains of a run.
@@ -208,7 +211,7 @@ def _replace(task: str, config: C, folder: RunFolder, prepare: Prepare[C], progr
     """Prepare a run beside the present one, which stays until the data of the new one have been read."""
     with folder.replacement() as beside:
         beside.begin(task, config)
-        with beside.log_file.open("a", encoding="utf-8") as log:
+        with appended_to(beside.log_file) as log:
             prepare(config, beside, _sayer(log, progress))
 
 
@@ -227,7 +230,7 @@ def _watchers(folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Lo
     if not fabric.is_global_zero:
         yield []
         return
-    with folder.log_file.open("a", encoding="utf-8") as log:
+    with appended_to(folder.log_file) as log:
         say = _sayer(log, progress)
         look = look if has_whole_model(fabric) else None
         kept: list[Callback] = [MetricsFile(folder.metrics_file), *_tensorboard(folder, look, say), PlainLines(log)]

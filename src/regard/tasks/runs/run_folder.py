@@ -13,7 +13,6 @@ metrics.jsonl     train.log     tensorboard/
 """
 
 import platform
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -21,35 +20,39 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from regard.errors import RunFolderError
-from regard.storage.atomic import is_temporary
+from regard.storage.atomic import is_temporary, temporary_of
+from regard.storage.own_files import refuse_links_in, remove_empty
 from regard.storage.sealed import read_sealed, write_sealed
 from regard.tasks.runs.serialisation import from_plain, to_plain
 from regard.tasks.runs.toml import write_toml
-from regard.training.checkpoints import KEPT, Checkpoints
+from regard.training.checkpoints import KEPT, TRAINED, Checkpoints
 
 T = TypeVar("T")
 FORMAT = 2
 """The version of the format of config.json."""
 REPLACEMENT = ".new"
 """The folder in which a run is prepared that is to replace this one."""
-CONTENTS = (
+FILES = (
     "config.json",
     "run.toml",
-    "prepared.json",
     "tokenizer.json",
     "source_tokenizer.json",
     "target_tokenizer.json",
     "metrics.jsonl",
     "train.log",
-    "data",
-    "best",
-    "last",
-    "kept",
-    "trained",
-    "tensorboard",
-    REPLACEMENT,
+    "prepared.json",
 )
-"""All files and folders of a run."""
+"""All files of a run, in the order in which a new run gets them: the first makes it a run, the last makes it ready."""
+FOLDERS: dict[str, tuple[str, ...]] = {
+    "data": ("train.tokens", "valid.tokens"),
+    "tensorboard": ("events.out.tfevents.*",),
+    "best": (),
+    "last": (),
+    TRAINED: (),
+    KEPT: (),
+    REPLACEMENT: (),
+}
+"""All folders of a run, with the patterns of the files that a run has in them; `Checkpoints` knows its own."""
 PACKAGES = ("regard", "torch", "numpy", "tokenizers", "safetensors", "lightning-fabric")
 """The packages whose versions config.json records."""
 
@@ -98,35 +101,53 @@ class RunFolder:
         Whenever the process dies, the run that is then in the folder can be resumed or replaced.
         """
         beside = RunFolder(self.path / REPLACEMENT)
-        shutil.rmtree(beside.path, ignore_errors=True)
+        beside.discard()
         try:
             yield beside
-            self._clear(*(name for name in CONTENTS if name not in (self.config_file.name, REPLACEMENT)))
-            # As when a run begins, config.json comes first and prepared.json, which says that all is ready, last.
-            order = (self.config_file.name, *(name for name in CONTENTS if name != self.prepared_file.name))
-            for name in dict.fromkeys([*order, self.prepared_file.name]):
-                if (beside.path / name).exists():
-                    (beside.path / name).replace(self.path / name)
+            self._clear(*(name for name in FILES if name != self.config_file.name))
+            first, *others, last = FILES
+            for name in (first, *FOLDERS, *others, last):
+                _move(beside.path / name, self.path / name)
         finally:
-            shutil.rmtree(beside.path, ignore_errors=True)
+            beside.discard()
 
     def sweep(self) -> None:
-        """Remove what a killed process left half done: temporary files as large as the text, incomplete models."""
-        shutil.rmtree(self.path / REPLACEMENT, ignore_errors=True)
-        for folder in (self.path, self.data, self.path / "best", self.path / "last", *self._kept()):
-            for path in folder.glob("*.tmp") if folder.is_dir() else ():
-                if is_temporary(path):
-                    path.unlink(missing_ok=True)
-        for folder in self._kept():
-            if not (folder / "checkpoint.json").exists():
-                shutil.rmtree(folder)
+        """Remove what a killed process left half done: temporary files as large as the text, incomplete models.
+
+        Raises:
+            RunFolderError: there is a link in the place of a checkpoint.
+            OSError: a file cannot be removed.
+        """
+        RunFolder(self.path / REPLACEMENT).discard()
+        self._sweep_temporaries()
         self.checkpoints.sweep()
 
     def discard(self) -> None:
-        """Undo `begin`: remove the files of the run, and the folder if nothing else is in it."""
-        self._clear()
-        if not any(self.path.iterdir()):
-            self.path.rmdir()
+        """Undo `begin`: remove the files of the run, and the folder if nothing else is in it.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        if self.path.is_dir() and not self.path.is_symlink():
+            self._clear(*FILES)
+            self._sweep_temporaries()
+            remove_empty(self.path)
+
+    def refuse_strangers(self) -> None:
+        """Check that everything with the name of a part of a run is ours, before anything is written or removed.
+
+        The folder itself may be a link: it is where the user wants the run to be.
+
+        Raises:
+            RunFolderError: there is a link, or something else than a run has there; the message names it.
+        """
+        for name in (*FILES, *FOLDERS):
+            path = self.path / name
+            refuse_links_in(path)
+            if path.exists() and path.is_dir() != (name in FOLDERS):
+                found, wanted = ("folder", "file") if path.is_dir() else ("file", "folder")
+                raise RunFolderError(f"{path} is a {found} where a run has a {wanted}: move it away")
+        self.checkpoints.refuse_strangers()
 
     def write_config(self, task: str, config: Any) -> None:
         """Write the configuration, and the versions of Python and of the libraries.
@@ -169,17 +190,36 @@ class RunFolder:
             raise RunFolderError(f"{self.path} is not a run folder: it has no config.json; `regard train` makes one")
         return read_sealed(self.config_file)
 
-    def _kept(self) -> list[Path]:
-        """The folders of kept models."""
-        return [path for path in self.path.glob(f"{KEPT}/step-*") if path.is_dir()]
+    def _clear(self, *files: str) -> None:
+        """Remove these files of a run, and all that is in its folders; files that no run writes stay."""
+        for name in files:
+            (self.path / name).unlink(missing_ok=True)
+        self.checkpoints.remove_all()
+        for name, patterns in FOLDERS.items():
+            folder = self.path / name
+            if name != REPLACEMENT and folder.is_dir() and not folder.is_symlink():
+                for path in [path for pattern in patterns for path in folder.glob(pattern)]:
+                    path.unlink()
+                remove_empty(folder)
 
-    def _clear(self, *names: str) -> None:
-        """Remove the files of a run, or those of `names`, and nothing else."""
-        for path in (self.path / name for name in names or CONTENTS):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+    def _sweep_temporaries(self) -> None:
+        for folder, written in {self.path: FILES, self.data: FOLDERS["data"]}.items():
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if temporary_of(path) in written:
+                    path.unlink(missing_ok=True)
+        remove_empty(self.data)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move a file or a folder that may be absent. A folder's files join those that are in the target."""
+    if not source.is_dir():
+        if source.exists():
+            source.replace(target)
+        return
+    target.mkdir(exist_ok=True)
+    for path in source.iterdir():
+        _move(path, target / path.name)
+    source.rmdir()
 
 
 def _version(package: str) -> str | None:

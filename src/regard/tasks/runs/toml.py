@@ -1,12 +1,12 @@
 """The settings of a run as a TOML file that people edit: `regard train --config run.toml`."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from regard.errors import ArgumentError, MissingExtraError
 from regard.storage.atomic import write_atomically
+from regard.storage.untrusted import parse_toml
 from regard.tasks.runs.serialisation import to_plain
 
 HEADER = """\
@@ -37,7 +37,7 @@ def read_toml(path: Path) -> tuple[str | None, dict[str, Any]]:
         ArgumentError: there is no such file, or it is not TOML.
     """
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = parse_toml(path.read_bytes())
     except OSError as error:
         raise ArgumentError(f"cannot read the settings in {path} ({error.strerror}); check the path") from None
     except ValueError as error:

@@ -12,6 +12,7 @@ or as one file for each rank; file k has the rows of a tensor from row offsets[k
 A reader takes the rows that it needs, from any number of files.
 """
 
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -21,8 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import MissingExtraError, RunFolderError
+from regard.errors import DataError, RunFolderError
 from regard.storage.atomic import write_atomically
+from regard.storage.sealed import checksum_of_file
+from regard.storage.untrusted import safetensors_library, tensor_errors
 from regard.training.distributed.ranks import Ranks
 from regard.training.distributed.shares import Share, is_shared_out, share
 
@@ -31,6 +34,8 @@ Tensors = dict[str, Tensor]
 
 READ_BYTES = 2**20
 """The bytes of a file that are read at a time to check it."""
+
+_OWN_NAME = re.compile(r"[a-z]+(?:-[0-9]{5,}-of-[0-9]{5,})?-([0-9a-f]{8})\.safetensors")
 
 
 class SavedTensor(NamedTuple):
@@ -96,6 +101,21 @@ def file_names(entry: Mapping[str, Any]) -> Iterator[str]:
     yield from (str(one["name"]) for one in entry.get("shards", [entry]))
 
 
+def is_own_name(name: str) -> bool:
+    """Whether `write_part` gives names like this one."""
+    return _OWN_NAME.fullmatch(name) is not None
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether `write_part` wrote a file: its name ends in the checksum of its content.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    named = _OWN_NAME.fullmatch(path.name)
+    return named is not None and path.is_file() and checksum_of_file(path)["crc32"] == named[1]
+
+
 def _mine(tensor: Tensor, rank: int) -> Share | None:
     """The share of a tensor that this rank writes, or None. The first rank writes its share even if that is empty."""
     mine = share(tensor) if is_shared_out(tensor) else Share(tensor, 0, tuple(tensor.shape))
@@ -104,7 +124,8 @@ def _mine(tensor: Tensor, rank: int) -> Share | None:
 
 def _write(folder: Path, stem: str, tensors: Tensors) -> dict[str, Any]:
     """Write one file of tensors. Its name holds its checksum: equal names have equal content."""
-    content = _safetensors().torch.save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    content = safetensors_library().torch.save(whole)
     checksum = f"{zlib.crc32(content):08x}"
     name = f"{stem}-{checksum}.safetensors"
     write_atomically(folder / name, content)
@@ -199,11 +220,11 @@ class _Saved:
 def _open_checked(folder: Path, entry: dict[str, Any]) -> Any:
     path = folder / Path(str(entry["name"])).name  # only the last part: a foreign manifest may hold a path
     _check(path, entry)
-    safetensors = _safetensors()
     try:
-        return safetensors.safe_open(path, framework="pt")
-    except safetensors.SafetensorError as error:
-        raise RunFolderError(f"{path} is not a safetensors file ({error})") from None
+        with tensor_errors(path):
+            return safetensors_library().safe_open(path, framework="pt")
+    except DataError as error:
+        raise RunFolderError(str(error)) from None
 
 
 def _check(path: Path, entry: dict[str, Any]) -> None:
@@ -218,11 +239,3 @@ def _check(path: Path, entry: dict[str, Any]) -> None:
         raise RunFolderError(f"{path} has {size} bytes, expected {entry['bytes']}: it was cut short")
     if f"{checksum:08x}" != entry["crc32"]:
         raise RunFolderError(f"{path} was altered: its checksum is not the one written with it")
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise MissingExtraError("safetensors", extra="text") from None
-    return safetensors

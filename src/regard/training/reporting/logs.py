@@ -1,6 +1,7 @@
 """The logs that a run leaves behind: a file with one line of JSON for each event, and the files of TensorBoard."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy.typing as npt
 
 from regard.errors import MissingExtraError
 from regard.storage.atomic import write_atomically
+from regard.storage.own_files import appended_to
+from regard.storage.untrusted import parse_json
 from regard.training.reporting.events import Event, Saved, Skipped, Started, Stepped, Validated
 
 
@@ -39,8 +42,8 @@ class MetricsFile:
                 pass
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        with appended_to(self.path) as file:
+            file.write(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
 
     def _forget_after(self, step: int) -> None:
         if not self.path.exists():
@@ -51,10 +54,15 @@ class MetricsFile:
             write_atomically(self.path, b"".join(kept))
 
 
+def _finite(value: Any) -> Any:
+    """None for NaN and infinity, which JSON does not know; a perplexity may be so high."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _step_of(line: bytes) -> float:
     """The step of a line; infinity for a line that is damaged, or that was cut short when the process was killed."""
     try:
-        return float(json.loads(line)["step"])
+        return float(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
 

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
 from itertools import islice
+from os.path import realpath
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.storage.atomic import naming, read_json, rename, to_disk, write_json
 from regard.storage.locks import lock
+from regard.storage.own_files import part_from_other_names, refuse_links
 from regard.text.lines import Line
 
 FORMAT = 1
@@ -47,8 +49,10 @@ class Unfinished:
 
         Raises:
             ArgumentError: the target or an unfinished file exists, and is not to be overwritten.
+            RunFolderError: in the place of the unfinished file there is a link, or a file that regard did not write.
             OSError: the folder cannot be written to.
         """
+        self._refuse_strangers()
         if not overwrite:
             self._refuse_to_overwrite()
         self._open()
@@ -60,9 +64,10 @@ class Unfinished:
 
         Raises:
             ArgumentError: there is nothing to go on with, or it was begun with other settings.
-            RunFolderError: the unfinished file was cut short or altered.
+            RunFolderError: the unfinished file was cut short or altered, or is a link or not ours.
             OSError: a file cannot be read or written.
         """
+        self._refuse_strangers()
         if not self.record.exists() and not self.partial.exists():
             if self.target.exists():
                 raise ArgumentError(
@@ -92,13 +97,29 @@ class Unfinished:
         if self.target.exists():
             raise ArgumentError(f"{self.target} is there already: replace it (--overwrite) or name another --output")
 
+    def _refuse_strangers(self) -> None:
+        """Check that the files which stand for the unfinished answers are ours: they will be replaced or cut."""
+        refuse_links(self.partial, self.record)
+        if self.partial.exists() and not self.partial.is_file():
+            raise RunFolderError(f"{self.partial} is not a file: move it away, or name another --output")
+        try:
+            record = read_json(self.record) if self.record.exists() else None
+        except RunFolderError:
+            return  # it is damaged, as only ours can be
+        is_begun = self.partial.exists() and self.partial.stat().st_size > 0
+        advice = "is not what regard wrote: move it away, or name another --output"
+        if record is None and is_begun:
+            raise RunFolderError(f"{self.record} is missing, so {self.partial} {advice}")
+        if record is not None and not set(self._described()) <= set(record):
+            raise RunFolderError(f"{self.record} {advice}")
+
     def _read_record(self) -> None:
         record = read_json(self.record)
         try:
-            if record["format"] != FORMAT:
-                raise ValueError
-            settings, self.lines, self._bytes = dict(record["settings"]), int(record["lines"]), int(record["bytes"])
+            settings, self.lines, self._bytes = dict(record["settings"]), record["lines"], record["bytes"]
             self._expected_digest = str(record["input"])
+            if record["format"] != FORMAT or not all(type(n) is int and n >= 0 for n in (self.lines, self._bytes)):
+                raise ValueError
         except (KeyError, TypeError, ValueError):
             raise RunFolderError(
                 f"{self.record} is not what this version of regard writes: begin again with --overwrite"
@@ -112,6 +133,7 @@ class Unfinished:
                 )
 
     def _open(self) -> None:
+        part_from_other_names(self.partial)
         self._file = self.partial.open("ab")
         lock(
             self._stream.fileno(),
@@ -168,16 +190,16 @@ class Unfinished:
         self._digest.update(b"\n")
 
     def _write_record(self) -> None:
-        write_json(
-            self.record,
-            {
-                "format": FORMAT,
-                "lines": self.lines,
-                "bytes": self._bytes,
-                "input": self._digest.hexdigest(),
-                "settings": self._settings,
-            },
-        )
+        write_json(self.record, self._described())
+
+    def _described(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "lines": self.lines,
+            "bytes": self._bytes,
+            "input": self._digest.hexdigest(),
+            "settings": self._settings,
+        }
 
     @property
     def _stream(self) -> BinaryIO:
@@ -190,16 +212,18 @@ def opened(target: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
     """Open a file of answers to write to, new or unfinished; None if there is nothing left to write.
 
     Args:
-        target: the file to make; it has that name once it is whole.
+        target: the file to make; it has that name once it is whole. If it is a link, it stays one, and the file to
+            which it leads is made; the unfinished file is then beside that one.
         settings: all that decides the answers, as values that JSON can hold; only with the same can work go on.
         resume: go on with an unfinished file; start one if there is none.
         overwrite: replace the target when the new file is whole, and an unfinished file at once.
 
     Raises:
         ArgumentError: the target exists, or the unfinished file has other settings.
-        RunFolderError: the unfinished file was cut short or altered.
+        RunFolderError: the unfinished file was cut short or altered, or is a link or not ours.
         OSError: the folder is absent, read-only or full.
     """
+    target = Path(realpath(target)) if target.is_symlink() else target
     if target.exists() and not target.is_file():
         raise ArgumentError(f"{target} is not a file: name one to write to")
     unfinished = Unfinished(target, settings)

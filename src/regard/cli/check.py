@@ -1,0 +1,52 @@
+"""`regard check`: whether a model attends to what it should."""
+
+import sys
+from pathlib import Path
+
+import tyro
+
+from regard.errors import ArgumentError
+from regard.probes.check import check
+from regard.probes.targets import Target, of_function, of_huggingface_folder
+from regard.tasks.registry import task_of
+from regard.tasks.translation.pretrained import is_huggingface
+from regard.training.distributed.devices import find_device
+
+
+def check_model(
+    model: tyro.conf.Positional[str], /, *, causal: bool | None = None, info: bool = False, device: str = "auto"
+) -> None:
+    """Check that a model attends to what it should; the exit status is 1 if it does not.
+
+    It runs on made-up sequences: short and long, alone and together, padded on either side, with a cache and without,
+    under its own kernel and written out, and with its last tokens and its padding replaced. Printed is what changes a
+    result that should not, and where the kernels got a mask that is lost, turned or upside down.
+
+    Args:
+        model: a folder in Hugging Face's format, the folder of a run, or module:function, a function that returns a
+            torch module, or (module, batch) with the arguments of one call.
+        causal: whether the model should be causal; by default its config says so, and a plain module need not be.
+        info: print also what is no fault, such as rows of padding without a key.
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    target = _target(model)
+    checked = check(target.model.to(find_device(device)), target.batch, causal=causal)
+    for finding in checked.findings if info else checked.faults:
+        print(finding)
+    print(str(checked).splitlines()[-1], file=sys.stderr)
+    if checked.faults:
+        raise SystemExit(1)
+
+
+def _target(words: str) -> Target:
+    """The model that the first argument means.
+
+    Raises:
+        ArgumentError: it is neither a folder nor module:function.
+    """
+    folder = Path(words)
+    if folder.is_dir():
+        return of_huggingface_folder(folder) if is_huggingface(folder) else Target(task_of(folder).load(folder).model)
+    if ":" in words:
+        return of_function(words)
+    raise ArgumentError(f"{words!r} is no folder; give a folder of a model, or module:function")

@@ -1,0 +1,103 @@
+"""The evidence by which calls are told to be steps of one generation: fingerprints of their queries and keys.
+
+A cache hands the keys of the last step to the next one. So the calls that belong together are those whose keys are
+the same vectors, whatever memory holds them: a cache may append to them, let the oldest go, write into a buffer of
+fixed size, or put the rows of its batch in another order. A fingerprint is a projection of a vector on a few fixed
+random directions: vectors that differ have different fingerprints.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.inspection.capture.factors import undisturbed
+
+DIRECTIONS = 2
+"""The numbers of a fingerprint. Two vectors that differ agree in one of them with a chance of about `TOLERANCE`."""
+SAME = 1e-4
+"""How far fingerprints of the same vector may be apart, relative to their size: far more than rounding makes, as where
+keys are computed anew at each step; far less than a cache of 8 bits does."""
+
+LARGEST = 1024
+"""How many numbers of a vector are looked at, the last ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """The vectors that identify a call, (B, G, length, D) or (B, length, D): its queries, and its keys or values.
+
+    If the weights themselves were seen, they serve as queries.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    given: Tensor
+    """The tensor of keys or values that the model handed over."""
+
+    def printed(self) -> "Prints | None":
+        """The fingerprints; None if there are no numbers (meta tensors) that could be compared."""
+        if self.keys.is_meta or self.queries.is_meta or not self.keys.numel():
+            return None
+        # Without this a watch would take the products that are computed here for calls of the model.
+        with undisturbed(), torch._C.DisableTorchFunction():
+            return Prints(_print(self.queries), _print(self.keys), _memory(self.given))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prints:
+    """The fingerprints of a call's queries (B, T, n) and keys (B, S, n), and the memory in which the keys are."""
+
+    queries: Tensor
+    keys: Tensor
+    memory: Any
+
+    @property
+    def filled(self) -> int:
+        """How many keys there are before the empty places of a buffer, which are 0 throughout."""
+        used = (self.keys != 0).any(-1).any(0).nonzero()
+        return int(used[-1]) + 1 if len(used) else self.keys.shape[1]
+
+
+def same_rows(one: Tensor, other: Tensor) -> Tensor:
+    """Which rows of two batches of fingerprints (B, L, n) and (C, L, n) are the same throughout: bool (B, C)."""
+    # Rows whose sums differ are not the same. Only the other pairs are looked at closely.
+    weights = _weights(one.shape[1], one.device)
+    sums, others = ((prints * weights).sum(1) for prints in (one, other))
+    size = (one.abs() * weights.abs()).sum(1).amax(-1)[:, None]
+    found = (sums[:, None] - others).abs().amax(-1) <= SAME * size
+    rows, columns = found.nonzero().unbind(1)
+    found[rows, columns] = _close(one[rows], other[columns]).all(-1)
+    return found
+
+
+def _close(one: Tensor, other: Tensor) -> Tensor:
+    """Which fingerprints (..., n) are the same, up to rounding."""
+    size = one.abs().amax(-1)
+    # A vector may by chance be nearly orthogonal to all directions; its fingerprint then has the rounding of others.
+    return (one - other).abs().amax(-1) <= SAME * size + SAME / 100 * (size.mean() if size.numel() else 0.0)
+
+
+def _print(vectors: Tensor) -> Tensor:
+    vectors = vectors.detach()[..., -LARGEST:]
+    vectors = vectors if vectors.dim() == 4 else vectors.unsqueeze(1)
+    return (vectors.float() @ _directions(vectors.shape[1], vectors.shape[3], vectors.device)).sum(1)
+
+
+def _memory(tensor: Tensor) -> Any:
+    """What is equal for two tensors that are one view of the same memory, even if one of them is gone."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    # The weak reference does not keep the memory alive, but no other storage can get its address.
+    return StorageWeakRef(tensor.untyped_storage()), tensor.storage_offset(), tensor.stride()
+
+
+@lru_cache(maxsize=256)
+def _directions(groups: int, dim: int, device: torch.device) -> Tensor:
+    return torch.randn(groups, dim, DIRECTIONS, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def _weights(length: int, device: torch.device) -> Tensor:
+    return torch.linspace(1.0, 2.0, length, device=device)[:, None]

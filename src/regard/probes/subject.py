@@ -1,0 +1,151 @@
+"""What a check asks of a model: rows that it can read, alone and together, padded and step by step.
+
+A row is one sequence, without a dimension for the batch. `run` makes a batch of rows, calls the model, and gives each
+row its own outputs back, without what belongs to padding.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+Sample = Mapping[str, Tensor]
+"""The inputs of one sequence by name."""
+Side = Literal["right", "left"]
+
+
+class Samples(NamedTuple):
+    """The made-up sequences: two of the same lengths, and one that is shorter, if the model can read one."""
+
+    long: Sample
+    other: Sample
+    short: Sample | None
+
+
+class Output(NamedTuple):
+    """One output of one row."""
+
+    values: Tensor
+    of: str | None
+    """The input whose positions are its first dimension; None if it has no positions."""
+
+
+Outputs = dict[str, Output]
+
+
+class Subject(ABC):
+    """A model that is checked, and how to call it."""
+
+    model: nn.Module
+    rows: Samples
+    ahead: str | None
+    """The input in which a causal model must not look ahead; None if there is none."""
+    causal: bool | None
+    """Whether the model should be causal; None if nobody knows."""
+    sides: tuple[Side, ...] = ()
+    """Where it can pad."""
+    counts_columns: bool = False
+    """Whether padding on the left may move real tokens to other positions, and the model takes no positions."""
+
+    @abstractmethod
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
+        """The outputs of each row of a batch; shorter rows are padded on a side, and `filler` chooses with what."""
+
+    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
+        """Which positions of such a batch are no padding, bool (B, S); None if nothing is padded."""
+        return None
+
+    def steps(self, row: Sample, chunk: int) -> Outputs | None:
+        """The outputs of a row that is read with a cache: half of it first, and then `chunk` positions at a time.
+
+        None if the model has no cache.
+        """
+        return None
+
+    def eager(self) -> AbstractContextManager[object] | None:
+        """A context in which the model writes its attention out, or runs another kernel; None if it cannot."""
+        return None
+
+    def changed(self, row: Sample, place: int) -> Sample:
+        """The row with other values in the input `ahead`, from a place on."""
+        assert self.ahead is not None
+        own, donor = row[self.ahead], self.rows.other[self.ahead]
+        tail = donor[place:] if not torch.equal(donor[place:], own[place:]) else own.flip(0)[: len(own) - place]
+        return {**row, self.ahead: torch.cat([own[:place], tail])}
+
+    def in_double(self) -> Self:
+        """The same with a copy of the model in float64."""
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model).double()
+        return other
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A batch of sequences of several lengths."""
+
+    values: Tensor
+    keep: Tensor
+    """Which positions are no padding, bool (B, L)."""
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether any position is padding."""
+        return not bool(self.keep.all())
+
+
+def padded(sequences: Sequence[Tensor], side: Side, value: float | int) -> Padded:
+    """Make a batch of sequences (L, ...) by padding them with a value.
+
+    >>> padded([torch.tensor([1, 2]), torch.tensor([3])], "left", 0).values
+    tensor([[1, 2],
+            [0, 3]])
+    """
+    width = max(len(one) for one in sequences)
+    values = sequences[0].new_full((len(sequences), width, *sequences[0].shape[1:]), value)
+    keep = torch.zeros(values.shape[:2], dtype=torch.bool, device=values.device)
+    for number, one in enumerate(sequences):
+        place = slice(width - len(one), None) if side == "left" else slice(len(one))
+        values[number, place], keep[number, place] = one, True
+    return Padded(values, keep)
+
+
+def tensors_of(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of numbers in what a model has returned, by name."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield name or "output", output
+    elif isinstance(output, Mapping):
+        for key, part in output.items():
+            yield from tensors_of(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(output, list | tuple):
+        for number, part in enumerate(output):
+            yield from tensors_of(part, f"{name}.{number}" if name else str(number))
+
+
+def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> list[Outputs]:
+    """Give each row its own outputs, without padding.
+
+    Args:
+        found: the outputs of a batch; what has no row for each sequence is left out.
+        keeps: for each input that has positions, which of them are no padding, bool (B, L). An output belongs to the
+            input whose width is the size of its second dimension. If any output has positions, the others are left
+            out of batches that are padded, because a model may take them from the first or the last position.
+    """
+    batch = len(next(iter(keeps.values())))
+    is_padded = any(not bool(keep.all()) for keep in keeps.values())
+    rows: list[Outputs] = [{} for _ in range(batch)]
+    for name, tensor in found.items():
+        if not tensor.dim() or len(tensor) != batch:
+            continue
+        of = next((n for n, keep in keeps.items() if tensor.dim() > 1 and tensor.shape[1] == keep.shape[1]), None)
+        for number, row in enumerate(rows):
+            row[name] = Output(tensor[number] if of is None else tensor[number][keeps[of][number]], of)
+    if is_padded:
+        rows = [{name: one for name, one in row.items() if one.of is not None} for row in rows]
+    return rows

@@ -1,0 +1,64 @@
+"""The model that a word on the command line means: `module:function`, or a folder in Hugging Face's format."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from regard.errors import ArgumentError, DataError
+
+
+class Target(NamedTuple):
+    """A model, and a batch for it if it came with one."""
+
+    model: nn.Module
+    batch: Any = None
+
+
+def of_function(words: str) -> Target:
+    """Call a function that returns a model, or (model, batch).
+
+    Args:
+        words: "module:function"; the module is imported as Python does, from the working directory too.
+
+    Raises:
+        ArgumentError: there is no such function, it raises, or it returns something else.
+    """
+    name, _, function = words.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(name), function)()
+    except Exception as error:
+        raise ArgumentError(f"{words} gave no model: {type(error).__name__}: {error}") from error
+    model, batch = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"{words} must return a torch.nn.Module, or (module, batch) with the arguments of one call; it returned "
+            f"{type(found).__name__}"
+        )
+    return Target(model, batch)
+
+
+def of_huggingface_folder(folder: Path) -> Target:
+    """Load a model of transformers from a folder, in float32, without network and without pickles.
+
+    Raises:
+        ArgumentError: transformers is not installed.
+        DataError: it does not load; the message says why.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise ArgumentError("a Hugging Face folder is checked by transformers: pip install transformers") from None
+    library: Any = transformers
+    try:
+        config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        names = [name for name in config.architectures or () if isinstance(getattr(library, name, None), type)]
+        kind = getattr(library, names[0]) if names else library.AutoModel
+        model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="float32")
+    except Exception as error:
+        raise DataError(f"{folder}: transformers cannot load this model: {type(error).__name__}: {error}") from error
+    return Target(model)

@@ -1,0 +1,172 @@
+"""JSON, TOML and safetensors that anybody may have written: one reader of each, with one kind of error.
+
+What passes has a bounded depth, finite numbers of at most 64 bits, no name twice in one object, and text that UTF-8 can
+write. So whoever uses it may recurse into it, compute with it and print it. No other file parses what is on a disk;
+`tests/core/test_structure.py` names the few that parse what this program itself has just written.
+"""
+
+import json
+import math
+import os
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from regard.errors import DataError, MissingExtraError
+
+DEEPEST = 100
+"""How many lists and objects may be inside each other. Python allows 1,000 calls, and a level may need several."""
+_NO_KEY = re.compile(r"""("[^"\n]*"|'[^'\n]*')|#.*""")
+"""What has dots that part no keys in a line of TOML: texts, and a comment."""
+SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**64 - 1
+"""The integers that 64 bits can hold, with a sign or without one."""
+LONGEST_INTEGER = 20
+"""The most characters of such an integer."""
+
+
+def parse_json(content: bytes | str) -> Any:
+    r"""The value of a JSON text in UTF-8; a byte order mark before it is passed over.
+
+    Raises:
+        DataError: it is not whole JSON; or it is nested more than `DEEPEST` levels deep, has a name twice in one
+            object, a number that is not finite or needs more than 64 bits, or half of a surrogate pair.
+
+    >>> parse_json(b'{"heads": [8, 0.5, null]}')
+    {'heads': [8, 0.5, None]}
+    >>> parse_json('{"heads": 8, "heads": 4}')
+    Traceback (most recent call last):
+    regard.errors.DataError: not JSON that regard reads: it has the name 'heads' twice in one object
+    """
+    with _refusing("JSON"):
+        value = json.loads(
+            _text(content), object_pairs_hook=_without_doubles, parse_int=_integer, parse_constant=_no_constant
+        )
+        _check_values(value)
+    return value
+
+
+def parse_toml(content: bytes | str) -> dict[str, Any]:
+    r"""The table of a TOML text in UTF-8; a byte order mark before it is passed over.
+
+    Raises:
+        DataError: it is not whole TOML, or it holds what `parse_json` refuses.
+
+    >>> parse_toml("task = 'translation'\n[fit]\nsteps = 10")
+    {'task': 'translation', 'fit': {'steps': 10}}
+    """
+    with _refusing("TOML"):
+        text = _text(content)
+        _check_keys(text)
+        value = tomllib.loads(text)
+        _check_values(value)
+    return value
+
+
+@contextmanager
+def open_tensors(path: str | os.PathLike[str], *, device: str = "cpu") -> Iterator[Any]:
+    """An open safetensors file: `keys()`, `metadata()`, `get_slice(name)` and `get_tensor(name)`.
+
+    Raises:
+        DataError: it is not a whole safetensors file, or it has a dtype that torch does not have.
+        OSError: it cannot be opened.
+        MissingExtraError: safetensors is not installed.
+    """
+    library = safetensors_library()
+    with tensor_errors(path), library.safe_open(os.fspath(path), framework="pt", device=device) as file:
+        yield file
+
+
+@contextmanager
+def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what safetensors raises while it opens or reads the file at `path` into a DataError.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    library = safetensors_library()
+    try:
+        yield
+    except (library.SafetensorError, RuntimeError, AttributeError, MemoryError, OverflowError) as error:
+        raise DataError(f"{path} is not a whole safetensors file ({str(error) or type(error).__name__})") from None
+
+
+def safetensors_library() -> Any:
+    """The `safetensors` package, with its functions for torch.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+    """
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise MissingExtraError("safetensors", extra="text") from None
+    return safetensors
+
+
+@contextmanager
+def _refusing(language: str) -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise DataError(f"not {language} that regard reads: it is more than {DEEPEST} levels deep") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"not {language} that regard reads: expected UTF-8, got {error.reason}") from None
+    except UnicodeEncodeError:
+        raise DataError(f"not {language} that regard reads: a text has half of a surrogate pair") from None
+    except ValueError as error:  # the parsers' own errors are of this class
+        raise DataError(f"not {language} that regard reads: {error}") from None
+
+
+def _text(content: bytes | str) -> str:
+    return (content.decode() if isinstance(content, bytes) else content).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"it has the name {twice[:40]!r} twice in one object")
+    return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > LONGEST_INTEGER:
+        raise ValueError(f"it has an integer of {len(digits)} digits, and 64 bits are the most")
+    return int(digits)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"it has the number {name}, which JSON does not know")
+
+
+def _check_keys(text: str) -> None:
+    """Refuse a key of very many parts: the memory of Python's parser grows with the square of their number."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > DEEPEST and _NO_KEY.sub("", line).count(".") > DEEPEST:
+            raise ValueError(f"line {number} has a key of more than {DEEPEST} parts")
+
+
+def _check_values(value: Any) -> None:
+    """Check depth, numbers and text, level by level, without a call for each level."""
+    level, depth = [value], 0
+    while level:
+        below: list[Any] = []
+        for one in level:
+            if isinstance(one, str):
+                if not one.isascii():
+                    one.encode()
+            elif isinstance(one, dict | list):
+                if depth == DEEPEST:
+                    raise RecursionError
+                below += one
+                if isinstance(one, dict):
+                    below += one.values()
+            elif isinstance(one, float):
+                if not math.isfinite(one):
+                    raise ValueError("it has a number that is not finite")
+            elif isinstance(one, int) and not SMALLEST_INTEGER <= one <= LARGEST_INTEGER:
+                raise ValueError(f"it has an integer of {one.bit_length()} bits, and 64 are the most")
+        level, depth = below, depth + 1

@@ -1,0 +1,282 @@
+"""What reached the kernel: kinds of masks, shares of weight against the dense map, and findings of faulty models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import regard
+from regard.functional import make_call
+from regard.inspection.audit.facts import facts_of
+from regard.inspection.audit.finding import Finding
+from regard.inspection.audit.mask_kind import kind_of
+from regard.inspection.audit.roles import is_cross
+from regard.inspection.audit.visible import visible
+from regard.inspection.watch import Seen
+from regard.mechanisms.shapes import Sizes
+
+B, H, T, D = 2, 3, 7, 5
+
+
+class Attention(nn.Module):
+    """Attention of given tensors, as a function of torch or written out."""
+
+    def __init__(self, *, written_out: bool = False, heads: int = H) -> None:
+        super().__init__()
+        self.written_out, self.heads = written_out, heads
+
+    def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, **flags: Any) -> Tensor:
+        memory = x if memory is None else memory
+        query, key = (t[:, None].expand(-1, self.heads, -1, -1) for t in (x, memory))
+        if not self.written_out:
+            return sdpa(query, key, key, attn_mask=mask, **flags)
+        scores = query @ key.mT
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return scores.softmax(-1) @ key
+
+
+def inputs(queries: int = T, batch: int = B) -> Tensor:
+    return torch.randn(batch, queries, D, generator=torch.Generator().manual_seed(queries))
+
+
+def watched(model: nn.Module, *args: Any, **kwargs: Any) -> Seen:
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(*args, **kwargs)
+    return seen
+
+
+def kind(mask: regard.Mask | Tensor | None, queries: int = T, keys: int = T, batch: int = B) -> str:
+    """The kind of a mask that was handed over as a dense tensor, which the watch may have read back or not."""
+    dense = None
+    if mask is not None:
+        x, y = inputs(queries, batch)[:, None], inputs(keys, batch)[:, None]
+        call, _ = make_call(
+            x, y, y, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask, bias=None, dropout=0.0
+        )
+        assert call.mask is not None
+        given = str(kind_of(visible(call, None)))
+        dense = call.allowed(call.mask, range(queries), range(keys))
+    seen = watched(Attention(), inputs(queries, batch), inputs(keys, batch), mask=dense)
+    found = str(facts_of(seen.calls[0]).mask)
+    if mask is not None:
+        assert found == given, "a mask and its dense rendering are of two kinds"
+    return found
+
+
+def ids(*numbers: int) -> Tensor:
+    return torch.tensor(numbers)
+
+
+KINDS: list[tuple[str, regard.Mask | None, str]] = [
+    ("no mask", None, "none"),
+    ("causal", regard.causal(), "causal"),
+    ("right", regard.lengths(ids(7, 4)), "padding right (3 keys)"),
+    ("left", ~regard.lengths(ids(0, 2)), "padding left (2 keys)"),
+    ("inside", regard.padding(torch.tensor([[True] * 7, [True, True, False, True, True, True, True]])),
+     "padding inside (1 key)"),
+    ("causal, right", regard.causal() & regard.lengths(ids(7, 4)), "causal, padding right (3 keys)"),
+    ("causal, left", regard.causal() & ~regard.lengths(ids(2, 0)), "causal, padding left (2 keys)"),
+    ("window", regard.window(3), "window of 3"),
+    ("window, left", regard.window(3) & ~regard.lengths(ids(2, 0)), "window of 3, padding left (2 keys)"),
+    ("both sides", regard.window(3, side="both"), "window of 3 to both sides"),
+    ("prefix", regard.prefix(3), "prefix of 3"),
+    ("prefixes", regard.prefix(ids(3, 5)), "prefix of 5"),
+    ("documents", regard.documents(ids(0, 0, 1, 1, 1, 2, 2)), "documents"),
+    ("packed", regard.documents(ids(0, 0, 1, 1, 1, 2, 2)) & regard.causal(), "documents, causal"),
+    ("image", regard.causal() | (regard.documents(ids(0, 1, 2, 2, 2, 3, 4))),
+     "causal, with blocks of both directions"),
+    ("upside down", ~regard.causal(), "inverted"),
+    ("strided", regard.strided(2), "dense of no known kind"),
+    ("empty", regard.lengths(0), "no key at all"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mask", "expected"), [k[1:] for k in KINDS], ids=[k[0] for k in KINDS])
+def test_the_kind_of_a_mask(mask: regard.Mask | None, expected: str) -> None:
+    assert kind(mask) == expected
+
+
+def test_kinds_where_queries_and_keys_differ() -> None:
+    assert kind(regard.causal(), 3, 7) == "causal"
+    assert kind(regard.causal(0), 3, 7) == "causal from the first key"
+    assert kind(regard.causal(2), 3, 7) == "causal from a position"
+    assert kind(regard.window(2), 3, 7) == "window of 2"
+    assert kind(None, 1, 7) == "none"
+    assert kind(~regard.lengths(2), 1, 7) == "hidden left (2 keys)"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_kind_says_what_the_mask_says(seed: int) -> None:
+    """Random combinations: the kind is the same for a mask and its rendering, and rebuilds the mask where it can."""
+    pick = torch.Generator().manual_seed(seed)
+
+    def upto(n: int) -> int:
+        return int(torch.randint(n, (), generator=pick))
+
+    queries = 1 + upto(8)
+    keys = queries + (upto(5) if upto(2) else 0)
+    patterns: list[Callable[[], regard.Mask]] = [
+        regard.causal,
+        lambda: regard.window(1 + upto(5)),
+        lambda: regard.window(3, side="both"),
+        lambda: regard.prefix(1 + upto(keys)),
+        lambda: regard.causal(0),
+        lambda: regard.padding(torch.rand(B, keys, generator=pick) < 0.7),
+    ]
+    mask = patterns[upto(6)]()
+    if upto(2):
+        mask = mask & regard.lengths(torch.randint(1, keys + 1, (B,), generator=pick))
+    found = kind(mask, queries, keys)
+    x = inputs(queries)[:, None]
+    y = inputs(keys)[:, None]
+    call, _ = make_call(
+        x, y, y, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask, bias=None, dropout=0.0
+    )
+    assert call.mask is not None
+    dense = call.allowed(call.mask, range(queries), range(keys)).expand(B, 1, queries, keys)
+    told = kind_of(visible(call, None))
+    places = torch.arange(keys) > (torch.arange(queries) + told.offset)[:, None]
+    assert told.sees_later == bool((dense & places).any()), found
+    shown = dense.any(-2, keepdim=True)
+    again = {
+        "none": lambda: torch.ones(queries, keys, dtype=torch.bool),
+        "causal": lambda: ~places,
+        "causal from the first key": lambda: ~places,
+        "window": lambda: ~places & (torch.arange(keys) > (torch.arange(queries) + told.offset - told.size)[:, None]),
+    }.get(told.pattern)
+    if again is not None:
+        live = dense.any(-1, keepdim=True)
+        assert torch.equal(dense, again() & shown & live), found
+
+
+def dense_shares(weights: Tensor, keep: Tensor | None = None, offset: int = 0) -> tuple[float, float]:
+    """The shares on later positions and on the first key, in float64 from the whole map."""
+    live = (weights != 0).any(-1)
+    later = torch.arange(weights.shape[-1]) > (torch.arange(weights.shape[-2]) + offset)[:, None]
+    return float((weights * later).sum(-1)[live].mean()), float(weights[..., 0][live].mean())
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+@pytest.mark.parametrize(
+    "mask", [None, regard.prefix(3), regard.window(3, side="both"), regard.strided(2), regard.lengths(ids(7, 4))]
+)
+def test_shares_are_those_of_the_dense_map(mask: regard.Mask | None, written_out: bool) -> None:
+    dense = None if mask is None else mask.dense(Sizes((B,), H, H, T, T, True))
+    seen = watched(Attention(written_out=written_out), inputs(), mask=dense)
+    facts = facts_of(seen.calls[0])
+    later, first = dense_shares(seen.maps[0].dense().double())
+    assert facts.later == pytest.approx(later, abs=2e-6)
+    assert facts.first == pytest.approx(first, abs=2e-6)
+    assert facts.mask.of_weights == written_out
+
+
+def test_shares_of_padding_and_of_rows_without_a_key() -> None:
+    keep = torch.tensor([[True] * T, [False, False, True, True, True, True, True]])
+    seen = watched(Attention(), inputs(), is_causal=True)
+    facts = facts_of(seen.calls[0], keep)
+    weights = seen.maps[0].dense()
+    assert facts.padding == pytest.approx(
+        float((weights * ~keep[:, None, None])[keep[:, None].expand(B, H, T)].sum(-1).mean()), abs=1e-6
+    )
+    masked = watched(Attention(), inputs(), mask=keep[:, None, None] & torch.ones(T, T, dtype=torch.bool).tril())
+    facts = facts_of(masked.calls[0], keep)
+    assert (facts.padding, facts.later, facts.no_key, facts.rows) == (0.0, 0.0, 2, 2 * T)
+    spread = torch.zeros(B, 1, T, T).masked_fill(
+        ~(keep[:, None, None] & torch.ones(T, T, dtype=torch.bool).tril()), -1e9
+    )
+    facts = facts_of(watched(Attention(), inputs(), mask=spread).calls[0], keep)
+    assert (facts.padding, facts.later, facts.no_key) == (0.0, 0.0, 2)
+
+
+def test_what_was_kept_of_a_call_is_all_that_can_be_told() -> None:
+    with torch.no_grad(), regard.watch(model := Attention(), keep="summary") as seen:
+        model(inputs())
+    with pytest.raises(regard.RegardError, match="nothing was kept"):
+        facts_of(seen.calls[0])
+    assert [finding.severity for finding in seen.audit()] == ["info"]
+    assert "mask:" not in str(seen.report())
+
+
+def test_the_report_says_what_arrived() -> None:
+    model = nn.ModuleDict({"one": Attention(), "two": Attention()})
+    with torch.no_grad(), regard.watch(model) as seen:
+        model["one"](inputs(), is_causal=True)
+        model["two"](inputs())
+        model["two"](inputs(), mask=torch.ones(T, T, dtype=torch.bool).triu(1))
+    lines = str(seen.report()).splitlines()
+    assert lines[2].strip().startswith("mask: causal; weight: 0 % on later positions, ")
+    assert lines[4].strip().startswith("mask: none; weight: ")
+    assert lines[4].endswith("; 1 of 2 calls")
+    assert lines[5].strip().startswith("mask: inverted; weight: 100 % on later positions")
+    assert "2 of 14 rows without a key" in lines[5]
+
+
+def reasons(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(one.reason, one.path) for one in found if one.severity != "info"]
+
+
+def test_findings_of_a_causal_model() -> None:
+    seen = watched(Attention(), inputs())
+    assert seen.audit() == []
+    found = seen.audit(causal=True)
+    assert [(one.reason, one.severity, one.path, one.call) for one in found] == [("future", "error", "", 0)]
+    assert found[0].numbers["share"] == pytest.approx(dense_shares(seen.maps[0].dense().double())[0], abs=1e-5)
+    assert watched(Attention(), inputs(), is_causal=True).audit(causal=True) == []
+    prefix = regard.prefix(3).dense(Sizes((B,), H, H, T, T, True))
+    assert [one.severity for one in watched(Attention(), inputs(), mask=prefix).audit(causal=True)] == ["info"]
+
+
+def test_a_chunk_after_a_cache_must_not_be_causal_from_the_first_key() -> None:
+    found = watched(Attention(), inputs(3), inputs(7), is_causal=True).audit()
+    assert reasons(found) == [("causal from the first key", "")]
+    # The free places of a static cache are 0, and there it is right.
+    memory = torch.cat([inputs(3), torch.zeros(B, 4, D)], 1)
+    assert watched(Attention(), inputs(3), memory, is_causal=True).audit(causal=True) == []
+    # A single query sees all keys, whatever the flag says.
+    assert watched(Attention(), inputs(1), inputs(7)).audit(causal=True) == []
+
+
+def test_findings_of_padding() -> None:
+    keep = torch.arange(T) < ids(7, 4)[:, None]
+    stack = nn.Sequential(*(Attention(heads=1) for _ in range(3)))
+    with torch.no_grad(), regard.watch(stack) as seen:
+        for layer, mask in zip(stack, (keep, torch.ones_like(keep), keep), strict=True):
+            layer(inputs(), mask=mask[:, None, None])
+    found = seen.audit()
+    assert [(one.reason, one.severity, one.path) for one in found] == [("padding", "warning", "1")]
+    found = seen.audit(padding=keep)
+    assert [(one.reason, one.severity, one.path) for one in found] == [("padding", "error", "1")]
+    with pytest.raises(regard.RegardError, match="bool tensor"):
+        seen.audit(padding=keep.long())
+
+
+def test_rows_without_a_key() -> None:
+    keep = torch.arange(T) >= ids(0, 3)[:, None]
+    mask = keep[:, None, None] & torch.ones(T, T, dtype=torch.bool).tril()
+    assert [one.severity for one in watched(Attention(), inputs(), mask=mask).audit(padding=keep)] == ["info"]
+    mask[0, :, 4] = False
+    found = watched(Attention(), inputs(), mask=mask).audit(padding=keep)
+    assert [(one.reason, one.severity) for one in found] == [("no key", "error")]
+    assert found[0].numbers["rows"] == 4
+    found = watched(Attention(), inputs(), mask=mask).audit()
+    assert [(one.reason, one.severity) for one in found] == [("no key", "warning")]
+
+
+def test_findings_are_gathered_by_module_and_the_gravest_comes_first() -> None:
+    with torch.no_grad(), regard.watch(model := Attention()) as seen:
+        for _ in range(3):
+            model(inputs())
+    found = seen.audit(causal=True)
+    assert [(one.call, one.numbers["calls"]) for one in found] == [(0, 3)]
+    assert "and 2 more" in str(found[0])
+
+
+def test_names_of_cross_attention() -> None:
+    assert is_cross("layers.0.multihead_attn")
+    assert is_cross("decoder.block.0.layer.1.EncDecAttention")
+    assert not is_cross("decoder.block.0.layer.0.SelfAttention")
+    assert not is_cross("model.layers.0.attn")

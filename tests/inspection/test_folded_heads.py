@@ -1,0 +1,258 @@
+"""Heads that a model folds into its batch, each against the heads themselves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regard
+from regard.errors import ShapeError
+from regard.inspection import head_table, rollout
+from tests.inspection.huggingface_families import BART, Family, both_sides, pixels, tokens
+
+B, H, T, D = 3, 4, 7, 5
+
+
+class Folds(nn.Module):
+    """Attention whose heads are rows of the batch; `order` says in which order."""
+
+    def __init__(self, order: str = "B * H", kernel: str = "softmax", name: str = "num_heads") -> None:
+        super().__init__()
+        self.order, self.kernel = order, kernel
+        self.qkv = nn.Linear(H * D, 3 * H * D)
+        self.out = nn.Linear(H * D, H * D)
+        if name:
+            setattr(self, name, H)
+
+    def fold(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (-1, D))
+        return (heads.transpose(1, 2) if self.order == "B * H" else heads.permute(2, 0, 1, 3)).flatten(0, 1)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The weights (B, H, T, S), written out."""
+        q, k, _ = (part.unflatten(-1, (H, D)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return (q @ k.mT / D**0.5).softmax(-1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.kernel == "sdpa":
+            return F.scaled_dot_product_attention(q, k, v)
+        return torch.bmm((torch.bmm(q, k.mT) / D**0.5).softmax(-1), v)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended = self.attend(*(self.fold(part) for part in self.qkv(x).chunk(3, -1)))
+        shape = (len(x), H) if self.order == "B * H" else (H, len(x))
+        heads = attended.unflatten(0, shape)
+        heads = heads if self.order == "B * H" else heads.transpose(0, 1)
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+
+class Inner(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.bmm((torch.bmm(q, k.mT) / D**0.5).softmax(-1), v)
+
+
+class FoldsOutside(Folds):
+    """The softmax is in a module inside that knows nothing of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.inner(q, k, v)
+
+
+class Untold(Folds):
+    """Its values are no slices of what a layer gives, so that nothing tells the order."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(q, k, torch.tanh(v))
+
+
+MODELS: dict[str, Callable[[], Folds]] = {
+    "B * H": Folds,
+    "H * B": lambda: Folds("H * B"),
+    "B * H, sdpa": lambda: Folds(kernel="sdpa"),
+    "H * B, sdpa": lambda: Folds("H * B", "sdpa"),
+    "heads as diffusers call them": lambda: Folds(name="heads"),
+    "heads without a name": lambda: Folds(name=""),
+    "in a module inside": FoldsOutside,
+}
+
+
+@pytest.mark.parametrize("batch", [1, B])
+@pytest.mark.parametrize("name", MODELS)
+def test_heads_are_heads_again(name: str, batch: int) -> None:
+    model, x = MODELS[name](), torch.randn(batch, T, H * D)
+    with torch.no_grad():
+        plain = model(x)
+        with regard.watch(model, verify=True) as seen:
+            watched = model(x)
+        expected = model.weights(x)
+    assert torch.equal(plain, watched)
+    (found,) = seen.maps
+    assert found.shape == (batch, H, T, T)
+    torch.testing.assert_close(found.dense(), expected, rtol=0, atol=1e-6)
+    assert "heads into the batch" in str(seen.report())
+    assert isinstance(seen.calls[0].error, str) or seen.calls[0].error < 1e-5
+    torch.testing.assert_close(rollout(seen, -1), rollout([found], -1))
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
+def test_an_order_that_nothing_tells_is_said_and_heads_are_refused(kernel: str) -> None:
+    model = Untold(kernel=kernel)
+    for keep in ("factors", regard.Summarize("entropy", "topk")):
+        with torch.no_grad(), regard.watch(model, keep=keep) as seen:
+            model(torch.randn(B, T, H * D))
+        (found,) = seen.maps
+        assert found.shape == (B * H, T, T)
+        assert found.entropy().shape == (B * H, T)
+        assert "3 sequences of 4 heads or blocks, in an order that is not known" in str(seen.report())
+        with pytest.raises(ShapeError, match="in an order that is not known"):
+            rollout(seen, -1)
+        with pytest.raises(ShapeError, match="in an order that is not known"):
+            head_table(seen)
+        with pytest.raises(ShapeError, match="in an order that is not known"):
+            found.average()
+        with pytest.raises(ShapeError, match="in an order that is not known"):
+            found.select(heads=0)
+
+
+def test_one_sequence_needs_no_order_and_tells_none() -> None:
+    with torch.no_grad(), regard.watch(Untold()) as seen:
+        seen.modules[""](torch.randn(1, T, H * D))
+    assert seen.maps[0].shape == (1, H, T, T)
+    model = Folds("H * B")
+    for x in (torch.randn(1, T, H * D), torch.randn(B, T, H * D), torch.randn(B + 1, T, H * D)):
+        with torch.no_grad(), regard.watch(model) as seen:
+            model(x)
+        torch.testing.assert_close(seen.maps[0].dense(), model.weights(x), rtol=0, atol=1e-6)
+
+
+def test_masks_of_folded_heads() -> None:
+    class Masked(Folds):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keep = torch.ones(T, T, dtype=torch.bool).tril().repeat(len(q), 1, 1)
+            keep[H:, :, 0] = False
+            keep[:, :, 1] = True
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+    with torch.no_grad(), regard.watch(Masked()) as seen:
+        seen.modules[""](torch.randn(B, T, H * D))
+    (found,) = seen.maps
+    assert (found.dense()[0, :, 1:, 0] > 0).all()
+    assert (found.dense()[1:, :, :, 0] == 0).all()
+
+
+def test_a_batch_of_single_heads_stays_as_it_is() -> None:
+    class Single(nn.Module):
+        num_heads = 2
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = nn.Linear(D, D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ x.mT).softmax(-1) @ self.value(x)
+
+    for rows in (2, 4, 6):
+        with torch.no_grad(), regard.watch(Single()) as seen:
+            seen.modules[""](torch.randn(rows, 3, D))
+        assert seen.maps[0].shape == (rows, 3, 3)
+        assert not seen.calls[0].notes
+        assert seen.maps[0].average(0).shape == (3, 3)
+
+
+SPEECH = {
+    "vocab_size": 61, "hidden_size": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48,
+    "decoder_layers": 2, "decoder_ffn_dim": 48, "decoder_attention_heads": 4, "conv_dim": (16,), "conv_stride": (4,),
+    "conv_kernel": (4,), "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
+VITS = {
+    "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48,
+    "flow_size": 32, "spectrogram_bins": 17, "upsample_initial_channel": 32, "upsample_rates": [4, 4],
+    "upsample_kernel_sizes": [8, 8],
+    "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1]], "prior_encoder_num_wavenet_layers": 1,
+    "posterior_encoder_num_wavenet_layers": 1, "duration_predictor_num_flows": 2, "depth_separable_num_layers": 1,
+    "wavenet_kernel_size": 3,
+}  # fmt: skip
+VITDET = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 16, "patch_size": 4,
+    "window_size": 2, "window_block_indices": [0], "residual_block_indices": [], "pretrain_image_size": 16,
+}  # fmt: skip
+XGLM = Family(
+    "XGLMForCausalLM", "XGLMConfig",
+    {"vocab_size": 61, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "pad_token_id": 0},
+)  # fmt: skip
+LONG = {**BART, "attention_window": 4, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64}
+DECODER = ("decoder_attentions", "cross_attentions")
+FOLDING = {
+    "xglm": XGLM,
+    "fsmt": Family(
+        "FSMTForConditionalGeneration",
+        "FSMTConfig",
+        {**BART, "langs": ["en", "de"], "src_vocab_size": 61, "tgt_vocab_size": 61},
+        both_sides,
+        ("encoder_attentions", *DECODER),
+    ),
+    "led": Family("LEDForConditionalGeneration", "LEDConfig", LONG, both_sides, DECODER),
+    "speecht5": Family(
+        "SpeechT5ForSpeechToText",
+        "SpeechT5Config",
+        SPEECH,
+        lambda: {
+            "input_values": torch.randn(2, 40, generator=torch.Generator().manual_seed(2)),
+            "decoder_input_ids": both_sides()["decoder_input_ids"],
+        },
+        ("encoder_attentions", *DECODER),
+    ),
+    "vitdet": Family("VitDetModel", "VitDetConfig", VITDET, pixels),
+    "vits": Family("VitsModel", "VitsConfig", VITS, lambda: tokens(None)),
+    "trocr": Family(
+        "TrOCRForCausalLM",
+        "TrOCRConfig",
+        {"vocab_size": 61, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
+        lambda: tokens(None),
+    ),
+}
+for_transformers = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=for_transformers) for name in FOLDING])
+def test_families_that_fold_their_heads(name: str) -> None:
+    pytest.importorskip("transformers")
+    family = FOLDING[name]
+    model: Any = family.build()
+    with torch.no_grad():
+        with regard.watch(model) as seen:
+            model(**family.inputs())
+        told = model(**family.inputs(), output_attentions=True)
+    told = [weights for field in family.attentions for weights in told[field]]
+    for expected in told:
+        found = [m for m in seen.maps if m.shape == expected.shape]
+        assert min((m.dense() - expected).abs().max() for m in found) < 1e-6
+    assert all(len(m.shape) == 4 for m in seen.maps)
+    assert len(seen) == len(told)
+
+
+@pytest.mark.parametrize("name", [pytest.param("xglm", marks=for_transformers)])
+def test_the_steps_of_a_generation_with_folded_heads(name: str) -> None:
+    pytest.importorskip("transformers")
+    model: Any = FOLDING[name].build()
+    inputs = tokens(None)
+    with torch.no_grad(), regard.watch(model) as seen:
+        ids = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, num_beams=2, num_return_sequences=2)
+    with torch.no_grad():
+        told = model(ids[:, :-1], output_attentions=True, use_cache=False).attentions
+    for path, expected in zip(dict.fromkeys(name for name, _ in seen), told, strict=True):
+        found = seen.joined(path).dense()
+        assert found.shape == expected.shape == (4, 4, 15, 15)
+        for row, truth in enumerate(expected):
+            assert min((one - truth).abs().max() for one in found[row // 2 * 2 :][:2]) < 1e-5

@@ -1,0 +1,143 @@
+"""`regard check`: what it prints, its exit status, and what it loads."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from regard.cli import main as program
+from regard.models import DecoderOnlyConfig
+from regard.tasks import FitConfig, train_language_model
+from regard.tasks.language_modelling.config import LanguageModelConfig
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+MODULE = "tests.probes.test_command"
+
+
+class SeesAll(nn.Module):
+    """Attention to everything."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sdpa(x, x, x)
+
+
+def everywhere() -> tuple[nn.Module, Tensor]:
+    """A model and a batch, as `regard check module:function` takes them."""
+    return SeesAll(), torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
+
+
+def alone() -> nn.Module:
+    return SeesAll()
+
+
+def nothing() -> int:
+    return 3
+
+
+def broken() -> tuple[nn.Module, Tensor]:
+    return nn.Linear(3, 3), torch.randn(2, 7, 4)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["regard", "check", *arguments, *(["--device", "cpu"] if arguments else [])])
+    status = 0
+    try:
+        program.main()
+    except SystemExit as leaving:
+        status = int(leaving.code or 0)
+    return (status, *capsys.readouterr())
+
+
+def test_a_function(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(monkeypatch, capsys, f"{MODULE}:everywhere")
+    assert (status, out) == (0, "")
+    assert err.startswith("SeesAll: no findings; tried: two together, ")
+    status, out, err = run(monkeypatch, capsys, f"{MODULE}:everywhere", "--causal")
+    assert status == 1
+    assert out.splitlines()[0].startswith("error: the model: what comes later changes earlier results")
+    assert err.startswith("SeesAll: 1 finding; tried: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (f"{MODULE}:alone", "give a batch"),
+        (f"{MODULE}:nothing", "it returned int"),
+        (f"{MODULE}:broken", "Linear does not run on 0 (1, 7, 4): RuntimeError: "),
+        (f"{MODULE}:absent", "AttributeError: "),
+        ("no.such.module:f", "ModuleNotFoundError: "),
+        ("no-such-folder", "is no folder; give a folder of a model, or module:function"),
+    ],
+)
+def test_mistakes_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    status, out, err = run(monkeypatch, capsys, words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_a_folder_of_hugging_face(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.llama import modeling_llama
+
+    from tests.inspection.huggingface_families import FAMILIES
+
+    FAMILIES["llama"].build().save_pretrained(tmp_path)
+    status, out, err = run(monkeypatch, capsys, str(tmp_path))
+    assert (status, out) == (0, ""), out
+    assert "LlamaForCausalLM: no findings; tried: " in err
+    assert "rows have no key" in run(monkeypatch, capsys, str(tmp_path), "--info")[1]
+    create: Any = vars(modeling_llama)["create_causal_mask"]
+    monkeypatch.setattr(
+        modeling_llama,
+        "create_causal_mask",
+        lambda **given: None if (mask := create(**given)) is None else torch.ones_like(mask),
+    )
+    status, out, _ = run(monkeypatch, capsys, str(tmp_path))
+    assert status == 1
+    assert "error: the model: what stands in the padding" in out
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    status, out, err = run(monkeypatch, capsys, str(tmp_path))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "transformers cannot load this model" in err
+
+
+def test_a_folder_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("She sells sea shells by the sea shore.\n" * 20, encoding="utf-8")
+    train_language_model(
+        LanguageModelConfig(
+            data=(tmp_path / "text.txt",),
+            out=tmp_path / "run",
+            model=DecoderOnlyConfig(dim=16, num_heads=2, num_layers=1, feed_forward_dim=16),
+            tokenizer="characters",
+            block_length=16,
+            batch_tokens=64,
+            fit=FitConfig(steps=2),
+            warmup_steps=1,
+            device="cpu",
+        )
+    )
+    status, out, err = run(monkeypatch, capsys, str(tmp_path / "run"))
+    assert (status, out) == (0, ""), out
+    assert "DecoderOnly: no findings; tried: " in err
+
+
+def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["regard", "check", "--help"])
+    with pytest.raises(SystemExit):
+        program.main()
+    out = capsys.readouterr().out
+    assert "usage: regard check" in out
+    assert "module:function" in out

@@ -1,0 +1,325 @@
+"""Faults that models have had, planted again: each is found, and the same model without it has no fault."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import regard
+from regard.probes import Checked, check
+
+pytest.importorskip("transformers")
+import transformers
+
+from tests.inspection.huggingface_families import FAMILIES, LLAMA
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+def found(checked: Checked) -> set[str]:
+    return {finding.reason for finding in checked.faults}
+
+
+def places(checked: Checked, reason: str) -> set[str]:
+    return {finding.path for finding in checked.faults if finding.reason == reason}
+
+
+def sharp(model: nn.Module) -> Any:
+    """The model in evaluation mode, with weights large enough for a fault to show."""
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.15)
+    return model.eval()
+
+
+# -- four faults of the year 2026 ---------------------------------------------------------------------------
+
+
+def doge() -> Any:
+    config = transformers.DogeConfig(**LLAMA, keep_window_size=64)
+    return sharp(transformers.DogeForCausalLM(config))
+
+
+def test_doge_reads_the_future_where_the_causal_mask_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers#48748: the mask is None where is_causal would do, and the model passes a mask of its own."""
+    from transformers.models.doge import modeling_doge
+
+    assert not check(doge()).faults
+    create = vars(modeling_doge)["create_causal_mask"]
+    monkeypatch.setattr(
+        modeling_doge, "create_causal_mask", lambda **given: create(**{**given, "allow_is_causal_skip": True})
+    )
+    model = doge()
+    checked = check(model)
+    assert {"future", "kernel and eager", "cache"} <= found(checked)
+    assert places(checked, "future") == {"", "model.layers.0.self_attn", "model.layers.1.self_attn"}
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(input_ids=torch.randint(3, 61, (1, 9)))
+    assert {finding.reason for finding in seen.audit() if finding.severity == "error"} == {"future"}
+
+
+def mllama() -> tuple[nn.Module, dict[str, Tensor]]:
+    config = transformers.models.mllama.configuration_mllama.MllamaTextConfig(
+        **LLAMA, cross_attention_layers=[1], bos_token_id=1, eos_token_id=2, rope_parameters={"rope_type": "default",
+        "rope_theta": 1e4},
+    )  # fmt: skip
+    model = sharp(transformers.MllamaForCausalLM(config))
+    layer = model.model.layers[1]
+    layer.cross_attn_attn_gate.data.fill_(1.0)
+    generator = torch.Generator().manual_seed(2)
+    batch = {
+        "cross_attention_states": torch.randn(2, 9, 32, generator=generator),
+        "input_ids": torch.randint(3, 61, (2, 9), generator=generator),
+    }
+    return model, batch
+
+
+@pytest.mark.parametrize("keys", [9, 14])
+def test_cross_attention_is_causal_where_nobody_says_that_it_is_not(monkeypatch: pytest.MonkeyPatch, keys: int) -> None:
+    """transformers#48172: the kernel is causal for every module that has no attribute `is_causal`."""
+    from transformers.models.mllama.modeling_mllama import MllamaTextCrossAttention
+
+    model, batch = mllama()
+    batch["cross_attention_states"] = torch.randn(2, keys, 32, generator=torch.Generator().manual_seed(2))
+    monkeypatch.setattr(MllamaTextCrossAttention, "is_causal", False, raising=False)
+    assert not check(model, batch, causal=True).faults
+    monkeypatch.delattr(MllamaTextCrossAttention, "is_causal")
+    checked = check(model, batch, causal=True)
+    assert found(checked) == {"causal cross-attention"}
+    assert places(checked, "causal cross-attention") == {"model.layers.1.cross_attn"}
+
+
+class KerasAttention(nn.Module):
+    """Attention with a fused path and a manual one, as in keras 3: dropout and returned scores take the manual one."""
+
+    def __init__(self, *, dropout: float = 0.0, returns_scores: bool = False, forgets: bool = True) -> None:
+        super().__init__()
+        self.dropout, self.returns_scores, self.forgets = dropout, returns_scores, forgets
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Any:
+        query, key, value = (f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        if not self.dropout and not self.returns_scores:
+            return sdpa(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+        scores = query @ key.mT / math.sqrt(4)
+        if not self.forgets:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        weights = nn.functional.dropout(scores.softmax(-1), self.dropout, self.training)
+        output = (weights @ value).transpose(1, 2).flatten(2)
+        return (output, weights) if self.returns_scores else output
+
+
+@pytest.mark.parametrize("flags", [{"dropout": 0.1}, {"returns_scores": True}])
+def test_the_manual_path_forgets_the_causal_mask(flags: dict[str, Any]) -> None:
+    """keras#23038: the causal mask is left to the fused kernel, and the manual path is taken."""
+    x = torch.randn(2, 9, 8)
+    assert not check(KerasAttention(), x, causal=True).faults
+    assert not check(KerasAttention(**flags, forgets=False), x, causal=True).faults
+    checked = check(KerasAttention(**flags), x, causal=True)
+    assert found(checked) == {"future"}
+
+
+def test_a_path_that_only_training_takes_forgets_the_causal_mask() -> None:
+    class Model(KerasAttention):
+        def forward(self, x: Tensor) -> Any:
+            self.dropout = 0.1 * self.training
+            return super().forward(x)
+
+    x = torch.randn(2, 9, 8)
+    model = Model()
+    checked = check(model, x, causal=True)
+    assert found(checked) == {"future"}
+    assert "in training" in checked.faults[0].says
+    assert model.training
+    assert not check(Model(forgets=False), x, causal=True).faults
+
+
+class BookAttention(nn.Module):
+    """Multi-head attention of a book, by the kernel with a bool mask or written out."""
+
+    def __init__(self, *, kernel: bool, is_inverted: bool) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.qkv, self.out = nn.Linear(8, 24, bias=False), nn.Linear(8, 8)
+        later = torch.ones(16, 16, dtype=torch.bool).triu(1)
+        # The kernel attends where its mask is True, and masked_fill hides where it is.
+        self.register_buffer("mask", later if kernel == is_inverted else ~later)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        mask = self.get_buffer("mask")[: x.shape[1], : x.shape[1]]
+        if self.kernel:
+            context = sdpa(query, key, value, attn_mask=mask)
+        else:
+            # A row without a key would be NaN: the book's own code has no such row, and neither has this.
+            scores = (query @ key.mT).masked_fill(mask, -1e9)
+            context = (scores / 2).softmax(-1) @ value
+        return self.out(context.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_the_mask_of_a_book_is_upside_down(kernel: bool) -> None:
+    """LLMs-from-scratch PR 1062: True hides a key in the book, and torch's kernel attends where its mask is True."""
+    x = torch.randn(2, 9, 8)
+    assert not check(BookAttention(kernel=kernel, is_inverted=False), x, causal=True).faults
+    model = BookAttention(kernel=kernel, is_inverted=True)
+    checked = check(model, x, causal=True)
+    assert {"future", "inverted mask"} == found(checked), str(checked)
+    # Nobody needs to know that the model should be causal.
+    assert found(check(model, x)) == {"inverted mask"}
+    with regard.watch(model) as seen:
+        model(x)
+    assert [finding.reason for finding in seen.audit() if finding.severity == "error"] == ["inverted mask"]
+
+
+# -- a fault of each kind, in a Hugging Face model -----------------------------------------------------------
+
+
+def llama() -> Any:
+    return FAMILIES["llama"].build()
+
+
+def test_a_model_that_forgets_its_padding_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.bert import modeling_bert
+
+    model = FAMILIES["bert"].build()
+    monkeypatch.setattr(modeling_bert, "create_bidirectional_mask", lambda **given: None)
+    checked = check(model)
+    assert found(checked) == {"padding"}
+    assert places(checked, "padding") == {"", *(f"encoder.layer.{n}.attention.self" for n in range(2))}
+
+
+def test_a_single_layer_that_forgets_its_padding_mask() -> None:
+    model = FAMILIES["bert"].build()
+    layer: Any = model.get_submodule("encoder.layer.1")
+    forward = layer.forward
+    layer.forward = lambda states, mask=None, *args, **kwargs: forward(states, None, *args, **kwargs)
+    checked = check(model)
+    assert places(checked, "padding") == {"", "encoder.layer.1.attention.self"}
+
+
+def test_a_decoder_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers#48745: the attention of some decoders was built for an encoder."""
+    config = transformers.RoFormerConfig(
+        vocab_size=61, embedding_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48, is_decoder=True, max_position_embeddings=64,
+    )  # fmt: skip
+    checked = check(sharp(transformers.RoFormerForCausalLM(config)))
+    assert not checked.faults
+    # `sharp` has made its rotary positions random, so padding on the left gives another result, which is no fault.
+    assert [finding.severity for finding in checked.findings if finding.reason == "batch"] == ["info"]
+    from transformers.models.roformer import modeling_roformer
+
+    bidirectional = transformers.masking_utils.create_bidirectional_mask
+
+    def of_both_sides(*, position_ids: object = None, past_key_values: object = None, **given: Any) -> Any:
+        return bidirectional(**given)
+
+    monkeypatch.setattr(modeling_roformer, "create_causal_mask", of_both_sides)
+    assert "future" in found(check(sharp(transformers.RoFormerForCausalLM(config))))
+
+
+def test_a_batch_that_mixes_its_sequences() -> None:
+    class Mixing(nn.Module):
+        def __init__(self, *, batch_first: bool) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    x = torch.randn(3, 9, 8)
+    assert not check(Mixing(batch_first=True), x).faults
+    assert found(check(Mixing(batch_first=False), x)) == {"batch"}
+
+
+def test_a_cache_with_wrong_positions() -> None:
+    model = llama()
+    rotary = model.model.rotary_emb
+    call = rotary.forward
+    # Each step counts its positions from 0 again.
+    rotary.forward = lambda x, position_ids: call(x, position_ids - position_ids[:, :1])
+    checked = check(model)
+    assert "cache" in found(checked)
+    assert "future" not in found(checked)
+
+
+def test_a_chunk_that_is_causal_from_the_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama
+
+    create = vars(modeling_llama)["create_causal_mask"]
+
+    def by_flag(**given: Any) -> Any:
+        is_kernels = given["attention_mask"] is None and given["config"]._attn_implementation != "eager"
+        return None if is_kernels else create(**given)
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", by_flag)
+    checked = check(llama())
+    assert [finding.reason for finding in checked.faults] == ["cache"]
+    assert "three positions" in checked.faults[0].says
+
+
+def test_a_kernel_with_another_scale_than_eager() -> None:
+    model = llama()
+    attention = model.model.layers[1].self_attn
+    forward = attention.forward
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        is_eager = attention.config._attn_implementation == "eager"
+        attention.scaling = 8**-0.5 * (1.0 if is_eager else 1.1)
+        return forward(*args, **kwargs)
+
+    attention.forward = scaled
+    assert found(check(model)) == {"kernel and eager"}
+
+
+def test_rows_without_a_key() -> None:
+    class Sees(nn.Module):
+        def __init__(self, *, own: bool) -> None:
+            super().__init__()
+            self.own = own
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(0 if self.own else -1)
+            return sdpa(x, x, x, attn_mask=mask)
+
+    x = torch.randn(2, 9, 8)
+    assert not check(Sees(own=True), x, causal=True).faults
+    checked = check(Sees(own=False), x, causal=True)
+    assert found(checked) == {"no key"}
+
+
+def test_results_that_are_not_numbers() -> None:
+    class Sees(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(-1).logical_not()
+            return (x @ x.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ x
+
+    assert "not finite" in found(check(Sees(), torch.randn(2, 9, 8)))
+
+
+def test_padding_of_torchs_own_layers() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    class Encoder(nn.Module):
+        def __init__(self, *, hands_it_on: bool) -> None:
+            super().__init__()
+            self.layer, self.hands_it_on = layer, hands_it_on
+
+        def forward(self, x: Tensor, src_key_padding_mask: Tensor) -> Tensor:
+            output: Tensor = self.layer(x, src_key_padding_mask=src_key_padding_mask if self.hands_it_on else None)
+            return output
+
+    batch = {"x": torch.randn(3, 9, 8), "src_key_padding_mask": torch.arange(9) >= torch.tensor([9, 5, 7])[:, None]}
+    assert not check(Encoder(hands_it_on=True), batch).faults
+    checked = check(Encoder(hands_it_on=False), batch)
+    assert found(checked) == {"padding"}
+    assert places(checked, "padding") == {"", "layer.self_attn"}

@@ -1,0 +1,241 @@
+"""Nothing is removed or overwritten that a run did not write: behind links, in its folders, or beside an output."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.errors import RegardError, RunFolderError
+from regard.storage.sealed import checksum_of_file, read_sealed
+from regard.tasks.pictures.save import save_pictures
+from regard.tasks.runs.choose_checkpoint import choose_checkpoint
+from regard.tasks.runs.run_folder import FILES, FOLDERS, RunFolder
+from regard.tasks.translation.bulk.resumable_output import opened
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.train import train_translation
+from regard.training.checkpoints import Checkpoints, Position
+from tests.tasks.damaged_runs import copy_of, snapshot
+from tests.tasks.small_runs import changed, small_config
+
+HOWS: dict[str, dict[str, Any]] = {"resume": {"resume": True}, "overwrite": {"overwrite": True}}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = small_config(tmp_path_factory.mktemp("trained"), steps=2, validate_every=1, save_every=1, keep=2)
+    train_translation(config)
+    return config.out
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return copy_of(trained, tmp_path / "run")
+
+
+def settings_of(run: Path, **changes: Any) -> TranslationConfig:
+    return changed(RunFolder(run).read_config("translation", TranslationConfig), out=run, **changes)
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Path:
+    """A folder of somebody's model, with names like those in ours."""
+    folder = tmp_path / "strangers"
+    (folder / "step-00000001").mkdir(parents=True)
+    for name in ("model.safetensors", "model-00001-of-00002.safetensors", "model-12345678.safetensors", "train.tokens",
+                 ".model.safetensors.12.tmp", "events.out.tfevents.1", "step-00000001/model.safetensors"):  # fmt: skip
+        (folder / name).write_text(f"the content of {name}")
+    return folder
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
+def test_a_link_in_a_run_folder_is_refused_by_name(run: Path, strangers: Path, name: str, how: str) -> None:
+    path = run / name
+    if path.is_dir():
+        shutil.copytree(path, strangers, dirs_exist_ok=True)
+        shutil.rmtree(path)
+    target = strangers if name in FOLDERS else strangers / "mine"
+    if path.exists():
+        path.rename(target)
+    path.symlink_to(target)
+    before, theirs = snapshot(run), snapshot(strangers)
+    with pytest.raises(RunFolderError, match=rf"run/{name} is a link to .*strangers"):
+        train_translation(settings_of(run, steps=4), **HOWS[how])
+    assert (snapshot(run), snapshot(strangers)) == (before, theirs)
+    with pytest.raises(RunFolderError, match=rf"run/{name} is a link to .*strangers"):
+        choose_checkpoint(run, device="cpu")
+    assert (snapshot(run), snapshot(strangers)) == (before, theirs)
+
+
+@pytest.mark.parametrize("name", ["data/train.tokens", "last/checkpoint.json", "kept/step-00000001", "best/more"])
+def test_links_deeper_in_a_run_folder(run: Path, strangers: Path, name: str) -> None:
+    path = run / name
+    if path.exists():
+        path.rename(strangers / "mine")
+    path.symlink_to(strangers / "mine")
+    theirs = snapshot(strangers)
+    for how in HOWS.values():
+        with pytest.raises(RunFolderError, match=rf"run/{name} is a link to .*mine"):
+            train_translation(settings_of(run, steps=4), **how)
+    assert snapshot(strangers) == theirs
+
+
+def test_checkpoints_are_not_written_through_links(strangers: Path, tmp_path: Path) -> None:
+    """Also if a program uses them without a run folder."""
+    checkpoints, theirs = Checkpoints(tmp_path), snapshot(strangers)
+    for name, which in (("best", "best"), ("kept", "kept/step-00000001")):
+        (tmp_path / name).symlink_to(strangers)
+        with pytest.raises(RunFolderError, match=f"{name} is a link to .*strangers"):
+            checkpoints.save_model(which, {}, Position())
+        with pytest.raises(RunFolderError, match=f"{name} is a link to .*strangers"):
+            checkpoints.remove(which)
+    assert snapshot(strangers) == theirs
+
+
+def test_the_run_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
+    now = tmp_path / "now"
+    now.symlink_to(run)
+    train_translation(settings_of(now, steps=4), resume=True)
+    train_translation(settings_of(now, steps=2), overwrite=True)
+    assert now.is_symlink()
+    assert Checkpoints(run).position("last").step == 2
+
+
+@pytest.mark.parametrize("which", ["best", "last", "trained", "kept/step-00000009"])
+def test_a_folder_of_weights_in_the_place_of_a_checkpoint(run: Path, strangers: Path, which: str) -> None:
+    shutil.rmtree(run / which, ignore_errors=True)
+    shutil.copytree(strangers, run / which)
+    before = snapshot(run)
+    for how in HOWS.values() if "/" not in which else ():
+        with pytest.raises(RunFolderError, match=rf"{which} holds .* and no checkpoint of regard's: move it away"):
+            train_translation(settings_of(run, steps=4), **how)
+        assert snapshot(run) == before
+    (run / which / "checkpoint.json").write_text('{"global_step": 3}')
+    before = snapshot(run)
+    for how in HOWS.values():
+        with pytest.raises(RunFolderError, match=r"checkpoint\.json is not a list of files that regard wrote"):
+            train_translation(settings_of(run, steps=4), **how)
+        assert snapshot(run) == before
+
+
+@pytest.mark.parametrize("name", ["last", "data", "kept", "tensorboard"])
+def test_a_file_in_the_place_of_a_folder(run: Path, name: str) -> None:
+    shutil.rmtree(run / name, ignore_errors=True)
+    (run / name).write_text("mine")
+    before = snapshot(run)
+    for how in HOWS.values():
+        with pytest.raises(RunFolderError, match=rf"run/{name} is a file where"):
+            train_translation(settings_of(run, steps=4), **how)
+        assert snapshot(run) == before
+
+
+def test_a_folder_in_the_place_of_a_file(run: Path) -> None:
+    (run / "train.log").unlink()
+    (run / "train.log").mkdir()
+    with pytest.raises(RunFolderError, match=r"train\.log is a folder where a run has a file"):
+        train_translation(settings_of(run, steps=4), resume=True)
+
+
+@pytest.mark.parametrize("how", [*HOWS, "keep fewer"])
+def test_files_of_others_in_the_folders_of_a_run_stay(run: Path, strangers: Path, how: str) -> None:
+    """Training goes on and replaces its checkpoints beside them; the run is replaced around them."""
+    theirs = {}
+    for folder in ("last", "best", "data", "tensorboard", "kept/step-00000001", "kept/step-00000003", "."):
+        for name in ("model.safetensors", "model-12345678.safetensors", ".notes.12.tmp", "notes.tmp", "mine/a.txt"):
+            path = run / folder / name
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text(f"{folder} {name}")
+            theirs[path] = path.read_bytes()
+    changes: dict[str, Any] = {"keep": 1} if how == "keep fewer" else {}
+    train_translation(settings_of(run, steps=4, **changes), **HOWS.get(how, HOWS["resume"]))
+    assert {path: path.read_bytes() for path in theirs if path.exists()} == theirs
+    ours = {path.name for path in (run / "last").glob("*.safetensors")} - {path.name for path in theirs}
+    assert ours == {entry["name"] for entry in read_sealed(run / "last/checkpoint.json")["files"].values()}
+    assert Checkpoints(run).position("last").step == 4
+    train_translation(settings_of(run, steps=6), resume=True)
+    assert Checkpoints(run).position("last").step == 6
+
+
+def test_hard_links_keep_what_they_had(run: Path, tmp_path: Path) -> None:
+    """`cp -al` makes a copy of a run whose files are the run's own files."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy, copy_function=os.link)
+    before = snapshot(copy)
+    train_translation(settings_of(run, steps=4), resume=True)
+    assert snapshot(copy) == before
+    train_translation(settings_of(run, steps=2), overwrite=True)
+    assert snapshot(copy) == before
+
+
+def test_tensor_files_that_a_kill_left_are_known_by_their_checksum(run: Path) -> None:
+    last, best = run / "last", run / "best"
+    (left,) = (path for path in best.glob("model-*.safetensors"))
+    crc = checksum_of_file(left)["crc32"]
+    orphan = shutil.copy(left, last / f"optimizer-{crc}.safetensors")
+    shard = shutil.copy(left, last / f"model-00000-of-00002-{crc}.safetensors")
+    other = shutil.copy(left, last / "model-00000000.safetensors")
+    RunFolder(run).sweep()
+    assert [path.exists() for path in map(Path, (orphan, shard, other))] == [False, False, True]
+
+
+def test_pictures_are_not_written_through_links(tmp_path: Path) -> None:
+    (tmp_path / "mine.png").write_text("mine")
+    (tmp_path / "attention.png").symlink_to("mine.png")
+    with pytest.raises(RunFolderError, match=r"attention\.png is a link to mine\.png"):
+        save_pictures(None, [], tmp_path, title="")  # type: ignore[arg-type]
+    assert (tmp_path / "mine.png").read_text() == "mine"
+
+
+# -- the output of regard translate ----------------------------------------------------------------------
+
+
+def write_answers(target: Path, text: str, **how: bool) -> None:
+    with opened(target, {}, **{"resume": False, "overwrite": False, **how}) as unfinished:
+        assert unfinished is not None
+        unfinished.add([], text)
+        unfinished.finish()
+
+
+def test_an_output_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there/out.txt", tmp_path / "out.txt"
+    link.symlink_to(target)
+    write_answers(link, "new")  # it leads to no file yet
+    assert target.read_text() == "new"
+    with pytest.raises(RegardError, match=r"there/out\.txt is there already: replace it"):
+        write_answers(link, "again")
+    write_answers(link, "again", overwrite=True)
+    assert target.read_text() == "again"
+    assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["out.txt", "out.txt", "there"]
+
+
+@pytest.mark.parametrize("name", ["out.txt.partial", "out.txt.partial.json"])
+@pytest.mark.parametrize("how", HOWS)
+def test_the_unfinished_file_is_not_written_through_a_link(tmp_path: Path, name: str, how: str) -> None:
+    (tmp_path / "mine").write_text("{}")
+    (tmp_path / name).symlink_to("mine")
+    with pytest.raises(RunFolderError, match=f"{name} is a link to mine"):
+        write_answers(tmp_path / "out.txt", "new", **HOWS[how])
+    assert (tmp_path / "mine").read_text() == "{}"
+
+
+@pytest.mark.parametrize(("name", "content"), [("out.txt.partial", "mine"), ("out.txt.partial.json", '{"a": 1}')])
+def test_a_file_of_somebody_in_the_place_of_the_unfinished_one(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    for how in HOWS.values():
+        with pytest.raises(RunFolderError, match=f"{name} is not what regard wrote: move it away"):
+            write_answers(tmp_path / "out.txt", "new", **how)
+        assert snapshot(tmp_path) == {name: content.encode()}
+
+
+def test_a_hard_link_to_the_unfinished_file(tmp_path: Path) -> None:
+    target = tmp_path / "out.txt"
+    with opened(target, {}, resume=False, overwrite=False) as unfinished:
+        assert unfinished is not None
+        unfinished.add([], "old")
+    os.link(tmp_path / "out.txt.partial", tmp_path / "kept")
+    write_answers(target, " and new", resume=True)
+    assert (target.read_text(), (tmp_path / "kept").read_text()) == ("old and new", "old")

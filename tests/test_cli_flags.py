@@ -1,0 +1,276 @@
+"""Every flag of the commands that use a model reaches it: the models here write down what they are asked for."""
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.cli import evaluate as evaluate_command
+from regard.cli import main as program
+from regard.cli import view as view_command
+from regard.generation.beam import Beam
+from regard.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP, Vocabulary
+from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.options import Request, TranslationOptions
+from regard.tasks.translation.results import Candidate, Evaluation, Translation
+from regard.tasks.translation.translator import Translator
+from regard.training.metrics import CorpusScore
+
+Call = Callable[..., tuple[int, str, str]]
+Asked = dict[str, Any]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command in this process: (status, standard output, standard error)."""
+    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
+
+    def run_here(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["regard", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        status = 0
+        try:
+            program.main()
+        except SystemExit as leaving:
+            status = int(leaving.code or 0)
+        return (status, *capsys.readouterr())
+
+    return run_here
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What was asked of a language model, or of a translator, that takes the place of the one in the run folder."""
+    found: Asked = {}
+
+    class Writer(LanguageModel):
+        def __init__(self) -> None: ...
+
+        def generate(self, prompt: str = "", **how: Any) -> Iterator[str]:
+            found.update(how, prompt=prompt)
+            yield from ("a", "b")
+
+        def samples(self, prompt: str = "", **how: Any) -> Iterator[str]:
+            found.update(how, prompt=prompt)
+            yield from ("a", "b", "c")
+
+        def evaluate(self, lines: Any, **how: Any) -> TextEvaluation:
+            found.update(how, lines=list(lines))
+            return TextEvaluation(1.25, 3.5, 0.75, 9, 8)
+
+    class Speaker(Translator):
+        def __init__(self) -> None:
+            self.precision = "float32"
+
+        device = torch.device("cpu")
+
+        def translate_window(self, lines: Sequence[str | Request], options: TranslationOptions) -> list[Translation]:
+            found.setdefault("requests", []).extend(lines)
+            found["options"] = options
+            one, two = torch.tensor([[0.25, 0.75]]), None
+            candidates = [Candidate("first\none", -0.5, ["first"], one), Candidate("second", -1.5, ["second"], two)]
+            return [Translation("x", ["x"], candidates[: options.beam.num_best]) for _ in lines]
+
+        def vocabulary(self, texts: Any) -> Vocabulary:
+            found["texts"] = list(texts)
+            return Vocabulary.of([1, 3], 5)
+
+        def fingerprint(self) -> str:
+            return "the same"
+
+        def evaluate(self, pairs: Any, **how: Any) -> Evaluation:
+            found.update(how, pairs=list(pairs))
+            return Evaluation(CorpusScore(12.5, "of BLEU"), CorpusScore(25.0, "of chrF"), 37.5, 1.5, 4)
+
+    def load_writer(folder: Path, **how: Any) -> LanguageModel:
+        found.update(how)
+        return Writer()
+
+    def load_speaker(folder: Path, **how: Any) -> Translator:
+        found.update(how)
+        return Speaker()
+
+    monkeypatch.setattr(LanguageModel, "load", load_writer)
+    monkeypatch.setattr(Translator, "load", load_speaker)
+    found["writer"], found["speaker"] = load_writer, load_speaker
+    return found
+
+
+# -- generate ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "filters"),
+    [
+        ((), []),
+        (("--temperature", "0"), [TopK(1)]),
+        (("--temperature", "0", "--repetition-penalty", "1.5", "--top-p", "0.5"), [RepetitionPenalty(1.5), TopK(1)]),
+        (("--min-p", "0.1"), [MinP(0.1)]),
+        (
+            ("--min-p", "0.1", "--top-p", "0.9", "--top-k", "7", "--temperature", "0.5", "--repetition-penalty", "1.2"),
+            [RepetitionPenalty(1.2), Temperature(0.5), TopK(7), TopP(0.9), MinP(0.1)],
+        ),
+    ],
+)
+@pytest.mark.parametrize("several", [False, True], ids=["one text", "several texts"])
+def test_generate(call: Call, asked: Asked, flags: tuple[str, ...], filters: list[Any], several: bool) -> None:
+    limits = ("--max-tokens", "17", "--stop", "x", "yz", "--seed", "5", "--device", "cpu")
+    status, out, err = call("generate", "run", "hello", *limits, *flags, *(("--samples", "3") if several else ()))
+    assert (status, err) == (0, "")
+    assert out == ("helloa\n---\nhellob\n---\nhelloc\n" if several else "helloab\n")
+    given = {"prompt": "hello", "max_tokens": 17, "filters": filters, "seed": 5, "device": "cpu"}
+    assert {name: asked[name] for name in given} == given
+    assert tuple(asked["stop"]) == ("x", "yz")
+    assert asked.get("count") == (3 if several else None)
+
+
+# -- translate -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ((), {}),
+        (("--beam", "3", "--nbest", "2", "--length-penalty", "0.5"), {"beam": Beam(3, num_best=2, length_penalty=0.5)}),
+        (("--alignments",), {"alignments": AlignmentOf()}),
+        (
+            ("--alignments", "--alignment-layer", "2", "--alignment-head", "1"),
+            {"alignments": AlignmentOf(layer=2, head=1)},
+        ),
+        (("--alignments", "--alignment-layer", "mean"), {"alignments": AlignmentOf(layer=None)}),
+        (("--copy-unknown",), {"copy_unknown": True}),
+        (("--copy-unknown", "--alignment-head", "0"), {"copy_unknown": True, "alignments": AlignmentOf(head=0)}),
+    ],
+)
+def test_translate(call: Call, asked: Asked, flags: tuple[str, ...], options: dict[str, Any]) -> None:
+    status, out, err = call("translate", "run", "a sentence", "--device", "cpu", "--precision", "bf16", *flags)
+    assert (status, err) == (0, "")
+    assert asked["options"] == TranslationOptions(**options)
+    assert asked["requests"] == [Request("a sentence")]
+    assert (asked["device"], asked["precision"]) == ("cpu", "bf16")
+    if "--alignments" in flags:
+        best = {"text": "first\none", "score": -0.5, "tokens": ["first"], "alignment": [[0.25, 0.75]]}
+        assert json.loads(out) == {"source": ["x"], "translations": [best]}
+    else:  # a line break of the model is none of the output
+        assert out == ("1\t-0.5000\tfirst one\n1\t-1.5000\tsecond\n" if "--nbest" in flags else "first one\n")
+
+
+def test_lines_with_prefixes_and_a_vocabulary(call: Call, asked: Asked, tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("one\ntwo\n")
+    stdin = b"a\tb\nc\n"
+    call("translate", "run", "--prefix-column", "--vocabulary", str(tmp_path / "words"), stdin=stdin)
+    assert asked["requests"] == [Request("a", "b"), Request("c", "")]
+    assert asked["texts"] == ["one", "two"]
+    assert asked["options"].vocabulary.tokens.tolist() == [False, True, False, True, False]
+    del asked["requests"]
+    call("translate", "run", "--prefix", "y", stdin=stdin)
+    assert asked["requests"] == [Request("a\tb", "y"), Request("c", "y")]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--beam", "3"), ("--nbest", "2"), ("--length-penalty", "0.5"), ("--alignments",), ("--copy-unknown",),
+        ("--alignments", "--alignment-layer", "0"), ("--alignments", "--alignment-head", "0"), ("--prefix", "y"),
+        ("--prefix-column",), ("--vocabulary", "WORDS"), ("--precision", "bf16"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_file_is_gone_on_with_under_the_same_flags_alone(
+    call: Call, asked: Asked, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "words").write_text("one\n")
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"a\n\xff\n")
+    flags = tuple(str(tmp_path / "words") if flag == "WORDS" else flag for flag in flags)
+    command = ("translate", "run", "--input", str(source), "--output", str(target))
+    assert "in:2: expected UTF-8" in call(*command)[2]  # it stops there, and the work so far is kept
+    status, _, err = call(*command, "--resume", *flags)
+    assert status == 2
+    assert "was begun with" in err
+    assert call(*command, "--resume", "--bad-lines", "skip")[0] == 0  # this one decides no answer
+    assert target.read_text().count("\n") == 2
+
+
+# -- evaluate and choose ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def of_run(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> Callable[[str], None]:
+    """Let every run folder be one of this kind."""
+
+    def set_kind(kind: str) -> None:
+        class Task:
+            load = staticmethod(asked[kind])
+
+        monkeypatch.setattr(evaluate_command, "task_of", lambda run: Task)
+        monkeypatch.setattr(RunFolder, "task", lambda self: kind)
+
+    return set_kind
+
+
+def test_evaluate_a_translator(call: Call, asked: Asked, of_run: Callable[[str], None], tmp_path: Path) -> None:
+    of_run("speaker")
+    (tmp_path / "pairs").write_text("a\tb\nc\td\n")
+    command = ("evaluate", "run", "--data", str(tmp_path / "pairs"), "--device", "cpu")
+    status, out, _ = call(*command, "--beam", "3", "--length-penalty", "0.5")
+    assert (status, asked["beam"]) == (0, Beam(3, length_penalty=0.5))
+    assert asked["pairs"] == [("a", "b"), ("c", "d")]
+    assert asked["device"] == "cpu"
+    assert [line.split("\t")[:2] for line in out.splitlines()] == [
+        ["pairs", "4"], ["BLEU", "12.50"], ["chrF", "25.00"], ["exact match", "37.50"], ["loss", "1.5000"],
+    ]  # fmt: skip
+    call(*command)
+    assert asked["beam"] == Beam()
+    assert "--stride is not for a run of the task speaker" in call(*command, "--stride", "4")[2]
+
+
+def test_evaluate_a_language_model(call: Call, asked: Asked, of_run: Callable[[str], None], tmp_path: Path) -> None:
+    of_run("writer")
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"{name}\n")
+    command = ("evaluate", "run", "--data", str(tmp_path / "one"), str(tmp_path / "two"))
+    status, out, _ = call(*command, "--stride", "4")
+    assert (status, asked["stride"], asked["lines"]) == (0, 4, ["one", "two"])
+    assert [line.split("\t")[:2] for line in out.splitlines()] == [
+        ["tokens", "9"], ["loss", "1.2500"], ["perplexity", "3.500"], ["bits per byte", "0.7500"],
+    ]  # fmt: skip
+    call(*command)
+    assert asked["stride"] is None
+    assert "--beam is not for a run of the task writer" in call(*command, "--beam", "4")[2]
+
+
+def test_choose_hands_its_flags_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Asked = {}
+
+    class Winner:
+        name, metrics = "best", {"loss": 1.0}
+
+    monkeypatch.setattr(evaluate_command, "choose_checkpoint", lambda run, **how: asked.update(how) or [Winner])
+    status, out, err = call("choose", "run", "--by", "bleu", "--beam", "3", "--device", "cpu")
+    assert asked == {"by": "bleu", "beam_size": 3, "device": "cpu"}
+    assert (status, out, err) == (0, "best\tloss 1.0000\n", "the best model of run is now: best\n")
+
+
+def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    class Task:
+        load = staticmethod(lambda run, **how: how)
+
+    def save(model: Any, sentences: Any, out: Path, **how: Any) -> list[Path]:
+        asked.append((model, tuple(sentences), out))
+        return [out / "attention.png"]
+
+    monkeypatch.setattr(view_command, "task_of", lambda run: Task)
+    monkeypatch.setattr(view_command, "save_pictures", save)
+    assert call("view", "run", "a", "b", "--out", str(tmp_path), "--device", "cpu")[1] == f"{tmp_path}/attention.png\n"
+    call("view", "run", "a")
+    assert asked == [({"device": "cpu"}, ("a", "b"), tmp_path), ({"device": "auto"}, ("a",), Path("run"))]

@@ -52,6 +52,11 @@ class SeveralSource(Source):
         """Whether all of them have blocks."""
         return all(part.has_blocks for part in self.parts)
 
+    @property
+    def mixed(self) -> str:
+        """The first that says so."""
+        return next((part.mixed for part in self.parts if part.mixed), "")
+
     def tensors(self) -> list[Tensor]:
         """All of theirs."""
         return [tensor for part in self.parts for tensor in part.tensors()]

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test light soak faults lint format bench clean
+.PHONY: help install demo test light soak faults fuzz lint format bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -47,6 +47,12 @@ ONLY ?=
 
 faults: $(STAMP)  ## Plant known faults, one at a time in a copy, and see the tests notice: make faults ONLY=maps
 	$(BIN)/python -m tests.faults.plant $(ONLY)
+
+MINUTES ?= 10
+
+fuzz: $(STAMP)  ## Search for faults at random: make fuzz MINUTES=60, and ONLY=core,maps,watch,files SEED=1 ROUNDS=1
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+		$(if $(ONLY),--only $(ONLY))
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .

@@ -199,6 +199,16 @@ def test_a_file_is_gone_on_with_under_the_same_flags_alone(
     assert target.read_text().count("\n") == 2
 
 
+def test_a_file_of_text_is_not_gone_on_with_in_json(call: Call, asked: Asked, tmp_path: Path) -> None:
+    """Both copy by the alignments of one head; only one of them prints the alignments."""
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"a\n\xff\n")
+    command = ("translate", "run", "--input", str(source), "--output", str(target))
+    copying = ("--copy-unknown", "--alignment-head", "0")
+    assert "in:2: expected UTF-8" in call(*command, *copying)[2]
+    assert "was begun with json False, not True" in call(*command, *copying, "--resume", "--alignments")[2]
+
+
 # -- evaluate and choose ---------------------------------------------------------------------------------------
 
 

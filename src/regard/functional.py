@@ -23,6 +23,7 @@ from regard.mechanisms.normalizations import Normalization, Softmax
 from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.mechanisms.scores.custom import as_score
 from regard.mechanisms.shapes import as_autocast, canonical, restore, without_autocast
+from regard.mechanisms.tensor_tree import tensors_mapped
 from regard.mechanisms.transforms import has_values
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
@@ -144,6 +145,10 @@ def _attend(
     output = restore(output, call.sizes)
     if not return_weights:
         return output
+    state = state if chosen.has_exact_state(call) else None
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # The row state has no graph here. If the scores had one when they are read, gradients would be wrong.
+        call = tensors_mapped(call, lambda t: t.detach() if t.requires_grad else t)
     weights = AttentionMap(CallSource(GivenFactors(call, state), call.sizes.leading, reader(chosen, call)))
     return Attended(output, weights.with_values(value) if keep_values else weights)
 

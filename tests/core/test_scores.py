@@ -171,3 +171,13 @@ def test_fused_says_why_it_does_not_run_a_score() -> None:
     x = torch.randn(2, 3, 4)
     with pytest.raises(BackendError, match="soft-capped at 30"):
         regard.attention(x, x, x, score=regard.SoftCapped(regard.ScaledDot(), cap=30.0), backend="fused")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [0.0, 1e-4, 1.0, 3e4])
+def test_the_cosine_of_a_short_or_long_vector_is_a_number(size: float, dtype: torch.dtype) -> None:
+    """In half precision the square of 1e-4 is 0, and that of 3e4 is infinite."""
+    x = (size * torch.nn.functional.normalize(torch.randn(1, 1, 5, 4), dim=-1)).to(dtype)
+    weights = regard.attention(x, x, x, score=regard.Cosine(3.0), return_weights=True).weights.dense()
+    unit = torch.nn.functional.normalize(x.double(), dim=-1)
+    torch.testing.assert_close(weights.double(), (3 * unit @ unit.mT).softmax(-1), rtol=0, atol=3e-2)

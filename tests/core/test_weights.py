@@ -138,6 +138,17 @@ def test_dense_refuses_above_the_limit_and_says_the_cost() -> None:
     assert weights[0, 0, 19_999].shape == (20_000,)
 
 
+def test_the_limit_counts_the_bytes_of_every_head() -> None:
+    q = torch.randn(2, 3, 10, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    cost = 2 * 3 * 10 * 10 * 4
+    assert weights.dense(limit_bytes=cost).shape == (2, 3, 10, 10)
+    with pytest.raises(TooLargeError):
+        weights.dense(limit_bytes=cost - 1)
+    with pytest.raises(TooLargeError):
+        weights.block(range(5), range(10), limit_bytes=cost // 2 - 1)
+
+
 def test_repr_says_what_it_is_and_what_dense_would_cost(weights: regard.AttentionMap) -> None:
     assert repr(weights) == (
         "AttentionMap(2, 4, 5, 7) float64 on cpu: softmax of scaled dot product, causal & lengths, with a bias; "

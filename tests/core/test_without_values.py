@@ -57,6 +57,7 @@ QUESTIONS: dict[str, tuple[Ask, tuple[int, ...]]] = {
     "dense": (lambda q: weights(q).dense(), (2, 2, 5, 5)),
     "received": (lambda q: weights(q).received(), (2, 2, 5)),
     "entropy": (lambda q: weights(q).entropy(), (2, 2, 5)),
+    "pooled": (lambda q: weights(q).pooled(3, 2), (2, 2, 3, 2)),
     "argmax": (lambda q: weights(q).argmax(), (2, 2, 5)),
     "topk": (top, (2, 2, 5, 2)),
     "quantile_mass": (lambda q: weights(q).quantile_mass(0.5), (2, 2, 5)),
@@ -92,3 +93,12 @@ def test_a_watched_module_on_meta_has_maps_with_shapes() -> None:
         layer(torch.randn(1, 5, 8, device="meta"))
     assert [tuple(weights.shape) for _, weights in seen.items()] == [(1, 2, 5, 5)]
     assert seen["self_attn"].entropy().shape == (1, 2, 5)
+
+
+def test_rows_too_long_to_be_sorted_whole_have_shapes() -> None:
+    def ask(q: Tensor) -> Tensor:
+        return regard.attention(q, q, q, return_weights=True).weights.quantile_mass(0.5)
+
+    assert ask(torch.randn(1, 1, 200, 4, device="meta")).shape == (1, 1, 200)
+    with FakeTensorMode():
+        assert ask(torch.randn(1, 1, 200, 4)).shape == (1, 1, 200)

@@ -88,7 +88,7 @@ class Tree:
             return Outcome(fault, "broken", str(error), 0.0)
         verdict: Literal["seen", "missed", "broken"] = "seen"
         if code in (None, 1) or code < 0:
-            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+            failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", said, re.MULTILINE)
             by = failed[1] if failed else "it did not end in time" if code is None else f"the process ended with {code}"
         elif code == 0:
             verdict, by = "missed", fault.why

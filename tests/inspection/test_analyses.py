@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard.errors import ArgumentError, ShapeError
 from regard.inspection import agreement, compare, difference, head_table, rollout
+from regard.inspection.analysis.tables import HeadTable
 from regard.inspection.watch import Seen
 
 MASKS = {
@@ -279,3 +280,23 @@ def test_kept_means_answer_sums_and_sums_means() -> None:
         torch.testing.assert_close(summary.pooled(3, 2, "sum").sum((-2, -1)), torch.full((1, 4), 7.0))
         blocks = torch.tensor([3, 2, 2])[:, None] * torch.tensor([4, 3])
         torch.testing.assert_close(summary.pooled(3, 2, "mean") * blocks, summary.pooled(3, 2, "sum"))
+
+
+def test_each_sequence_is_read_with_its_own_tokens_in_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.maps.tiles.TILE_ELEMENTS", 200)
+    q, tokens = torch.randn(4, 2, 20, 3), torch.randint(0, 5, (4, 20))
+    weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    dense, expected = weights.dense(), torch.zeros(4, 2, 20)
+    has_keys = torch.zeros(4, 20, dtype=torch.bool)
+    for b, row in enumerate(tokens.tolist()):
+        for i in range(20):
+            keys = [j for j in range(1, i) if row[j - 1] == row[i]]
+            expected[b, :, i], has_keys[b, i] = dense[b, :, i, keys].sum(-1), bool(keys)
+    mean = (expected * has_keys[:, None]).sum((0, 2)) / has_keys.sum()
+    torch.testing.assert_close(head_table(weights, tokens)["induction"][0], mean)
+
+
+def test_heads_that_do_not_exist_are_not_among_the_largest() -> None:
+    numbers = HeadTable(("a", "b"), {"x": torch.tensor([[-3.0, -2.0], [-1.0, torch.nan]])})
+    assert numbers.top("x", 2) == [("b", 0, -1.0), ("a", 1, -2.0)]
+    assert numbers.top("x", 9) == [("b", 0, -1.0), ("a", 1, -2.0), ("a", 0, -3.0)]

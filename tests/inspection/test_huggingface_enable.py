@@ -17,6 +17,7 @@ from regard.mechanisms.masks.patterns import Window
 pytest.importorskip("transformers")
 from transformers import masking_utils as masking
 
+from tests.families import architectures, examine
 from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, _field, tokens
 
 # transformers calls what torch has deprecated; nothing of it is ours.
@@ -377,3 +378,101 @@ def test_a_static_cache_that_is_written_to_later_does_not_change_a_map() -> None
     before = weights.dense()
     keys.zero_()
     assert torch.equal(weights.dense(), before)
+
+
+# -- what a model's own attention expects --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float16])
+def test_a_lazy_mask_stands_for_bools_or_for_numbers_to_add(dtype: torch.dtype) -> None:
+    mask = LazyMask(Causal(0), (2, 1, 3, 3), torch.device("cpu"), dtype)
+    keep = torch.ones(2, 1, 3, 3).tril().bool()
+    added = torch.zeros(2, 1, 3, 3, dtype=dtype).masked_fill(
+        ~keep, 0 if dtype == torch.bool else torch.finfo(dtype).min
+    )
+    assert mask.dtype == dtype
+    assert torch.equal(mask + 0 if dtype != torch.bool else mask & True, keep if dtype == torch.bool else added)
+    padded = torch.nn.functional.pad(mask, (0, 1), value=0.0)
+    assert torch.equal(padded[..., :3], keep if dtype == torch.bool else added)
+
+
+def tiny(name: str, kind: str) -> tuple[Any, Any, dict[str, Any]]:
+    """An architecture of docs/families.md, its class, and its inputs."""
+    library = architectures.library()
+    model = architectures.build(getattr(library, kind), architectures.tiny_config(name))
+    return model, getattr(library, kind), architectures.inputs_for(name, model)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("git", "GitModel"),  # pads its mask with zeros, which are to mean "keep"
+        ("bridgetower", "BridgeTowerModel"),  # gives no mask where it sees all keys
+        ("deepseek_v32", "DeepseekV32Model"),  # gives the keys that an indexer has chosen
+    ],
+)
+def test_masks_and_keys_are_what_the_model_means_by_them(name: str, kind: str) -> None:
+    model, of, inputs = tiny(name, kind)
+    told = examine.enabled(model, examine.own_weights(model, of, name, inputs), inputs)
+    assert told["taken"]
+    assert told["error"] < 1e-5
+    assert told["gradient"] < 1e-5
+    assert not told["maps_wrong"]
+
+
+def test_an_argument_that_is_not_computed_is_refused() -> None:
+    model, _, inputs = tiny("inkling2_text", "Inkling2TextModel")
+    with torch.no_grad():
+        before = model(**inputs).last_hidden_state
+        with pytest.raises(ArgumentError, match=r"argument that is not computed here .*sinks"):
+            regard.huggingface.enable(model)
+        assert torch.equal(model(**inputs).last_hidden_state, before)
+    q = torch.ones(1, 1, 2, 4)
+    with pytest.raises(ArgumentError, match="blocks of keys"):
+        forward(torch.nn.Identity(), q, q, q, None, block_indices=torch.zeros(1))
+
+
+def whisper() -> Any:
+    """A tiny Whisper that can generate with the times of its tokens."""
+    import transformers
+
+    family = FAMILIES["whisper"]
+    config = transformers.WhisperConfig(**{**family.settings, "vocab_size": 80, "median_filter_width": 3})
+    torch.manual_seed(3)
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    settings = {
+        "no_timestamps_token_id": 70, "alignment_heads": [[0, 1], [1, 2]], "is_multilingual": False, "pad_token_id": 0,
+        "eos_token_id": 2, "decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None,
+        "forced_decoder_ids": None, "max_length": 20, "return_timestamps": False,
+    }  # fmt: skip
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_whispers_times_of_tokens_come_from_our_weights() -> None:
+    """transformers asks for eager attention here, for this generation and for all that follow."""
+    features = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(1))
+    options = {"return_token_timestamps": True, "max_new_tokens": 6, "min_new_tokens": 6}
+    plain, model = whisper(), whisper()
+    ids = torch.tensor([[1, 5, 6]] * 2)
+    enabled = regard.huggingface.enable(model)
+    with torch.no_grad(), regard.watch(model) as seen:
+        theirs, ours = (m.generate(features, **options) for m in (plain, model))
+    assert {call.how for call in seen.calls} == {"regard.attention"}
+    assert torch.equal(ours["sequences"], theirs["sequences"])
+    assert torch.equal(ours["token_timestamps"], theirs["token_timestamps"])
+    assert theirs["token_timestamps"].max() > 0
+    with torch.no_grad():
+        after = model(features, decoder_input_ids=ids, output_attentions=True).cross_attentions
+    assert all(isinstance(weights, regard.AttentionMap) for weights in after)
+    enabled.disable()
+    assert model.config._attn_implementation == "sdpa"
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        after = model(features, decoder_input_ids=ids, output_attentions=True).cross_attentions
+    assert all(isinstance(weights, Tensor) for weights in after)

@@ -203,7 +203,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(B, H, T, D, dtype=dtype) for _ in range(3))
     seen = watched(Raw(), q, k, v, is_causal=True)
     scores = (q.double() @ k.double().mT * D**-0.5).masked_fill(~TRIL, -torch.inf)
-    close(seen[""].dense(), scores.softmax(-1), 1e-12 if dtype == torch.float64 else 1e-4)
+    close(seen[""].dense(), scores.softmax(-1), 1e-12 if dtype == torch.float64 else 2e-6)
     assert seen.calls[0].error < (1e-12 if dtype == torch.float64 else 1e-2)
 
 
@@ -332,8 +332,7 @@ class OddAttention(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = torch.exp(x @ x.mT * self.scale)
-        return (weights / weights.sum(-1, keepdim=True)) @ x
+        return torch.sigmoid(x @ x.mT * self.scale) @ x
 
 
 def test_a_module_that_attends_out_of_sight_is_reported_by_name() -> None:

@@ -148,9 +148,15 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
     torch.testing.assert_close(kept[1, 2].entropy(), weights[1, 2].entropy())
     torch.testing.assert_close(kept.average().received(), weights.average().received())
     torch.testing.assert_close(kept.average().pooled(4, 3), weights.average().pooled(4, 3))
+    assert (kept.grid(9, 9).rows.count, kept.grid(9, 9).columns.count) == (4, 3)
+    assert (kept.grid(9, 2).rows.count, kept.grid(9, 2).columns.count) == (9, 2)  # none that is kept is so coarse
     with pytest.raises(NotKeptError, match="only statistics were kept"):
         kept.average().pooled(4, 3, "max")  # the largest of a mean is not the mean of the largest
     assert kept.shape == weights.shape
+    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("pooled", rows=T, columns=3)) as seen:
+        model(inputs)
+    with pytest.raises(NotKeptError, match="only statistics were kept"):
+        seen[""].pooled(T, 3, "max")  # a block is one query by several keys
     with torch.no_grad(), regard.watch(model, keep=regard.Summarize("topk", k=2)) as seen:
         model(inputs)
     torch.testing.assert_close(seen[""].max(), weights.max())
@@ -256,7 +262,7 @@ class BlockAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         whole = (x @ x.mT * self.scale).softmax(-1) @ x
         apart = (x @ x.mT).softmax(-1)
-        return whole + torch.stack([(row[..., None] * x).sum(-2) for row in apart.unbind(-2)], -2)
+        return whole + apart[..., :3] @ x[..., :3, :] + apart[..., 3:] @ x[..., 3:, :]
 
 
 def test_a_softmax_in_blocks_is_not_summarized_as_a_map() -> None:

@@ -1,6 +1,7 @@
 """Maps that are written, read again, and moved."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import regard
+from regard.backends import BACKENDS
 from regard.errors import ArgumentError, DataError
+from regard.maps.call_source import CallSource
 from regard.mechanisms.masks.basic import Predicate
 from regard.mechanisms.tensor_tree import tensors_mapped
 from tests.core.random_calls import Case, cases
@@ -150,6 +153,19 @@ def test_another_device_and_no_graph(score: regard.Laplacian | None) -> None:
     assert torch.equal(detached.dense(), weights.dense())
     assert not detached.value_norms().dense().requires_grad
     assert weights.value_norms().received().requires_grad
+
+
+def test_a_backend_is_restored_or_another_one_reads_the_map(tmp_path: Path) -> None:
+    q = torch.randn(1, 2, 5, 4)
+    tiled = regard.attention(q, q, q, backend="tiled", return_weights=True).weights
+    additive = regard.attention(q, q, q, score=regard.Additive(torch.ones(4)), return_weights=True).weights
+    # As a machine would write it whose kernels run more than those of this one.
+    foreign = regard.AttentionMap(replace(cast(CallSource, additive.source), chosen=BACKENDS["fused"]))
+    for weights, name in ((tiled, "tiled"), (foreign, "tiled")):
+        weights.save(tmp_path / "map")
+        loaded = regard.AttentionMap.load(tmp_path / "map")
+        assert cast(CallSource, loaded.source).backend.name == name
+    torch.testing.assert_close(loaded @ torch.ones(5, 1), additive @ torch.ones(5, 1))
 
 
 def test_a_saved_summary_is_the_same_summary(tmp_path: Path) -> None:

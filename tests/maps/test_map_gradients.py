@@ -124,6 +124,22 @@ def test_a_detached_map_carries_no_gradient() -> None:
         assert not weights.entropy().requires_grad
 
 
+def test_detached_maps_of_maps_carry_no_gradient_of_their_factors() -> None:
+    q, v, d_output = (torch.randn(2, 2, 3, 2, requires_grad=True) for _ in range(3))
+    shares = torch.tensor([0.25, 0.75], requires_grad=True)
+    weights = regard.attention(q, q, v, return_weights=True).weights.detach()
+    maps = [
+        weights.average(weights=shares),
+        weights.with_values(v).value_norms(),
+        weights.with_values(v.detach()).gradient(d_output),
+        weights.with_values(v.detach()).relevance(d_output),
+    ]
+    for one in maps:
+        assert one.received().requires_grad
+        assert not one.detach().received().requires_grad
+        torch.testing.assert_close(one.detach().dense(), one.dense())
+
+
 STATISTICS_WITHOUT_SHAPE = [
     lambda w: w.received(),
     lambda w: w.entropy(),
@@ -200,3 +216,15 @@ def test_coverage_spreads_what_the_keys_receive() -> None:
     before, after = descend((query, key), loss)
     assert before > 0.1
     assert after < 1e-3
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "max"])
+def test_pictures_of_several_tiles_have_gradients(how: Any) -> None:
+    q, k = (torch.randn(1, 2, 150, 4, dtype=torch.float64) for _ in range(2))
+    mine, theirs = q.clone().requires_grad_(), q.clone().requires_grad_()
+    picture = regard.attention(mine, k, k, return_weights=True).weights.pooled(3, 3, how)
+    picture.square().sum().backward()
+    blocks = (theirs @ k.mT / 2).softmax(-1).unflatten(-1, (3, 50)).unflatten(-3, (3, 50)).transpose(-2, -3).flatten(-2)
+    expected = {"sum": blocks.sum(-1), "mean": blocks.mean(-1), "max": blocks.amax(-1)}[how]
+    expected.square().sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-12)

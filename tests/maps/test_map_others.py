@@ -80,6 +80,7 @@ def test_a_choice_of_one_head_drops_the_dimension() -> None:
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert weights.select(heads=1).shape == (2, 4, 4)
     assert weights.select(heads=[1], rows=2).shape == (2, 1, 1, 4)
+    torch.testing.assert_close(weights.select(rows=-1, columns=-2).dense(), weights.dense()[..., -1:, -2:-1])
     assert weights.select() is weights
 
 
@@ -132,6 +133,20 @@ def test_the_steps_of_a_generation_are_one_causal_map() -> None:
     torch.testing.assert_close(joined[..., 4, :], dense[..., 4, :])
 
 
+def test_the_steps_of_a_sliding_window_begin_where_they_are_told() -> None:
+    x = torch.randn(2, 4, 9, 5).double()
+    starts = (0, 3, 5)
+    steps = [regard.attention(*[x[:, :, n : n + 4]] * 3, return_weights=True).weights for n in starts]
+    joined = stack(steps, starts=starts)
+    pieces = [torch.nn.functional.pad(one.dense(), (n, 5 - n)) for one, n in zip(steps, starts, strict=True)]
+    dense = torch.cat(pieces, -2)
+    check(joined, dense, **OPTIONS)
+    rows, columns = torch.tensor([8, 0, 11]), torch.tensor([0, 7, 4, 8, 3])
+    torch.testing.assert_close(joined[..., rows, columns], dense[..., rows, :][..., columns])
+    with pytest.raises(regard.errors.ArgumentError, match="the place of its first key"):
+        stack(steps, starts=(0, 3))
+
+
 def test_the_steps_of_a_stack_may_be_cut_into_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.maps.tiles.TILE_ELEMENTS", 20)
     steps, whole = generation()
@@ -170,6 +185,35 @@ def test_weights_times_values(case: Case) -> None:
         torch.testing.assert_close(weights.relevance(grad).expected(lambda j: j * 0.0 + 1), sums, rtol=0, atol=1e-11)
 
 
+def test_the_largest_of_a_mean_of_gradients_below_zero_is_below_zero() -> None:
+    q, v = torch.randn(1, 2, 5, 3), torch.rand(1, 2, 5, 4) + 0.5
+    output, weights = regard.attention(q, q, v, mask=regard.causal(), return_weights=True)
+    for one in (weights.with_values(v).gradient(-output), weights.with_values(v).relevance(-output)):
+        mean = one.average()
+        torch.testing.assert_close(mean.dense(), one.dense().mean(1))
+        torch.testing.assert_close(mean.max(), mean.dense().amax(-1))
+        torch.testing.assert_close(mean.pooled(1, 1, "max")[..., 0, 0], mean.dense().amax((-2, -1)))
+        stacked = regard.maps.stack([one, one])
+        torch.testing.assert_close(
+            stacked.pooled(2, 1, "max"), stacked.dense().unflatten(-2, (2, 5)).amax((-2, -1))[..., None]
+        )
+
+
+def test_the_gradient_of_an_output_in_bfloat16() -> None:
+    q, v = torch.randn(1, 2, 5, 3).bfloat16(), torch.randn(1, 2, 5, 4).bfloat16()
+    weights = regard.attention(q, q, v, keep_values=True, return_weights=True).weights
+    found = weights.gradient(torch.ones(1, 2, 5, 4).bfloat16()).dense()
+    torch.testing.assert_close(found, v.float().sum(-1)[:, :, None].expand(1, 2, 5, 5))
+
+
+def test_a_map_without_heads_gets_one_after_its_sequences() -> None:
+    q = torch.randn(3, 5, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    assert weights.with_heads().shape == (3, 1, 5, 5)
+    assert torch.equal(weights.with_heads().dense()[:, 0], weights.dense())
+    assert torch.equal(weights.with_heads().average().dense(), weights.dense())
+
+
 def test_values_are_kept_where_that_is_asked() -> None:
     q, k = torch.randn(2, 4, 5, 3), torch.randn(2, 2, 5, 3)
     plain = regard.attention(q, k, k, return_weights=True)
@@ -181,6 +225,14 @@ def test_values_are_kept_where_that_is_asked() -> None:
     assert regard.attention(q[0, 0], k[0, 0], k[0, 0], return_weights=True, keep_values=True).weights.value_norms()
     with pytest.raises(regard.errors.ArgumentError, match="return_weights=True asks for"):
         regard.attention(q, k, k, keep_values=True)
+
+
+def test_values_of_grouped_heads_may_serve_the_whole_batch() -> None:
+    q, k, v = torch.randn(3, 4, 5, 6), torch.randn(3, 2, 7, 6), torch.randn(1, 2, 7, 3)
+    output, weights = regard.attention(q, k, v, return_weights=True, keep_values=True)
+    norms = weights.dense() * v.repeat_interleave(2, 1).norm(dim=-1)[..., None, :]
+    torch.testing.assert_close(weights.value_norms().dense(), norms)
+    torch.testing.assert_close(weights @ v, output)
 
 
 def test_the_gradient_is_that_of_the_loss_in_each_weight() -> None:
@@ -204,3 +256,18 @@ def test_repr_of_a_map_of_maps_says_what_it_is_of() -> None:
     assert repr(weights.mT).startswith("transposed AttentionMap")
     assert weights.mT.shape == (2, 3, 4, 4)
     assert weights.mT.mT is weights
+
+
+@pytest.mark.parametrize(
+    "mask", [regard.causal(), regard.window(4), regard.causal() & regard.lengths(torch.tensor([9]))], ids=str
+)
+def test_later_rows_of_a_mask_are_read_at_their_own_keys(mask: regard.Mask) -> None:
+    q = torch.randn(1, 2, 12, 4)
+    weights = regard.attention(q, q, q, mask=mask, return_weights=True).weights
+    for rows, columns in ((slice(7, None), None), (slice(7, 11), slice(3, 9)), (None, slice(5, 8))):
+        chosen = weights.select(rows=rows, columns=columns)
+        dense = weights.dense()[..., rows or slice(None), columns or slice(None)]
+        torch.testing.assert_close(chosen.received(), dense.sum(-2))
+        torch.testing.assert_close(chosen.entropy(), torch.special.entr(dense).sum(-1))
+        torch.testing.assert_close(chosen.max(), dense.amax(-1))
+        torch.testing.assert_close(chosen.pooled(3, 2, "sum").sum((-2, -1)), dense.sum((-2, -1)))

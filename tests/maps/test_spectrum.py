@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
+from regard.maps.spectrum import _norm_of_residual
 from tests.core.random_calls import Case, cases
 
 
@@ -71,3 +72,27 @@ def test_the_same_seed_gives_the_same_values() -> None:
     one, other = weights.singular_values(3, seed=5), weights.singular_values(3, seed=5)
     assert torch.equal(one.values, other.values)
     assert torch.equal(state, torch.get_rng_state())
+    assert not torch.equal(one.error, weights.singular_values(3, seed=6).error)
+
+
+def test_the_bound_of_a_map_of_low_rank_holds_beyond_rounding() -> None:
+    """Equal rows: what is left beside the largest value is rounding, and so is the error of that value."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        k = torch.randn(1, 1, 50, 4, generator=generator)
+        weights = regard.attention(torch.ones(1, 1, 40, 4), k, k, return_weights=True).weights
+        found = weights.singular_values(1)
+        assert (torch.linalg.svdvals(weights.dense().double())[..., :1] <= found.values.double() + found.error).all()
+        assert found.error.max() < 1e-5
+
+
+def test_the_norm_of_the_rest_is_bounded_for_every_seed() -> None:
+    """Of a map with one value far above the others; without its constant, one bound of twenty would be too low."""
+    q = 0.01 * torch.randn(1, 1, 12, 3, dtype=torch.float64)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    largest = torch.linalg.svdvals(weights.dense())[..., 0]
+    for seed in range(200):
+        probes = torch.randn(1, 1, 12, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        assert (
+            _norm_of_residual(weights.source, torch.zeros(1, 1, 12, 1, dtype=torch.float64), probes) >= largest
+        ).all()

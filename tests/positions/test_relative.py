@@ -258,7 +258,11 @@ def test_alibi_under_a_causal_mask_of_any_offset_is_the_formula(queries: int, ke
     expected = regard.attention(q, k, v, **options, backend="reference", return_weights=True)
     found = regard.attention(q, k, v, **options, backend="fused", return_weights=True)
     torch.testing.assert_close(found.output, expected.output, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.weights.received(), expected.weights.dense().sum(-2), rtol=0, atol=1e-9)
+    dense = expected.weights.dense()
+    torch.testing.assert_close(found.weights.received(), dense.sum(-2), rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.weights.entropy(), torch.special.entr(dense).sum(-1), rtol=0, atol=1e-9)
+    taking_part = dense.sum(-1).square() / dense.square().sum(-1).clamp_min(1e-30)
+    torch.testing.assert_close(found.weights.participation(), taking_part, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -280,6 +284,29 @@ def test_alibi_on_the_fused_kernel_is_as_good_as_its_dtype(dtype: torch.dtype) -
     torch.testing.assert_close(output.double(), wide.output, rtol=0, atol=tolerance)
     map_tolerance = 2e-4 if dtype == torch.bfloat16 else 5e-6
     torch.testing.assert_close(weights.dense().double(), wide.weights.dense(), rtol=0, atol=map_tolerance)
+
+
+@pytest.mark.parametrize("backend", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_slopes_in_half_precision_are_not_rounded_again(dtype: torch.dtype, backend: str) -> None:
+    """A model in half precision has its slopes in it too; 300 positions away, m |i - j| would be off by 0.5."""
+    q, slopes = torch.randn(1, 2, 300, 4).to(dtype), torch.tensor([0.013, 0.3]).to(dtype)
+    mask = regard.causal()
+    weights = regard.attention(
+        q, q, q, bias=regard.ALiBi(slopes), mask=mask, backend=backend, return_weights=True
+    ).weights
+    wide = regard.attention(
+        q.double(), q.double(), q.double(), bias=regard.ALiBi(slopes.double()), mask=mask, return_weights=True
+    ).weights
+    torch.testing.assert_close(weights.dense().double(), wide.dense(), rtol=0, atol=2e-4)
+
+
+def test_alibi_with_steep_negative_slopes_is_not_split() -> None:
+    """The reach of the split numbers is the slope's size: a slope of -9 over 400 positions is as large as one of 9."""
+    sizes = Sizes((), 1, 1, 400, 400, False)
+    for slope in (9.0, -9.0):
+        bias = regard.ALiBi(torch.tensor([slope])).bind(sizes, torch.device("cpu"))
+        assert bias.split(sizes, torch.device("cpu"), causal=True) is None
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 7, 8, 12, 16, 25])

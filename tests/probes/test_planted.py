@@ -323,3 +323,21 @@ def test_padding_of_torchs_own_layers() -> None:
     checked = check(Encoder(hands_it_on=False), batch)
     assert found(checked) == {"padding"}
     assert places(checked, "padding") == {"", "layer.self_attn"}
+
+
+def test_a_convolution_over_padding_is_told_apart_from_attention_to_it() -> None:
+    class Mixing(nn.Module):
+        def __init__(self, *, hides: bool) -> None:
+            super().__init__()
+            self.hides = hides
+            self.convolution = nn.Conv1d(8, 8, 3, padding=1)
+
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            mixed = self.convolution(x.mT).mT
+            return sdpa(mixed, mixed, mixed, attn_mask=keep[:, None, :] if self.hides else None)
+
+    batch = {"x": torch.randn(2, 9, 8), "keep": torch.arange(9) < torch.tensor([9, 5])[:, None]}
+    checked = check(Mixing(hides=True), batch)
+    assert not checked.faults
+    assert [finding.reason for finding in checked.findings if "convolution" in finding.says] == ["batch"]
+    assert found(check(Mixing(hides=False), batch)) == {"padding"}

@@ -11,11 +11,13 @@ import pytest
 from regard.errors import RunFolderError
 from regard.storage.mapped import SIGNATURE, open_mapped, write_footer
 
+NO_NUMBER: Any = "5"
+
 
 @dataclass(frozen=True)
 class Counts:
     dtype: str
-    count: Any
+    count: int
 
     @property
     def numbers_bytes(self) -> int:
@@ -36,7 +38,9 @@ def test_numbers_and_footer_come_back(tmp_path: Path) -> None:
     assert not raw.flags.writeable
 
 
-@pytest.mark.parametrize("footer", [Counts("<i4", 4), Counts("<i2", 5), Counts("nonsense", 5), Counts("<i4", "5")])
+@pytest.mark.parametrize(
+    "footer", [Counts("<i4", 4), Counts("<i2", 5), Counts("nonsense", 5), Counts("<i4", NO_NUMBER), Counts("O", 5)]
+)
 def test_a_footer_that_does_not_fit(tmp_path: Path, footer: Counts) -> None:
     with pytest.raises(RunFolderError, match=r"expected a footer that fits .*x, got damaged bytes; delete it"):
         open_mapped(write(tmp_path / "x", footer), Counts)

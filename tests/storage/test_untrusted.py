@@ -33,7 +33,7 @@ BAD_JSON: dict[str, tuple[bytes | str, str]] = {
 @pytest.mark.parametrize("kind", BAD_JSON)
 def test_json_that_is_refused(kind: str) -> None:
     content, message = BAD_JSON[kind]
-    with pytest.raises(DataError, match=f"^not JSON that regard reads: .*{message}"):
+    with pytest.raises(DataError, match=f"^not JSON: .*{message}"):
         parse_json(content)
 
 
@@ -63,7 +63,7 @@ BAD_TOML: dict[str, tuple[bytes | str, str]] = {
 @pytest.mark.parametrize("kind", BAD_TOML)
 def test_toml_that_is_refused(tmp_path: Path, kind: str) -> None:
     content, message = BAD_TOML[kind]
-    with pytest.raises(DataError, match=f"^not TOML that regard reads: .*{message}"):
+    with pytest.raises(DataError, match=f"^not TOML: .*{message}"):
         parse_toml(content)
     path = tmp_path / "run.toml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -33,11 +33,17 @@ def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | N
 
 
 def row_state(call: Call) -> Tensor:
-    """The row state of a call whose kernel returned none, from a second pass over the scores; it has no gradient."""
+    """The row state of a call whose kernel returned none, or none that is exact, from a second pass over the scores.
+
+    It is computed in the compute dtype, and has a gradient if gradients are recorded.
+    """
+    grad = torch.is_grad_enabled()
     # The state is kept. It must not be an inference tensor, even if the first reader is in inference mode.
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        query, key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
+        call = replace(call, query=query, key=key, dropout=0.0)
         # Any values would do, so the keys are passed as values.
-        return execute(choose_backend(call, None), call, call.key)[1]
+        return execute(choose_backend(call, None), call, key)[1]
 
 
 def reader(backend: Backend, call: Call) -> Backend:

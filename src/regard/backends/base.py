@@ -105,8 +105,9 @@ class Call:
             ShapeError: the values' leading dimensions do not fit.
         """
         sizes, tail = self.sizes, value.shape[-2:]
-        groups = (*leading[:-1], sizes.kv_heads) if sizes.has_heads else leading
-        heads = sizes.kv_heads if value.dim() == 2 or tuple(value.shape[:-2]) == groups else sizes.heads
+        # As in the call itself, a batch dimension of the values may be 1.
+        is_grouped = value.dim() == len(leading) + 2 and sizes.has_heads and value.shape[-3] == sizes.kv_heads
+        heads = sizes.kv_heads if value.dim() == 2 or is_grouped else sizes.heads
         target = (*leading[:-1], heads) if sizes.has_heads else leading
         try:
             value = value.expand(*target, *tail).reshape(sizes.flat_batch, heads, *tail)
@@ -164,6 +165,10 @@ class Backend(ABC):
 
         The state is None if the kernel does not return it; it is then computed when somebody needs it.
         """
+
+    def has_exact_state(self, call: Call) -> bool:
+        """Whether the row state that `run` returns is as exact as the call's compute dtype; a map keeps no other."""
+        return True
 
     def remark(self, call: Call) -> str | None:
         """A remark that `explain` adds when this backend runs the call."""

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.backends.additive_masks import Buffer
 from regard.backends.base import Backend, Call
 from regard.backends.fused_kernels import Kernel, kernel_for
 from regard.backends.fused_plan import Block, Plan, plan
@@ -41,6 +42,10 @@ class Fused(Backend):
         if kernel_for(call.query, call.sizes, has_additive=True) is None:
             return f"torch has no fused kernel for {call.query.dtype} on {call.query.device.type}"
         return None
+
+    def has_exact_state(self, call: Call) -> bool:
+        """Not for half precision: there the kernels approximate exponentials, and the log-sum-exp errs by 7e-5."""
+        return call.query.dtype == call.compute_dtype
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
         """Make a plan that covers the mask, and run the kernel on the blocks of the plan."""
@@ -87,6 +92,7 @@ class _FusedBlocks(torch.autograd.Function):
         blocks = ctx.covering.blocks
         is_whole = len(blocks) == 1 and blocks[0].count * len(blocks[0].columns) == key.shape[2]
         grads = () if is_whole else tuple(torch.zeros_like(t) for t in (query, key, value))
+        buffer = Buffer()
         for number, block in enumerate(blocks):
             if not block.columns:
                 continue
@@ -94,7 +100,7 @@ class _FusedBlocks(torch.autograd.Function):
             places = ((query, rows), (key, columns), (value, columns), (output, rows), (lse, rows))
             saved = tuple(_part(tensor, where, block) for tensor, where in places)
             grad_rows = None if grad_lse is None else _part(grad_lse, block.rows, block)
-            pieces = _backward_block(ctx, number, saved, _part(grad_output, block.rows, block), grad_rows)
+            pieces = _backward_block(ctx, number, saved, _part(grad_output, block.rows, block), grad_rows, buffer)
             if is_whole:
                 return None, None, None, *(_whole(piece, block) for piece in pieces)
             for grad, where, piece in zip(grads, (rows, columns, columns), pieces, strict=True):
@@ -135,15 +141,31 @@ def _forward_blocks(
     kernel: Kernel, covering: Plan, scale: float, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     """The output and the lse of all blocks, and the extras of each block."""
-    pieces = [_forward_block(kernel, covering, block, scale, query, key, value) for block in covering.blocks]
-    outputs, states, extras = zip(*pieces, strict=True)
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-    lse = states[0] if len(states) == 1 else torch.cat(states, dim=2)
-    return output, lse, extras
+    blocks, buffer, end = covering.blocks, Buffer(), 0
+    results: tuple[Tensor, ...] = ()
+    extras: list[tuple[Any, ...]] = []
+    for block in blocks:
+        *pieces, extra = _forward_block(kernel, covering, block, scale, query, key, value, buffer)
+        if len(blocks) == 1:
+            return pieces[0], pieces[1], (extra,)
+        # If each block left small tensors behind, the allocator would keep the memory of every mask between them.
+        results = results or tuple(t.new_empty(*t.shape[:2], query.shape[2], *t.shape[3:]) for t in pieces)
+        start, end = end, end + pieces[0].shape[2]
+        for result, piece in zip(results, pieces, strict=True):
+            result[:, :, start:end] = piece
+        extras.append(extra)
+    return results[0], results[1], tuple(extras)
 
 
 def _forward_block(
-    kernel: Kernel, covering: Plan, block: Block, scale: float, query: Tensor, key: Tensor, value: Tensor
+    kernel: Kernel,
+    covering: Plan,
+    block: Block,
+    scale: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    buffer: Buffer,
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     """The output, the lse (-inf on rows with no key) and the kernel's extras, for one block or for joined blocks."""
     query = _part(query, block.rows, block)
@@ -151,7 +173,7 @@ def _forward_block(
         dtype = torch.promote_types(query.dtype, torch.float32)
         return torch.zeros_like(query), query.new_full(query.shape[:-1], -torch.inf, dtype=dtype), ()
     key, value = _part(key, block.columns, block), _part(value, block.columns, block)
-    added = covering.additive(block)
+    added = covering.additive(block, buffer)
     output, lse, extras = kernel.forward(
         query, key, value, additive=added.tensor, is_causal=block.is_causal, scale=scale
     )
@@ -163,13 +185,18 @@ def _forward_block(
 
 
 def _backward_block(
-    ctx: Any, number: int, saved: tuple[Tensor, ...], grad_output: Tensor, grad_lse: Tensor | None
+    ctx: Any,
+    number: int,
+    saved: tuple[Tensor, ...],
+    grad_output: Tensor,
+    grad_lse: Tensor | None,
+    buffer: Buffer,
 ) -> tuple[Tensor, ...]:
     """The gradients of the query, key and value of block `number`, from its part of the saved tensors."""
     block = ctx.covering.blocks[number]
     query, key, value, output, lse = saved
     dim = query.shape[-1]
-    added = ctx.covering.additive(block)
+    added = ctx.covering.additive(block, buffer)
     if added.live is not None:
         dead = lse == -torch.inf
         # With lse = +inf the weights of a row with no key are exp(-inf) = 0 again, for every kernel's convention.

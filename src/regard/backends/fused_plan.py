@@ -12,18 +12,20 @@ rendered once, and equal neighbours go to the kernel together, as rows of a batc
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from regard.backends.additive_masks import CHUNK_ELEMENTS, AdditiveMask, Buffer, by_chunks
 from regard.backends.base import Call
 from regard.backends.kernel_arguments import causal_offset, excluding_factors
 from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.masks.base import And, Mask, render
 from regard.mechanisms.shapes import Sizes
-from regard.mechanisms.tile_sizes import fitting
+from regard.mechanisms.tile_sizes import fitting, ranges
 from regard.mechanisms.transforms import can_look
 
 BLOCK_ELEMENTS = 1 << 22
@@ -54,6 +56,11 @@ class Block:
         """The conjunction of the factors; None without factors."""
         return None if not self.factors else self.factors[0] if len(self.factors) == 1 else And(self.factors)
 
+    @property
+    def place(self) -> object:
+        """Where the block lies in a mask that depends on key - query alone: such masks of equal places are equal."""
+        return self.factors, len(self.rows), len(self.columns), self.columns.start - self.rows.start
+
     def continues(self, last: "Block") -> bool:
         """Whether this block is the next one in the row of equal blocks that `last` stands for."""
         step = len(last.rows)
@@ -67,16 +74,6 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AdditiveMask:
-    """The numbers that are added to the scores of a block."""
-
-    tensor: Tensor | None
-    """(B or 1, H or 1, t or 1, s), -inf for excluded pairs; None if nothing is added or excluded."""
-    live: Tensor | None
-    """Which rows have a key: bool (B or 1, H or 1, t or 1); None if all have one."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """The blocks of a call, and the numbers to add to the scores of each."""
 
@@ -87,30 +84,40 @@ class Plan:
     sizes: Sizes
     dtype: torch.dtype
     device: torch.device
+    repeated: frozenset[object] = frozenset()
+    """The places of blocks that occur more than once; their masks, which depend on key - query alone, are kept."""
     _rendered: dict[object, AdditiveMask] = field(default_factory=dict)
-    """Rendered masks that more than one block uses: those that depend on key - query alone."""
 
     @property
     def is_plain(self) -> bool:
         """Whether the causal flag is all that the blocks need."""
         return self.bias is None and not any(block.factors for block in self.blocks)
 
-    def additive(self, block: Block) -> AdditiveMask:
-        """The kernel's additive mask for a block."""
-        if torch.compiler.is_compiling() or self.bias is not None or not all(m.is_relative() for m in block.factors):
-            return self._render(block)
-        place = (block.factors, len(block.rows), len(block.columns), block.columns.start - block.rows.start)
-        if place not in self._rendered:
-            self._rendered[place] = self._render(block)
-        return self._rendered[place]
+    def additive(self, block: Block, buffer: Buffer) -> AdditiveMask:
+        """The kernel's additive mask for a block; the next one that is asked for with this buffer may overwrite it."""
+        if not self.repeated or block.place not in self.repeated:
+            return self._render(block, buffer)
+        if block.place not in self._rendered:
+            self._rendered[block.place] = self._render(block, Buffer())
+        return self._rendered[block.place]
 
-    def _render(self, block: Block) -> AdditiveMask:
-        tensor = self._tensor(block)
+    def _render(self, block: Block, buffer: Buffer) -> AdditiveMask:
+        looks_at_queries = self.bias is not None and self.bias.per_key is None
+        looks_at_queries = looks_at_queries or any("query" in mask.depends_on() for mask in block.factors)
+        if looks_at_queries and can_look(torch.empty(0, device=self.device)):
+            step = fitting(CHUNK_ELEMENTS, _breadth(block.mask, self.bias, self.sizes) * len(block.columns))
+            if step < len(block.rows):
+                chunks = ranges(len(block.rows), step)
+                return by_chunks(chunks, len(block.rows), lambda rows: self._tensor(block, rows), buffer)
+        tensor = self._tensor(block, range(len(block.rows)))
         return AdditiveMask(tensor, live_rows(tensor, block))
 
-    def _tensor(self, block: Block) -> Tensor | None:
-        """The additive mask, with last stride 1: the CPU kernel would copy any other, expanded to B x H x T x S."""
-        rows, columns, bias, mask = block.rows, block.columns, None, block.mask
+    def _tensor(self, block: Block, chosen: range) -> Tensor | None:
+        """The additive mask of some rows of a block; None if it is 0.
+
+        Its last stride is 1: the CPU kernel would copy any other, expanded to B x H x T x S.
+        """
+        rows, columns, bias, mask = _moved(chosen, block.rows.start), block.columns, None, block.mask
         if self.bias is not None:
             nothing = torch.empty(0, device=self.device)
             bias = self.bias.block(rows, columns, query=nothing, key=nothing, sizes=self.sizes).detach()
@@ -151,7 +158,15 @@ def plan(call: Call) -> Plan:
     else:
         blocks = _least_work(factors, bias, call.sizes)
         blocks = blocks if bias is not None else tuple(_joined(blocks))
-    return Plan(blocks, bias, per_row, call.sizes, call.query.dtype, call.query.device)
+    return Plan(blocks, bias, per_row, call.sizes, call.query.dtype, call.query.device, _repeated(blocks, bias))
+
+
+def _repeated(blocks: tuple[Block, ...], bias: Bias | None) -> frozenset[object]:
+    """The places that several blocks of a relative mask have."""
+    if torch.compiler.is_compiling() or bias is not None:
+        return frozenset()
+    places = Counter(b.place for b in blocks if b.factors and all(mask.is_relative() for mask in b.factors))
+    return frozenset(place for place, count in places.items() if count > 1)
 
 
 def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor | None]:
@@ -169,12 +184,8 @@ def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor
 def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> tuple[Block, ...]:
     """The cut into blocks that costs least, by the pairs that it computes and a fixed cost of each kernel call."""
     mask = None if not factors else And(factors)
-    axes: frozenset[str] = frozenset() if mask is None else mask.depends_on()
-    batch_of_bias, heads_of_bias = bias.tensor.shape[:2] if isinstance(bias, DenseBias) else (1, sizes.heads)
-    batch = sizes.flat_batch if "batch" in axes else 1 if bias is None else batch_of_bias
-    heads = sizes.heads if "head" in axes else 1 if bias is None else heads_of_bias
     fewest, *steps = BLOCK_ROWS
-    most = fewest * fitting(BLOCK_ELEMENTS, batch * heads * sizes.keys * fewest)
+    most = fewest * fitting(BLOCK_ELEMENTS, _breadth(mask, bias, sizes) * sizes.keys * fewest)
     cuts = [] if mask is None else mask.row_cuts(sizes)
     # If the blocks between two cuts need no rendering, they are taken whole.
     natural = tuple(_blocks(factors, bias, _ranges(mask, cuts, sizes, sizes.queries))) if cuts and bias is None else ()
@@ -185,6 +196,15 @@ def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> t
     # The minimum is found in two steps, because torch.compile cannot trace min with a key.
     work = [sum([PAIRS_A_CALL + cells * len(i) * len(j) for i, j in ranges]) for ranges in tried]
     return tuple(_blocks(factors, bias, tried[work.index(min(work))]))
+
+
+def _breadth(mask: Mask | None, bias: Bias | None, sizes: Sizes) -> int:
+    """How many pairs of sequence and head have additive masks of their own."""
+    axes: frozenset[str] = frozenset() if mask is None else mask.depends_on()
+    batch_of_bias, heads_of_bias = bias.tensor.shape[:2] if isinstance(bias, DenseBias) else (1, sizes.heads)
+    batch = sizes.flat_batch if "batch" in axes else 1 if bias is None else batch_of_bias
+    heads = sizes.heads if "head" in axes else 1 if bias is None else heads_of_bias
+    return batch * heads
 
 
 def _ranges(mask: Mask | None, cuts: list[int], sizes: Sizes, step: int) -> list[tuple[range, range]]:

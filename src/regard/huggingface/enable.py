@@ -1,17 +1,24 @@
 """`enable`: a Hugging Face model whose attention runs through `regard.attention`."""
 
+import inspect
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError
-from regard.huggingface.forward import forward
+from regard.huggingface.forward import COMPUTED, dense, forward, forward_as_eager
 from regard.huggingface.masks import lazy_mask
 
 NAME = "regard"
 """The name of this implementation among those of transformers."""
+ADDED = "regard_added"
+"""The same for models that transformers runs by its eager attention only: their masks are numbers to add."""
+DENSE = {NAME: "regard_dense", ADDED: "regard_added_dense"}
+"""What returns weights as tensors, for code of transformers that asks for eager attention."""
 
 
 def enable(model: nn.Module) -> "Enabled":
@@ -27,22 +34,24 @@ def enable(model: nn.Module) -> "Enabled":
     query has no key, so its row is 0; "eager" spreads it evenly over all keys. The maps of a generation hold the keys
     of every step. For a long generation use `regard.watch`, which holds only the keys of the last step.
 
+    It holds until `disable()`. Where transformers itself asks an enabled model for eager attention (Whisper's
+    `generate` does, for `return_token_timestamps=True`), attention still runs here, and the weights are tensors then.
+
     Args:
         model: a `transformers.PreTrainedModel`. It is changed in place. Nothing else changes, except that transformers
-            knows the two functions from then on.
+            knows these functions from then on.
 
     Returns:
         The changes. `disable()` takes them back, and so does the end of `with regard.huggingface.enable(model):`.
 
     Raises:
-        ArgumentError: it is not a transformers model, or its attention is not dispatched (DeBERTa-v2, MPNet, XLNet,
-            Longformer, BigBird, GPT-Neo, GPT-J, BLOOM, Falcon): these write it out, and `regard.watch` reads that.
+        ArgumentError: it is not a transformers model, its attention is not dispatched but written out (docs/families.md
+            lists these; `regard.watch` reads them), or its attention takes an argument that is not computed here.
     """
     library: Any = sys.modules.get("transformers.modeling_utils")
     if library is None or not isinstance(model, library.PreTrainedModel):
         raise ArgumentError(f"enable() takes a transformers.PreTrainedModel, got {type(model).__name__}")
-    library.AttentionInterface.register(NAME, forward)
-    sys.modules["transformers.masking_utils"].AttentionMaskInterface.register(NAME, lazy_mask)
+    _register(library)
     parts = [m for m in model.modules() if isinstance(m, library.PreTrainedModel)]
     configs = {id(c): c for part in parts for c in _nested(part.config)}.values()
     before = [(config, config._attn_implementation) for config in configs]
@@ -58,7 +67,32 @@ def enable(model: nn.Module) -> "Enabled":
             f"{type(model).__name__} writes its attention out and does not dispatch it, so that there is nothing to "
             "enable: regard.watch(model) reads the weights that it computes"
         )
+    if unknown := [f"{type(part).__name__}: {name}" for part in parts for name in _not_computed(part)]:
+        enabled.disable()
+        raise ArgumentError(
+            f"the attention of {type(model).__name__} takes an argument that is not computed here ({unknown[0]}): "
+            "regard.watch(model) reads its maps"
+        )
+    enabled.start(parts)
     return enabled
+
+
+def _register(library: Any) -> None:
+    """Make the implementations known to transformers."""
+    masks: Any = sys.modules["transformers.masking_utils"].AttentionMaskInterface
+    kinds: Any = ((NAME, forward, lazy_mask), (ADDED, forward_as_eager, partial(lazy_mask, is_added=True)))
+    for name, attend, mask in kinds:
+        library.AttentionInterface.register(name, attend)
+        library.AttentionInterface.register(DENSE[name], dense(attend))
+        masks.register(name, mask)
+        masks.register(DENSE[name], mask)
+
+
+def _not_computed(part: nn.Module) -> list[str]:
+    """Arguments of a model's own eager attention, which its layers therefore pass, that `forward` does not know."""
+    own = getattr(sys.modules[type(part).__module__], "eager_attention_forward", None)
+    given = {} if own is None else inspect.signature(own).parameters
+    return [name for name in given if name not in COMPUTED]
 
 
 def _nested(config: Any) -> Iterator[Any]:
@@ -76,11 +110,30 @@ class Enabled:
         self.model, self._before = model, before
         self.left = left
         """The classes of unchanged parts, which write their attention out themselves."""
+        self._ours: list[tuple[Any, str]] = []
+        self._hooks: list[RemovableHandle] = []
+
+    def start(self, parts: list[Any]) -> None:
+        """Choose each part's kind of mask, and keep what was set from being undone."""
+        # Code that transformers never runs by sdpa may add its mask to the scores, pad it with zeros that mean "keep",
+        # or give none where all keys are seen.
+        adding = {id(part.config) for part in parts if not part._supports_sdpa}
+        ours = [config for config, _ in self._before if config._attn_implementation == NAME]
+        self._ours = [(config, ADDED if id(config) in adding else NAME) for config in ours]
+        _set(self._ours)
+        self._hooks = [part.register_forward_pre_hook(self._keep) for part in parts]
+
+    def _keep(self, part: nn.Module, *_: object) -> None:
+        """Run attention here where transformers has asked for eager since, and return tensors while it generates."""
+        for config, name in self._ours:
+            if config._attn_implementation in ("eager", DENSE[name]):
+                _set([(config, DENSE[name] if _is_generating(self.model) else name)])
 
     def disable(self) -> None:
         """Give every part its old implementation again."""
-        for config, name in self._before:
-            config._attn_implementation = name
+        for hook in self._hooks:
+            hook.remove()
+        _set(self._before)
 
     def __enter__(self) -> "Enabled":
         return self
@@ -92,3 +145,23 @@ class Enabled:
         """The model, and the parts that are unchanged."""
         left = f"; left as they were: {', '.join(self.left)}" if self.left else ""
         return f"Enabled({type(self.model).__name__}{left})"
+
+
+def _set(implementations: list[tuple[Any, str]]) -> None:
+    """Set the implementation of each config, and keep that of configs inside it, which transformers sets too."""
+    wanted = {
+        id(inner): (inner, inner._attn_implementation) for config, _ in implementations for inner in _nested(config)
+    }
+    wanted |= {id(config): (config, name) for config, name in implementations}
+    for config, name in wanted.values():
+        config._attn_implementation = name
+
+
+def _is_generating(model: nn.Module) -> bool:
+    """Whether the model's `generate` is running."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "generate" and frame.f_locals.get("self") is model:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,5 +1,7 @@
 """`regard.attention` with the signature that transformers' models use."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from regard.huggingface.masks import LazyMask
 from regard.inspection.capture.snapshot import copied, may_be_overwritten
 from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.masks.basic import causal
+from regard.mechanisms.masks.basic import as_mask, causal
 from regard.mechanisms.normalizations import Softmax, SoftmaxWithSink
 from regard.mechanisms.scores.base import ScaledDot, Score, SoftCapped
 from regard.mechanisms.shapes import as_autocast
@@ -30,6 +32,7 @@ def forward(
     cache: object | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, AttentionMap]:
     """Attend with the arguments that transformers' models give.
@@ -48,14 +51,20 @@ def forward(
         cache: a paged cache.
         softcap: c of c tanh(s / c) (Gemma 2).
         s_aux: a sink for each head (GPT-OSS).
+        indices: the keys that an indexer has chosen for each query, (B, T, k): no others are seen (DeepSeek 3.2).
         others: arguments that do not change the computation.
 
     Returns:
         The output, (B, T, H, E), and the map.
 
     Raises:
-        ArgumentError: a paged cache is given.
+        ArgumentError: a paged cache, or blocks of keys that an indexer has chosen, are given.
     """
+    if others.get("block_indices") is not None:
+        raise ArgumentError(
+            "this attention sees the blocks of keys that an indexer has chosen, which regard does not run: disable() "
+            "first, and read its maps by regard.watch"
+        )
     if cache is not None:
         raise ArgumentError("attention over a paged cache (continuous batching) is not run by regard: disable() first")
     query, key, value = as_autocast(query, key, value)
@@ -67,12 +76,31 @@ def forward(
         value,
         score=score if softcap is None else SoftCapped(score, softcap),
         normalization=Softmax() if s_aux is None else SoftmaxWithSink(s_aux),
-        mask=_mask(module, attention_mask, is_causal, query.shape[2]),
+        mask=_chosen(_mask(module, attention_mask, is_causal, query.shape[2]), indices, key.shape[2]),
         bias=_bias(attention_mask, position_bias, key.shape[2]),
         dropout=dropout,
         return_weights=True,
     )
     return attended.output.transpose(1, 2).contiguous(), attended.weights
+
+
+COMPUTED = frozenset(inspect.signature(forward).parameters) | {"kwargs", "sliding_window"}
+"""The arguments of transformers' attention functions that are computed here. A window is in the mask as well."""
+
+
+def forward_as_eager(*args: Any, **kwargs: Any) -> tuple[Tensor, AttentionMap]:
+    """Attend like `forward`, and like eager attention see every key where no mask is given."""
+    return forward(*args, **{**kwargs, "is_causal": False})
+
+
+def dense(attend: Callable[..., tuple[Tensor, AttentionMap]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Attend like a function above, and return the weights as a tensor of the output's dtype, as eager does."""
+
+    def attend_densely(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        output, weights = attend(*args, **kwargs)
+        return output, weights.dense().to(output.dtype)
+
+    return attend_densely
 
 
 def _mask(module: nn.Module, given: Tensor | None, is_causal: bool | None, queries: int) -> Mask | Tensor | None:
@@ -83,6 +111,15 @@ def _mask(module: nn.Module, given: Tensor | None, is_causal: bool | None, queri
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     return causal(0) if is_causal and queries > 1 else None
+
+
+def _chosen(mask: Mask | Tensor | None, indices: Tensor | None, keys: int) -> Mask | Tensor | None:
+    """The mask, and of what it allows only the keys that an indexer has chosen."""
+    if indices is None:
+        return mask
+    among = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool, device=indices.device)
+    chosen, allowed = as_mask(among.scatter(-1, indices.long(), True)[:, None]), as_mask(mask)
+    return chosen if chosen is None or allowed is None else allowed & chosen
 
 
 def _bias(given: Tensor | None, position_bias: Tensor | None, keys: int) -> Tensor | None:

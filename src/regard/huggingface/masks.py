@@ -9,6 +9,7 @@ Source: transformers 5.23, masking_utils.py.
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,14 +25,18 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class LazyMask(Tensor):
-    """A bool mask (B, 1, T, S), True = keep, without memory: a model passes it on, and attention reads the predicate.
+    """A mask (B, 1, T, S) without memory: a model passes it on, and attention reads the predicate.
 
-    For any other operation it acts as the tensor that it stands for.
+    For any other operation it acts as the tensor that it stands for: bools, True = keep, or with a floating `dtype`
+    numbers to add, 0 and the lowest of the dtype.
 
     >>> mask = LazyMask(causal(0), (1, 1, 2, 2), torch.device("cpu"))
     >>> mask.shape, ~mask
     (torch.Size([1, 1, 2, 2]), tensor([[[[False,  True],
               [False, False]]]]))
+    >>> LazyMask(causal(0), (1, 1, 2, 2), torch.device("cpu"), torch.float32) < 0
+    tensor([[[[False,  True],
+              [False, False]]]])
     """
 
     allowed: Mask | None
@@ -40,13 +45,19 @@ class LazyMask(Tensor):
     # The result of an operation is an ordinary tensor.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __new__(cls, allowed: Mask | None, shape: tuple[int, int, int, int], device: torch.device) -> "LazyMask":
+    def __new__(
+        cls,
+        allowed: Mask | None,
+        shape: tuple[int, int, int, int],
+        device: torch.device,
+        dtype: torch.dtype = torch.bool,
+    ) -> "LazyMask":
         """A tensor without storage."""
-        made: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        made: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made.allowed = allowed
         return made
 
-    def __init__(self, allowed: Mask | None, shape: tuple[int, int, int, int], device: torch.device) -> None:
+    def __init__(self, *given: Any) -> None:
         super().__init__()
 
     @classmethod
@@ -59,10 +70,13 @@ class LazyMask(Tensor):
     def rendered(self) -> Tensor:
         """The tensor that this one stands for."""
         batch, _, queries, keys = self.shape
-        if self.allowed is None:
-            return torch.ones(self.shape, dtype=torch.bool, device=self.device)
-        sizes = Sizes((batch,), 1, 1, queries, keys, True)
-        return self.allowed.dense(sizes, self.device).expand(self.shape).clone()
+        keep = torch.ones(self.shape, dtype=torch.bool, device=self.device)
+        if self.allowed is not None:
+            sizes = Sizes((batch,), 1, 1, queries, keys, True)
+            keep = self.allowed.dense(sizes, self.device).expand(self.shape).clone()
+        if self.dtype == torch.bool:
+            return keep
+        return torch.zeros_like(keep, dtype=self.dtype).masked_fill(~keep, torch.finfo(self.dtype).min)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """The mask as text."""
@@ -79,14 +93,20 @@ def lazy_mask(
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
+    is_added: bool = False,
+    dtype: torch.dtype = torch.float32,
     **settings: Any,
 ) -> Tensor:
-    """transformers calls this to make a mask, so the arguments and their names are those of transformers."""
+    """transformers calls this to make a mask, so the arguments and their names are those of transformers.
+
+    But for `is_added`: whether the model expects numbers to add, of `dtype`, and not bools.
+    """
     if mask_function is None or use_vmap:
         # The function is not written for tensors of positions, so transformers makes its T x S numbers.
         masking = sys.modules["transformers.masking_utils"]
         given = {} if mask_function is None else {"mask_function": mask_function}
-        return masking.sdpa_mask(
+        dense = partial(masking.eager_mask, dtype=dtype) if is_added else masking.sdpa_mask
+        return dense(
             batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, attention_mask=attention_mask,
             use_vmap=use_vmap, device=device, **{**settings, **given, "allow_is_causal_skip": False,
                                                  "allow_is_bidirectional_skip": False},
@@ -99,7 +119,8 @@ def lazy_mask(
         masks.append(None if bool(keep.all()) else padding(keep))
     known = [mask for mask in masks if mask is not None]
     allowed = None if not known else known[0] if len(known) == 1 else And(tuple(known))
-    return LazyMask(allowed, (batch_size, 1, q_length, kv_length), torch.device(device))
+    kind = dtype if is_added else torch.bool
+    return LazyMask(allowed, (batch_size, 1, q_length, kv_length), torch.device(device), kind)
 
 
 def _parts(function: MaskFunction) -> Sequence[MaskFunction]:

@@ -16,11 +16,10 @@ from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import Moment, Sequences
 from regard.inspection.capture.shared_keys import share_keys
-from regard.inspection.capture.stored_weights import NAME
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource
 from regard.maps.source import Source
 from regard.maps.summary_source import Summarize, SummarySource
+from regard.mechanisms.shapes import Sizes
 
 
 @dataclass(slots=True, eq=False)
@@ -34,17 +33,34 @@ class Observed:
     """None if it could not be read."""
     factors: Factors | None = None
     """The tensors from which the map is read; None if only statistics were kept, or the call could not be read."""
+    softmax: AttentionMap | None = None
+    """The softmax from which the model made the weights, if it differs from them."""
     is_stored: bool = False
     """Whether the map was read from weights that the model computed itself."""
     notes: list[str] = field(default_factory=list)
     error: float | str | None = None
     """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
+    is_other: bool = False
+    """Whether it was refused because it is no attention."""
     at: int = 0
     """How many calls its thread had observed until then, this one included."""
+    token: object = None
+    """What names the call for its observer."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of the map."""
+        if self.factors is not None:
+            return self.factors.sizes
+        assert self.map is not None
+        *lead, queries, keys = self.map.shape
+        has_heads = len(lead) > 1
+        batch, heads = (lead[:-1], lead[-1]) if has_heads else (lead, 1)
+        return Sizes(tuple(batch), heads, heads, queries, keys, has_heads)
 
     def refuse(self, reason: str) -> None:
         """Drop the map, because it turned out not to be the module's attention."""
-        self.map, self.factors, self.notes = None, None, [reason]
+        self.map, self.softmax, self.factors, self.notes = None, None, None, [reason]
 
 
 class Record:
@@ -80,6 +96,8 @@ class Record:
         """How many calls each module made in a backward pass, which are not kept again."""
         self.unreadable: Counter[tuple[str, str]] = Counter()
         """How often something unreadable was observed, by (module path, reason)."""
+        self.others: Counter[tuple[str, str]] = Counter()
+        """How often something was observed that only looks like attention, by (module path, what it is)."""
         self.skipped = 0
         """How many calls came from modules that were not asked for."""
         self.outside = 0
@@ -127,20 +145,19 @@ class Record:
 
     def _read(self, path: str, index: int, source: ObservedCall, when: Moment) -> Observed:
         reading = source.read(self.keeper, path)
-        factors = reading.factors
-        weights = CallSource(
-            factors, factors.sizes.leading, name=NAME if reading.is_stored else "", mixed=reading.mixed
-        )
+        weights, softmax = reading.source, reading.softmax
         observed = Observed(
-            path, index, source.how, AttentionMap(weights), factors, reading.is_stored, reading.notes, at=when.at
-        )
+            path, index, source.how, AttentionMap(weights), reading.factors,
+            softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
+            notes=reading.notes, at=when.at, token=source.token,
+        )  # fmt: skip
         if self._verify:
             observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
         before = self._place(path, index, reading.evidence, when)
         if self._summary is not None:
-            observed.map, observed.factors = _summarized(weights, self._summary), None
-        elif before is not None and reading.holds_keys:
-            share_keys(self._call(path, before).factors, factors)
+            observed.map, observed.softmax, observed.factors = _summarized(weights, self._summary), None, None
+        elif before is not None and reading.holds_keys and reading.factors is not None:
+            share_keys(self._call(path, before).factors, reading.factors)
         return observed
 
     def _place(self, path: str, index: int, evidence: Evidence | None, when: Moment) -> int | None:
@@ -154,19 +171,36 @@ class Record:
     def _call(self, path: str, index: int) -> Observed:
         return next(call for call in reversed(self.calls) if (call.name, call.index) == (path, index))
 
-    def unread(self, thread: Thread, frame: Frame | None, reason: str) -> None:
-        """Remember something unreadable, such as a softmax in blocks.
-
-        Calls of the same module run that were read as whole softmaxes are then blocks too, and are refused.
-        """
+    def unread(self, thread: Thread, reason: str) -> None:
+        """Remember something unreadable, such as a softmax in blocks."""
         path = thread.path(self)
-        if path is None or not self.wanted(path):
-            return
+        if path is not None and self.wanted(path):
+            with self._lock:
+                self.unreadable[path, reason] += 1
+
+    def refuse(self, thread: Thread, frame: Frame) -> None:
+        """Refuse the softmaxes of a module that attends in blocks: none of them is its attention."""
+        path = self.paths.get(id(frame.module))
         with self._lock:
-            self.unreadable[path, reason] += 1
             for call in self.calls:
-                if frame is not None and call.name == path and call.at > frame.taken and call.is_stored:
+                if call.name == path and call.at > frame.taken and call.is_stored and call.map is not None:
                     call.refuse("one softmax of several that the module attends by, in blocks")
+
+    def other(self, thread: Thread, reason: str) -> None:
+        """Remember something that only looks like attention."""
+        path = thread.path(self)
+        if path is not None and self.wanted(path):
+            with self._lock:
+                self.others[path, reason] += 1
+
+    def withdraw(self, token: object, reason: str) -> None:
+        """Take back a call that turned out to be no attention."""
+        with self._lock:
+            for call in self.calls:
+                if call.token is token and call.map is not None:
+                    call.refuse(reason)
+                    call.is_other = True
+                    self.others[call.name, reason] += 1
 
 
 def _summarized(source: Source, what: Summarize) -> AttentionMap:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from regard.inspection.observed import Observed, Record
 from regard.maps.source import bytes_by_storage
@@ -18,11 +19,13 @@ class Report:
     calls: tuple[Observed, ...]
     missed: tuple[tuple[str, str], ...]
     """(module path, reason) for each module or call that could not be seen or read."""
+    others: tuple[tuple[str, str], ...]
+    """(module path, what it is) for what only looks like attention."""
     notes: tuple[str, ...]
     held_bytes: int
 
     def __str__(self) -> str:
-        """A line for each module, with what reached its kernel; then a line for each that was not seen, and the notes.
+        """A line for each module, with what reached its kernel; then what was not seen, what is none, and notes.
 
         The shares of the weight are computed here: at most two passes over each map, in linear memory.
         """
@@ -34,6 +37,8 @@ class Report:
         lines += [f"  {line}" for line in _table(read)]
         lines += ["not seen:"] if self.missed else []
         lines += [f"  {path or 'the model itself'}: {reason}" for path, reason in self.missed]
+        lines += ["no attention, as far as is known:"] if self.others else []
+        lines += [f"  {path or 'the model itself'}: {what}" for path, what in self.others]
         return "\n".join([*lines, *self.notes])
 
 
@@ -43,8 +48,9 @@ def report(record: Record) -> Report:
         if call.factors is not None:
             call.factors.settle()
     missed = missed_by(record)
+    others = [(path, _times(what, n)) for (path, what), n in record.others.items()]
     notes = []
-    if not record.calls and not missed:
+    if not record.calls and not missed and not others:
         notes.append("no attention was observed: nothing ran, or the model attends in a way that is not known here")
     if record.skipped:
         notes.append(f"{count(record.skipped, 'call')} of modules that were not asked for")
@@ -56,13 +62,19 @@ def report(record: Record) -> Report:
         if given.dense is not None:
             notes.append(f"a dense mask or bias {tuple(given.dense.shape)} is held once: {human(given.bytes)}")
     return Report(
-        type(record.modules[""]).__name__, tuple(record.calls), tuple(missed), tuple(notes), held_bytes(record)
+        type(record.modules[""]).__name__,
+        tuple(record.calls),
+        tuple(missed),
+        tuple(others),
+        tuple(notes),
+        held_bytes(record),
     )
 
 
 def missed_by(record: Record) -> list[tuple[str, str]]:
     """(module path, reason) for each module or call that could not be seen or read."""
-    missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in record.calls if call.map is None]
+    refused = [call for call in record.calls if call.map is None and not call.is_other]
+    missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in refused]
     missed += [(path, _times(reason, n)) for (path, reason), n in record.unreadable.items()]
     missed += [(path, _times("it ran, but no attention of it could be observed", n)) for path, n in _silent(record)]
     return missed + [(path, "TorchScript, whose calls cannot be observed") for path in _scripted(record)]
@@ -72,21 +84,37 @@ def held_bytes(record: Record) -> int:
     """The bytes of all factors; each storage counts once."""
     storages: dict[int, int] = {}
     for call in record.calls:
-        if call.map is not None:
-            storages |= bytes_by_storage(call.map.source.tensors())
+        for held in (call.map, call.softmax):
+            storages |= {} if held is None else bytes_by_storage(held.source.tensors())
     return sum(storages.values()) + sum(given.bytes for given in record.keeper.dense_masks)
 
 
 def _silent(record: Record) -> list[tuple[str, int]]:
     """Modules that look like attention and ran, although no call was observed in them, around them or inside them."""
-    known = {call.name for call in record.calls} | {path for path, _ in record.unreadable} | set(record.recomputed)
+    known = {call.name for call in record.calls} | {path for path, _ in (*record.unreadable, *record.others)}
+    known |= set(record.recomputed)
     silent = []
     for path, n in record.ran.items():
         related = any(_inside(other, path) or _inside(path, other) for other in known)
         within = any(other != path and _inside(other, path) for other in record.ran)
-        if not related and not within and record.wanted(path):
+        if not related and not within and record.wanted(path) and not _is_part_of_seen(record, path, known):
             silent.append((path, n))
     return silent
+
+
+def _is_part_of_seen(record: Record, path: str, known: set[str]) -> bool:
+    """Whether a module is a part of attention that was seen beside it, and can be no attention itself."""
+    outside = path.rpartition(".")[0]
+    seen = outside in record.ran and any(_inside(other, outside) for other in known)
+    return seen and _only_projects(record.modules[path])
+
+
+def _only_projects(module: nn.Module) -> bool:
+    """Whether a module named after attention is only a part of it: it has one matrix at most, which makes no more
+    than it takes, as the output of LXMERT's attention has. Queries and keys are made of more.
+    """
+    matrices = [parameter for parameter in module.parameters() if parameter.dim() > 1]
+    return len(matrices) < 2 and all(matrix.shape[0] <= matrix[0].numel() for matrix in matrices)
 
 
 def _scripted(record: Record) -> list[str]:

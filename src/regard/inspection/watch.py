@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args, overload
 
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError, NotSeenError, ShapeError
+from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
 from regard.inspection.capture.module_names import Names, chooser, not_seen
 from regard.inspection.capture.module_stack import Thread, this_thread
 from regard.inspection.capture.observers import OBSERVERS
@@ -158,10 +158,31 @@ class Seen:
             )
         return maps[0] if index is not None or len(maps) == 1 else list(maps)
 
+    @overload
+    def softmax(self, key: Key) -> AttentionMap: ...
+    @overload
+    def softmax(self, key: str) -> AttentionMap | list[AttentionMap]: ...
+    def softmax(self, key: Key | str) -> AttentionMap | list[AttentionMap]:
+        """The softmax of a call that wrote its attention out, before a mask, a gate, a mix of heads or dropout.
+
+        `seen[key]` has the weights that multiplied the values. Where nothing stood between, it is the same map.
+
+        Raises:
+            NotSeenError: the call was not seen, or could not be read; the message says why.
+            NotKeptError: only statistics were kept, and of the weights alone.
+        """
+        found = self[key]
+        if self.record.keeper.where == "summary":
+            raise NotKeptError(f"the softmax of {key!r} was not kept: watch with keep='factors'")
+        beside = {id(call.map): call.softmax for call in self.calls if call.softmax is not None}
+        softmaxes = [beside.get(id(one), one) for one in ([found] if isinstance(found, AttentionMap) else found)]
+        return softmaxes[0] if isinstance(found, AttentionMap) else softmaxes
+
     def _why_not(self, name: str, index: int | None) -> str:
         if calls := self.record.count[name]:
             return f"{name!r} was called {calls} times, numbered from 0; there is no call {index}"
-        reasons = [reason for path, reason in self.record.unreadable if path == name]
+        named = (*self.record.unreadable, *self.record.others)
+        reasons = [reason for path, reason in named if path == name]
         return f"{name!r}: {reasons[0]}" if reasons else not_seen(name, [call.name for call in self.calls])
 
     def joined(self, name: str) -> AttentionMap:

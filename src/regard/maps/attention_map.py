@@ -133,8 +133,7 @@ class AttentionMap(TensorLike):
             return chosen
         places = []
         for index, length, name in zip((rows, columns), self.shape[-2:], ("query", "key"), strict=True):
-            whole = slice(None) if index is None else slice(index, index + 1) if isinstance(index, int) else index
-            places.append(positions(whole, length, name, self.device))
+            places.append(positions(slice(None) if index is None else index, length, name, self.device))
             if not len(places[-1]):
                 raise ShapeError(f"a selection needs at least one {name}, got none of {length}")
         return AttentionMap(SelectionSource(chosen.source, *places))

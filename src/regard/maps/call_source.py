@@ -51,7 +51,7 @@ class CallFactors(Protocol):
 
 
 class GivenFactors:
-    """A given call and its row state; if the kernel did not return the state, it is computed at the first read."""
+    """A given call and its row state; if there is no exact one from the kernel, it is computed at the first read."""
 
     def __init__(self, call: Call, state: Tensor | None) -> None:
         self.call = call
@@ -66,7 +66,14 @@ class GivenFactors:
     def state(self) -> Tensor:
         """One number for each row (B, H, T)."""
         if self._state is None:
-            self._state = row_state(self.call)
+            # The first reader may want no gradient, and a later one may.
+            with torch.enable_grad():
+                self._state = row_state(self.call)
+        return self._state
+
+    @property
+    def known_state(self) -> Tensor | None:
+        """The row state, if nothing has to be computed for it."""
         return self._state
 
     def tensors(self) -> list[Tensor]:
@@ -318,7 +325,11 @@ class _Buffered:
         logs -= take_rows(self.state, rows)[..., None]
         call = self.call
         if call.bias is not None:
-            vectors = {"query": take(call.query, rows), "key": take(call.key, columns)}
+            # In the map's dtype, as everywhere: a bias that reads the vectors would round in half precision.
+            vectors = {
+                name: take(x, where).to(logs.dtype)
+                for name, x, where in (("query", call.query, rows), ("key", call.key, columns))
+            }
             bias = call.bias.block(rows, columns, **vectors, sizes=call.sizes).to(logs.dtype).squeeze(1)
             logs.add_(bias, alpha=1 / LN_2)
             logs.clamp_min_(-NEVER)

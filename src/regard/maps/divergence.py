@@ -13,7 +13,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource
 from regard.maps.derived_sources import DerivedSource
-from regard.maps.given_source import given
+from regard.maps.given_source import given_weights
 from regard.maps.products import product
 from regard.maps.source import Part, Piece, Scratch, Source
 from regard.maps.statistics import LOWEST_LOG, Entropy, PerQuery
@@ -92,7 +92,7 @@ def _sources(p: AttentionMap | Tensor, q: AttentionMap | Tensor) -> tuple[Source
     for side in maps:
         if not side.source.has_blocks:
             side.source.refuse("divergence()")
-    first, second = (side.source if isinstance(side, AttentionMap) else given(side) for side in (p, q))
+    first, second = (side.source if isinstance(side, AttentionMap) else given_weights(side) for side in (p, q))
     return first, second
 
 
@@ -197,6 +197,8 @@ class Compared(PerQuery):
 class CrossEntropy(Compared):
     """-sum_j p_j ln q_j."""
 
+    reads_shares: ClassVar[bool] = True
+
     def compare(self, p: Piece, q: Piece) -> Tensor:
         """Inf where p has weight and q has none."""
         return -torch.linalg.vecdot(p.weights, _logs(q)) + _beyond(p.weights, q)
@@ -208,6 +210,8 @@ class CrossEntropy(Compared):
 class KullbackLeibler(Compared):
     """sum_j p_j ln(p_j / q_j)."""
 
+    reads_shares: ClassVar[bool] = True
+
     def compare(self, p: Piece, q: Piece) -> Tensor:
         """Inf where p has weight and q has none."""
         return torch.linalg.vecdot(p.weights, _logs(p) - _logs(q)) + _beyond(p.weights, q)
@@ -218,6 +222,8 @@ class KullbackLeibler(Compared):
 
 class JensenShannon(Compared):
     """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2."""
+
+    reads_shares: ClassVar[bool] = True
 
     def compare(self, p: Piece, q: Piece) -> Tensor:
         """The logarithm of m comes from those of p and q."""

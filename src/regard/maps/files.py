@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from os import PathLike
 from os.path import realpath
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError
 from regard.maps import fused_statistics, pooling, statistics
 from regard.maps.call_source import CallSource, GivenFactors
+from regard.maps.file_checks import CallParts, SummaryParts, check_call, check_fields, check_summary, try_source
 from regard.maps.source import Source
 from regard.maps.statistics import TopKeys
 from regard.maps.statistics_by_name import Summary
@@ -33,6 +36,7 @@ from regard.mechanisms.tensor_tree import rebuilt
 from regard.storage.atomic import write_atomically
 from regard.storage.untrusted import open_tensors, parse_json, safetensors_library
 
+S = TypeVar("S", CallSource, SummarySource)
 FORMAT, SUMMARY_FORMAT = "regard.AttentionMap 1", "regard.summary 1"
 KINDS = {"AttentionMap": "attention map", "summary": "summary of a map"}
 NAMED: tuple[ModuleType, ...] = (
@@ -71,15 +75,14 @@ def load(path: str | PathLike[str], device: torch.device) -> Source:
     """Read what `save` wrote of a map, or `save_summary` of a map of which only statistics were kept.
 
     Raises:
-        DataError: it is not such a file.
+        DataError: it is not such a file, or what it says does not fit its own tensors.
         MissingExtraError: safetensors is not installed.
     """
-    header, tensors = _contents(path, device)
+    header, tensors = _contents(path)
     if header.get("format") == SUMMARY_FORMAT and "map" in header:
-        return _summary_source(path, header, tensors)
+        return _moved(_summary_source(path, header, tensors), device)
     _require_format(path, header, FORMAT)
-    call, state, layout, value = _unpacked(path, header, tensors)
-    return CallSource(GivenFactors(call, state), layout, _backend(header.get("backend"), call), value)
+    return _moved(_call_source(path, header, tensors), device)
 
 
 def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) -> None:
@@ -116,12 +119,12 @@ def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu
         DataError: it is not such a file.
         MissingExtraError: safetensors is not installed.
     """
-    header, tensors = _contents(path, torch.device(device))
+    header, tensors = _contents(path)
     _require_format(path, header, SUMMARY_FORMAT)
     if "map" in header:
-        return MapStatistics(_summary_source(path, header, tensors)).statistics
+        return MapStatistics(_moved(_summary_source(path, header, tensors), torch.device(device))).statistics
     summary: Summary = {}
-    for name, tensor in tensors.items():
+    for name, tensor in ((name, tensor.to(device)) for name, tensor in tensors.items()):
         whole, _, part = name.partition(".")
         if not part:
             summary[whole] = tensor
@@ -148,31 +151,63 @@ def _parts_of_summary(summary: MapStatistics) -> tuple[Any, ...]:
 
 
 def _summary_source(path: str | PathLike[str], header: dict[str, str], tensors: dict[str, Tensor]) -> SummarySource:
-    layout, number, (names, k, p, rows, columns, how), named, answers = _unpacked(path, header, tensors)
-    what = Summarize(*names, k=k, p=p, rows=rows, columns=columns, how=how)
-    return SummarySource(layout, getattr(torch, number), what, dict(named), dict(answers))
+    with _fitting(path):
+        parts = SummaryParts(*_unpacked(header, tensors))
+        check_summary(parts)
+        names, k, p, rows, columns, how = parts.settings
+        what = Summarize(*names, k=k, p=p, rows=rows, columns=columns, how=how)
+        number = getattr(torch, parts.number)
+        source = SummarySource(parts.layout, number, what, dict(parts.named), dict(parts.answers))
+        try_source(source)
+    return source
+
+
+def _call_source(path: str | PathLike[str], header: dict[str, str], tensors: dict[str, Tensor]) -> CallSource:
+    with _fitting(path):
+        parts = CallParts(*_unpacked(header, tensors))
+        check_call(parts)
+        factors = GivenFactors(parts.call, parts.state)
+        backend = _backend(header.get("backend"), parts.call)
+        source = CallSource(factors, parts.layout, backend, parts.value)
+        try_source(source)
+    return source
+
+
+def _moved(source: S, device: torch.device) -> S:
+    return source if source.device == device else source.mapped(lambda tensor: tensor.to(device))
+
+
+@contextmanager
+def _fitting(path: str | PathLike[str]) -> Iterator[None]:
+    """Say of anything that is raised while a map is made of a file that the file does not hold one.
+
+    Raises:
+        DataError: something was raised.
+    """
+    try:
+        yield
+    except Exception as error:  # parts that do not fit together fail in torch, in numpy and in our own code
+        raise DataError(f"{path} does not hold a map that this version of regard can read: {error!r}") from error
 
 
 def _packed(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
     """A tree as JSON, and its tensors by the names that it gives them."""
     tensors: dict[str, Tensor] = {}
     names = {kind: name for name, kind in _kinds().items()}
-    return json.dumps(_written(parts, names, tensors)), tensors
-
-
-def _unpacked(path: str | PathLike[str], header: dict[str, str], tensors: dict[str, Tensor]) -> tuple[Any, ...]:
-    """Make the tree again of JSON and tensors.
-
-    Raises:
-        DataError: it has parts that this version does not know.
-    """
+    tree = json.dumps(_written(parts, names, tensors))
     try:
-        parts: tuple[Any, ...] = _read(parse_json(header["map"]), _kinds(), tensors)
-        if not isinstance(parts, tuple):
-            raise TypeError(f"a map is written as a tuple, got {type(parts).__name__}")
-        return parts
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} does not hold a map that this version of regard can read: {error!r}") from error
+        parse_json(tree)
+    except DataError as error:
+        raise ArgumentError(f"this map cannot be saved: its parts are {error}; make it of fewer parts") from None
+    return tree, tensors
+
+
+def _unpacked(header: dict[str, str], tensors: dict[str, Tensor]) -> tuple[Any, ...]:
+    """Make the tree again of JSON and tensors."""
+    parts: tuple[Any, ...] = _read(parse_json(header["map"]), _kinds(), tensors)
+    if not isinstance(parts, tuple):
+        raise TypeError(f"a map is written as a tuple, got {type(parts).__name__}")
+    return parts
 
 
 def _require_format(path: str | PathLike[str], header: dict[str, str], expected: str) -> None:
@@ -181,9 +216,9 @@ def _require_format(path: str | PathLike[str], header: dict[str, str], expected:
         raise DataError(f"{path} is not a saved {KINDS[kind]}: its format is {header.get('format')!r}")
 
 
-def _contents(path: str | PathLike[str], device: torch.device) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The header and the tensors of a file."""
-    with open_tensors(path, device=str(device)) as file:
+    with open_tensors(path) as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
@@ -193,8 +228,10 @@ def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[s
 
 
 def _backend(name: str | None, call: Call) -> Backend:
+    # A file must not have a kernel compiled, which takes minutes: what only its name chooses never reads a map.
+    known = name in BACKENDS and BACKENDS[name].only_by_name is None
     try:
-        return choose_backend(call, name if name in BACKENDS else None)
+        return choose_backend(call, name if known else None)
     except BackendError:
         return choose_backend(call, None)
 
@@ -228,9 +265,10 @@ def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
     if "number" in tree:
         return float(tree["number"])
     if "tuple" in tree:
-        return tuple(_read(part, kinds, tensors) for part in tree["tuple"])
+        return tuple([_read(part, kinds, tensors) for part in tree["tuple"]])
     kind = kinds[tree["kind"]]
     found = {name: _read(value, kinds, tensors) for name, value in tree["fields"].items()}
-    if set(found) != {f.name for f in fields(kind)}:
-        raise ValueError(f"{tree['kind']} has the fields {sorted(f.name for f in fields(kind))}, got {sorted(found)}")
-    return rebuilt(kind, found)
+    check_fields(kind, found)
+    made = rebuilt(kind, found)
+    # The places follow from the ids, and are found anew: others would show keys of other documents.
+    return made.placed() if isinstance(made, patterns.Documents) and made.places is not None else made

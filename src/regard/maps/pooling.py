@@ -61,7 +61,7 @@ class Bins:
 
     def owners(self, device: torch.device) -> Tensor:
         """The bin of every place."""
-        return torch.arange(self.count, device=device).repeat_interleave(self.sizes(device))
+        return torch.arange(self.count, device=device).repeat_interleave(self.sizes(device), output_size=self.length)
 
     def reduce(self, tensor: Tensor, dim: int, start: int, *, largest: bool) -> tuple[Tensor, int]:
         """Sums or maxima of each bin, of places that begin at `start`, along a negative `dim`; and the first bin."""

@@ -58,6 +58,8 @@ class Statistic(ABC):
 
     needs_tiles: ClassVar[bool] = False
     """Whether products with the whole map cannot give it. It then needs a pass over tiles, which others may share."""
+    reads_shares: ClassVar[bool] = False
+    """Whether it reads the weights of a row as shares of a whole, so that it has no meaning for weights below 0."""
 
     @abstractmethod
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, NonFiniteError
 from regard.maps import statistics as st
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
@@ -52,6 +52,8 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
 
     basis = _krylov(of, normal(min(k + OVERSAMPLING, queries, keys)), iterations)
     rest = transposed_product(of, basis)
+    if not bool(rest.isfinite().all()):
+        raise NonFiniteError("singular_values needs finite weights, and this map has NaN or infinity among them")
     values = torch.linalg.svdvals(rest)[..., :k]
     (squares,) = ask(of, st.Squares())
     total = of.laid_out(squares).sum(-1)

@@ -15,6 +15,7 @@ from regard.backends.tiled import Tile
 from regard.maps.pooling import Grid
 from regard.maps.source import Piece, Source, Statistic
 from regard.mechanisms.fast_topk import Candidates, candidates, largest, places_of
+from regard.mechanisms.transforms import has_values
 
 LOWEST_LOG = -1e4
 """Replaces the logarithm of a weight that is 0 in every dtype, because 0 times -inf would be NaN."""
@@ -22,6 +23,9 @@ RANKED_ROWS = 512
 """How many queries have their candidates ranked together: few calls on many rows are faster."""
 SORTED = 64
 """How many keys are sorted first to find a share of the mass: most rows need no more."""
+MISSED = 1e-12
+"""A share of the mass that is missed by this share of itself counts as reached, so that rounding of sums in float64
+does not decide between one number of equal keys and the next."""
 
 
 class TopKeys(NamedTuple):
@@ -121,6 +125,8 @@ class Product(PerQuery):
 class Entropy(PerQuery):
     """-sum_j P_ij ln P_ij: (cells, T)."""
 
+    reads_shares: ClassVar[bool] = True
+
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The entropy of each row, from the logarithms if they are known."""
         weights = piece.weights
@@ -138,6 +144,8 @@ class Entropy(PerQuery):
 @dataclass(frozen=True, slots=True)
 class Participation(PerQuery):
     """(sum_j P_ij)^2 / sum_j P_ij^2, and sum_j P_ij: (cells, T) each."""
+
+    reads_shares: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
         """Both, with the largest weight as the unit: the squares of small weights would vanish."""
@@ -212,7 +220,9 @@ class TopWeights(Statistic):
         # If whole rows are candidates they are a view of the tile, whose memory the next tile will overwrite.
         values = found.values.clone() if found.first.shape[-1] == 1 else found.values
         first = found.first + tile.columns.start
-        return values.view(*weights.shape[:2], -1), first.view(*weights.shape[:2], -1)
+        # The width is told, since -1 has no meaning for a batch of no sequence.
+        cells, rows = weights.shape[:2]
+        return values.view(cells, rows, values.shape[-1]), first.view(cells, rows, first.shape[-1])
 
     def add(
         self, total: "dict[int, _Ranked] | None", read: tuple[Tensor, ...], tile: Tile, source: Source
@@ -272,21 +282,24 @@ class QuantileMass(PerQuery):
 
     share: float
 
+    reads_shares: ClassVar[bool] = True
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """Count keys, the largest few first; rows that need more are sorted whole."""
         weights = piece.weights.detach()
-        goal = self.share * weights.sum(-1, keepdim=True)
+        positive = (weights > 0).sum(-1)
+        if self.share == 1:
+            return (positive,)
+        goal = self.share * weights.sum(-1, keepdim=True, dtype=torch.float64) * (1 - MISSED)
         few = min(SORTED, weights.shape[-1])
-        mass = weights.gather(-1, largest(weights, few)).cumsum(-1)
+        mass = weights.gather(-1, largest(weights, few)).cumsum(-1, dtype=torch.float64)
         count = (mass < goal).sum(-1) + 1
         more = count > few
-        if few < weights.shape[-1] and bool(more.any()):
+        if few < weights.shape[-1] and has_values(more) and bool(more.any()):
             ordered = weights[more].sort(-1, descending=True).values
-            count[more] = (ordered.cumsum(-1) < goal[more]).sum(-1) + 1
-        # Sums of a row in different orders may differ by rounding, so that the share may seem not to be reached.
-        return (torch.where(goal[..., 0] > 0, count.clamp_max((weights > 0).sum(-1)), 0),)
+            count[more] = (ordered.cumsum(-1, dtype=torch.float64) < goal[more]).sum(-1) + 1
+        return (count.minimum(positive),)
 
     def __str__(self) -> str:
         return f"quantile_mass({self.share})"
@@ -340,7 +353,9 @@ class Pooled(Statistic):
         row, column = rows.index_of(tile.rows.start), columns.index_of(tile.columns.start)
         picture = total[first] if apart else total[first][_slice(tile.cells)]
         where = picture[:, row : row + part.shape[1], column : column + part.shape[2]]
-        where[...] = torch.maximum(where, part) if self.of_largest else where + part
+        # Autograd has saved what it takes the maximum of, so that is a copy, which the next tile does not overwrite.
+        before = where.clone() if apart else where
+        where[...] = torch.maximum(before, part) if self.of_largest else before + part
         return total
 
     def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:

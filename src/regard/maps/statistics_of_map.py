@@ -291,9 +291,12 @@ class MapStatistics:
         return TopKeys(*map(self.source.laid_out, ask(self.source, top_weights(k, self.shape[-1]))))
 
     def quantile_mass(self, p: float) -> Tensor:
-        """The smallest number of keys that hold the share p of each query's attention: (batch..., H, T), int64. Tiles.
+        r"""The smallest number of keys that hold the share p of each query's attention: (batch..., H, T), int64. Tiles.
 
-        In [1, S]; 0 for rows with no key. The mass of a row is the sum of its weights.
+        It is the smallest n for which the n largest weights of the row sum to at least $p \sum_j P_{ij}$. In [1, S];
+        0 for rows with no key. Equal keys count one by one: of n equal weights it is the smallest whole number not
+        below p n. The weights are those that the map reads, summed in float64; a sum that misses the share by 1e-12
+        of itself counts as reached. With p = 1 it is the number of keys whose weight is above 0.
 
         Raises:
             ArgumentError: p is not in (0, 1].
@@ -481,6 +484,7 @@ class MapStatistics:
 
         Raises:
             ArgumentError: k is out of range, or iterations is negative.
+            NonFiniteError: weights are NaN or infinite.
 
         >>> import regard
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.singular_values(2).values

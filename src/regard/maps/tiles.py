@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.backends.tiled import Tile
+from regard.errors import ArgumentError
 from regard.maps.source import Part, Scratch, Source, Statistic
 from regard.mechanisms.tile_sizes import ranges, tile_shape
 
@@ -27,6 +28,7 @@ def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
 
     Raises:
         NotKeptError: neither the answers nor the weights were kept.
+        ArgumentError: weights are below 0, and the statistic reads them as shares of a whole.
     """
     return ask_all(source, [statistic])[0]
 
@@ -36,7 +38,14 @@ def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tenso
 
     Raises:
         NotKeptError: the weights were not kept, nor the answers of one of the statistics.
+        ArgumentError: weights are below 0, and one of the statistics reads them as shares of a whole.
     """
+    shares = [str(statistic) for statistic in statistics if statistic.reads_shares]
+    if shares and source.has_signs:
+        raise ArgumentError(
+            f"{', '.join(shares)} reads the weights of a query as shares of a whole, and some weights of this map are "
+            f"below 0: it is {source}; dense(), received() and map @ x are exact, signs and all"
+        )
     share = source.has_blocks and len(statistics) > 1 and any(s.needs_tiles for s in statistics)
     answers = [None if share else source.at_once(statistic) for statistic in statistics]
     missing = [s for s, answer in zip(statistics, answers, strict=True) if answer is None]

@@ -19,6 +19,8 @@ DECODED, FEW = 11, 6
 """and of what a decoder reads."""
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The inputs of tokens, and the names of their masks."""
+FEEDS_ALL = ("fsmt",)
+"""Models that want the whole sequence at each step of a cache, and cut it themselves."""
 ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", "past_key_values", "attentions", "hidden_states")
 """Outputs that mix the sequences of a batch by design, or that repeat others."""
 
@@ -160,6 +162,8 @@ class HuggingFaceSubject(Subject):
 
     def steps(self, row: Sample, chunk: int) -> Outputs | None:
         """The outputs of a row that is read with the model's own cache."""
+        if self.config.model_type in FEEDS_ALL:
+            return None
         if self.ahead is None or not self.causal or "past_key_values" not in self._takes:
             return None
         inputs, keeps = self._inputs([row], "right", 0)

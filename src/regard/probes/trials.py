@@ -32,6 +32,10 @@ PADDED = (
     "a sequence gives another result beside a longer one, padded on the {}, than alone: look at masks and at "
     "positions, which count from the first real token"
 )
+MIXED = (
+    "what stands in the padding (on the {}) changes the results of real tokens, though no attention sees it: something "
+    "else mixes positions, such as a convolution"
+)
 FUTURE = (
     "what comes later changes earlier results of a model that should be causal{}: its attention needs a causal mask on "
     "this path"
@@ -116,9 +120,25 @@ class Trials:
 
         with self._trying(f"padded {side}"):
             self._watched(both, side)
-            if not self._unless_rounding("padding", other_filler, PADDING.format(side), LEAK):
-                is_moved = side == "left" and self.subject.counts_columns
+            is_moved = side == "left" and self.subject.counts_columns
+            # A model may know padding by its token: other tokens there may change results, if those are right with it.
+            if self.judge.beyond_rounding(alone) is None and not is_moved:
+                return
+            if self.judge.beyond_rounding(other_filler, LEAK) is None:
                 self._unless_rounding("batch", alone, PADDED.format(side), severity="info" if is_moved else "error")
+            elif self._hides_padding():
+                self._unless_rounding("batch", other_filler, MIXED.format(side), LEAK, severity="info")
+            else:
+                self._unless_rounding("padding", other_filler, PADDING.format(side), LEAK)
+
+    def _hides_padding(self) -> bool:
+        """Whether every call of the last watched batch was seen, and none has weight on padding."""
+        seen, keep = self.seen[-1]
+        if keep is None or not seen.calls or seen.report().missed:
+            return False
+        if any(call.map is None or call.map.shape[-1] != keep.shape[1] for call in seen.calls):
+            return False
+        return not any(finding.reason == "padding" for finding in seen.audit(padding=keep))
 
     def _future(self) -> None:
         """The last positions replaced, alone and in every other way that a mask may take."""
@@ -186,6 +206,8 @@ class Trials:
         for seen, keep in self.seen:
             for finding in seen.audit(causal=self.subject.causal or None, padding=keep):
                 is_place = finding.reason in shown and finding.reason in ("future", "padding")
+                if finding.reason == "future" and not self._reads_ahead(seen, finding.path):
+                    continue
                 if finding.reason in ALONE or (is_place and finding.severity == "error"):
                     self.found.append(finding)
             for call in seen.calls:
@@ -196,6 +218,11 @@ class Trials:
                     ))  # fmt: skip
             for path, reason in seen.report().missed:
                 self.found.append(Finding("not seen", "info", reason, path))
+
+    def _reads_ahead(self, seen: Seen, path: str) -> bool:
+        """Whether a module attends from the positions of the input `ahead`: an encoder beside it may see everything."""
+        lengths = {len(row[self.subject.ahead or ""]) for row in self.subject.rows if row is not None}
+        return any(call.map is not None and call.map.shape[-2] in lengths for call in seen.calls if call.name == path)
 
     # -- the rest ----------------------------------------------------------------------------------------
 

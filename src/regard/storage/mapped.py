@@ -7,7 +7,7 @@ A file that was cut short has no signature, so it is recognised without reading 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol, TypeVar
+from typing import IO, Any, ClassVar, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ TAIL_BYTES = 8 + len(SIGNATURE)
 """The size of the footer's length and the signature together."""
 ADVICE = "delete it to have it made again"
 """What the error messages tell the user to do with a damaged file."""
+DTYPES = {np.dtype(kind).str: np.dtype(kind) for kind in (np.uint16, np.int32)}
+"""The dtypes in which tokens are stored, by their names in a footer."""
 
 
 class Footer(Protocol):
@@ -63,9 +65,32 @@ def open_mapped(path: Path, footer_type: type[F]) -> tuple[npt.NDArray[np.uint8]
     numbers = raw[: -TAIL_BYTES - footer_bytes]
     try:
         footer = footer_type(**parse_json(raw[-TAIL_BYTES - footer_bytes : -TAIL_BYTES].tobytes()))
+        _check_types(footer)
         fits = footer.numbers_bytes == len(numbers)
     except (ValueError, TypeError):  # it is no JSON, no object, or has other fields or types
         fits = False
     if not fits:
         raise RunFolderError(f"expected a footer that fits {path}, got damaged bytes; {ADVICE}")
     return numbers, footer
+
+
+def item_bytes(dtype: str) -> int:
+    """The size of a number of one of the dtypes in which tokens are stored.
+
+    Raises:
+        ValueError: no tokens are stored so.
+
+    >>> item_bytes("<u2")
+    2
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"expected tokens of {' or '.join(DTYPES)}, got {dtype[:20]!r}")
+    return DTYPES[dtype].itemsize
+
+
+def _check_types(footer: Footer) -> None:
+    for name, kind in get_type_hints(type(footer)).items():
+        value = getattr(footer, name)
+        items, kind = (value, get_args(kind)[0]) if get_origin(kind) is list else ([value], kind)
+        if not isinstance(items, list) or any(type(one) is not kind or (kind is int and one < 0) for one in items):
+            raise TypeError(f"the footer has another {name}")

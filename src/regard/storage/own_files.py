@@ -40,6 +40,16 @@ def refuse_links_in(path: Path) -> None:
         refuse_links(*(Path(folder, name) for name in sorted([*folders, *files])))
 
 
+def is_file_below(name: str) -> bool:
+    """Whether a relative name, as a file has it, is that of a file below the folder in which the file is.
+
+    >>> [is_file_below(name) for name in ("data/train.tokens", "../x", "/etc/passwd", "", ".", "a/../../b")]
+    [True, False, False, False, False, False]
+    """
+    parts = name.split("/")
+    return not {"", ".", ".."} & set(parts) and "\0" not in name and "\\" not in name
+
+
 def appended_to(path: Path) -> IO[str]:
     """Open a text file to append to. If it has other names (hard links), they keep the content of before.
 

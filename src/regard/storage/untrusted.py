@@ -38,7 +38,7 @@ def parse_json(content: bytes | str) -> Any:
     {'heads': [8, 0.5, None]}
     >>> parse_json('{"heads": 8, "heads": 4}')
     Traceback (most recent call last):
-    regard.errors.DataError: not JSON that regard reads: it has the name 'heads' twice in one object
+    regard.errors.DataError: not JSON: it has the name 'heads' twice in one object
     """
     with _refusing("JSON"):
         value = json.loads(
@@ -111,13 +111,13 @@ def _refusing(language: str) -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        raise DataError(f"not {language} that regard reads: it is more than {DEEPEST} levels deep") from None
+        raise DataError(f"not {language}: it is more than {DEEPEST} levels deep") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"not {language} that regard reads: expected UTF-8, got {error.reason}") from None
+        raise DataError(f"not {language}: expected UTF-8, got {error.reason}") from None
     except UnicodeEncodeError:
-        raise DataError(f"not {language} that regard reads: a text has half of a surrogate pair") from None
+        raise DataError(f"not {language}: a text has half of a surrogate pair") from None
     except ValueError as error:  # the parsers' own errors are of this class
-        raise DataError(f"not {language} that regard reads: {error}") from None
+        raise DataError(f"not {language}: {error}") from None
 
 
 def _text(content: bytes | str) -> str:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.storage.atomic import replacing
-from regard.storage.mapped import open_mapped, write_footer
+from regard.storage.mapped import ADVICE, item_bytes, open_mapped, write_footer
 from regard.text.lines import StrPath
 from regard.text.tokenizers import Tokenizer
 
@@ -43,6 +43,8 @@ class PairFooter:
     @property
     def numbers_bytes(self) -> int:
         """The bytes of the tokens, and of the positions at which the sentences begin."""
+        if self.tokens_bytes % item_bytes(self.dtype):
+            raise ValueError(f"{self.tokens_bytes} bytes are no whole number of tokens")
         return _aligned(self.tokens_bytes) + 8 * (2 * self.pairs + 1)
 
 
@@ -86,11 +88,15 @@ class TokenStore:
         return self.lengths(slice(None))[1]
 
     def lengths(self, rows: slice | npt.NDArray[np.integer]) -> tuple[TokenCounts, TokenCounts]:
-        """The number of tokens of each source and target of some pairs, without special tokens; shape (rows,) each."""
+        """The number of tokens of each source and target of some pairs, without special tokens; shape (rows,) each.
+
+        Raises:
+            RunFolderError: the file is damaged, and says that a sentence ends before it begins.
+        """
         begins, middles, ends = self._starts[:-1:2], self._starts[1::2], self._starts[2::2]
-        source = middles[rows] - begins[rows]
-        target = ends[rows] - middles[rows]
-        return source.astype(np.int32), target.astype(np.int32)
+        begin, middle, end = begins[rows], middles[rows], ends[rows]
+        self._check_order(begin, middle, end)
+        return (middle - begin).astype(np.int32), (end - middle).astype(np.int32)
 
     def source(self, index: int) -> Tokens:
         """The tokens of a source, shape (source_lengths[index],), read-only."""
@@ -148,8 +154,15 @@ class TokenStore:
         return index
 
     def _piece(self, number: int) -> Tokens:
+        self._check_order(*self._starts[number : number + 2])
         piece: Tokens = self._tokens[self._starts[number] : self._starts[number + 1]]
         return piece
+
+    def _check_order(self, *places: Any) -> None:
+        """Check that places in the text come one after the other, and that the text has them."""
+        ordered = all(bool(np.all(one <= next_one)) for one, next_one in pairwise(places))
+        if not (ordered and bool(np.all(places[0] >= 0)) and bool(np.all(places[-1] <= len(self._tokens)))):
+            raise RunFolderError(f"{self._path} is damaged: it has sentences that end before they begin; {ADVICE}")
 
 
 def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

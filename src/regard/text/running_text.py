@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.storage.atomic import replacing
-from regard.storage.mapped import open_mapped, write_footer
+from regard.storage.mapped import item_bytes, open_mapped, write_footer
 from regard.text.labels import Label
 from regard.text.lines import StrPath
 from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
@@ -74,7 +74,7 @@ class TextFooter:
     @property
     def numbers_bytes(self) -> int:
         """The bytes of the tokens."""
-        return self.tokens * np.dtype(self.dtype).itemsize
+        return self.tokens * item_bytes(self.dtype)
 
 
 class TextStore:

@@ -264,6 +264,16 @@ def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
     Raises:
         RunFolderError: names or shapes differ; the message shows the first difference.
     """
+    check_fit(model, tensors, source=source)
+    model.load_state_dict(tensors)
+
+
+def check_fit(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
+    """Check that a checkpoint's tensors are those of a model.
+
+    Raises:
+        RunFolderError: names or shapes differ; the message shows the first difference.
+    """
     ours = model.state_dict()
     for name in [*ours, *tensors]:
         if name not in tensors or name not in ours or ours[name].shape != tensors[name].shape:
@@ -271,7 +281,6 @@ def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
                 f"{source} does not fit the model: {name} is {_shape(ours, name)} in the model "
                 f"and {_shape(tensors, name)} in the checkpoint"
             )
-    model.load_state_dict(tensors)
 
 
 def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
@@ -408,8 +417,9 @@ def _read_position(folder: Path, manifest: dict[str, Any]) -> Position:
         raise RunFolderError(f"{folder / 'checkpoint.json'}: the position has not the fields {sorted(known)}")
     for name, value in position.items():
         numbers = (int,) if isinstance(known[name], int) else (int, float)
-        if type(value) not in numbers and not (value is None and known[name] is None):
-            raise RunFolderError(f"{folder / 'checkpoint.json'}: {name} must be a number, got {value!r}")
+        is_count = type(value) is int and value < 0 and isinstance(known[name], int)
+        if is_count or (type(value) not in numbers and not (value is None and known[name] is None)):
+            raise RunFolderError(f"{folder / 'checkpoint.json'}: {name} must be a number of 0 or more, got {value!r}")
     return Position(**position)
 
 

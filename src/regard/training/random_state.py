@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.errors import RunFolderError
+
 _NONE = float("nan")
 """It means that no second Gaussian number is waiting: a tensor cannot hold None."""
 
@@ -43,7 +45,18 @@ def get_random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the states that `get_random_state` returned."""
+    """Restore the states that `get_random_state` returned.
+
+    Raises:
+        RunFolderError: they are not what `get_random_state` returns.
+    """
+    try:
+        _set(state, device)
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise RunFolderError(f"the random state of the checkpoint is none that can be restored: {error!r}") from None
+
+
+def _set(state: dict[str, Tensor], device: torch.device) -> None:
     *keys, position, has_gauss = state["numpy"].tolist()
     cached = state["numpy_gauss"].item()
     gauss = state["python_gauss"].item()

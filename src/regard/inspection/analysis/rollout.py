@@ -35,7 +35,7 @@ def rollout(
         The cost is two products of each map with N columns. Gradients flow to queries and keys.
 
     Raises:
-        ArgumentError: the residual is outside [0, 1], or there are not as many weights as heads.
+        ArgumentError: the residual is outside [0, 1], there are not as many weights as heads, or weights are below 0.
         ShapeError: a map is not square or has another shape than the others, or a token does not exist.
 
     Source: Abnar & Zuidema 2020 (arXiv:2005.00928), section 3.
@@ -64,6 +64,8 @@ def rollout(
 
 
 def _check(layers: list[AttentionMap]) -> None:
+    if any(one.source.has_blocks and one.source.has_signs for one in layers):
+        raise ArgumentError("a rollout follows shares of attention, and some weights of these maps are below 0")
     shapes = {(*one.shape[:-3], *one.shape[-2:]) for one in layers}
     if len(shapes) > 1 or layers[0].shape[-1] != layers[0].shape[-2]:
         raise ShapeError(

@@ -78,16 +78,17 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
     >>> print(facts_of(seen.calls[0]))
     mask: prefix of 2; weight: 12 % on later positions, 40 % on the first key
     """
-    if call.map is None or call.factors is None:
+    if call.map is None or not call.map.source.has_blocks:
         raise NotKeptError(f"{call.name!r}: nothing was kept from which its mask could be read")
-    if not min(call.factors.sizes.map_shape):
+    if not min(call.sizes.map_shape):
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
-    seen = visible_in(call.map) if call.is_stored else visible(call.factors.call, call.factors.even)
+    factors = call.factors
+    seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
     kind = kind_of(seen)
     rows = _Counted(call, seen, _real_queries(call, keep))
     later = None if crosses or not _is_known(call, kind) else 0.0 if not kind.sees_later else rows.later(kind.offset)
     no_key = (~seen.live).unflatten(0, seen.shape).any(1)
-    batch = call.factors.sizes.flat_batch
+    batch = call.sizes.flat_batch
     return Facts(
         mask=kind,
         later=later,
@@ -117,9 +118,8 @@ class _Counted:
 
     def __init__(self, call: Observed, seen: Visible, real: Tensor | None) -> None:
         assert call.map is not None
-        assert call.factors is not None
         self.weights, self.call = call.map, call
-        sizes = call.factors.sizes
+        sizes = call.sizes
         batch, heads, self.queries, self.keys = sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys
         self.cells = (batch, heads)
         live = seen.live.unflatten(0, seen.shape).expand(batch, heads, self.queries)

@@ -163,13 +163,12 @@ def _keys(facts: Facts) -> Tensor:
 
 def _fitting(call: Observed, keep: Tensor | None) -> Tensor | None:
     """The padding, if it is that of the call's keys."""
-    if keep is None or call.factors is None:
+    if keep is None or call.map is None:
         return None
-    sizes = call.factors.sizes
+    sizes = call.sizes
     return keep if keep.shape == (sizes.flat_batch, sizes.keys) else None
 
 
 def _is_empty_beyond(call: Observed, place: int) -> bool:
     """Whether the keys from a place on are all 0, as the free places of a static cache are."""
-    assert call.factors is not None
-    return not bool(call.factors.call.key[..., place:, :].any())
+    return call.factors is not None and not bool(call.factors.call.key[..., place:, :].any())

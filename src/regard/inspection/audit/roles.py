@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+PREFIXED = ("cpmant",)
+"""Types of models whose prompt is a prefix that sees itself in both directions, which their configs do not say."""
 _SELF = re.compile(r"self_?att", re.IGNORECASE)
 _CROSS = re.compile(r"cross|enc_?dec|encoder_att|multihead_attn$|src_att|memory_att", re.IGNORECASE)
 
@@ -80,6 +82,7 @@ def sees_both_sides(config: Any) -> bool:
         or getattr(config, "is_causal", True) is False
         or getattr(config, "attn_type", None) == "bi"
         or getattr(config, "causal", True) is False
+        or getattr(config, "model_type", None) in PREFIXED
     )
 
 

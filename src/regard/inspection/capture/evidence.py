@@ -43,7 +43,8 @@ class Evidence:
             return None
         # Without this a watch would take the products that are computed here for calls of the model.
         with undisturbed(), torch._C.DisableTorchFunction():
-            return Prints(_print(self.queries), _print(self.keys), _memory(self.given))
+            keys = _print(self.keys)
+            return Prints(_print(self.queries), keys, _memory(self.given), _filled(keys))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,12 +54,8 @@ class Prints:
     queries: Tensor
     keys: Tensor
     memory: Any
-
-    @property
-    def filled(self) -> int:
-        """How many keys there are before the empty places of a buffer, which are 0 throughout."""
-        used = (self.keys != 0).any(-1).any(0).nonzero()
-        return int(used[-1]) + 1 if len(used) else self.keys.shape[1]
+    filled: int
+    """How many keys there are before the empty places of a buffer, which are 0 throughout."""
 
 
 def same_rows(one: Tensor, other: Tensor) -> Tensor:
@@ -71,6 +68,13 @@ def same_rows(one: Tensor, other: Tensor) -> Tensor:
     rows, columns = found.nonzero().unbind(1)
     found[rows, columns] = _close(one[rows], other[columns]).all(-1)
     return found
+
+
+def _filled(keys: Tensor) -> int:
+    if bool(keys[:, -1].any()):
+        return keys.shape[1]
+    used = keys.any(-1).any(0).nonzero()
+    return int(used[-1]) + 1 if len(used) else keys.shape[1]
 
 
 def _close(one: Tensor, other: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.backends import row_state
+from regard.backends import BACKENDS, row_state
 from regard.backends.base import Call
 from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
 from regard.inspection.capture.snapshot import Kept
@@ -72,14 +72,9 @@ class Factors:
 
     @property
     def state(self) -> Tensor:
-        """The row state; if no kernel gave it, one pass over the scores computes it."""
+        """The row state; if no kernel gave an exact one, one pass over the scores computes it."""
         call = self.call
-        if self._of is not None and isinstance(self._state, Tensor):
-            operator, self._of = self._of, None
-            self._state, miss = checked(call, self._state)
-            if self._state is None:
-                said = f"{operator} gave a log-sum-exp with which a row sums to 1 {miss:+.1e}: computed anew"
-                self._notes.append(said)
+        self._check(call)
         if self._state is None:
             with undisturbed():
                 self._state = row_state(call)
@@ -97,7 +92,19 @@ class Factors:
     def settle(self) -> None:
         """Check a kernel's row state now, if it can still be read."""
         if self._of is not None and not self.is_stale:
-            assert self.state is not None
+            self._check(self.call)
+
+    def _check(self, call: Call) -> None:
+        """Drop a kernel's row state that is wrong, and say so, or that is not exact."""
+        if self._of is None or not isinstance(self._state, Tensor):
+            return
+        operator, self._of = self._of, None
+        self._state, miss = checked(call, self._state)
+        if self._state is None:
+            said = f"{operator} gave a log-sum-exp with which a row sums to 1 {miss:+.1e}: computed anew"
+            self._notes.append(said)
+        elif not BACKENDS["fused"].has_exact_state(call):
+            self._state = None
 
     def follow(self, keys: "Keys") -> None:
         """Read the keys from `keys`, which grow with the steps, and drop the copy of our own."""

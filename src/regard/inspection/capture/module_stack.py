@@ -13,10 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_operator
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
 from regard.inspection.capture.observed_call import ObservedCall
+from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
 
 FunctionObserver = Callable[["Thread", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Takes (thread, function, args, kwargs), runs the function for the model, and hands what it saw to the thread."""
@@ -30,6 +33,18 @@ class Observers(NamedTuple):
     functions: Mapping[object, FunctionObserver]
     modules: Mapping[object, ModuleObserver]
     """The keys are forward functions, so that a subclass with a forward of its own is not mistaken for its base."""
+    by_name: Mapping[str, FunctionObserver]
+    """The same functions by name, for operators of torch (`torch.ops.aten.NAME`)."""
+    operators: FunctionObserver
+    """Observes `torch.ops.*`: torch's own functions under other names, and operators that nobody can look into."""
+    traced: FunctionObserver
+    """Observes every other function while a tensor is traced."""
+    plain: "Callable[[Thread, nn.Module, tuple[Any, ...], Any], None]"
+    """Observes a plain module, in which no function was seen, after it has run."""
+    compiled: "Callable[[Thread, tuple[Any, ...], Tensor, nn.Module | None], None]"
+    """Called with the arguments and the output of FlexAttention's operator, if it ran compiled in a module."""
+    close: "Callable[[Thread, Frame], None]"
+    """Called when a module ends, before it is taken off the stack."""
 
     def may_run_fused(self, module: nn.Module) -> bool:
         """Whether torch may run the module in one operator, which it does only if no function mode is active."""
@@ -40,6 +55,18 @@ class Observers(NamedTuple):
             return False
         takes_gradients = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         return not (module.training or takes_gradients)
+
+
+def _run(thread: "Thread", func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _ignore(*anything: Any) -> None:
+    """Observe nothing."""
+
+
+NO_OBSERVERS = Observers({}, {}, {}, _run, _run, _ignore, _ignore, _ignore)
+"""The observers of a thread without a watch."""
 
 
 class Watcher(Protocol):
@@ -54,21 +81,32 @@ class Watcher(Protocol):
     def take(self, thread: "Thread", source: ObservedCall) -> None:
         """Called with each attention call that was observed."""
 
-    def unread(self, thread: "Thread", frame: "Frame | None", reason: str) -> None:
+    def unread(self, thread: "Thread", reason: str) -> None:
         """Called if a running module does something like attention that cannot be read."""
+
+    def refuse(self, thread: "Thread", frame: "Frame") -> None:
+        """Called when a module ends that attended in blocks: none of its softmaxes is a map by itself."""
+
+    def other(self, thread: "Thread", reason: str) -> None:
+        """Called if a running module does something that looks like attention and is none."""
+
+    def withdraw(self, token: object, reason: str) -> None:
+        """Called if a call that was taken turns out to be no attention."""
 
 
 class Frame:
     """A module whose forward is running."""
 
-    __slots__ = ("module", "pending", "taken", "was_hidden")
+    __slots__ = ("is_in_blocks", "module", "pending", "taken", "was_hidden")
 
     def __init__(self, module: nn.Module, taken: int, was_hidden: bool) -> None:
         self.module = module
         self.taken = taken
         self.was_hidden = was_hidden
-        self.pending: list[Tensor] = []
-        """Softmax results that may turn out to be attention."""
+        self.pending: list[SoftmaxOrigin] = []
+        """Softmaxes of this module that may turn out to be attention."""
+        self.is_in_blocks = False
+        """Whether the module multiplied values with parts of a softmax."""
 
 
 class Thread:
@@ -79,9 +117,14 @@ class Thread:
         self.stack: list[Frame] = []
         self.taken = 0
         self.meant: nn.Module | None = None
+        self.is_reading = False
+        """Whether a watch reads a call now: the functions that it calls are not the model's."""
         self.mode = _Functions(self)
         self.hidden = False
-        self.observers = Observers({}, {})
+        self.observers = NO_OBSERVERS
+        self.traces = Traces()
+        self.handed: set[int] = set()
+        """The addresses of the outputs of calls of FlexAttention that were seen as they ran."""
 
     def enter(self, watch: Watcher, observers: Observers) -> int:
         """Begin to report to a watch. The observers of the first watch serve all watches of the thread.
@@ -106,6 +149,8 @@ class Thread:
         if not self.watches:
             _take_out(self.mode)
             self.hidden = False
+            self.traces.clear()
+            self.mode.compiled.clear()
             _uninstall()
 
     def hide(self, hidden: bool) -> None:
@@ -138,24 +183,72 @@ class Thread:
     def give(self, source: ObservedCall, module: nn.Module | None = None) -> None:
         """Hand a call to every watch, as a call of the running module or of `module`."""
         self.taken += 1
-        self.meant = module
+        self.meant, self.is_reading = module, True
         try:
             for watch in tuple(self.watches):
                 watch.take(self, source)
         finally:
-            self.meant = None
+            self.meant, self.is_reading = None, False
 
     def try_to(self, observe: Callable[..., Any], *args: Any) -> None:
         """Observe without ever disturbing the model: an error goes to the report."""
         try:
             observe(*args)
         except Exception as error:
-            self.unread(self.stack[-1] if self.stack else None, f"{type(error).__name__}: {error}")
+            self.unread(f"{type(error).__name__}: {error}")
 
-    def unread(self, frame: Frame | None, reason: str) -> None:
-        """Tell every watch that something cannot be read."""
+    def unread(self, reason: str, module: nn.Module | None = None) -> None:
+        """Tell every watch that something cannot be read, in the running module or in `module`."""
+        self.meant = module
         for watch in self.watches:
-            watch.unread(self, frame, reason)
+            watch.unread(self, reason)
+        self.meant = None
+
+    def refuse(self, frame: Frame) -> None:
+        """Tell every watch that a module attended in blocks."""
+        for watch in self.watches:
+            watch.refuse(self, frame)
+
+    def other(self, reason: str, module: nn.Module | None = None) -> None:
+        """Tell every watch that something only looked like attention, in the running module or in `module`."""
+        self.meant = module
+        for watch in self.watches:
+            watch.other(self, reason)
+        self.meant = None
+
+    def withdraw(self, token: object, reason: str) -> None:
+        """Tell every watch that a call that it took is no attention."""
+        for watch in self.watches:
+            watch.withdraw(token, reason)
+
+    def hand_on(self) -> None:
+        """Hand on what compiled calls have left, as calls of the running module."""
+        calls, module = list(self.mode.compiled), self.stack[-1].module if self.stack else None
+        self.mode.compiled.clear()
+        # What torch runs without compiling it for good is recorded too, and was seen already.
+        calls = [(args, output) for args, output in calls if output.data_ptr() not in self.handed]
+        self.handed.clear()
+        for args, output in calls:
+            if module is not None:
+                self.try_to(self.observers.compiled, self, args, output, module)
+
+    def innermost(self) -> Frame | None:
+        """The running module whose code this is; an nn.Softmax is passed over, because the module around calls it."""
+        frames = [frame for frame in self.stack[-2:] if not isinstance(frame.module, nn.Softmax)]
+        return frames[-1] if frames else None
+
+    def innermost_module(self) -> nn.Module | None:
+        """The module of that frame."""
+        frame = self.innermost()
+        return None if frame is None else frame.module
+
+    def is_in_attention(self) -> bool:
+        """Whether a running module looks like attention."""
+        return any(looks_like_attention(frame.module) for frame in self.stack)
+
+
+OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
+"""The kinds of functions that are operators of torch or of somebody else."""
 
 
 class _Functions(TorchFunctionMode):
@@ -164,14 +257,32 @@ class _Functions(TorchFunctionMode):
     def __init__(self, thread: Thread) -> None:
         super().__init__()
         self._thread = thread
+        self.compiled: list[tuple[tuple[Any, ...], Tensor]] = []
+        """The arguments and outputs of compiled calls of FlexAttention, which were not handed on yet."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        observe = self._thread.observers.functions.get(func)
-        if observe is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            result = func(*args, **(kwargs or {}))
+            if func is flex_attention_operator:
+                # torch's compiler traces this line too: its code will do so after each run of the kernel. The other
+                # results must not be asked for, because a kernel that returns them is another one.
+                self.compiled.append((args, result[0]))
+            return result
+        thread = self._thread
+        observers = thread.observers
+        if thread.is_reading:
             return func(*args, **(kwargs or {}))
-        return observe(self._thread, func, args, kwargs or {})
+        observe = observers.functions.get(func)
+        if observe is None:
+            if isinstance(func, OPERATORS):
+                observe = observers.operators
+            elif thread.traces:
+                observe = observers.traced
+            else:
+                return func(*args, **(kwargs or {}))
+        return observe(thread, func, args, kwargs or {})
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -250,6 +361,8 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     thread: Thread | None = getattr(_local, "thread", None)
     if thread is None or not thread.watches:
         return
+    if thread.mode.compiled:
+        thread.hand_on()
     thread.stack.append(Frame(module, thread.taken, thread.hidden))
     if is_plain(module):
         thread.hide(True)
@@ -270,8 +383,14 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
     while thread.stack[-1].module is not module:
         thread.stack.pop()
     frame = thread.stack[-1]
+    if thread.mode.compiled:
+        thread.hand_on()
     try:
-        if len(rest) == 2 and not is_plain(module):
+        if len(rest) != 2:
+            pass
+        elif is_plain(module):
+            thread.observers.plain(thread, module, args, rest[1])
+        else:
             _finish(thread, frame, args, *rest)
     finally:
         thread.stack.pop()
@@ -286,21 +405,9 @@ def _finish(thread: Thread, frame: Frame, args: tuple[Any, ...], kwargs: dict[st
         if observe is not None:
             thread.try_to(observe, thread, frame, module, args, kwargs, output)
         elif thread.observers.may_run_fused(module) and thread.taken == frame.taken:
-            thread.unread(frame, FUSED_SUBCLASS)
-    if frame.pending:
-        _close(thread, frame)
-
-
-def _close(thread: Thread, frame: Frame) -> None:
-    """Hand softmax results that were not multiplied with values to the module outside; if this one looks like
-    attention, report them instead."""
-    if not looks_like_attention(frame.module):
-        if len(thread.stack) > 1:
-            thread.stack[-2].pending += frame.pending
-        return
-    for weights in frame.pending:
-        reason = f"a softmax {tuple(weights.shape)} that is not multiplied with values as it stands (in blocks?)"
-        thread.unread(frame, reason)
+            thread.unread(FUSED_SUBCLASS)
+    if frame.pending or frame.is_in_blocks or thread.traces:
+        thread.try_to(thread.observers.close, thread, frame)
 
 
 def _take_out(mode: TorchFunctionMode) -> None:

@@ -386,7 +386,7 @@ def observe_encoder_layer(
         given = _by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
         thread.give(_of_encoder_layer(module, given), module.self_attn)
     elif thread.observers.may_run_fused(module):
-        thread.unread(frame, FUSED_SUBCLASS)
+        thread.unread(FUSED_SUBCLASS)
 
 
 def observe_encoder(

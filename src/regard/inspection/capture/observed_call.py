@@ -7,18 +7,23 @@ from dataclasses import dataclass, field
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors
 from regard.inspection.capture.retention import Keeper
+from regard.maps.call_source import CallSource
+from regard.maps.source import Source
 
 
 @dataclass(slots=True)
 class Reading:
-    """The factors of a call, with notes about them for the report."""
+    """The factors of a call or its weights, with notes about them for the report."""
 
-    factors: Factors
+    factors: Factors | None
+    """The tensors from which the weights are computed; None if the weights themselves were kept."""
     notes: list[str] = field(default_factory=list)
     verify: Callable[[], float] | str = "nothing to compare with"
     """Computes the error of the rebuilt output; or the reason why that is not possible."""
-    is_stored: bool = False
-    """Whether the weights themselves are held."""
+    stored: Source | None = None
+    """The weights themselves, if the model computed them."""
+    softmax: Source | None = None
+    """The softmax from which the model made the weights, if it differs from them."""
     evidence: Evidence | None = None
     """The vectors by which the call can be told to continue another one."""
     mixed: str = ""
@@ -26,12 +31,22 @@ class Reading:
     holds_keys: bool = False
     """Whether the factors hold queries and keys, so that the steps of a generation can share the keys."""
 
+    @property
+    def source(self) -> Source:
+        """The source of the weights."""
+        if self.stored is not None:
+            return self.stored
+        assert self.factors is not None
+        return CallSource(self.factors, self.factors.sizes.leading, mixed=self.mixed)
+
 
 class ObservedCall(ABC):
     """One observed call, while the model's tensors are at hand."""
 
     how: str
     """The function or module that was observed, for the report."""
+    token: object = None
+    """What names the call later, should it turn out to be no attention."""
 
     @abstractmethod
     def read(self, keeper: Keeper, name: str) -> Reading:

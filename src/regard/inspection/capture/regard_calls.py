@@ -12,7 +12,7 @@ from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
-from regard.maps.call_source import source_of_call
+from regard.maps.call_source import GivenFactors, source_of_call
 from regard.mechanisms.shapes import canonical
 
 
@@ -30,13 +30,16 @@ class Own(ObservedCall):
         query = keeper.keep(made.call.query, f"the queries of {name}")
         key = keeper.keep(made.call.key, f"the keys of {name}")
         call = replace(made.call, query=query.tensor, key=key.tensor)
-        state = keeper.keep(made.state, "").tensor
+        assert isinstance(made.factors, GivenFactors), "the function makes no other"
+        # A state that is not known yet costs a pass over the scores, which only a reading of the map should pay.
+        known = made.factors.known_state
+        state = None if known is None else keeper.keep(known, "").tensor
         factors = Factors(call.sizes, call, state=state, held=(query, key))
 
         def error() -> float:
             output = self.attended.output.reshape(*call.query.shape[:-1], -1)
             value = canonical(*self.vectors)[2]
-            return output_error(weighted(call, state, value), output, value)
+            return output_error(weighted(call, factors.state, value), output, value)
 
         verify = "dropout" if call.dropout else error
         evidence = Evidence(made.call.query, made.call.key, self.vectors[1])

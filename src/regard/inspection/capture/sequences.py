@@ -199,10 +199,12 @@ class Sequences:
     def _go_on(self, name: str, call: int, prints: Prints, when: Moment, found: _Found) -> int | None:
         end, origins, new = found.end, found.origins, prints.keys[:, found.kept : prints.filled]
         sequence, before = end.sequence, end.last
-        known = end.known[:, : found.cut][rows_before(origins)]
-        known = torch.cat([known, new], 1) if new.shape[1] else prints.keys[:, : prints.filled]
-        alike = None if _is_one_to_one(origins) else _unless_own(_alike(prints, found.kept))
-        step = SequenceStep(call, when, found.start, found.start + found.kept, _unless_own(origins), alike)
+        known = prints.keys[:, : prints.filled]
+        if new.shape[1] and found.start:
+            known = torch.cat([end.known[:, : found.cut][rows_before(origins)], new], 1)
+        moved = _unless_own(origins)
+        alike = None if moved is None or _is_one_to_one(moved) else _unless_own(_alike(prints, found.kept))
+        step = SequenceStep(call, when, found.start, found.start + found.kept, moved, alike)
         if new.shape[1]:
             self._told[when.thread] = _Told(when.at, origins)
         if found.cut is not None and found.cut <= before.first:
@@ -251,7 +253,7 @@ def _narrowed(origins: Tensor, others: Tensor | None) -> Tensor:
 def _alike(prints: Prints, first: int) -> Tensor:
     """Which rows of a batch have the same queries, and the same keys from the first new one on: bool (B, B)."""
     if len(prints.keys) == 1:
-        return torch.ones(1, 1, dtype=torch.bool)
+        return torch.ones(1, 1, dtype=torch.bool, device=prints.keys.device)
     new = prints.keys[:, first : prints.filled]
     alike = same_rows(prints.queries, prints.queries)
     return alike & same_rows(new, new) if new.shape[1] else alike
@@ -267,4 +269,6 @@ def _is_one_to_one(origins: Tensor) -> bool:
 
 def _unless_own(pairs: Tensor) -> Tensor | None:
     """Pairs of rows, or None if each row is paired with itself alone."""
-    return None if _is_one_to_one(pairs) and bool(pairs.diagonal().all()) else pairs
+    rows, columns = pairs.shape
+    is_own = rows == columns and torch.equal(pairs, torch.eye(rows, dtype=torch.bool, device=pairs.device))
+    return None if is_own else pairs

@@ -1,110 +1,157 @@
-"""Observe attention that a model writes out itself: a softmax whose result is multiplied with values.
+"""Observe how a model makes weights that sum to 1: a softmax of any kind, or numbers divided by their sum.
 
-Not every softmax is attention (routers and classifiers use it too). A softmax counts as attention once its result, or a
-tensor of the same shape, is the left side of a product in the same module.
+Not every softmax is attention (routers and classifiers use it too). Its result is traced: see `traced_calls` for the
+functions that it goes through, and `product_calls` for the product with values that makes it attention.
 """
 
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from regard.inspection.capture.evidence import Evidence
-from regard.inspection.capture.folded_heads import Folding, find_folding, note_of
-from regard.inspection.capture.module_stack import Frame, Thread
-from regard.inspection.capture.observed_call import ObservedCall, Reading
-from regard.inspection.capture.retention import Keeper
-from regard.inspection.capture.stored_weights import stored
-from regard.mechanisms.shapes import Sizes
+from regard.inspection.capture.axes import reduced_dims
+from regard.inspection.capture.functions import name_of
+from regard.inspection.capture.module_stack import Thread
+from regard.inspection.capture.product_calls import observe_sum_of_spread
+from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, version_of
+from regard.inspection.capture.traced_calls import trace_results
+
+Positional = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WrittenOut(ObservedCall):
-    """Weights that the model computed, and how many of their columns are keys."""
-
-    weights: Tensor
-    columns: int
-    values: Tensor | None = None
-    """What they were multiplied with."""
-    how: str = "the model's own softmax, T x S weights kept"
-
-    def read(self, keeper: Keeper, name: str) -> Reading:
-        """Keep the weights themselves."""
-        weights = self.weights.detach()[..., : self.columns]
-        folding: Folding | str | None = None
-        if self.values is not None and weights.dim() == 3 and self._are_rows():
-            folding = find_folding(self.values)
-        if isinstance(folding, Folding):
-            weights = folding.unfolded(weights)
-        *lead, queries, keys = weights.shape
-        has_heads = len(lead) > 1
-        batch, heads = (lead[:-1], lead[-1]) if has_heads else (lead, 1)
-        sizes = Sizes(tuple(batch), heads, heads, queries, keys, has_heads)
-        # Columns beyond the keys are sinks: the rows then sum to less than 1.
-        factors = stored(
-            keeper.keep(weights, f"the weights of {name}"), sizes, sums_to_one=keys == self.weights.shape[-1]
-        )
-        return Reading(
-            factors, [note_of(folding)] if folding else [], "the weights are the model's own", is_stored=True,
-            evidence=self._evidence(weights, folding), mixed=folding if isinstance(folding, str) else "",
-        )  # fmt: skip
-
-    def _are_rows(self) -> bool:
-        """Whether the values have the layout of keys, (..., S, E)."""
-        return self.values is not None and self.values.shape[:-1] == (*self.weights.shape[:-2], self.columns)
-
-    def _evidence(self, weights: Tensor, folding: Folding | str | None) -> Evidence | None:
-        """The values, which a cache hands on as it does keys; None if their layout is another than that of keys."""
-        if self.values is None or not self._are_rows() or not 3 <= weights.dim() <= 4:
-            return None
-        values = folding.unfolded(self.values) if isinstance(folding, Folding) else self.values
-        return Evidence(weights, values, self.values)
+def observe_softmax(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+    """Run a softmax, and trace its result: it may turn out to be attention."""
+    result = func(*args, **kwargs)
+    thread.try_to(_softmax, thread, name_of(func), args, kwargs, result)
+    return result
 
 
-def observe_softmax(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a softmax, and remember its result in the running module: it may turn out to be attention."""
-    weights = func(*args, **kwargs)
-    thread.try_to(_remember, thread, weights, kwargs.get("dim", args[1] if len(args) > 1 else None))
-    return weights
-
-
-def _remember(thread: Thread, weights: Tensor, dim: object) -> None:
-    frame = _frame(thread)
-    if frame is not None and isinstance(dim, int) and weights.dim() > 2 and dim in (-1, weights.dim() - 1):
-        frame.pending.append(weights)
-
-
-def observe_product(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a product, and check whether one side is a softmax that was remembered."""
-    frame = _frame(thread)
-    if frame is not None and frame.pending:
-        thread.try_to(_settle, thread, frame, [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)])
-    return func(*args, **kwargs)
-
-
-def _settle(thread: Thread, frame: Frame, operands: list[Tensor]) -> None:
-    """Find the newest softmax that fits one operand of a product, and hand it to the watches."""
-    pairs = [(left, right) for left in operands for right in operands if right is not left]
-    for weights in reversed(frame.pending):
-        # If values are as wide as there are keys, less one, two readings fit: the one with more columns counts.
-        if columns := max((_columns(weights, *pair) for pair in pairs), default=0):
-            frame.pending = [other for other in frame.pending if other is not weights]
-            values = [right for left, right in pairs if _columns(weights, left, right) == columns]
-            thread.give(WrittenOut(weights, columns, values[0]))
+def _softmax(thread: Thread, name: str, args: Positional, kwargs: dict[str, Any], result: Tensor) -> None:
+    scores = args[0] if args else kwargs.get("input", kwargs.get("logits", kwargs.get("self")))
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+    if name == "gumbel_softmax":
+        dim = kwargs.get("dim", args[4] if len(args) > 4 else -1)
+    if name == "normalize":
+        dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
+        if kwargs.get("p", args[1] if len(args) > 1 else 2.0) != 1:
             return
+    if (
+        isinstance(dim, int)
+        and result.dim() > 1
+        and isinstance(scores, Tensor)
+        and not isinstance(scores, nn.Parameter)
+    ):
+        kind = "logs" if name == "log_softmax" else "weights"
+        begin(thread, f"the model's own {name}", result, dim, scores, kind)
 
 
-def _columns(weights: Tensor, left: Tensor, right: Tensor) -> int:
-    """How many columns of a softmax a product uses: all, or all but a sink; 0 if it is not the product with values."""
-    if left.dim() < 2 or left.shape[-2] != weights.shape[-2]:
-        return 0
-    columns, keys = left.shape[-1], weights.shape[-1]
-    fits = columns in (keys, keys - 1) and left.numel() == weights.numel() // keys * columns
-    return columns if fits and columns in right.shape else 0
+def begin(thread: Thread, how: str, result: Tensor, dim: int, scores: Tensor | None, kind: Any = "weights") -> None:
+    """Begin to trace weights that sum to 1 along an axis."""
+    axis = dim % result.dim()
+    channel = None if scores is None or scores.shape != result.shape else thread.traces.is_channel(scores, axis)
+    frame = thread.innermost()
+    is_weights = kind == "weights"
+    tensor, version = (result.detach(), version_of(result)) if is_weights else (None, None)
+    origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
+                    len(thread.stack), thread.innermost_module())  # fmt: skip
+    last = result.dim() - 1
+    other = last if axis != last else last - 1
+    thread.traces.put(result, Trace(kind, (origin,), axis, other, depth=len(thread.stack)))
+    if frame is not None and is_weights:
+        frame.pending.append(origin)
 
 
-def _frame(thread: Thread) -> Frame | None:
-    """The running module whose code this is; an nn.Softmax does not count, because the module around it calls it."""
-    frames = [frame for frame in thread.stack[-2:] if not isinstance(frame.module, nn.Softmax)]
-    return frames[-1] if frames else None
+def observe_exponential(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+    """Run an exponential. That of a logarithm of weights is weights; any other may be divided by its sum later."""
+    result = func(*args, **kwargs)
+    thread.try_to(_exponential, thread, args, result)
+    return result
+
+
+def _exponential(thread: Thread, args: Positional, result: Tensor) -> None:
+    trace = thread.traces.of(args[0]) if args else None
+    if trace is None or trace.kind != "logs":
+        if isinstance(result, Tensor):
+            follow_exponential(thread, result)
+        return
+    before = trace.origins[0]
+    # The logarithms were not the weights yet: the weights begin here.
+    origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key or 0, result.detach(), version_of(result),
+                    before.is_projected, before.is_projection, before.depth, before.module)  # fmt: skip
+    if trace.key is None:
+        return
+    thread.traces.put(result, Trace("weights", (origin,), trace.key, trace.other, trace.is_changed, depth=trace.depth))
+    if (frame := thread.innermost()) is not None:
+        frame.pending.append(origin)
+
+
+def follow_exponential(thread: Thread, result: Tensor) -> None:
+    """Trace an exponential, in case it is divided by its sum later."""
+    if result.dim() > 1 and result.is_floating_point():
+        thread.traces.put(result, Trace("exponentials", of=weakref.ref(result), depth=len(thread.stack)))
+
+
+def observe_sum(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+    """Run a sum, and remember of what it is: numbers that are divided by their own sum are weights."""
+    result = func(*args, **kwargs)
+    if args and isinstance(result, Tensor) and isinstance(args[0], Tensor) and args[0].dim() > 1:
+        thread.try_to(_sum, thread, func, args, kwargs, result)
+    return result
+
+
+def _sum(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any], result: Tensor) -> None:
+    if thread.traces:
+        trace_results(thread, func, args, kwargs, result)
+    beside = thread.traces.of(result)
+    dims = reduced_dims(args, kwargs, args[0].dim())
+    trace = thread.traces.of(args[0])
+    if trace is not None and trace.kind == "spread" and dims is not None:
+        observe_sum_of_spread(thread, trace, dims, result, args[0])
+        return
+    if dims is None or len(dims) > 1 or not result.is_floating_point():
+        return
+    summed = trace.of if trace is not None and trace.kind == "exponentials" else weakref.ref(args[0])
+    is_log = name_of(func) == "logsumexp"
+    of = weakref.ref(args[0]), summed, is_log
+    thread.traces.put(result, Trace("sums", key=dims.pop(), of=of, beside=beside, depth=len(thread.stack)))
+
+
+def observe_quotient(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+    """Run a quotient, a product of numbers or a difference: by its own sum, it makes weights."""
+    if not thread.traces:
+        return func(*args, **kwargs)
+    sums = thread.traces.of(args[1]) if len(args) > 1 else thread.traces.of(kwargs.get("other"))
+    numerator = thread.traces.of(args[0]) if args else None
+    result = func(*args, **kwargs)
+    if sums is not None and sums.kind == "sums" and isinstance(result, Tensor):
+        thread.try_to(_quotient, thread, func, args, kwargs, sums, numerator, result)
+    else:
+        thread.try_to(trace_results, thread, func, args, kwargs, result)
+    return result
+
+
+def _quotient(
+    thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any], sums: Trace,
+    numerator: Trace | None, result: Tensor,
+) -> None:  # fmt: skip
+    itself, summed, is_log = sums.of
+    is_difference = name_of(func) == "sub"
+    same = args[0] is itself() or (
+        numerator is not None and numerator.kind == "exponentials" and numerator.of is summed
+    )
+    if not same or is_difference != is_log or sums.key is None or result.dim() <= sums.key:
+        trace_results(thread, func, args, kwargs, result)
+    elif numerator is None or numerator.kind in ("exponentials", "logs"):
+        how = "the model's own logsumexp" if is_log else "the model's own numbers over their sum"
+        begin(thread, how, result, sums.key, None, "logs" if is_log else "weights")
+    else:
+        _again(thread, numerator, sums.key, result)
+
+
+def _again(thread: Thread, trace: Trace, axis: int, result: Tensor) -> None:
+    """Weights that were divided by their sum over an axis (in slot attention another than that of the softmax)."""
+    other = trace.key if trace.key != axis else trace.other
+    thread.traces.put(
+        result, Trace("weights", trace.origins, axis, other, True, trace.is_product, depth=len(thread.stack))
+    )  # fmt: skip

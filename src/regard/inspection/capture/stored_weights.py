@@ -1,68 +1,80 @@
 """Weights T x S that a model computed itself. They are kept as they came, and can be read like every other map."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NoReturn
 
-import torch
 from torch import Tensor
 
-from regard.backends.base import Call
-from regard.inspection.capture.factors import Factors
+from regard.errors import ArgumentError
 from regard.inspection.capture.snapshot import Kept
-from regard.mechanisms.biases.base import Bias, DenseBias
-from regard.mechanisms.normalizations import Normalization, Softmax, Unnormalized
-from regard.mechanisms.scores.base import Dot
-from regard.mechanisms.shapes import Sizes
-
-NAME = "the model's own softmax"
-"""The name of the source of such a map."""
+from regard.maps.given_source import TensorSource
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Logarithm(Bias):
-    """The bias log P of given weights P (B, H, T, S): with scores of 0 the softmax gives P back."""
+class StoredSource(TensorSource):
+    """The weights (batch..., H, T, S) of a tensor that the model made. They may be negative, and need not sum to 1."""
 
-    weights: Bias
+    held: Kept
+    layout: tuple[int, ...]
+    """(batch..., H)."""
+    name: str
+    is_with_heads: bool
+    mixed: str = ""
+    """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
 
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """This is never called: `block` and `pairs` read from the weights."""
-        raise AssertionError
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor that is held."""
+        return self.held.tensor
 
-    def block(self, *where: Any, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        """The logarithms of a block of weights."""
-        return self._log(self.weights.block(*where, query=query, key=key, sizes=sizes))
+    @property
+    def weights(self) -> Tensor:
+        """The weights (cells, T, S).
 
-    def pairs(self, *where: Any, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        """The logarithms of the weights of pairs."""
-        return self._log(self.weights.pairs(*where, query=query, key=key, sizes=sizes))
+        Raises:
+            OverwrittenError: the model has written to them since.
+        """
+        self.held.check()
+        return self.held.tensor
 
-    def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """The logarithms for chosen pairs of batch and head."""
-        return Logarithm(self.weights.select(batches, heads))
+    @property
+    def has_heads(self) -> bool:
+        """Whether the model's tensor had a dimension of heads."""
+        return self.is_with_heads
 
-    @staticmethod
-    def _log(weights: Tensor) -> Tensor:
-        return weights.to(torch.promote_types(weights.dtype, torch.float32)).log()
+    def __str__(self) -> str:
+        return self.name
+
+    def refuse(self, asked: str) -> NoReturn:
+        """Say that there are weights, and neither queries nor keys.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            f"{asked} needs the queries and keys of a call, and of {self} the weights alone were kept: dense() gives "
+            "them as a tensor"
+        )
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "StoredSource":
+        """The weights of those cells."""
+        mixed = self.mixed if leading else ""
+        if cells is None:
+            return replace(self, layout=leading, mixed=mixed)
+        return replace(self, held=Kept(self.weights[cells], self.held.what), layout=leading, mixed=mixed)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "StoredSource":
+        """The weights, changed."""
+        return replace(self, held=Kept(change(self.weights), self.held.what))
 
 
-def stored(weights: Kept, sizes: Sizes, *, sums_to_one: bool) -> Factors:
-    """The factors of given weights P (batch..., H, T, S): scores of 0, and the bias log P."""
-    P = weights.tensor.reshape(sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys)
-    nothing = P.new_zeros((*P.shape[:2], 1, 1), dtype=torch.promote_types(P.dtype, torch.float32))
-    normalization: Normalization = Softmax() if sums_to_one else Unnormalized()
-    call = Call(
-        query=nothing.expand(-1, -1, sizes.queries, 1),
-        key=nothing.expand(-1, -1, sizes.keys, 1),
-        score=Dot(),
-        normalization=normalization,
-        mask=None,
-        bias=Logarithm(DenseBias(P)),
-        dropout=0.0,
-        sizes=replace(sizes, kv_heads=sizes.heads),
-    )
-
-    def state() -> Tensor:
-        dead = (P == 0).all(-1) if sums_to_one else torch.zeros(P.shape[:-1], dtype=torch.bool, device=P.device)
-        return nothing.new_zeros(P.shape[:-1]).masked_fill(dead, -torch.inf)
-
-    return Factors(sizes, call, state=state, held=(weights,))
+def stored(weights: Kept, name: str, mixed: str = "") -> StoredSource:
+    """The source of kept weights (batch..., H, T, S), (batch, T, S) or (T, S)."""
+    layout = tuple(weights.tensor.shape[:-2])
+    cells = weights.tensor.reshape(-1, *weights.tensor.shape[-2:])
+    # A reshaped copy is nobody else's, and a view has the version of its tensor.
+    is_copy = cells.untyped_storage().data_ptr() != weights.tensor.untyped_storage().data_ptr()
+    return StoredSource(
+        Kept(cells, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1, mixed
+    )  # fmt: skip

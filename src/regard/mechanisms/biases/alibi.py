@@ -78,6 +78,11 @@ class ALiBi(Relative):
         assert isinstance(self.slopes, Tensor)
         return self.slopes
 
+    @property
+    def _precise(self) -> Tensor:
+        """The slopes in at least float32: half precision would round their products with a distance."""
+        return self._m.to(torch.promote_types(self._m.dtype, torch.float32))
+
     def learned(self) -> tuple[Tensor, ...]:
         """The slopes, if they take a gradient."""
         return (self._m,) if self._m.requires_grad else ()
@@ -89,7 +94,7 @@ class ALiBi(Relative):
 
     def of(self, head: Tensor, distance: Tensor) -> Tensor:
         """-m |distance|."""
-        return self._m[head] * -distance.abs()
+        return self._precise[head] * -distance.abs()
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor] | None:
         """If no query sees a later key: m (j - c) per key and m (c - i) per query, for any c."""
@@ -102,9 +107,9 @@ class ALiBi(Relative):
             return None
         # Numbers near 0 are rounded least. So c is the position of the middle query (in decoding, of the only query).
         middle = offset + sizes.queries // 2
-        m = self._m[:, None]
+        m = self._precise[:, None]
         # A score is rounded in proportion to its bias. Beyond this limit the weights would err by more than 5e-6.
-        if float(m.max()) * max(sizes.queries // 2, sizes.keys - 1 - middle) > SPLIT_REACH:
+        if float(m.abs().max()) * max(sizes.queries // 2, sizes.keys - 1 - middle) > SPLIT_REACH:
             return None
         per_key = m * (torch.arange(sizes.keys, device=device) - middle)
         per_query = m * (middle - offset - torch.arange(sizes.queries, device=device))

@@ -242,14 +242,14 @@ class DenseMask(Mask):
         """`tensor[batch, head, query, key]`; a dimension of size 1 serves every index."""
         index = (batch, head, query, key)
         zero = torch.zeros_like(batch)
-        return self.tensor[tuple(i if n > 1 else zero for i, n in zip(index, self.tensor.shape, strict=True))]
+        return self.tensor[tuple(zero if n == 1 else i for i, n in zip(index, self.tensor.shape, strict=True))]
 
     def depends_on(self) -> frozenset[str]:
         """The dimensions whose size is not 1."""
         axes = ("batch", "head", "query", "key")
         if self.tensor.dim() != 4:
             return AXES
-        return frozenset(axis for axis, n in zip(axes, self.tensor.shape, strict=True) if n > 1)
+        return frozenset(axis for axis, n in zip(axes, self.tensor.shape, strict=True) if n != 1)
 
     def __str__(self) -> str:
         return "a dense mask"

@@ -194,7 +194,11 @@ class Documents(Mask):
         # The ends of documents are values, and no graph may depend on values; numpy cannot read torch.func's tensors.
         if not has_values(ids) or not ids.numel() or in_transform("Vmap", "Jvp", "Grad"):
             return Documents(ids, key_ids)
-        return Documents(ids, key_ids, _Places.of(ids.cpu(), key_ids.cpu()))
+        return Documents(ids, key_ids).placed()
+
+    def placed(self) -> "Documents":
+        """The bound mask together with the places of its documents."""
+        return Documents(self.ids, self.key_ids, _Places.of(self.ids.cpu(), self.key_ids.cpu()))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """True where query and key belong to the same document."""

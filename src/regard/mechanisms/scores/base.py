@@ -136,8 +136,10 @@ class Cosine(PreparedDot):
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
         """A query of length tau and a key of length 1. A zero vector stays zero."""
         query, key = same_width(self, query, key)
-        query, key = torch.nn.functional.normalize(query, dim=-1), torch.nn.functional.normalize(key, dim=-1)
-        return query * per_head(self.temperature, query).to(query.dtype), key
+        # In half precision, squares of small vectors vanish, and those of large ones overflow.
+        dtype, precise = query.dtype, torch.promote_types(query.dtype, torch.float32)
+        query, key = (torch.nn.functional.normalize(x.to(precise), dim=-1) for x in (query, key))
+        return (query * per_head(self.temperature, query).to(precise)).to(dtype), key.to(dtype)
 
     def __str__(self) -> str:
         return "cosine"

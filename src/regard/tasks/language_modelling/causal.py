@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,12 +19,12 @@ from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
 from regard.tasks.language_modelling.text_format import TextFormat, TrainedFormat
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
+from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.pretrained import is_huggingface, load_pretrained_text
 from regard.text.blocks import TextWindow, next_token_windows, window_batches
 from regard.text.running_text import DocumentUnit, TextStream
 from regard.text.tokenizers import Tokenizer
-from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import find_device
 
 TASK = "language-model"
@@ -98,8 +99,9 @@ class LanguageModel:
         run = RunFolder(Path(folder))
         config = run.read_config(TASK, LanguageModelConfig)
         tokenizer = load_tokenizer(run)
-        model = DecoderOnly(config.model, vocab_size=len(tokenizer))
-        fill_model(model, run.checkpoints.load_model(checkpoint), source=run.path / checkpoint)
+        tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer)
+        make = partial(DecoderOnly, config.model, vocab_size=size)
+        model = filled(make, config.model, tensors, source=run.path / checkpoint)
         length, documents = config.block_length, config.documents
         return cls(model.to(find_device(device)), tokenizer, block_length=length, documents=documents)
 

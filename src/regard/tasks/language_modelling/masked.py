@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,11 +18,11 @@ from regard.tasks.language_modelling.config import MaskedLanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
+from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import TextBatch, TextWindow, masked_windows, one_masked_windows, window_batches
 from regard.text.running_text import DocumentUnit, encode_text, pieces
 from regard.text.tokenizers import BOS, EOS, PAD, Tokenizer
-from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import find_device
 
 TASK = "masked-language-model"
@@ -76,8 +77,9 @@ class MaskedLanguageModel:
         run = RunFolder(Path(folder))
         config = run.read_config(TASK, MaskedLanguageModelConfig)
         tokenizer = load_tokenizer(run)
-        model = EncoderOnly(config.model, vocab_size=len(tokenizer) + 1)
-        fill_model(model, run.checkpoints.load_model(checkpoint), source=run.path / checkpoint)
+        tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer) + 1
+        make = partial(EncoderOnly, config.model, vocab_size=size)
+        model = filled(make, config.model, tensors, source=run.path / checkpoint)
         length, documents = config.block_length, config.documents
         return cls(model.to(find_device(device)), tokenizer, block_length=length, documents=documents)
 

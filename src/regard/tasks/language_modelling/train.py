@@ -18,6 +18,7 @@ from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLa
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.pictures.validation_examples import look_at_text
+from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import (
@@ -120,7 +121,7 @@ def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
 def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """Make the model, batches, loss and validation of a language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
-    model = DecoderOnly(config.model, vocab_size=len(corpus.tokenizer))
+    model = made_of(lambda: DecoderOnly(config.model, vocab_size=len(corpus.tokenizer)))
     _check_positions(config, model.max_length)
     warm_up(model, config, folder)
     batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=1), next_tokens)
@@ -137,7 +138,7 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
     """Make the same of a masked language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     vocab_size = len(corpus.tokenizer)
-    model = EncoderOnly(config.model, vocab_size=vocab_size + 1)  # the mask is one token more
+    model = made_of(lambda: EncoderOnly(config.model, vocab_size=vocab_size + 1))  # the mask is one token more
     _check_positions(config, model.max_length)
     warm_up(model, config, folder)
     make = partial(mask_tokens, vocab_size=vocab_size, mask_id=vocab_size)

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.tasks.config import TrainingConfig
 from regard.tasks.registry import task_of
+from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 from regard.training.averaging import mean_of
@@ -62,6 +63,7 @@ def choose_checkpoint(
     run = RunFolder(Path(folder))
     run.refuse_strangers()
     task = task_of(run.path)
+    check_prepared(run)
     config: TrainingConfig = run.read_config(run.task(), task.config)
     if by == "bleu":
         if not isinstance(config, TranslationConfig):

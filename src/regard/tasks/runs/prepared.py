@@ -3,13 +3,18 @@
 It is written last, once the text is ready.
 """
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from regard.errors import RunFolderError
+from regard.storage.own_files import is_file_below
 from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.tasks.runs.run_folder import RunFolder
+
+SUMS = {"bytes": int, "crc32": str}
+"""The types of what `checksum_of_file` says of a file."""
 
 
 def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
@@ -27,9 +32,17 @@ def read_prepared(folder: RunFolder) -> dict[str, Any]:
     """Read what `write_prepared` wrote.
 
     Raises:
-        RunFolderError: the file is absent, cut short or altered.
+        RunFolderError: the file is absent, cut short, altered, or has no checksums of files where it should.
     """
-    return read_sealed(folder.prepared_file)
+    prepared, path = read_sealed(folder.prepared_file), folder.prepared_file
+    files = prepared.get("files", {})
+    if not isinstance(files, dict):
+        raise RunFolderError(f"{path}: files must be an object, got {reprlib.repr(files)}; copy it again")
+    for name, sums in files.items():
+        # A name that leads out of the folder would have a stranger's file read, and its checksum told.
+        if not is_file_below(name) or not isinstance(sums, dict) or {n: type(s) for n, s in sums.items()} != SUMS:
+            raise RunFolderError(f"{path}: {name[:80]!r} has {reprlib.repr(sums)} as its checksum; copy it again")
+    return prepared
 
 
 def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> None:
@@ -38,7 +51,7 @@ def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> No
     Raises:
         RunFolderError: the file is absent, cut short or altered.
     """
-    expected = prepared.get("files", {}).get(path.relative_to(folder.path).as_posix())
+    expected: Mapping[str, Any] | None = prepared.get("files", {}).get(path.relative_to(folder.path).as_posix())
     if expected is None:
         return
     try:

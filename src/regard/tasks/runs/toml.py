@@ -41,7 +41,7 @@ def read_toml(path: Path) -> tuple[str | None, dict[str, Any]]:
     except OSError as error:
         raise ArgumentError(f"cannot read the settings in {path} ({error.strerror}); check the path") from None
     except ValueError as error:
-        raise ArgumentError(f"{path} is not TOML: {error}") from None
+        raise ArgumentError(f"{path} is {error}") from None
     return settings.pop("task", None), settings
 
 

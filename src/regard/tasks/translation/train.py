@@ -8,6 +8,7 @@ from torch import nn
 
 from regard.errors import ArgumentError
 from regard.tasks.pictures.validation_examples import look_at_pairs
+from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
@@ -67,9 +68,8 @@ def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) ->
 def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """Make the model, batches, loss and validation of a translator, from a folder that `prepare_corpus` filled."""
     corpus = open_corpus(config, folder)
-    model = make_model(
-        config, source_vocab_size=len(corpus.source_tokenizer), target_vocab_size=len(corpus.target_tokenizer)
-    )
+    source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
+    model = made_of(lambda: make_model(config, source_vocab_size=source_size, target_vocab_size=target_size))
     _check_positions(config, model.max_length)
     warm_up(model, config, folder)
     batches = TokenBatches(corpus.train, **_limits(config), rank=fabric.global_rank, world_size=fabric.world_size)

@@ -19,6 +19,7 @@ from regard.generation.protocol import Decodable, Hypothesis
 from regard.models.inference import prepare, why_not
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
 from regard.tasks.pictures.token_maps import Axis, axis, merge
+from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
@@ -34,7 +35,6 @@ from regard.text.batches import Batch, collate
 from regard.text.codec import Codec
 from regard.text.lines import BadLines
 from regard.text.unicode import normalise
-from regard.training.checkpoints import fill_model
 from regard.training.distributed.devices import Precision, choose_precision, find_device
 from regard.training.losses import cross_entropy
 from regard.training.metrics import bleu, chrf, exact_match
@@ -94,8 +94,8 @@ class Translator:
         config = run.read_config(TASK, TranslationConfig)
         source_tokenizer, target_tokenizer = load_tokenizers(config, run)
         sizes = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
-        model = make_model(config, **sizes)
-        fill_model(model, run.checkpoints.load_model(checkpoint), source=run.path / checkpoint)
+        tensors, settings = run.checkpoints.load_model(checkpoint), getattr(config, config.model)
+        model = filled(lambda: make_model(config, **sizes), settings, tensors, source=run.path / checkpoint)
         return cls(model.to(find_device(device)), source_tokenizer, target_tokenizer, precision=precision)
 
     @property

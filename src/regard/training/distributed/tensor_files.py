@@ -13,6 +13,7 @@ A reader takes the rows that it needs, from any number of files.
 """
 
 import re
+import reprlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -22,8 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import DataError, RunFolderError
+from regard.errors import DataError, RegardError, RunFolderError
 from regard.storage.atomic import write_atomically
+from regard.storage.own_files import is_file_below
 from regard.storage.sealed import checksum_of_file
 from regard.storage.untrusted import safetensors_library, tensor_errors
 from regard.training.distributed.ranks import Ranks
@@ -163,7 +165,9 @@ def read_part(folder: Path, part: str, entry: Any, place: Place = whole) -> Tens
         saved = _Saved(folder, entry)
         tensors = {name: place(name, saved[name]) for name in saved.places}
         return tensors | {alias: tensors[owner] for alias, owner in entry["aliases"].items()}
-    except (KeyError, TypeError, IndexError, AttributeError):
+    except RegardError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, safetensors_library().SafetensorError):
         raise RunFolderError(f"the checkpoint at {folder} holds no {part}") from None
 
 
@@ -218,7 +222,11 @@ class _Saved:
 
 
 def _open_checked(folder: Path, entry: dict[str, Any]) -> Any:
-    path = folder / Path(str(entry["name"])).name  # only the last part: a foreign manifest may hold a path
+    name = entry["name"]
+    # A foreign manifest may hold a path.
+    if not isinstance(name, str) or "/" in name or not is_file_below(name):
+        raise RunFolderError(f"the checkpoint at {folder} names the file {reprlib.repr(name)}, which is not in it")
+    path = folder / name
     _check(path, entry)
     try:
         with tensor_errors(path):
@@ -233,9 +241,9 @@ def _check(path: Path, entry: dict[str, Any]) -> None:
         with path.open("rb") as file:
             while piece := file.read(READ_BYTES):
                 checksum, size = zlib.crc32(piece, checksum), size + len(piece)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise RunFolderError(f"{path} is missing, and the checkpoint needs it") from None
     if size != entry["bytes"]:
-        raise RunFolderError(f"{path} has {size} bytes, expected {entry['bytes']}: it was cut short")
+        raise RunFolderError(f"{path} has {size} bytes, expected {reprlib.repr(entry['bytes'])}: it was cut short")
     if f"{checksum:08x}" != entry["crc32"]:
         raise RunFolderError(f"{path} was altered: its checksum is not the one written with it")

@@ -1,0 +1,136 @@
+"""Follow an axis of a tensor through the functions that reshape, reduce or combine it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+AxisNumber = int | None
+"""The number of an axis, counted from 0; None if it is not an axis of the tensor any more."""
+
+SLICES = frozenset({"__getitem__", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "select", "unbind",
+                    "slice", "unsafe_split", "unsafe_chunk"})  # fmt: skip
+VIEWS = SLICES | {
+    "transpose", "permute", "view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "movedim",
+    "moveaxis", "swapaxes", "swapdims", "T", "mT", "H", "mH", "t", "adjoint", "view_as", "reshape_as", "expand_as",
+    "_unsafe_view", "ravel", "_reshape_alias", "atleast_2d", "atleast_3d",
+}  # fmt: skip
+"""Functions that lay a tensor out anew, and change no number."""
+MOVES = frozenset({"transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "T", "mT", "H", "mH", "t",
+                   "adjoint"})  # fmt: skip
+"""Those that exchange axes."""
+REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "max", "min", "norm", "prod", "var", "std", "logsumexp", "any",
+                        "all", "nansum", "nanmean", "linalg_vector_norm", "count_nonzero", "argmax",
+                        "argmin"})  # fmt: skip
+DISORDERS = frozenset({"sort", "topk", "gather", "index_select", "take_along_dim", "flip", "roll", "argsort",
+                       "kthvalue", "take", "msort"})  # fmt: skip
+"""Functions after which an axis counts no longer what it counted before."""
+SAME_NUMBERS = VIEWS | {
+    "contiguous", "clone", "to", "float", "half", "bfloat16", "double", "type", "type_as", "detach", "detach_", "alias",
+    "_to_copy", "requires_grad", "cpu", "cuda", "data", "lift_fresh", "Identity",
+}  # fmt: skip
+"""Functions that change the numbers of a tensor at most by rounding them to another dtype."""
+
+
+def followed(
+    func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, result: Tensor,
+    axes: Sequence[AxisNumber], place: int = 0,
+) -> list[AxisNumber] | None:  # fmt: skip
+    """Where the axes of an argument are in a result (the `place`-th, if there are several).
+
+    None means that the result is no longer of the argument: it is a reduction over the axis.
+    """
+    if name in VIEWS:
+        return _viewed(func, args, kwargs, tensor, axes, place, slices=name in SLICES)
+    if name in DISORDERS:
+        return [None for _ in axes]
+    if name in REDUCTIONS:
+        return _reduced(args, kwargs, tensor, result, axes)
+    if name == "stack":
+        at = kwargs.get("dim", args[1] if len(args) > 1 else 0) % result.dim()
+        return [axis if axis is None or axis < at else axis + 1 for axis in axes]
+    if name in ("scatter", "scatter_add", "index_copy", "index_add", "scatter_reduce"):
+        # The keys that were chosen before are put where they belong.
+        return [kwargs.get("dim", args[1]) % result.dim(), *(None for _ in axes[1:])]
+    if name in ("cat", "concat", "concatenate", "pad", "constant_pad_nd") and result.dim() == tensor.dim():
+        return list(axes)
+    more = result.dim() - tensor.dim()
+    if more < 0 or (more and not _is_broadcast(args, kwargs, result)):
+        return [None for _ in axes]
+    return [
+        None if axis is None or result.shape[axis + more] != tensor.shape[axis] else axis + more for axis in axes
+    ]  # fmt: skip
+
+
+def _is_broadcast(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> bool:
+    """Whether a result has the shape of all tensor arguments together, as the result of arithmetic has."""
+    shapes = [t.shape for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+    try:
+        return torch.broadcast_shapes(*shapes) == result.shape
+    except RuntimeError:
+        return False
+
+
+def _viewed(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, axes: Sequence[AxisNumber],
+    place: int, *, slices: bool,
+) -> list[AxisNumber]:  # fmt: skip
+    """Do the same to a tensor without memory, in which each axis can be told by its stride."""
+    if slices and _is_chosen_by_tensor(args):
+        return [None for _ in axes]
+    strides, step = [0] * tensor.dim(), 1
+    for axis in reversed(range(tensor.dim())):
+        strides[axis] = step
+        step *= max(tensor.shape[axis], 1)
+    probe = torch.empty_strided(tensor.shape, strides, device="meta", dtype=torch.bool)
+    try:
+        moved = func(
+            *(probe if arg is tensor else arg for arg in args),
+            **{key: probe if arg is tensor else arg for key, arg in kwargs.items()},
+        )
+    except (RuntimeError, NotImplementedError, TypeError):
+        return [None for _ in axes]
+    moved = moved[place] if isinstance(moved, tuple | list) else moved
+    return [None if axis is None else _found(probe, axis, moved, slices=slices) for axis in axes]
+
+
+def _is_chosen_by_tensor(args: tuple[Any, ...]) -> bool:
+    index = args[1] if len(args) > 1 else None
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor | list) for part in parts)
+
+
+def _found(probe: Tensor, axis: int, moved: Tensor, *, slices: bool) -> AxisNumber:
+    size, stride = probe.shape[axis], probe.stride(axis)
+    if size == 1:
+        # An axis of one place has no stride of its own. It is looked for where it was, counted from either end.
+        for guess in (axis, axis - probe.dim() + moved.dim()):
+            if 0 <= guess < moved.dim() and moved.shape[guess] == 1:
+                return guess
+        return None
+    for guess in range(moved.dim()):
+        fits = moved.shape[guess] == size or (slices and 1 < moved.shape[guess] < size)
+        if fits and moved.stride(guess) == stride:
+            return guess
+    return None
+
+
+def _reduced(
+    args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, result: Tensor, axes: Sequence[AxisNumber]
+) -> list[AxisNumber] | None:
+    dims = reduced_dims(args, kwargs, tensor.dim())
+    if dims is None or axes[0] in dims:
+        return None
+    if result.dim() == tensor.dim():
+        return [None if axis in dims else axis for axis in axes]
+    return [None if axis is None or axis in dims else axis - sum(dim < axis for dim in dims) for axis in axes]
+
+
+def reduced_dims(args: tuple[Any, ...], kwargs: dict[str, Any], dims: int) -> set[int] | None:
+    """The axes over which a reduction runs; None if it runs over all."""
+    given = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
+    if given is None or isinstance(given, Tensor | float):
+        return None
+    chosen = [given] if isinstance(given, int) else list(given)
+    return {dim % dims for dim in chosen} if chosen and dims else None

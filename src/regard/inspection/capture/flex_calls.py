@@ -1,0 +1,190 @@
+"""Observe FlexAttention: queries and keys with the functions that change their scores and mask them.
+
+Uncompiled, torch hands the call to an operator of higher order, which is observed like any function. Compiled, no
+function is seen; while torch compiles the call under a watch, it records that the arguments of that operator are to be
+put into a list after each run. Its kernel stays the same, and so do the bits.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.functional import make_call
+from regard.inspection.capture.evidence import Evidence
+from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted
+from regard.inspection.capture.mask_reading import read_mask
+from regard.inspection.capture.module_stack import Thread
+from regard.inspection.capture.observed_call import ObservedCall, Reading
+from regard.inspection.capture.retention import Keeper
+from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import predicate
+from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.scores.base import ScaledDot, Score
+from regard.mechanisms.scores.custom import Custom
+from regard.mechanisms.shapes import Sizes
+
+MOST_PAIRS = 1 << 22
+"""How many pairs of a mask are rendered once, to find out whether it is causal, a window, or padding."""
+
+Function = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Modified(Bias):
+    """The scores of a call with a `score_mod`: the function of the scaled dot product and of the places of a pair."""
+
+    function: Function
+    scale: float
+    batches: Tensor | None = None
+    """The batch row of each chosen pair of batch and head,"""
+    heads: Tensor | None = None
+    """and its head."""
+    reads_vectors: bool = True
+
+    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """This is never called: `block` and `pairs` know the batch too."""
+        raise AssertionError
+
+    def block(
+        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
+    ) -> Tensor:
+        """The scores of some rows and columns."""
+        device = query.device
+        i, j = (torch.as_tensor(part, device=device) if isinstance(part, Tensor) else
+                torch.arange(part.start, part.stop, device=device) for part in (rows, columns))  # fmt: skip
+        batch, head = self._cell(query.shape[0], query.shape[1], device)
+        return self._scores(query @ key.mT, batch, head, i[:, None], j)
+
+    def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
+        """The scores of N pairs; query and key are (N, B, H, 1, D)."""
+        batch, head = self._cell(query.shape[1], query.shape[2], query.device)
+        i, j = (part[:, None, None, None, None] for part in (rows, columns))
+        return self._scores(query @ key.mT, batch, head, i, j)
+
+    def select(self, batches: Tensor, heads: Tensor) -> "Modified":
+        """The scores of chosen pairs of batch and head."""
+        if self.batches is not None and self.heads is not None:
+            return replace(self, batches=self.batches[batches], heads=self.heads[batches])
+        return replace(self, batches=batches, heads=heads)
+
+    def _cell(self, batch: int, heads: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        if self.batches is not None and self.heads is not None:
+            return self.batches[:, None, None, None], self.heads[:, None, None, None]
+        return (torch.arange(batch, device=device)[:, None, None, None],
+                torch.arange(heads, device=device)[:, None, None])  # fmt: skip
+
+    def _scores(self, dots: Tensor, *where: Tensor) -> Tensor:
+        return of_pairs(self.function, dots * self.scale, *where)
+
+
+def of_pairs(function: Function, *parts: Tensor) -> Tensor:
+    """The results of a function of numbers (a score, indices) for tensors of them that broadcast together."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    parts = torch.broadcast_tensors(*parts)
+    with ExitStack() as stack:
+        if not torch._C._is_torch_function_enabled():
+            stack.enter_context(torch._C._EnableTorchFunction())
+        # A tensor that the function closes over is looked up at traced places, which torch allows within this mode.
+        stack.enter_context(TransformGetItemToIndex())
+        found: Tensor = torch.vmap(function)(*(part.reshape(-1) for part in parts))
+    return found.reshape(parts[0].shape)
+
+
+@dataclass(slots=True, eq=False)
+class FlexCall(ObservedCall):
+    """One call, after it ran."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    score_mod: Function
+    mask_mod: Function
+    scale: float
+    output: Tensor
+    how: str
+
+    def read(self, keeper: Keeper, name: str) -> Reading:
+        """Keep queries, keys and both functions. A mask of a known kind becomes that mask."""
+        query, key = self.query, self.key
+        if key.shape[0] < query.shape[0]:
+            key = key.expand(query.shape[0], -1, -1, -1)
+        kept = keeper.keep(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
+        plain = _is_identity(self.score_mod)
+        score: Score = ScaledDot(self.scale) if plain else Custom(changed_by_score_mod)
+        call, _ = make_call(
+            kept[0].tensor, kept[1].tensor, kept[1].tensor,
+            score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0,
+        )  # fmt: skip
+        bias = None if plain else Modified(self.score_mod, self.scale)
+        call = replace(call, bias=bias, mask=self._mask(call.sizes, query.device))
+        factors = Factors(call.sizes, call, held=kept)
+
+        def error() -> float:
+            value = self.value.expand(call.sizes.flat_batch, -1, -1, -1).to(call.compute_dtype)
+            return output_error(weighted(call, factors.state, value), self.output, value)
+
+        evidence = Evidence(call.query, call.key, self.key)
+        return Reading(factors, verify=error, evidence=evidence, holds_keys=True)
+
+    def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
+        """The mask as a predicate of a known kind if it is one; else the function itself."""
+        mask = predicate(flex_mask(self.mask_mod)).bind(sizes, device)
+        if sizes.flat_batch * sizes.heads * sizes.queries * sizes.keys > MOST_PAIRS:
+            return mask
+        with undisturbed():
+            given = read_mask(mask.dense(sizes, device=device), sizes)
+        return mask if given.dense is not None or given.bias is not None else given.mask
+
+
+def changed_by_score_mod(query: Tensor, key: Tensor) -> Tensor:
+    """Zeros, to which `Modified` adds the scores."""
+    return query.new_zeros(*query.shape[:-1], key.shape[-2])
+
+
+def flex_mask(function: Function) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """A `mask_mod` as a predicate on index tensors that broadcast."""
+
+    def flex_mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return of_pairs(function, batch, head, query, key)
+
+    return flex_mask_mod
+
+
+def _is_identity(score_mod: Function) -> bool:
+    """Whether a function gives every score back as it is."""
+    if isinstance(score_mod, torch.fx.GraphModule):
+        nodes = list(score_mod.graph.nodes)
+        return all(n.op in ("placeholder", "output") for n in nodes) and nodes[-1].args[0] in (nodes[0], (nodes[0],))
+    named = getattr(score_mod, "__module__", ""), getattr(score_mod, "__name__", "")
+    return named == ("torch.nn.attention.flex_attention", "_identity")
+
+
+def _with(function: Function, buffers: tuple[Any, ...]) -> Function:
+    return function if not buffers else lambda *places: function(*places, *buffers)
+
+
+def observe_flex(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run FlexAttention's operator, and hand its arguments to the thread's watches."""
+    result = func(*args, **kwargs)
+    thread.handed.add(result[0].data_ptr())
+    thread.try_to(give_flex, thread, args, result[0], None)
+    return result
+
+
+def give_flex(thread: Thread, args: tuple[Any, ...], output: Tensor, module: nn.Module | None) -> None:
+    """Hand a call of FlexAttention's operator to the watches, as one of a module or of the running one."""
+    query, key, value, score_mod, block_mask, scale, _, *buffers = args
+    mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))
+    how = "flex_attention" if module is None else "flex_attention, compiled"
+    call = FlexCall(
+        query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), scale, output, how
+    )  # fmt: skip
+    if mods == () and _is_identity(score_mod):
+        call.score_mod = score_mod
+    thread.give(call, module)

@@ -1,0 +1,58 @@
+"""Observe operators: torch's own functions under other names, and those of others, into which nobody can look."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch._ops import HigherOrderOperator
+
+from regard.inspection.capture.functions import OWN, name_of, namespace_of
+from regard.inspection.capture.module_stack import Thread
+
+ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
+"""Parts of the names of operators that attend."""
+OURS = frozenset({"regard"})
+HARMLESS = frozenset({"transformers", "torchvision", "profiler", "c10d", "_c10d_functional", "inductor", "rngprims",
+                      "debugprims",
+                      "torchaudio", "quantized", "mkldnn", "onednn", "mkl", "sparse", "fsdp", "streams"})  # fmt: skip
+"""Namespaces of operators that attend only where their names say so."""
+
+
+def observe_operator(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator as the function that it is; name it if it is somebody's own."""
+    observers = thread.observers
+    if not isinstance(func, HigherOrderOperator) and namespace_of(func) in OWN:
+        observe = observers.by_name.get(name_of(func))
+        if observe is None:
+            if any(part in name_of(func) for part in ATTENTION):
+                thread.try_to(_name, thread, func)
+            observe = observers.traced
+        return observe(thread, func, args, kwargs)
+    result = func(*args, **kwargs)
+    thread.try_to(_name, thread, func)
+    return result
+
+
+def _is_ours() -> bool:
+    """Whether this library runs the operator itself, such as for a map that is read while a model runs."""
+    running: FrameType | None = sys._getframe(2)
+    while running is not None:
+        name = running.f_globals.get("__name__", "")
+        if name.startswith("regard.") and not name.startswith("regard.inspection.capture."):
+            return True
+        running = running.f_back
+    return False
+
+
+def _name(thread: Thread, func: Any) -> None:
+    if isinstance(func, HigherOrderOperator):
+        name, namespace = f"torch.ops.higher_order.{func.name()}", "higher_order"
+    else:
+        namespace = namespace_of(func) or ""
+        name = f"torch.ops.{namespace}.{name_of(func)}"
+    attends = any(part in name.lower() for part in ATTENTION)
+    if namespace not in OURS and (attends or namespace not in HARMLESS):
+        if _is_ours():
+            return
+        thread.unread(f"{name}, an operator that cannot be looked into")

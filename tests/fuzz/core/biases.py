@@ -1,0 +1,119 @@
+"""Every bias, in two writings."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import regard
+from tests.fuzz.core.parts import Added, Score, Sides, Tensors
+from tests.fuzz.drawing import Drawn
+
+
+def _distance(sides: Sides, offset: int | None) -> Tensor:
+    """How far each key stands after each query: (T, S)."""
+    offset = sides.keys - sides.queries if offset is None else offset
+    return torch.arange(sides.keys) - (torch.arange(sides.queries)[:, None] + offset)
+
+
+def _dense(drawn: Drawn, sides: Sides, score: Score) -> Added:
+    full = sides.full[-2:] if drawn.chance(3) else sides.full
+    shape = [n if drawn.chance() else 1 for n in full]
+    tensor = drawn.normal(*shape) * drawn.of([1.0, 0.0, 10.0, 1e3])
+    share = drawn.of([0.0, 0.2, 0.9])
+    tensor = tensor.masked_fill(drawn.bools(*shape, share=share), -math.inf)
+
+    def formula(t: Tensors, q: Tensor, k: Tensor) -> Tensor:
+        return t["bias"].expand(sides.full).reshape(sides.flat_full)
+
+    return Added(f"tensor {tuple(shape)} with {share} of -inf", lambda t: t["bias"], formula, {"bias": tensor})
+
+
+def _alibi(drawn: Drawn, sides: Sides, score: Score) -> Added:
+    offset = drawn.of([None, drawn.number(-3, 5)])
+    if drawn.chance():
+        tensors = {"slopes": drawn.normal(sides.heads) * drawn.of([1.0, 100.0])}
+        return Added(
+            f"ALiBi(slopes, {offset})", lambda t: regard.ALiBi(t["slopes"], offset=offset),
+            lambda t, q, k: -t["slopes"][:, None, None] * _distance(sides, offset).abs(), tensors,
+        )  # fmt: skip
+    power = 2 ** (sides.heads.bit_length() - 1)
+    slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    slopes += [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power + 1, 2)][: sides.heads - power]
+    fixed = torch.tensor(slopes, dtype=torch.float64)
+    return Added(
+        f"ALiBi({sides.heads}, {offset})", lambda t: regard.ALiBi(sides.heads, offset=offset),
+        lambda t, q, k: -fixed[:, None, None] * _distance(sides, offset).abs(),
+    )  # fmt: skip
+
+
+def _t5(drawn: Drawn, sides: Sides, score: Score) -> Added:
+    both, offset = drawn.chance(), drawn.of([None, drawn.number(-3, 5)])
+    buckets = drawn.of([8, 4, 32]) if both else drawn.of([4, 2, 3, 32])
+    longest = drawn.of([128, 20])
+
+    def bucket(distance: int) -> int:
+        """Written for one distance, as section 2.1 of Raffel et al. describes it."""
+        side = buckets // 2 if both else buckets
+        away = abs(distance) if both else max(-distance, 0)
+        exact = side // 2
+        if away >= exact:
+            ratio = torch.tensor(away / exact, dtype=torch.float32).log() / math.log(longest / exact)
+            away = min(side - 1, exact + int(ratio * (side - exact)))
+        return away + (side if both and distance > 0 else 0)
+
+    where = torch.tensor([[bucket(d) for d in row] for row in _distance(sides, offset).tolist()])
+    return Added(
+        f"T5Bias({buckets}, bidirectional={both}, {longest}, {offset})",
+        lambda t: regard.T5Bias(t["table"], both, longest, offset),
+        lambda t, q, k: t["table"][where].movedim(-1, 0), {"table": drawn.normal(buckets, sides.heads)},
+    )  # fmt: skip
+
+
+def _shaw(drawn: Drawn, sides: Sides, score: Score) -> Added:
+    reach, offset = drawn.number(0, 4), drawn.of([None, drawn.number(-3, 5)])
+    factor = sides.dim**-0.5 if score.scale is None else score.scale
+    where = _distance(sides, offset).clamp(-reach, reach) + reach
+
+    def formula(t: Tensors, q: Tensor, k: Tensor) -> Tensor:
+        return factor * torch.einsum("bhtd,tsd->bhts", q, t["table"][where])
+
+    return Added(
+        f"Shaw({reach}, {score.scale}, {offset})", lambda t: regard.Shaw(t["table"], score.scale, offset), formula,
+        {"table": drawn.normal(2 * reach + 1, sides.dim)},
+    )  # fmt: skip
+
+
+def _transformer_xl(drawn: Drawn, sides: Sides, score: Score) -> Added:
+    offset = drawn.of([None, drawn.number(-2, 3)])
+    back = -_distance(sides, offset)
+    first = drawn.of([0, int(back.min())])
+    rows = max(1, int(back.max()) - first + 1) + drawn.number(0, 2)
+    factor = sides.dim**-0.5 if score.scale is None else score.scale
+    place = back - first
+
+    def formula(t: Tensors, q: Tensor, k: Tensor) -> Tensor:
+        r = t["r"][:, place.clamp(0, rows - 1)]
+        content = torch.einsum("hd,bhsd->bhs", t["u"], k)[..., None, :]
+        by_place = torch.einsum("bhtd,htsd->bhts", q + t["v"][:, None], r)
+        return torch.where(place < 0, -math.inf, factor * by_place) + factor * content
+
+    return Added(
+        f"TransformerXL({rows} rows from {first}, {score.scale}, {offset})",
+        lambda t: regard.TransformerXL(t["u"], t["v"], t["r"], first, score.scale, offset), formula,
+        {
+            "u": drawn.normal(sides.heads, sides.dim), "v": drawn.normal(sides.heads, sides.dim),
+            "r": drawn.normal(sides.heads, rows, sides.dim),
+        },
+    )  # fmt: skip
+
+
+BIASES: tuple[Callable[[Drawn, Sides, Score], Added], ...] = (_dense, _alibi, _t5, _shaw, _transformer_xl)
+
+
+def random_bias(drawn: Drawn, sides: Sides, score: Score) -> Added | None:
+    """None, or any bias that the score's vectors allow; some read the vectors and need a dot product."""
+    if not drawn.chance():
+        return None
+    return drawn.of(BIASES if score.is_dot else BIASES[:3])(drawn, sides, score)

@@ -1,0 +1,215 @@
+"""The folders that are damaged: made once, and what reads each of their files."""
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import regard
+from regard.cli import main as program
+from regard.maps import load_summary, save_summary
+from regard.maps.summary_source import SummarySource
+from regard.models.convert import from_huggingface
+from regard.tasks.registry import task_of
+from regard.tasks.translation.train import train_translation
+from regard.text.pairs import read_pairs
+from regard.text.references import read_judged, read_references
+from tests.tasks.small_runs import PAIRS, small_config, write_pairs
+
+Use = Callable[[Path], Any]
+"""Reads an exhibit's folder and works with it."""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A folder, and what may be done with it."""
+
+    name: str
+    make: Callable[[Path], None]
+    uses: dict[str, Use]
+    writes: frozenset[str] = frozenset()
+    """The uses that may write to the folder itself."""
+
+
+def _ask(weights: regard.AttentionMap) -> None:
+    """Everything that a page or a table would ask."""
+    assert repr(weights)
+    if not weights.source.has_blocks:
+        assert weights.statistics
+        return
+    for ask in QUESTIONS:
+        ask(weights)
+
+
+QUESTIONS: tuple[Callable[[regard.AttentionMap], Any], ...] = (
+    lambda m: m[..., :1, :2],
+    lambda m: m.entropy(),
+    lambda m: m.received(),
+    lambda m: m.max(),
+    lambda m: m.pooled(4, 4),
+    lambda m: m.topk(1),
+    lambda m: m.summary("distance", "participation"),
+)
+
+
+def _maps(folder: Path) -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 5, 4), torch.randn(2, 2, 7, 4)
+    options: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "masked": {"mask": regard.causal() & regard.lengths(torch.tensor([5, 7]))},
+        "documents": {"mask": regard.documents(torch.randint(0, 2, (5,)), key_ids=torch.randint(0, 2, (7,)))},
+        "blocks": {"mask": regard.blocks(torch.rand(3, 4) < 0.7, 2) | regard.strided(2)},
+        "additive": {"score": regard.Additive(torch.randn(3), torch.randn(3, 4), torch.randn(3, 4))},
+        "sink": {"normalization": regard.SoftmaxWithSink(torch.randn(4)), "bias": torch.randn(4, 5, 7)[None]},
+        "entmax": {"normalization": regard.Entmax15(), "bias": regard.T5Bias(torch.randn(8, 4))},
+        "shaw": {"bias": regard.Shaw(torch.randn(5, 4)), "keep_values": True},
+        "alibi": {"bias": regard.ALiBi(4), "score": regard.Cosine(torch.ones(4)), "mask": regard.window(3)},
+    }
+    for name, option in options.items():
+        weights = regard.attention(q, k, k, return_weights=True, **option).weights
+        weights.save(folder / f"{name}.safetensors")
+
+
+def _summaries(folder: Path) -> None:
+    q = torch.randn(2, 4, 5, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    save_summary(folder / "told.safetensors", weights.summary("entropy", "topk", "pooled_max", k=2))
+    kept = SummarySource.of(weights.source, regard.Summarize("received", "topk", "distance", "pooled"))
+    save_summary(folder / "kept.safetensors", regard.AttentionMap(kept))
+
+
+def _each(read: Callable[[Path], Any]) -> Use:
+    """Read every file of a folder."""
+
+    def use(folder: Path) -> None:
+        for path in sorted(folder.iterdir()):
+            read(path)
+
+    return use
+
+
+def _run(folder: Path) -> None:
+    config = small_config(folder, steps=4)
+    train_translation(config)
+
+
+def _translate(folder: Path) -> None:
+    model = task_of(folder / "run").load(folder / "run", device="cpu")
+    model.translate(["we see one cats"])
+
+
+def command_line(*arguments: str | Path) -> str:
+    """`regard` in this process; one line and status 2, or success."""
+    said, told = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    status: Any = 0
+    with (
+        mock.patch.object(sys, "argv", ["regard", *map(str, arguments)]),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(told),
+    ):
+        try:
+            program.main()
+        except SystemExit as end:
+            status = end.code
+    told.seek(0)
+    words = told.read()
+    assert status in (0, 2, None), f"regard {arguments[0]} ends with status {status}: {words[-500:]}"
+    if status == 2:
+        last = words.strip().splitlines()[-1:]
+        assert last, f"regard {arguments[0]} says nothing"
+        assert last[0].startswith("regard: "), f"regard {arguments[0]} says no reason: {words[-500:]!r}"
+        assert len(last[0]) < 1100, f"a reason of {len(last[0])} characters"
+        assert "Traceback" not in words
+    return words
+
+
+def _translator(kind: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        from tests.tasks import test_pretrained
+
+        {"marian": test_pretrained.make_marian, "bart": test_pretrained.make_bart}[kind](folder)
+
+    return make
+
+
+def _translate_foreign(folder: Path) -> None:
+    command_line("translate", folder, "a small cat", "--device", "cpu", "--beam", "1")
+
+
+def _foreign(kind: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        from tests.models import foreign_models as foreign
+
+        model = {"gpt2": foreign.GPT2, "bert": foreign.BERT, "llama": foreign.llama(), "t5": foreign.TRANSLATORS["t5"]}[
+            kind
+        ]
+        foreign.save(model.build(), folder)
+
+    return make
+
+
+def _texts(folder: Path) -> None:
+    import gzip
+    import json
+
+    write_pairs(folder / "pairs.tsv")
+    lines = [json.dumps({"source": s, "target": t}, ensure_ascii=False) for s, t in PAIRS[:9]]
+    (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "source.txt").write_text("\n".join(s for s, _ in PAIRS[:9]) + "\n", encoding="utf-8")
+    (folder / "target.txt").write_text("\n".join(t for _, t in PAIRS[:9]) + "\n", encoding="utf-8")
+    judged = [json.dumps({"source": s, "references": [t, t]}, ensure_ascii=False) for s, t in PAIRS[:9]]
+    (folder / "judged.jsonl").write_text("\n".join(judged) + "\n", encoding="utf-8")
+    with gzip.open(folder / "pairs.tsv.gz", "wt", encoding="utf-8") as file:
+        file.write((folder / "pairs.tsv").read_text(encoding="utf-8"))
+
+
+def _read_texts(folder: Path) -> None:
+    for name in ("pairs.tsv", "pairs.jsonl", "pairs.tsv.gz"):
+        list(read_pairs((folder / name,)))
+    list(read_pairs((folder / "source.txt", folder / "target.txt")))
+
+
+def _read_references(folder: Path) -> None:
+    list(read_references(folder / "source.txt", [folder / "target.txt", folder / "target.txt"]))
+    list(read_judged(folder / "judged.jsonl"))
+
+
+EXHIBITS = (
+    Exhibit("maps", _maps, {"load": _each(lambda path: _ask(regard.AttentionMap.load(path)))}),
+    Exhibit(
+        "summaries",
+        _summaries,
+        {"load_summary": _each(load_summary), "load": lambda f: _ask(regard.AttentionMap.load(f / "kept.safetensors"))},
+    ),
+    Exhibit(
+        "a run",
+        _run,
+        {
+            "translate": _translate,
+            "regard translate": lambda f: command_line("translate", f / "run", "we see one cats", "--device", "cpu"),
+            "regard train --resume": lambda f: command_line(
+                "train", "--out", f / "run", "--resume", "--steps", "6", "--device", "cpu"
+            ),
+            "regard evaluate": lambda f: command_line(
+                "evaluate", f / "run", "--data", f / "pairs.tsv", "--beam", "1", "--device", "cpu"
+            ),
+            "regard export": lambda f: command_line(
+                "export", f / "run", "--to", "huggingface", "--out", f / "exported"
+            ),
+        },
+        frozenset({"regard train --resume", "regard export"}),
+    ),
+    *(Exhibit(kind, _translator(kind), {"regard translate": _translate_foreign}) for kind in ("marian", "bart")),
+    *(
+        Exhibit(kind, _foreign(kind), {"from_huggingface": from_huggingface})
+        for kind in ("gpt2", "bert", "llama", "t5")
+    ),
+    Exhibit("texts", _texts, {"pairs": _read_texts, "references": _read_references}),
+)

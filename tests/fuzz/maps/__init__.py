@@ -1,0 +1,1 @@
+"""Random maps and random questions to them, against the dense weights in float64."""

@@ -1,0 +1,81 @@
+"""Gradients of random sums of smooth statistics, against autograd of the same sums of the dense formulas."""
+
+from dataclasses import replace
+
+import torch
+from hypothesis import assume, note
+from torch import Tensor
+
+import regard
+from tests.fuzz.core.bounds import require_close
+from tests.fuzz.core.calls import random_call, require_reasonable
+from tests.fuzz.core.checks import BACKENDS, gradient_bound, gradients_of
+from tests.fuzz.drawing import Drawn
+
+
+def check_gradients_of_statistics(drawn: Drawn) -> None:
+    """To queries, keys and whatever is learned; in float64."""
+    call = replace(random_call(drawn, longest=17), dtype=torch.float64)
+    leaves = call.leaves(grad=True)
+    dense = call.dense(leaves)
+    require_reasonable(call, dense)
+    assume(call.norm.name != "Unnormalized" and dense.weights.numel() > 0)
+    bound = gradient_bound(call, dense, leaves)
+    names = drawn.some(sorted(STATISTICS), 2) or ["received"]
+    queries, keys = dense.weights.shape[-2:]
+    factors = {name: drawn.normal(queries + keys + 9) for name in names}
+    x = drawn.normal(keys, 2)
+    right_weights = call.laid_out(dense.weights)
+    right = gradients_of(_sum([STATISTICS[n][1](right_weights, x) for n in names], factors, names), leaves)
+    # ln P has no bound where P is next to nothing.
+    smallest = dense.weights.detach()[dense.weights.detach() > 0]
+    steep = 100 * (queries + keys) * (1 + float(smallest.log().abs().max()) if smallest.numel() else 1.0)
+    assume(bound * steep < 1e-2)
+    for backend in BACKENDS:
+        leaves = call.leaves(grad=True)
+        vectors, given = call.as_given(leaves)
+        try:
+            weights = regard.attention(*vectors, **given, backend=backend, return_weights=True).weights
+        except regard.errors.BackendError:
+            continue
+        note(f"gradient of {names} on {backend}")
+        found = gradients_of(_sum([STATISTICS[n][0](weights, x) for n in names], factors, names), leaves)
+        for name, mine in found.items():
+            require_close(f"{backend}: gradient of {names} in {name}", mine, right[name], torch.tensor(bound * steep))
+
+
+def _sum(answers: list[Tensor], factors: dict[str, Tensor], names: list[str]) -> Tensor:
+    """A random sum of all numbers of the answers."""
+    total = torch.zeros((), dtype=torch.float64)
+    for name, answer in zip(names, answers, strict=True):
+        flat = answer.reshape(-1)
+        total = total + (flat * factors[name].repeat(-(-len(flat) // len(factors[name])))[: len(flat)]).sum()
+    return total
+
+
+def _entropy(dense: Tensor) -> Tensor:
+    return -(dense * torch.where(dense > 0, dense, 1.0).log()).sum(-1)
+
+
+def _participation(dense: Tensor) -> Tensor:
+    squares = dense.square().sum(-1)
+    alive = squares > 0
+    return torch.where(alive, dense.sum(-1).square() / torch.where(alive, squares, 1.0), 0.0)
+
+
+def _away(dense: Tensor) -> Tensor:
+    queries, keys = dense.shape[-2:]
+    return (torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)).abs().double()
+
+
+STATISTICS = {
+    "received": (lambda m, x: m.received(), lambda d, x: d.sum(-2)),
+    "entropy": (lambda m, x: m.entropy(), lambda d, x: _entropy(d)),
+    "participation": (lambda m, x: m.participation(), lambda d, x: _participation(d)),
+    "expected": (lambda m, x: m.expected(x), lambda d, x: d @ x),
+    "distance": (lambda m, x: m.distance(), lambda d, x: (d * _away(d)).sum(-1)),
+    "product": (lambda m, x: m @ x, lambda d, x: d @ x),
+    "block": (lambda m, x: m[..., :2, :3], lambda d, x: d[..., :2, :3]),
+    "pooled": (lambda m, x: m.pooled(1, 1, "sum"), lambda d, x: d.sum((-2, -1))),
+}
+"""Each asked of the map, and written out on the dense weights."""

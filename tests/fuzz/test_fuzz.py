@@ -1,0 +1,136 @@
+"""`make fuzz` in small: each ground for a few seconds, always the same cases; and faults that each must find."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.maps import indexing
+from regard.maps.fused_statistics import DotSoftmax
+from regard.mechanisms.masks.patterns import Window
+from regard.mechanisms.normalizations import Softmax
+from tests import ROOT
+from tests.fuzz.grounds import GROUNDS
+from tests.fuzz.search import search
+
+
+def found(ground: str, seeds: range, cases: int = 25) -> str | None:
+    """What the first failing seed says, if one fails."""
+    case = GROUNDS[ground].load()
+    for seed in seeds:
+        _, failure = search(ground, case, seed, cases, known=None)
+        if failure is not None:
+            return f"{failure.kind}\n{failure.text}"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("ground", "seed", "cases"), [("core", 0, 40), ("maps", 0, 40), ("watch", 1, 10), ("files", 0, 12)]
+)
+def test_a_short_search_finds_nothing(ground: str, seed: int, cases: int) -> None:
+    assert found(ground, range(seed, seed + 1), cases) is None
+
+
+def _wide_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Window.allowed
+
+    def allowed(self: Window, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return real(Window(self.before + 1, self.after, self.offset), batch, head, query, key)
+
+    monkeypatch.setattr(Window, "allowed", allowed)
+
+
+def _no_inner_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradient(self: Softmax, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+        return weights * grad
+
+    monkeypatch.setattr(Softmax, "gradient", gradient)
+
+
+def _entropy_in_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = DotSoftmax.entropy
+    monkeypatch.setattr(DotSoftmax, "entropy", lambda self: real(self) / 0.6931)
+
+
+def _clamped_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = indexing.positions
+
+    def positions(index: Any, length: int, name: str, device: torch.device) -> range | Tensor:
+        if isinstance(index, list):
+            index = [max(0, i) for i in index]
+        if isinstance(index, Tensor) and index.dtype != torch.bool:
+            index = index.clamp(min=0)
+        return real(index, length, name, device)
+
+    monkeypatch.setattr("regard.maps.attention_map.positions", positions)
+
+
+def _turned_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = regard.AttentionMap.dense
+    monkeypatch.setattr(regard.AttentionMap, "dense", lambda self: real(self).flip(-2))
+
+
+def _disturbed_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = regard.inspection.observed.Record.take
+
+    def take(self: Any, thread: Any, source: Any) -> None:
+        real(self, thread, source)
+        torch.rand(1)
+
+    monkeypatch.setattr("regard.inspection.observed.Record.take", take)
+
+
+def _raw_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def none(path: object) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr("regard.storage.untrusted.tensor_errors", none)
+
+
+def _unchecked_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.storage.untrusted._refusing", lambda what: contextlib.nullcontext())
+
+
+FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "a window of one key more": ("core", _wide_window),
+    "a gradient of softmax without its inner product": ("core", _no_inner_product),
+    "entropy in bits": ("maps", _entropy_in_bits),
+    "negative rows that are row 0": ("maps", _clamped_positions),
+    "weights that are turned": ("watch", _turned_weights),
+    "a watch that draws a random number": ("watch", _disturbed_model),
+    "errors of safetensors as they come": ("files", _raw_errors),
+    "errors of JSON as they come": ("files", _unchecked_json),
+}
+"""What a careless hand might do to the code, and the ground that must find it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_ground_finds_what_is_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ground, plant = FAULTS[name]
+    plant(monkeypatch)
+    assert found(ground, range(12)) is not None
+
+
+@pytest.mark.slow
+def test_a_failure_is_told_with_the_command_that_runs_it_again() -> None:
+    """In processes of its own, as `make fuzz` runs it: one ground has a fault, and one ends its process."""
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "tests.fuzz", "--minutes", "1", "--seed", "3", "--rounds", "1",
+            "--only", "faulty,deadly",
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "the number is 7" in done.stdout
+    assert "again: make fuzz ONLY=faulty SEED=3 ROUNDS=1" in done.stdout
+    assert "killed by SIGABRT" in done.stdout
+    assert "again: make fuzz ONLY=deadly SEED=3 ROUNDS=1" in done.stdout

@@ -1,0 +1,1 @@
+"""Random small models that attend in random writings, watched and not watched."""

@@ -1,0 +1,58 @@
+"""The ground `watch`: random models and generations, and Hugging Face's families with random configurations."""
+
+import warnings
+
+import torch
+from hypothesis import note
+from torch import Tensor
+
+from tests.fuzz.drawing import Drawn
+from tests.fuzz.watch.families import check_family
+from tests.fuzz.watch.generation import check_generation
+from tests.fuzz.watch.models import random_model
+from tests.fuzz.watch.truths import Truths
+from tests.fuzz.watch.watching import require_same_bits, require_truth
+
+
+def case(drawn: Drawn) -> None:
+    """One model, run in a random way."""
+    warnings.simplefilter("ignore")
+    match drawn.of(["model", "model", "model", "model", "model", "generation", "generation", "family"]):
+        case "model":
+            check_model(drawn)
+        case "generation":
+            check_generation(drawn)
+        case "family":
+            check_family(drawn)
+
+
+def check_model(drawn: Drawn) -> None:
+    """A random nesting: in training or not, with gradients, without them, or in inference mode."""
+    truths, dim = Truths(), 8
+    model = random_model(drawn, truths, dim)
+    model.train(drawn.chance(3))
+    mode = drawn.of(["no_grad", "grad", "inference"])
+    x, memory = (drawn.normal(drawn.of([2, 1]) if n else 2, drawn.of([5, 1, 3, 9]), dim).float() for n in (0, 0))
+    keep = None
+    if drawn.chance():
+        t = x.shape[1]
+        keep = torch.ones(t, t, dtype=torch.bool).tril()[None, None]
+        if drawn.chance():
+            keep = (drawn.bools(t, t) | torch.eye(t, dtype=torch.bool))[None, None]
+    note(
+        f"{model}\n{'training' if model.training else 'eval'}, {mode}, x {tuple(x.shape)}, memory {tuple(memory.shape)}"
+    )
+
+    def run() -> list[Tensor]:
+        if mode == "grad":
+            model.zero_grad()
+            given = x.clone().requires_grad_()
+            output = model(given, memory, keep)
+            output.sum().backward()
+            grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            return [output.detach(), given.grad, *grads]
+        with torch.no_grad() if mode == "no_grad" else torch.inference_mode():
+            return [model(x, memory, keep).clone()]
+
+    seen = require_same_bits(model, truths, run, verify=drawn.chance(3), copy=drawn.chance(6))
+    require_truth(model, seen, truths)

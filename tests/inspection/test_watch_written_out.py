@@ -1,0 +1,692 @@
+"""Watching attention that a model writes out: what multiplied the values is kept, however it is written."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regard
+from regard.errors import ArgumentError, NotKeptError, NotSeenError
+from regard.inspection.analysis.rollout import rollout
+from regard.inspection.capture import product_calls, stored_weights
+from regard.inspection.capture.snapshot import Kept
+from regard.inspection.watch import Seen
+
+B, H, T, S, D = 2, 3, 7, 9, 5
+Weights = Callable[["Written", Tensor], Tensor]
+
+
+class Written(nn.Module):
+    """Scores to weights by one function, weights and values to an output by another."""
+
+    def __init__(self, weights: Weights, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> None:
+        super().__init__()
+        self.weights, self.product = weights, product
+        self.mix, self.gate = nn.Parameter(torch.randn(H, H)), nn.Parameter(torch.randn(H, 1, 1))
+        self.linear, self.conv, self.norm = nn.Linear(H, H), nn.Conv2d(H, H, 1), nn.BatchNorm2d(H)
+        self.drop = nn.Dropout(0.5)
+        self.used: list[Tensor] = []
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = self.weights(self, q @ k.mT)
+        self.used.append(weights.detach().clone())
+        return self.product(weights, v)
+
+
+def vectors(*lead: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(*lead, T, D), torch.randn(*lead, S, D), torch.randn(*lead, S, D)
+
+
+def watched(model: nn.Module, *inputs: Tensor, context: Any = torch.no_grad, **settings: Any) -> Seen:
+    """Watch a model that gives the same bits without."""
+    with context():
+        torch.manual_seed(4)
+        before = model(*inputs)
+        torch.manual_seed(4)
+        with regard.watch(model, verify=True, **settings) as seen:
+            during = model(*inputs)
+    assert torch.equal(before, during)
+    return seen
+
+
+def lower(weights: Tensor) -> Tensor:
+    return weights * torch.ones(T, S).tril(2)
+
+
+def normalised_again(model: Written, scores: Tensor) -> Tensor:
+    masked = lower(scores.softmax(-1))
+    return masked / masked.sum(-1, keepdim=True)
+
+
+def in_place(model: Written, scores: Tensor) -> Tensor:
+    weights = scores.softmax(-1)
+    weights *= torch.ones(T, S).tril(2)
+    weights /= weights.sum(-1, keepdim=True)
+    return weights
+
+
+CHANGED: dict[str, Weights] = {
+    "a mask after it, normalised again": normalised_again,
+    "a gate per head": lambda m, s: s.softmax(-1) * m.gate.sigmoid(),
+    "talking heads by einsum": lambda m, s: torch.einsum("bhts,hg->bgts", s.softmax(-1), m.mix),
+    "talking heads by a projection (CaiT)": lambda m, s: m.linear(s.softmax(-1).permute(0, 2, 3, 1)).permute(
+        0, 3, 1, 2
+    ),
+    "talking heads by a convolution (DeepViT)": lambda m, s: m.norm(m.conv(s.softmax(-1))),
+    "dropout": lambda m, s: m.drop(s.softmax(-1)),
+    "the difference of two": lambda m, s: s.softmax(-1) - 0.8 * (2 * s).softmax(-1),
+    "keys left out by a fill": lambda m, s: s.softmax(-1).masked_fill(s < 0, 0.0),
+    "a choice": lambda m, s: torch.where(s > 0, s.softmax(-1), torch.zeros(())),
+    "in another layout": lambda m, s: (s.softmax(-1).transpose(1, 2) * 2).transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_operand_of_the_product_is_kept(name: str, context: Any) -> None:
+    model = Written(CHANGED[name])
+    q, k, v = vectors(B, H)
+    seen = watched(model, q, k, v, context=context)
+    used, weights = model.used[-1], seen[""]
+    assert isinstance(weights, regard.AttentionMap)
+    assert torch.equal(weights.dense(), used)
+    torch.testing.assert_close(weights[1, 2, 3], used[1, 2, 3], rtol=0, atol=0)
+    torch.testing.assert_close(weights.received(), used.sum(-2))
+    torch.testing.assert_close(weights @ v, used @ v)
+    torch.testing.assert_close(weights.topk(2).values, used.topk(2).values)
+    torch.testing.assert_close(weights.max(), used.amax(-1))
+    torch.testing.assert_close(weights.pooled(1, 1, "max")[..., 0, 0], used.amax((-1, -2)))
+    torch.testing.assert_close(weights.at(torch.tensor([1, 2]), torch.tensor([0, 8])), used[..., [1, 2], [0, 8]])
+    assert torch.equal(weights[:, 1].dense(), used[:, 1])
+    assert [call.error for call in seen.calls] == [pytest.approx(0, abs=1e-6)]
+    assert not seen.report().missed
+    if name != "the difference of two":
+        softmax = seen.softmax("")
+        assert isinstance(softmax, regard.AttentionMap)
+        torch.testing.assert_close(softmax.dense(), (q @ k.mT).softmax(-1))
+        assert "seen.softmax(name)" in str(seen.report())
+
+
+def test_where_nothing_stands_between_the_softmax_is_the_map() -> None:
+    model = Written(lambda m, s: m.drop(s.softmax(-1))).eval()
+    seen = watched(model, *vectors(B, H))
+    assert seen.softmax("") is seen[""]
+    assert seen.softmax(("", 0)) is seen["", 0]
+    times_one = watched(Written(lambda m, s: s.softmax(-1) * torch.ones(S)), *vectors(B, H))
+    assert times_one.softmax("") is times_one[""]
+    assert times_one.report().held_bytes == B * H * T * S * 4
+
+
+def test_a_softmax_that_was_overwritten_is_said_to_be_gone() -> None:
+    for context in (torch.no_grad, torch.inference_mode):
+        model = Written(in_place)
+        seen = watched(model, *vectors(B, H), context=context)
+        weights = seen[""]
+        assert isinstance(weights, regard.AttentionMap)
+        assert torch.equal(weights.dense(), model.used[-1])
+        assert "overwritten" in str(seen.report())
+
+
+def test_the_softmax_is_not_kept_with_statistics_alone() -> None:
+    seen = watched(Written(CHANGED["a gate per head"]), *vectors(B, H), keep="summary")
+    with pytest.raises(NotKeptError, match="keep='factors'"):
+        seen.softmax("")
+
+
+def test_weights_below_zero_are_shown_and_not_read_as_shares() -> None:
+    model = Written(CHANGED["talking heads by einsum"])
+    weights = watched(model, *vectors(B, H))[""]
+    assert isinstance(weights, regard.AttentionMap)
+    assert (weights.dense() < 0).any()
+    for ask in (weights.entropy, weights.participation, lambda: weights.quantile_mass(0.5), lambda: weights.summary()):
+        with pytest.raises(ArgumentError, match="below 0"):
+            ask()
+    square = Written(lambda m, s: torch.einsum("bhts,hg->bgts", s.softmax(-1), m.mix))
+    x = torch.randn(B, H, T, D)
+    with pytest.raises(ArgumentError, match="below 0"):
+        rollout(watched(square, x, x, x), -1)
+
+
+def test_rows_that_do_not_sum_to_one() -> None:
+    model = Written(lambda m, s: 4.7 * s.softmax(-1))
+    weights = watched(model, *vectors(B, H))[""]
+    assert isinstance(weights, regard.AttentionMap)
+    torch.testing.assert_close(weights.received().sum(-1), torch.full((B, H), 4.7 * T))
+    torch.testing.assert_close(weights.entropy(), torch.special.entr(model.used[-1]).sum(-1))
+    torch.testing.assert_close(weights.participation(), model.used[-1].sum(-1) ** 2 / (model.used[-1] ** 2).sum(-1))
+
+
+def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The softmax is kept in place of the operand, as it was once."""
+    real = stored_weights.stored
+
+    def planted(kept: Any, *rest: Any) -> Any:
+        tensor = (kept.tensor / kept.tensor.sum(-1, keepdim=True)).contiguous()
+        return real(Kept(tensor, kept.what), *rest)
+
+    monkeypatch.setattr(product_calls, "stored", planted)
+    seen = watched(Written(CHANGED["a gate per head"]), *vectors(B, H))
+    assert isinstance(seen.calls[0].error, float)
+    assert seen.calls[0].error > 0.1
+
+
+# -- however it is written ---------------------------------------------------------------------------
+
+
+def exponentials(model: Written, scores: Tensor) -> Tensor:
+    numbers = (scores - scores.amax(-1, keepdim=True)).exp()
+    return numbers / numbers.sum(-1, keepdim=True)
+
+
+def masked_exponentials(model: Written, scores: Tensor) -> Tensor:
+    numbers = torch.exp(scores)
+    numbers = lower(numbers)
+    return numbers / (numbers.sum(-1).unsqueeze(-1) + 1e-9)
+
+
+def by_logsumexp(model: Written, scores: Tensor) -> Tensor:
+    return (scores - torch.logsumexp(scores, -1, keepdim=True)).exp()
+
+
+def squared_relu(model: Written, scores: Tensor) -> Tensor:
+    positive = scores.relu() ** 2
+    return positive / positive.sum(-1, keepdim=True).clamp(min=1e-6)
+
+
+SOFTMAXES: dict[str, Weights] = {
+    "Tensor.softmax": lambda m, s: s.softmax(-1),
+    "F.softmax in float64": lambda m, s: F.softmax(s, dim=-1, dtype=torch.float64).float(),
+    "by keyword": lambda m, s: torch.softmax(input=s, dim=3),
+    "over the axis before": lambda m, s: s.mT.softmax(-2).mT,
+    "exp / sum": exponentials,
+    "exp * mask / sum": masked_exponentials,
+    "squares / sum": squared_relu,
+    "log_softmax, exp": lambda m, s: F.log_softmax(s, -1).exp(),
+    "logsumexp": by_logsumexp,
+    "gumbel_softmax": lambda m, s: F.gumbel_softmax(s, dim=-1),
+    "aten._softmax": lambda m, s: torch.ops.aten._softmax.default(s, -1, False),
+    "aten.softmax": lambda m, s: torch.ops.aten.softmax(s, -1),
+    "masked": lambda m, s: torch.masked.softmax(s, -1, mask=torch.ones_like(s, dtype=torch.bool).tril(3)),
+    "out=": lambda m, s: torch.softmax(s, -1, out=torch.empty_like(s)),
+    "put into a larger tensor": lambda m, s: written_into(s.softmax(-1)),
+}
+
+
+def written_into(weights: Tensor) -> Tensor:
+    larger = torch.zeros(B, H, T, S)
+    larger[:, :, :] = weights
+    return larger
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_softmaxes_of_every_kind(name: str) -> None:
+    model = Written(SOFTMAXES[name])
+    seen = watched(model, *vectors(B, H))
+    weights = seen[""]
+    assert isinstance(weights, regard.AttentionMap)
+    assert torch.equal(weights.dense(), model.used[-1])
+    assert not seen.report().missed
+    assert not seen.report().others
+    assert seen.calls[0].error == pytest.approx(0, abs=1e-6)
+
+
+PRODUCTS: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
+    "@ of two dimensions": (0, lambda a, v: a @ v),
+    "mm": (0, torch.mm),
+    "mm out=": (0, lambda a, v: torch.mm(a, v, out=torch.empty(T, D))),
+    "mm by keyword": (0, lambda a, v: torch.mm(mat2=v, input=a)),
+    "tensordot": (0, lambda a, v: torch.tensordot(a, v, 1)),
+    "tensordot of axes": (0, lambda a, v: torch.tensordot(v, a, dims=([0], [1]))),
+    "F.linear": (0, lambda a, v: F.linear(a, v.mT)),
+    "addmm": (0, lambda a, v: torch.addmm(torch.ones(D), a, v, beta=2.0, alpha=0.5)),
+    "inner": (0, lambda a, v: torch.inner(a, v.mT)),
+    "multi_dot": (0, lambda a, v: torch.linalg.multi_dot([a, v, torch.eye(D)])),
+    "aten.mm": (0, torch.ops.aten.mm.default),
+    "aten.matmul": (0, torch.ops.aten.matmul),
+    "bmm": (1, torch.bmm),
+    "baddbmm": (1, lambda a, v: torch.baddbmm(torch.ones(B, T, D), a, v, beta=0.5)),
+    "the values on the left": (1, lambda a, v: torch.bmm(v.mT, a.mT)),
+    "times, then a sum": (1, lambda a, v: (a.unsqueeze(-1) * v.unsqueeze(1)).sum(2)),
+    "linalg.matmul": (2, torch.linalg.matmul),
+    "einsum": (2, lambda a, v: torch.einsum("bhts,bhsd->bthd", a, v)),
+    "einsum of a list": (2, lambda a, v: torch.einsum("...ts,...sd->...td", [a, v])),
+    "einsum of a tuple": (2, lambda a, v: torch.einsum("bhts, bhsd -> bhtd", (a, v))),
+    "einsum of numbers": (2, lambda a, v: torch.einsum(a, [0, 1, 2, 3], v, [0, 1, 3, 4], [0, 1, 2, 4])),
+    "Tensor.matmul": (2, lambda a, v: a.matmul(v)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_every_kind(name: str) -> None:
+    axes, product = PRODUCTS[name]
+    model = Written(lambda m, s: s.softmax(-1), product)
+    seen = watched(model, *vectors(*(B, H)[:axes]))
+    weights = seen[""]
+    assert isinstance(weights, regard.AttentionMap)
+    assert torch.equal(weights.dense(), model.used[-1])
+    assert seen.calls[0].error == pytest.approx(0, abs=1e-6)
+    assert not seen.report().missed
+
+
+def test_heads_one_by_one_are_maps_of_their_own() -> None:
+    def product(a: Tensor, v: Tensor) -> Tensor:
+        return torch.stack([one @ two for one, two in zip(a.unbind(1), v.unbind(1), strict=True)])
+
+    model = Written(lambda m, s: s.softmax(-1), product)
+    seen = watched(model, *vectors(B, H))
+    for n in range(H):
+        assert torch.equal(seen["", n].dense(), model.used[-1][:, n])
+    assert "a part of a softmax (2, 3, 7, 9)" in str(seen.report())
+
+
+def test_axes_in_another_order() -> None:
+    """As Transformer-XL has them: queries, keys, batch, heads."""
+    model = Written(
+        lambda m, s: s.permute(2, 3, 0, 1).softmax(1), lambda a, v: torch.einsum("tsbh,bhsd->tbhd", a, v)
+    )  # fmt: skip
+    weights = watched(model, *vectors(B, H))[""]
+    assert isinstance(weights, regard.AttentionMap)
+    assert torch.equal(weights.dense(), model.used[-1].permute(2, 3, 0, 1))
+
+
+def test_a_softmax_over_the_queries_is_shown_with_a_note() -> None:
+    model = Written(lambda m, s: s.softmax(-2))
+    seen = watched(model, *vectors(B, H))
+    weights = seen[""]
+    assert isinstance(weights, regard.AttentionMap)
+    torch.testing.assert_close(weights.received(), torch.ones(B, H, S))
+    assert "the columns of its weights sum to 1" in str(seen.report())
+
+
+def test_slot_attention() -> None:
+    """Slots compete for the keys, and are then normalised over them."""
+
+    def slots(model: Written, scores: Tensor) -> Tensor:
+        weights = scores.softmax(-2)
+        return weights / weights.sum(-1, keepdim=True)
+
+    model = Written(slots)
+    seen = watched(model, *vectors(B, H))
+    weights, softmax = seen[""], seen.softmax("")
+    assert isinstance(weights, regard.AttentionMap)
+    assert isinstance(softmax, regard.AttentionMap)
+    assert torch.equal(weights.dense(), model.used[-1])
+    torch.testing.assert_close(softmax.received(), torch.ones(B, H, S))
+
+
+class Elsewhere(nn.Module):
+    """The product is in a child module, as SqueezeBERT has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = Written(lambda m, s: s)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights: Tensor = (q @ k.mT).softmax(-1)
+        return self.product.product(weights, v) + self.child(weights, v)
+
+    def child(self, weights: Tensor, v: Tensor) -> Tensor:
+        output: Tensor = Times()(weights, v)
+        return output
+
+
+class Times(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+
+class SoftmaxAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.times = nn.Parameter(torch.ones(())), Times()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output: Tensor = self.times((q @ k.mT * self.scale).softmax(-1), v)
+        return output
+
+
+def test_a_product_in_a_child_module_is_no_false_alarm() -> None:
+    seen = watched(SoftmaxAttention(), *vectors(B, H))
+    assert list(seen) == [("times", 0)]
+    assert not seen.report().missed
+
+
+# -- no attention ------------------------------------------------------------------------------------
+
+WIDTH, HEADS = 24, 4
+
+
+class Projected(nn.Module):
+    """Queries, keys and values by projections, and one of several ways to go on."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.router, self.table = nn.Linear(WIDTH, 3), nn.Parameter(torch.randn(20, WIDTH))
+        self.score = nn.Linear(WIDTH, 1)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (p(x).view(batch, length, HEADS, -1).transpose(1, 2) for p in (self.q, self.k, self.v))
+        match self.how:
+            case "tokens":
+                heads = (q @ k.mT).softmax(-1) @ v
+            case "copied tokens":
+                heads = (q.contiguous() @ k.contiguous().mT).softmax(-1) @ v.contiguous()
+            case "channels":  # XCiT
+                q, k, v = q.mT, k.mT, v.mT
+                heads = ((F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT).softmax(-1) @ v).mT
+            case "efficient":
+                heads = q.softmax(-1) @ (k.softmax(-2).mT @ v)
+            case "half efficient":
+                heads = q @ (k.softmax(-2).mT @ v)
+            case "landmarks":  # Nystromformer
+                few_q, few_k = (t.unflatten(2, (-1, 2)).mean(3) for t in (q, k))
+                first, last = (q @ few_k.mT).softmax(-1), (few_q @ k.mT).softmax(-1)
+                heads = first @ torch.linalg.pinv((few_q @ few_k.mT).softmax(-1)) @ (last @ v)
+            case "vocabulary":
+                return (x @ self.table.mT).softmax(-1) @ self.table
+            case "scaled vocabulary":
+                return F.linear(x, self.table).softmax(-1) @ (self.table * 2)
+            case "experts":
+                outputs = torch.stack([expert(x) for expert in self.experts], 2)
+                return torch.einsum("btn,btnd->btd", self.router(x).softmax(-1), outputs)
+            case "router":
+                return self.router(x).softmax(-1).topk(2).values.sum(-1, keepdim=True) * x
+            case "additive":
+                scores = self.score(torch.tanh(self.q(x)[:, :, None] + self.k(x)[:, None])).squeeze(-1)
+                return scores.softmax(-1) @ x
+            case "pooled":
+                return (self.score(x).softmax(1) * x).sum(1)
+            case "expectation":
+                return (x @ x.mT).softmax(-1) @ torch.arange(float(length))
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+ATTENTION = ["tokens", "copied tokens", "additive", "pooled"]
+NO_ATTENTION = {
+    "channels": "6 channels on 6 channels",
+    "efficient": "linear and landmark",
+    "half efficient": "linear and landmark",
+    "landmarks": "product of 3 softmaxes",
+    "vocabulary": "a parameter",
+    "scaled vocabulary": "a parameter",
+    "experts": "a mixture of experts",
+    "router": "a router or classifier",
+    "expectation": "an expectation",
+}
+CONTEXTS = [torch.no_grad, torch.inference_mode, torch.enable_grad]
+
+
+@pytest.mark.parametrize("length", [10, WIDTH // HEADS, WIDTH])
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("how", NO_ATTENTION)
+def test_what_is_no_attention_is_named_and_not_shown(how: str, context: Any, length: int) -> None:
+    model = nn.Sequential(Projected(how))
+    seen = watched(model, torch.randn(2, length, WIDTH), context=context)
+    assert not seen.maps
+    assert not seen.report().missed
+    assert any(path == "0" and NO_ATTENTION[how] in what for path, what in seen.report().others)
+    assert NO_ATTENTION[how] in str(seen.report())
+    with pytest.raises(NotSeenError):
+        seen["0"]
+
+
+@pytest.mark.parametrize("length", [10, WIDTH // HEADS, WIDTH])
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("how", ATTENTION)
+def test_attention_that_resembles_them_is_shown(how: str, context: Any, length: int) -> None:
+    seen = watched(Projected(how), torch.randn(2, length, WIDTH), context=context)
+    assert seen.maps[0].shape[-1] == length
+    assert seen.calls[0].error == pytest.approx(0, abs=1e-5)
+    assert not seen.report().others
+
+
+class Images(nn.Module):
+    """Attention between positions of an image (DANet's PAM), or between its channels (CAM)."""
+
+    def __init__(self, *, channels: bool) -> None:
+        super().__init__()
+        self.channels = channels
+        self.q, self.k, self.v = (nn.Conv2d(8, 8, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.channels:
+            flat = x.flatten(2)
+            return self.v(((flat @ flat.mT).softmax(-1) @ flat).view_as(x))
+        q, k, v = (p(x).flatten(2) for p in (self.q, self.k, self.v))
+        return torch.bmm(v, (q.mT @ k).softmax(-1).mT).view_as(x)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_channels_and_positions_of_images(context: Any) -> None:
+    image = torch.randn(2, 8, 3, 4)
+    positions = watched(Images(channels=False), image, context=context)
+    assert [tuple(one.shape) for one in positions.maps] == [(2, 12, 12)]
+    channels = watched(Images(channels=True), image, context=context)
+    assert not channels.maps
+    assert "8 channels on 8 channels" in str(channels.report())
+    # Where an image has as many places as channels, its sizes do not tell.
+    image = torch.randn(2, 8, 2, 4)
+    assert watched(Images(channels=False), image, context=context).maps[0].shape == (2, 8, 8)
+    assert "nothing tells" in str(watched(Images(channels=True), image, context=context).report())
+
+
+def test_scores_that_are_one_projection_are_shown_with_a_note() -> None:
+    """As in the tutorial of torch on translation: the keys are positions, but so could experts be."""
+
+    class Location(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = nn.Linear(D, S)
+
+        def forward(self, state: Tensor, outputs: Tensor) -> Tensor:
+            return torch.bmm(self.scores(state).softmax(-1).unsqueeze(1), outputs)
+
+    seen = watched(Location(), torch.randn(B, D), torch.randn(B, S, D))
+    assert seen.maps[0].shape == (B, 1, S)
+    assert "outputs of one projection" in str(seen.report())
+
+
+def test_stacked_attention_without_projections_is_shown() -> None:
+    class Stacked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            once = (x @ x.mT).softmax(-1) @ x
+            return (once @ once.mT).softmax(-1) @ once
+
+    assert len(watched(Stacked(), torch.randn(B, T, D))) == 2
+
+
+def test_values_of_relative_positions_are_no_map_of_their_own() -> None:
+    class Relative(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            weights = (q @ k.mT).softmax(-1)
+            return weights @ v + torch.einsum("bhts,tsd->bhtd", weights, torch.ones(T, S, D))
+
+    seen = watched(Relative(), *vectors(B, H))
+    assert [tuple(one.shape) for one in seen.maps] == [(B, H, T, S)]
+
+
+# -- what cannot be seen -----------------------------------------------------------------------------
+
+
+@torch.library.custom_op("regard_tests::flash_attention", mutates_args=())
+def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1) @ v
+
+
+@torch.library.custom_op("regard_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+class Partly(nn.Module):
+    """One call that is seen, and some that are not."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output = F.scaled_dot_product_attention(q, k, v)
+        output = output + torch.ops.regard_tests.flash_attention(q, k, v)
+        return output + torch.ops.regard_tests.flash_attention.default(q, k, doubled(v))
+
+
+def test_operators_of_others_are_named_with_their_count() -> None:
+    seen = watched(nn.Sequential(), torch.randn(3))
+    assert not seen.report().missed
+
+    model = Partly()
+    seen = watched(model, *vectors(B, H))
+    assert len(seen) == 1
+    assert seen.report().missed == (
+        ("", "torch.ops.regard_tests.flash_attention, an operator that cannot be looked into (2 times)"),
+        ("", "torch.ops.regard_tests.doubled, an operator that cannot be looked into"),
+    )
+
+
+def test_torchs_operators_are_seen_as_the_functions_that_they_are() -> None:
+    class Aten(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return torch.ops.aten.scaled_dot_product_attention.default(q, k, v)
+
+    class Kernel(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            output: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v)[0]
+            return output
+
+    q, k, v = vectors(B, H)
+    seen = watched(Aten(), q, k, v)
+    torch.testing.assert_close(seen.maps[0].dense(), (q @ k.mT * D**-0.5).softmax(-1))
+    missed = watched(Kernel(), q, k, v).report().missed
+    assert "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu" in str(missed)
+
+
+class OfferAttention(nn.Module):
+    """One softmax attends; another goes where nobody sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen = (q @ k.mT * self.scale).softmax(-1) @ v
+        away = torch.tensor((k @ k.mT).softmax(-1).tolist())
+        return seen + (away @ v).sum()
+
+
+def test_a_softmax_that_no_product_took_up_is_reported_and_good_maps_stay() -> None:
+    seen = watched(nn.ModuleDict({"attn": OfferAttention()})["attn"], *vectors(B, H))
+    assert len(seen) == 1
+    assert seen.report().missed == (("", f"a softmax ({B}, {H}, {S}, {S}) that no product with values took up"),)
+
+
+def test_slices_of_a_softmax_are_blocks() -> None:
+    def product(weights: Tensor, v: Tensor) -> Tensor:
+        return weights[..., :4] @ v[..., :4, :] + weights[..., 4:] @ v[..., 4:, :]
+
+    seen = watched(Written(lambda m, s: s.softmax(-1), product), *vectors(B, H))
+    assert not seen.maps
+    assert "in blocks" in str(seen.report())
+
+
+# -- FlexAttention -----------------------------------------------------------------------------------
+
+SLOPES = torch.rand(4)
+
+
+def flex_cases() -> dict[str, dict[str, Any]]:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    bias = torch.randn(B, T, S)
+
+    def masked(function: Callable[..., Tensor]) -> Any:
+        return create_block_mask(function, B, 4, T, S, device="cpu")
+
+    return {
+        "plain": {},
+        "scale": {"scale": 0.3},
+        "causal": {"block_mask": masked(lambda b, h, i, j: j <= i + 2)},
+        "a mask of no kind": {"block_mask": masked(lambda b, h, i, j: ((i + j + h) % 2 == 0) | (i == j))},
+        "ALiBi": {"score_mod": lambda s, b, h, i, j: s + SLOPES[h] * (j - i)},
+        "a soft cap and a bias": {"score_mod": lambda s, b, h, i, j: 2 * torch.tanh(s / 2) + bias[b][i][j]},
+        "both": {
+            "score_mod": lambda s, b, h, i, j: s * SLOPES[h],
+            "block_mask": masked(lambda b, h, i, j: j <= i + b),
+        },
+    }
+
+
+class Flexible(nn.Module):
+    def __init__(self, settings: dict[str, Any], function: Any = None) -> None:
+        super().__init__()
+        from torch.nn.attention.flex_attention import flex_attention
+
+        self.settings, self.function = settings, function or flex_attention
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            output: Tensor = self.function(q, k, v, enable_gqa=True, **self.settings)
+            return output
+
+
+def flex_weights(q: Tensor, k: Tensor, settings: dict[str, Any]) -> Tensor:
+    """The weights, pair by pair."""
+    scores = q @ k.repeat_interleave(2, 1).mT * settings.get("scale", q.shape[-1] ** -0.5)
+    mod = settings.get("score_mod", lambda s, b, h, i, j: s)
+    mask = settings["block_mask"].mask_mod if "block_mask" in settings else lambda b, h, i, j: torch.tensor(True)
+    for b, h, i, j in torch.cartesian_prod(*(torch.arange(n) for n in scores.shape)):
+        scores[b, h, i, j] = torch.where(mask(b, h, i, j), mod(scores[b, h, i, j], b, h, i, j), -torch.inf)
+    return scores.softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "scale", "causal", "a mask of no kind", "ALiBi", "a soft cap and a bias", "both"]
+)
+def test_flex_attention(name: str) -> None:
+    settings = flex_cases()[name]
+    q, k, v = torch.randn(B, 4, T, 8), torch.randn(B, 2, S, 8), torch.randn(B, 2, S, 8)
+    seen = watched(Flexible(settings), q, k, v)
+    expected, weights = flex_weights(q, k, settings), seen[""]
+    assert isinstance(weights, regard.AttentionMap)
+    torch.testing.assert_close(weights.dense(), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights.received(), expected.sum(-2), rtol=0, atol=2e-6)
+    torch.testing.assert_close(weights.entropy(), torch.special.entr(expected).sum(-1), rtol=0, atol=5e-6)
+    torch.testing.assert_close(weights[1, 3].dense(), expected[1, 3], rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights[1][2].dense(), expected[1, 2], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        weights.at(torch.tensor([1, 2]), torch.tensor([0, 8])), expected[..., [1, 2], [0, 8]], rtol=0, atol=1e-6
+    )  # fmt: skip
+    assert isinstance(seen.calls[0].error, float)
+    assert seen.calls[0].error < 1e-6
+    assert not seen.report().missed
+    if name == "causal":
+        assert "causal" in str(weights.source)
+    summary = watched(Flexible(settings), q, k, v, keep="summary")[""]
+    assert isinstance(summary, regard.AttentionMap)
+    torch.testing.assert_close(summary.received(), expected.sum(-2), rtol=0, atol=2e-6)
+
+
+def test_compiled_flex_attention() -> None:
+    """The kernel stays the compiled one; compiled once more under a watch, it is not compiled again."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    settings = flex_cases()["both"]
+    compiled = torch.compile(flex_attention, backend="aot_eager")
+    q, k, v = torch.randn(B, 4, T, 8), torch.randn(B, 2, S, 8), torch.randn(B, 2, S, 8)
+    model = nn.Sequential()
+    model.add_module("inner", Flexible(settings, compiled))
+    inner = model[0]
+    seen = watched(inner, q, k, v)
+    weights = seen[""]
+    assert isinstance(weights, regard.AttentionMap)
+    torch.testing.assert_close(weights.dense(), flex_weights(q, k, settings), rtol=0, atol=1e-6)
+    assert len(seen) == 1
+    with torch.no_grad(), regard.watch(inner) as again:
+        inner(q, k, v)
+        inner(q, k, v)
+    assert len(again) == 2

@@ -1,0 +1,108 @@
+"""What the files of a run say is checked before it is believed; a few of the random damages of `make fuzz`."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regard.errors import RunFolderError
+from regard.storage.sealed import read_sealed
+from regard.tasks.registry import task_of
+from regard.tasks.runs.prepared import check_prepared
+from regard.tasks.runs.run_folder import RunFolder
+from regard.text.pair_store import TokenStore
+from regard.training.checkpoints import Checkpoints
+from tests.fuzz import run_folders
+
+SEEDS = range(10)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return run_folders.make_folders(tmp_path_factory.mktemp("folders"))
+
+
+@pytest.fixture
+def run(folders: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folders["translator"], tmp_path / "run"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_damaged_folder_ends_each_command_well_or_with_a_line(
+    folders: dict[str, Path], tmp_path: Path, seed: int
+) -> None:
+    name = list(folders)[seed % len(folders)]
+    run_folders.check(name, folders[name], tmp_path / "work", seed)
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change a sealed file, and take the checksum away, so that what it says is believed."""
+    path.write_text(json.dumps(read_sealed(path) | changes))
+
+
+@pytest.mark.parametrize(
+    "files", [["data"], {"../pairs.tsv": {"bytes": 1, "crc32": "0"}}, {"": {"bytes": 1, "crc32": "0"}},
+              {"/etc/passwd": {"bytes": 1, "crc32": "0"}}, {"data/train.tokens": {"bytes": "1", "crc32": "0"}},
+              {"data/train.tokens": None}, {"data/train.tokens": {}}],
+)  # fmt: skip
+def test_checksums_that_are_none(run: Path, files: Any) -> None:
+    rewrite(run / "prepared.json", files=files)
+    with pytest.raises(RunFolderError, match=r"prepared\.json: .*copy it again"):
+        check_prepared(RunFolder(run))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../last", "/etc/passwd", "a/b", 7, None, "a\0b"])
+def test_names_in_a_manifest_that_lead_elsewhere(run: Path, name: Any) -> None:
+    files = read_sealed(run / "best/checkpoint.json")["files"]
+    files["model"]["name"] = name
+    rewrite(run / "best/checkpoint.json", files=files)
+    with pytest.raises(RunFolderError, match=r"names the file .*, which is not in it"):
+        Checkpoints(run).load_model("best")
+
+
+@pytest.mark.parametrize(
+    "files", [{}, {"model": None}, {"model": []}, {"model": {"shards": 3}}, {"model": {"shards": [], "tensors": {}}},
+              {"model": {"shards": [{}], "tensors": {"x": {"shape": "ab", "offsets": [0]}}, "aliases": {}}}],
+)  # fmt: skip
+def test_manifests_of_another_form(run: Path, files: Any) -> None:
+    rewrite(run / "best/checkpoint.json", files=files)
+    with pytest.raises(RunFolderError, match="holds no model"):
+        Checkpoints(run).load_model("best")
+
+
+@pytest.mark.parametrize("field", ["epoch", "batch", "step", "loss_count"])
+def test_counts_below_zero(run: Path, field: str) -> None:
+    position = read_sealed(run / "last/checkpoint.json")["position"]
+    rewrite(run / "last/checkpoint.json", position=position | {field: -1})
+    with pytest.raises(RunFolderError, match=f"{field} must be a number of 0 or more, got -1"):
+        Checkpoints(run).position("last")
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"dim": 10**12}, {"dim": -8}, {"num_heads": 0}, {"encoder_layers": 10**9}, {"max_length": 10**15}]
+)
+def test_sizes_are_compared_with_the_tensors_before_anything_is_made(run: Path, sizes: dict[str, Any]) -> None:
+    config = read_sealed(run / "config.json")["config"]
+    sizes = {"positions": "learned", **sizes} if "max_length" in sizes else sizes
+    rewrite(run / "config.json", config=config | {"transformer": config["transformer"] | sizes})
+    with pytest.raises(RunFolderError, match="does not fit the model"):
+        task_of(run).load(run, device="cpu")
+
+
+@pytest.mark.parametrize("start", [-1, 2**40])
+def test_sentences_that_end_before_they_begin(run: Path, start: int) -> None:
+    path = run / "data/train.tokens"
+    pairs = len(TokenStore(path))
+    content = bytearray(path.read_bytes())
+    footer = int.from_bytes(content[-16:-8], "little")
+    at = len(content) - 16 - footer - 8 * (2 * pairs + 1) + 8 * 5
+    content[at : at + 8] = np.int64(start).tobytes()
+    path.write_bytes(content)
+    store = TokenStore(path)
+    for ask in (lambda: store.lengths(slice(None)), lambda: store.source_lengths, lambda: store.target(2)):
+        with pytest.raises(RunFolderError, match="sentences that end before they begin; delete it"):
+            ask()
+    assert len(store.source(0))

@@ -33,7 +33,9 @@ def test_heavy_hitters() -> None:
 def test_the_newest_query() -> None:
     weights, dense = prompt()
     close(selection.last_query(weights), dense[:, :, -1].mean(1))
-    close(selection.last_query(weights[0, 1]), dense[0, 1, -1])
+    one = weights[0, 1]
+    assert isinstance(one, regard.AttentionMap)
+    close(selection.last_query(one), dense[0, 1, -1])
 
 
 @pytest.mark.parametrize("pool", [1, 3, 7])

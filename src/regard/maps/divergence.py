@@ -152,6 +152,11 @@ class Together(DerivedSource):
         return torch.promote_types(self.of.dtype, self.other.dtype)
 
     @property
+    def has_signs(self) -> bool:
+        """Whether weights of one of the two may be below 0."""
+        return self.of.has_signs or self.other.has_signs
+
+    @property
     def width(self) -> int:
         """The tiles of both are made together."""
         return self.of.width + self.other.width

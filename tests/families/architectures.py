@@ -52,7 +52,8 @@ def build(kind: Any, config: Any, implementation: str | None = None) -> nn.Modul
     model: nn.Module = kind._from_config(config, **({"attn_implementation": implementation} if implementation else {}))
     for parameter in model.parameters():
         if parameter.dim() > 1 and parameter.is_floating_point():
-            nn.init.normal_(parameter, std=0.15)
+            # A deep net of convolutions, which norms do not hold, would grow beyond what float32 can square.
+            nn.init.normal_(parameter, std=0.15 if parameter.dim() == 2 else min(0.15, parameter[0].numel() ** -0.5))
         elif parameter.is_floating_point() and not bool(parameter.abs().max() < 100 if parameter.numel() else True):
             nn.init.normal_(parameter, std=0.15)  # some vectors are left as the memory was
     return model.float().eval()

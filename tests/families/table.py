@@ -53,7 +53,7 @@ def is_wrong(row: Row) -> bool:
         return False
     exact = row.get("error_float64")
     # Eager's softmax is computed in float32 always, so that its float64 is not exact either.
-    off = bool(row["wrong"]) and not (isinstance(exact, float) and exact < min(1e-5, row["error"] / 10))
+    off = bool(row["wrong"]) and not (isinstance(exact, float) and exact < min(TOLERANCE, row["error"] / 2))
     off = off and not disagrees(row) and not reports_other(row)
     unnamed = bool(row["without_a_map"]) and not row["missed"] and not row.get("others")
     return off or unnamed or (row["repeatable"] and not row["bits"])

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard.functional import make_call
+from regard.inspection.audit import facts
 from regard.inspection.audit.facts import facts_of
 from regard.inspection.audit.finding import Finding
 from regard.inspection.audit.mask_kind import kind_of
@@ -213,6 +214,24 @@ def test_the_report_says_what_arrived() -> None:
     assert lines[4].endswith("; 1 of 2 calls")
     assert lines[5].strip().startswith("mask: inverted; weight: 100 % on later positions")
     assert "2 of 14 rows without a key" in lines[5]
+
+
+def test_of_thousands_of_calls_the_report_looks_into_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Attention()
+    with torch.no_grad(), regard.watch(model) as seen:
+        for length in range(1, 41):
+            model(inputs(length))
+    looked: list[int] = []
+    read = facts.facts_of
+
+    def counted(call: Any, **options: Any) -> Any:
+        looked.append(call.index)
+        return read(call, **options)
+
+    monkeypatch.setattr(facts, "facts_of", counted)
+    assert "; read from 16 of 40 calls" in str(seen.report())
+    assert len(looked) == 16
+    assert (looked[0], looked[-1]) == (0, 39)
 
 
 def reasons(found: list[Finding]) -> list[tuple[str, str]]:

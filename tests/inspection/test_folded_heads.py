@@ -256,3 +256,33 @@ def test_the_steps_of_a_generation_with_folded_heads(name: str) -> None:
         assert found.shape == expected.shape == (4, 4, 15, 15)
         for row, truth in enumerate(expected):
             assert min((one - truth).abs().max() for one in found[row // 2 * 2 :][:2]) < 1e-5
+
+
+class PerLayer:
+    """A config whose layers have numbers of heads of their own, as transformers' heterogeneous configs raise it."""
+
+    @property
+    def num_attention_heads(self) -> int:
+        raise RuntimeError("num_attention_heads is a per-layer attribute")
+
+
+class Grouped(nn.Module):
+    """Two query heads share a key head, which is repeated before the kernel is called."""
+
+    config, num_heads, num_key_value_groups = PerLayer(), 4, 2
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        repeated = k.repeat_interleave(2, 1)
+        return F.scaled_dot_product_attention(q, repeated, repeated, is_causal=True)
+
+
+def test_a_config_that_does_not_tell_the_heads_loses_no_call() -> None:
+    q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
+    with torch.no_grad(), regard.watch(Grouped()) as seen:
+        seen.modules[""](q, k)
+    assert not seen.report().missed
+    expected = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
+    torch.testing.assert_close(seen.maps[0].dense(), expected.dense())
+    key = seen.calls[0].factors
+    assert key is not None
+    assert key.call.key.shape[1] == 2

@@ -690,3 +690,34 @@ def test_compiled_flex_attention() -> None:
         inner(q, k, v)
         inner(q, k, v)
     assert len(again) == 2
+
+
+class Turned(nn.Module):
+    """Scores that are sums of products, or a softmax over an axis that was moved away."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.used = torch.empty(0)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.how == "moved":
+            weights = (q @ k.mT).permute(2, 3, 0, 1).softmax(1).permute(2, 3, 0, 1)
+        else:
+            scores = (q[..., :, None, :] * k[..., None, :, :]).sum(-1)
+            weights = (scores - scores.logsumexp(-1, keepdim=True)).exp()
+        self.used = weights.detach().clone()
+        return weights @ v
+
+
+@pytest.mark.parametrize("lengths", [(T, S), (1, S), (1, 1), (T, 1)])
+@pytest.mark.parametrize("how", ["sums of products", "moved"])
+def test_scores_and_axes_of_one_place_are_followed(how: str, lengths: tuple[int, int]) -> None:
+    queries, keys = lengths
+    model = Turned(how)
+    q, k, v = vectors(B, H)
+    seen = watched(model, q[..., :queries, :], k[..., :keys, :], v[..., :keys, :])
+    if lengths == (1, 1) and not seen.maps:
+        assert seen.report().others, seen.report()
+        return
+    torch.testing.assert_close(seen.maps[0].dense(), model.used, rtol=0, atol=0)

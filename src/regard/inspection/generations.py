@@ -64,8 +64,8 @@ def joined_map(name: str, sequence: CallSequence, maps: Mapping[int, AttentionMa
     for step, order in zip(steps, orders, strict=True):
         weights = _in_order(maps[step.call], order)
         if sequence.grows:
-            # Where a cache was cut back, queries beyond the cut were asked again.
-            pieces = [piece for piece in pieces if piece.first < step.first]
+            # Where a cache was cut back, queries beyond the cut were asked again. A cut never takes a whole call back:
+            # with other keys a new sequence begins.
             for piece in pieces[-1:]:
                 piece.rows = range(min(len(piece.rows), step.first - piece.first))
         pieces.append(_Piece(weights, step.start, step.first, range(weights.shape[-2])))

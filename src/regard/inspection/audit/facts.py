@@ -198,10 +198,18 @@ def _percent(share: float) -> str:
     return f"{float(f'{100 * share:.2g}'):g} %" if share < 0.995 else f"{100 * share:.3g} %"
 
 
+MOST_TOLD = 16
+"""How many calls of one module the report looks into: a generation makes thousands, which take milliseconds each."""
+
+
 def told(calls: Sequence[Observed]) -> list[str]:
-    """What reached the kernel in the calls of one module: a line for each kind of mask, with the means of its calls."""
+    """What reached the kernel in the calls of one module: a line for each kind of mask, with the means of its calls.
+
+    Of many calls some are read, the first and the last among them, and the lines say how many.
+    """
     kinds: dict[tuple[object, ...], list[Facts]] = {}
-    for call in calls:
+    read = _spread(calls, MOST_TOLD)
+    for call in read:
         try:
             facts = facts_of(call, crosses=is_cross(call.name))
         except RegardError:
@@ -217,8 +225,17 @@ def told(calls: Sequence[Observed]) -> list[str]:
             no_key=sum(one.no_key for one in alike),
             rows=sum(one.rows for one in alike),
         )
-        lines.append(f"{mean}{f'; {len(alike)} of {len(calls)} calls' if len(kinds) > 1 else ''}")
+        several = f"; {len(alike)} of {len(read)} calls" if len(kinds) > 1 else ""
+        some = f"; read from {len(read)} of {len(calls)} calls" if len(read) < len(calls) else ""
+        lines.append(f"{mean}{several}{some}")
     return lines
+
+
+def _spread(calls: Sequence[Observed], most: int) -> list[Observed]:
+    """At most so many calls at equal distances, with the first and the last."""
+    if len(calls) <= most:
+        return list(calls)
+    return [calls[round(n * (len(calls) - 1) / (most - 1))] for n in range(most)]
 
 
 def _mean(shares: Sequence[float | None]) -> float | None:

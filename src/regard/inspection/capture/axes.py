@@ -42,7 +42,9 @@ def followed(
     None means that the result is no longer of the argument: it is a reduction over the axis.
     """
     if name in VIEWS:
-        return _viewed(func, args, kwargs, tensor, axes, place, slices=name in SLICES)
+        # An exchange of axes asks for no sizes. With two places at least, every axis has a stride that tells it.
+        sizes = [max(n, 2) for n in tensor.shape] if name in MOVES else list(tensor.shape)
+        return _viewed(func, args, kwargs, tensor, axes, place, sizes, slices=name in SLICES)
     if name in DISORDERS:
         return [None for _ in axes]
     if name in REDUCTIONS:
@@ -74,16 +76,16 @@ def _is_broadcast(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor)
 
 def _viewed(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, axes: Sequence[AxisNumber],
-    place: int, *, slices: bool,
+    place: int, sizes: list[int], *, slices: bool,
 ) -> list[AxisNumber]:  # fmt: skip
-    """Do the same to a tensor without memory, in which each axis can be told by its stride."""
+    """Do the same to a tensor without memory of those sizes, in which each axis can be told by its stride."""
     if slices and _is_chosen_by_tensor(args):
         return [None for _ in axes]
     strides, step = [0] * tensor.dim(), 1
     for axis in reversed(range(tensor.dim())):
         strides[axis] = step
-        step *= max(tensor.shape[axis], 1)
-    probe = torch.empty_strided(tensor.shape, strides, device="meta", dtype=torch.bool)
+        step *= max(sizes[axis], 1)
+    probe = torch.empty_strided(sizes, strides, device="meta", dtype=torch.bool)
     try:
         moved = func(
             *(probe if arg is tensor else arg for arg in args),

@@ -12,7 +12,7 @@ from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
-from regard.inspection.capture.folded_heads import Folding, find_folding, note_of
+from regard.inspection.capture.folded_heads import Folding, find_folding, note_of, told_heads
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import Thread
@@ -187,13 +187,13 @@ def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
     Source: `pack_gqa` of transformers 5.23, integrations/sdpa_attention.py.
     """
     group = getattr(module, "num_key_value_groups", 1)
-    heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
     query, mask = call.query, call.attn_mask
     if group == 1 or call.enable_gqa or query.dim() != 4:
         return call
-    if query.shape[1] == call.key.shape[1] == heads:
+    told = told_heads(module)
+    if query.shape[1] == call.key.shape[1] and query.shape[1] in told:
         return _not_repeated(call, group)
-    if query.shape[1:3] != (call.key.shape[1], group) or heads != query.shape[1] * group:
+    if query.shape[1:3] != (call.key.shape[1], group) or query.shape[1] * group not in told:
         return call
     if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
         mask = mask.flatten(1, 2).unsqueeze(2)

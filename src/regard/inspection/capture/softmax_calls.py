@@ -142,11 +142,11 @@ def _quotient(
     )
     if not same or is_difference != is_log or sums.key is None or result.dim() <= sums.key:
         trace_results(thread, func, args, kwargs, result)
-    elif numerator is None or numerator.kind in ("exponentials", "logs"):
+    elif numerator is not None and numerator.kind == "weights":
+        _again(thread, numerator, sums.key, result)
+    else:
         how = "the model's own logsumexp" if is_log else "the model's own numbers over their sum"
         begin(thread, how, result, sums.key, None, "logs" if is_log else "weights")
-    else:
-        _again(thread, numerator, sums.key, result)
 
 
 def _again(thread: Thread, trace: Trace, axis: int, result: Tensor) -> None:

@@ -19,6 +19,7 @@ from regard.functional import map_of as map_of
 from regard.inspection.watch import watch as watch
 from regard.maps.attention_map import AttentionMap as AttentionMap
 from regard.maps.divergence import divergence as divergence
+from regard.maps.strictness import strict_maps as strict_maps
 from regard.maps.summary_source import Summarize as Summarize
 from regard.mechanisms.biases.alibi import ALiBi as ALiBi
 from regard.mechanisms.biases.base import Bias as Bias
@@ -121,6 +122,7 @@ __all__ = [
     "padding",
     "predicate",
     "prefix",
+    "strict_maps",
     "strided",
     "watch",
     "window",

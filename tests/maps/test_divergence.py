@@ -11,10 +11,10 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, NotKeptError, ShapeError
-from regard.maps.divergence import Kind
+from regard.maps.divergence import Divergence
 from tests.core.random_calls import Case, cases
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[Divergence, ...] = get_args(Divergence)
 
 
 def dense_logs(weights: Tensor) -> Tensor:
@@ -28,11 +28,11 @@ def terms(weights: Tensor, logs: Tensor) -> Tensor:
     return torch.where(beyond.any(-1), torch.where(beyond, logs, 0.0).sum(-1).detach(), found)
 
 
-def written_out(p: Tensor, q: Tensor, kind: Kind) -> Tensor:
+def written_out(p: Tensor, q: Tensor, kind: Divergence) -> Tensor:
     of_p, of_q, of_m = dense_logs(p), dense_logs(q), dense_logs((p + q) / 2)
     if kind == "js":
         return (terms(p, of_p - of_m) + terms(q, of_q - of_m)) / 2
-    formulas: dict[Kind, Callable[[], Tensor]] = {
+    formulas: dict[Divergence, Callable[[], Tensor]] = {
         "kl": lambda: terms(p, of_p - of_q),
         "cross_entropy": lambda: -terms(p, of_q),
         "mse": lambda: (p - q).square().mean(-1),
@@ -84,7 +84,7 @@ MASKS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
-def test_two_maps(kind: Kind, masks: tuple[Any, Any]) -> None:
+def test_two_maps(kind: Divergence, masks: tuple[Any, Any]) -> None:
     p, q, inputs = pair(*masks)
     dense = written_out(p.dense(), q.dense(), kind)
     if kind == "cosine":
@@ -97,7 +97,7 @@ def test_two_maps(kind: Kind, masks: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_map_and_rows_that_are_given(kind: Kind) -> None:
+def test_a_map_and_rows_that_are_given(kind: Divergence) -> None:
     p, q, inputs = pair(regard.causal(), regard.causal())
     rows = q.dense()
     with_gradients(regard.divergence(p, rows, kind), written_out(p.dense(), rows, kind), inputs)
@@ -105,7 +105,7 @@ def test_a_map_and_rows_that_are_given(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_means_over_heads(kind: Kind) -> None:
+def test_means_over_heads(kind: Divergence) -> None:
     p, q, inputs = pair(regard.causal(), regard.causal())
     dense = written_out(p.dense().mean(1), q.dense().mean(1), kind)
     with_gradients(regard.divergence(p.average(), q.average(), kind), dense, inputs)
@@ -114,7 +114,7 @@ def test_means_over_heads(kind: Kind) -> None:
 
 
 @given(case=cases(), other=st.randoms(), kind=st.sampled_from(KINDS))
-def test_any_score_mask_and_bias(case: Case, other: Any, kind: Kind) -> None:
+def test_any_score_mask_and_bias(case: Case, other: Any, kind: Divergence) -> None:
     p = map_of_case(case)
     uniform = torch.full_like(p.detach().dense(), 1 / p.shape[-1])
     expected = written_out(p.detach().dense(), uniform, kind)
@@ -134,7 +134,7 @@ def test_against_scipy() -> None:
 
 
 @pytest.mark.parametrize("kind", ["kl", "cross_entropy"])
-def test_weights_that_underflow_leave_the_loss_finite(kind: Kind) -> None:
+def test_weights_that_underflow_leave_the_loss_finite(kind: Divergence) -> None:
     q = torch.tensor([[[[200.0]]]]).expand(1, 1, 4, 1)
     k = torch.tensor([1.0, 0.0, 0.5, -1.0])[None, None, :, None]
     sharp = regard.attention(q, k, k, score=regard.Dot(), return_weights=True).weights

@@ -22,10 +22,10 @@ from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
 
-Kind = Literal["kl", "js", "cross_entropy", "mse", "cosine"]
+Divergence = Literal["kl", "js", "cross_entropy", "mse", "cosine"]
 
 
-def divergence(p: AttentionMap | Tensor, q: AttentionMap | Tensor, kind: Kind = "kl") -> Tensor:
+def divergence(p: AttentionMap | Tensor, q: AttentionMap | Tensor, kind: Divergence = "kl") -> Tensor:
     r"""How far the weights q are from the weights p, for each query: (batch..., H, T).
 
     Args:
@@ -61,8 +61,8 @@ def divergence(p: AttentionMap | Tensor, q: AttentionMap | Tensor, kind: Kind = 
     >>> divergence(teacher, teacher).abs().max() < 1e-6
     tensor(True)
     """
-    if kind not in get_args(Kind):
-        raise ArgumentError(f"kind must be one of {', '.join(get_args(Kind))}; got {kind!r}")
+    if kind not in get_args(Divergence):
+        raise ArgumentError(f"kind must be one of {', '.join(get_args(Divergence))}; got {kind!r}")
     first, second = _sources(p, q)
     at_once = _by_product(first, second) if kind in ("kl", "cross_entropy") else None
     if at_once is None:
@@ -265,7 +265,7 @@ class CosineDistance(Compared):
         return "cosine distance"
 
 
-OF_KIND: Mapping[Kind, type[Compared]] = {
+OF_KIND: Mapping[Divergence, type[Compared]] = {
     "kl": KullbackLeibler,
     "js": JensenShannon,
     "cross_entropy": CrossEntropy,

@@ -27,6 +27,7 @@ ROOMS = {
     "backends": ("who computes: the frozen call; fused kernels, tiles, FlexAttention, the reference", "compute"),
     "maps": ("what a map answers: blocks, products, statistics, averages, spectra, files", "compute"),
     "functional": ("attention() and explain(), the one door to the maths", "compute"),
+    "selection": ("scores of keys: which ones a cache keeps", "look"),
     "nn": ("layers, embeddings, dropout, caches", "build"),
     "models": ("Transformers, the recurrent model, weights from elsewhere", "build"),
     "kernel_regression": ("a scikit-learn estimator", "build"),

@@ -15,8 +15,11 @@ from regard.errors import RegardError as RegardError
 from regard.functional import Attended as Attended
 from regard.functional import attention as attention
 from regard.functional import explain as explain
+from regard.functional import map_of as map_of
 from regard.inspection.watch import watch as watch
 from regard.maps.attention_map import AttentionMap as AttentionMap
+from regard.maps.divergence import divergence as divergence
+from regard.maps.strictness import strict_maps as strict_maps
 from regard.maps.summary_source import Summarize as Summarize
 from regard.mechanisms.biases.alibi import ALiBi as ALiBi
 from regard.mechanisms.biases.base import Bias as Bias
@@ -58,7 +61,20 @@ from regard.mechanisms.scores.kernels import Triangular as Triangular
 from regard.version import __version__ as __version__
 
 PACKAGES = frozenset(
-    {"generation", "inspection", "maps", "mechanisms", "models", "nn", "probes", "tasks", "text", "training", "views"}
+    {
+        "generation",
+        "inspection",
+        "maps",
+        "mechanisms",
+        "models",
+        "nn",
+        "probes",
+        "selection",
+        "tasks",
+        "text",
+        "training",
+        "views",
+    }
 )
 """What `import regard` reaches without loading it (PEP 562)."""
 
@@ -97,13 +113,16 @@ __all__ = [
     "blocks",
     "causal",
     "checking",
+    "divergence",
     "documents",
     "explain",
     "lengths",
+    "map_of",
     "pack",
     "padding",
     "predicate",
     "prefix",
+    "strict_maps",
     "strided",
     "watch",
     "window",

@@ -1,4 +1,4 @@
-"""`attention`: the one function that computes attention, with every score, mask and backend."""
+"""`attention`: the one function that computes attention, with every score, mask and backend; and what it would do."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from regard.backends import BACKENDS, choose_backend, reader, run
+from regard.backends import BACKENDS, choose_backend, execute, reader, run
 from regard.backends.as_sdpa import as_sdpa
 from regard.backends.base import Backend, Call
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource, GivenFactors
 from regard.mechanisms.biases.base import Bias, as_bias
@@ -24,8 +24,11 @@ from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.mechanisms.scores.custom import as_score
 from regard.mechanisms.shapes import as_autocast, canonical, restore, without_autocast
 from regard.mechanisms.tensor_tree import tensors_mapped
+from regard.mechanisms.transforms import has_values
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
+TOLERANCE = 0.05
+"""How far from 1 a row may sum with a given log-sum-exp; half precision leaves some per cent where scores are large."""
 
 
 class Attended(NamedTuple):
@@ -248,3 +251,86 @@ def _why_not(other: Backend, chosen: Backend, call: Call) -> str | None:
     if other is chosen:
         return None
     return other.why_not(call) or other.only_by_name or f"{chosen.name!r} came first"
+
+
+def map_of(
+    query: Tensor,
+    key: Tensor,
+    *,
+    score: AnyScore = ScaledDot(),  # noqa: B008
+    normalization: Normalization = Softmax(),  # noqa: B008
+    mask: Mask | Tensor | None = None,
+    bias: Bias | Tensor | None = None,
+    lse: Tensor | None = None,
+) -> AttentionMap:
+    r"""The weights of queries on keys, such as those of a cache or of another library; nothing is computed yet.
+
+    Args:
+        query: (batch..., H, T, D), (batch, T, D) or (T, D), as the kernel got it: rotated and normalised.
+        key: (batch..., G, S, D) and so on; G divides H.
+        score: as `attention` takes it; so are the normalization, the mask and the bias.
+        normalization: see `attention`.
+        mask: see `attention`; True = keep.
+        bias: see `attention`.
+        lse: the log-sum-exp (batch..., H, T) that the kernel returned, natural logarithms. None computes it from one
+            pass over the scores when the first weight is read.
+
+    Returns:
+        The map (batch..., H, T, S). It carries gradients to query and key; if these need any, the pass over the scores
+        is made at once, also with a log-sum-exp that has no gradient of its own.
+
+    Raises:
+        ShapeError: shapes, dtypes or devices do not fit each other.
+        ArgumentError: a log-sum-exp was given to a normalization that is no softmax, or does not belong to these
+            queries and keys: the last row of weights would not sum to 1.
+
+    >>> import torch
+    >>> x = torch.eye(3)
+    >>> map_of(x, x).row(0)
+    tensor([0.4711, 0.2645, 0.2645])
+    """
+    call, _ = make_call(
+        query, key, key, score=score, normalization=normalization, mask=mask, bias=bias, dropout=0.0
+    )  # fmt: skip
+    if lse is None:
+        with without_autocast(query):
+            return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), call.sizes.leading))
+    expected = tuple(call.sizes.map_shape[:-1])
+    if tuple(lse.shape) != expected or lse.device != query.device:
+        raise ShapeError(
+            f"map_of() needs a log-sum-exp of shape {expected} on {query.device}, one for each query; got "
+            f"{tuple(lse.shape)} on {lse.device}"
+        )
+    if not isinstance(normalization.base, Softmax):
+        raise ArgumentError(
+            f"only a softmax has a log-sum-exp, and the normalization is {normalization}: leave lse out"
+        )
+    given = lse.to(call.compute_dtype).reshape(call.query.shape[:-1])
+    weights = AttentionMap(CallSource(GivenFactors(call, given), call.sizes.leading))
+    if normalization.base is normalization and has_values(query):
+        _check_last_row(weights)
+    anew = None if given.requires_grad else _state_with_graph(call)
+    return weights if anew is None else AttentionMap(CallSource(GivenFactors(call, anew), call.sizes.leading))
+
+
+def _state_with_graph(call: Call) -> Tensor | None:
+    """The row state with its gradient; None if nothing needs one, since it is then computed at the first read."""
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (call.query, call.key, *call.learned()))):
+        return None
+    return execute(choose_backend(call, None), call, call.key.new_zeros(*call.key.shape[:-1], 1))[1]
+
+
+def _check_last_row(weights: AttentionMap) -> None:
+    """Raise unless the last row sums to 1 or is 0, in every head.
+
+    Raises:
+        ArgumentError: a row does not.
+    """
+    sums = weights.detach().row(-1).sum(-1)
+    if bool(((sums - 1).abs().le(TOLERANCE) | (sums == 0)).all()):
+        return
+    worst = sums.flatten()[(sums - 1).abs().nan_to_num(nan=float("inf")).argmax()].item()
+    raise ArgumentError(
+        f"the log-sum-exp does not belong to these queries and keys: the last row of weights sums to {worst:.3g} "
+        "in place of 1; look at the scale, the base of the logarithm (e, not 2), the mask and the order of heads"
+    )

@@ -19,7 +19,7 @@ FLOORS = [
     ["backends"],
     ["maps"],
     ["functional"],
-    ["kernel_regression", "nn", "generation"],
+    ["kernel_regression", "nn", "generation", "selection"],
     ["models"],
     ["inspection", "text", "training"],
     ["huggingface", "probes"],

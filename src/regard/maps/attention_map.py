@@ -15,13 +15,14 @@ from regard.maps.derived_sources import SelectionSource, WeightedSource, average
 from regard.maps.indexing import expand_ellipsis, is_integer, positions
 from regard.maps.products import product, transposed_product
 from regard.maps.stack_source import StackSource, starts_of
-from regard.maps.statistics_of_map import DENSE_LIMIT_BYTES, MapStatistics
+from regard.maps.statistics_of_map import DENSE_LIMIT_BYTES
 from regard.maps.summary_source import SummarySource, joined_steps
+from regard.maps.tensor_like import TensorLike
 from regard.mechanisms.byte_size import human
 
 
 @final
-class AttentionMap(MapStatistics):
+class AttentionMap(TensorLike):
     r"""The weights P of shape (batch..., H, T, S), computed when they are read.
 
     $P_{ij} = \exp(s_{ij} - \mathrm{lse}_i)$ is a function of what the kernel already has: the map keeps
@@ -168,6 +169,27 @@ class AttentionMap(MapStatistics):
             return self
         return AttentionMap(self.source.choose(None, (*self.leading, 1)))
 
+    def per_key_head(self) -> "AttentionMap":
+        """The mean over the query heads that share a key head, (batch..., G, T, S), still lazy.
+
+        It is the map itself if each head has keys of its own. Caches hold keys for G heads, so that a score of keys is
+        needed for each of these.
+
+        Raises:
+            ArgumentError: the map is not that of one call.
+
+        >>> import regard
+        >>> q, k = torch.zeros(1, 4, 2, 3), torch.zeros(1, 2, 2, 3)
+        >>> regard.attention(q, k, k, return_weights=True).weights.per_key_head().shape
+        torch.Size([1, 2, 2, 2])
+        """
+        source = source_of_call(self.source, "per_key_head()")
+        group = source.call.group
+        if group == 1:
+            return self
+        *batch, heads = source.leading
+        return AttentionMap(average(source.choose(None, (*batch, heads // group, group)), -3, None))
+
     # -- with values -----------------------------------------------------------------------------------
 
     def with_values(self, value: Tensor) -> "AttentionMap":
@@ -255,21 +277,6 @@ class AttentionMap(MapStatistics):
         return grad_output.reshape(len(value), *expected[-2:]).to(self.dtype), value
 
     # -- where it is -----------------------------------------------------------------------------------
-
-    def to(self, device: torch.device | str) -> "AttentionMap":
-        """The map with its factors on another device; the map itself if they are there. It keeps its graph.
-
-        Tensors that the function of a custom score or predicate closes over are not moved.
-
-        Raises:
-            NotKeptError: no factors were kept of the map.
-        """
-        device = torch.device(device)
-        if device == self.device:
-            return self
-        if not self.source.has_blocks:
-            self.source.refuse("to()")
-        return AttentionMap(self.source.mapped(lambda t: t.to(device)))
 
     def detach(self) -> "AttentionMap":
         """The map without its graph: nothing that is read from it carries gradients.

@@ -14,7 +14,7 @@ from regard.maps.pooling import Grid
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
 
 
-class _Derived(Source):
+class DerivedSource(Source):
     """A source that is made of one other source, and has its device, its dtype, and what was kept of it."""
 
     of: Source
@@ -23,6 +23,11 @@ class _Derived(Source):
     def dtype(self) -> torch.dtype:
         """The other's."""
         return self.of.dtype
+
+    @property
+    def answer_dtype(self) -> torch.dtype:
+        """The other's."""
+        return self.of.answer_dtype
 
     @property
     def device(self) -> torch.device:
@@ -56,7 +61,7 @@ class _Derived(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class AverageSource(_Derived):
+class AverageSource(DerivedSource):
     """The mean of a source over its last leading dimension, or a mean with shares that sum to 1."""
 
     of: Source
@@ -123,7 +128,7 @@ class AverageSource(_Derived):
 
 
 @dataclass(frozen=True, eq=False)
-class SelectionSource(_Derived):
+class SelectionSource(DerivedSource):
     """Some queries and keys of a source. The weights are not changed, so that rows may sum to less than 1."""
 
     of: Source
@@ -174,7 +179,7 @@ class SelectionSource(_Derived):
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedSource(_Derived):
+class WeightedSource(DerivedSource):
     """The weights of a source times a_i . b_j, or a_i . b_j alone."""
 
     of: Source

@@ -93,6 +93,11 @@ class Source(ABC):
         """The dtype of the weights: float32, or float64 for float64 input."""
 
     @property
+    def answer_dtype(self) -> torch.dtype:
+        """The dtype in which answers are given."""
+        return self.dtype
+
+    @property
     @abstractmethod
     def device(self) -> torch.device:
         """Where its tensors are."""
@@ -227,7 +232,8 @@ class Source(ABC):
     # -- layout ----------------------------------------------------------------------------------------
 
     def laid_out(self, answer: Tensor) -> Tensor:
-        """An answer (cells, ...) with the leading dimensions."""
+        """An answer (cells, ...) with the leading dimensions, in the dtype of answers."""
+        answer = answer.to(self.answer_dtype) if answer.is_floating_point() else answer
         return answer.reshape(*self.leading, *answer.shape[1:])
 
 

@@ -11,9 +11,12 @@ from regard.errors import ArgumentError, ShapeError, TooLargeError
 from regard.maps import statistics as st
 from regard.maps.call_source import source_of_call
 from regard.maps.indexing import positions
+from regard.maps.logits import largest_score, log_sum_exp
+from regard.maps.mass import kept_mass
 from regard.maps.pooling import Grid
 from regard.maps.products import product
 from regard.maps.source import Source, Statistic
+from regard.maps.spans import Spans, by_spans
 from regard.maps.spectrum import Spectrum, singular_values
 from regard.maps.statistics import TopKeys
 from regard.maps.statistics_by_name import (
@@ -28,6 +31,7 @@ from regard.maps.statistics_by_name import (
 )
 from regard.maps.tiles import ask, ask_all
 from regard.mechanisms.byte_size import human
+from regard.mechanisms.masks.base import Mask
 
 DENSE_LIMIT_BYTES = 2**30
 """The largest block of weights that a map computes unless a call allows more."""
@@ -54,8 +58,8 @@ class MapStatistics:
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32, or float64 for float64 input."""
-        return self.source.dtype
+        """The dtype of all answers: float32, or float64 for float64 input, unless `to` changed it."""
+        return self.source.answer_dtype
 
     @property
     def device(self) -> torch.device:
@@ -223,7 +227,7 @@ class MapStatistics:
         tensor([0.0000, 0.5000, 1.0000])
         """
         keys = self.shape[-1]
-        values = st.key_values(f, keys, self.device).to(self.device, self.dtype)
+        values = st.key_values(f, keys, self.device).to(self.device, self.source.dtype)
         if values.dim() not in (1, 2) or values.shape[0] != keys:
             raise ShapeError(
                 f"expected(f) needs one number or one vector for each of {keys} keys: shape ({keys},) or ({keys}, N), "
@@ -327,6 +331,90 @@ class MapStatistics:
         """
         queries, keys = self.shape[-2:]
         return self._say(pooled(rows, columns, queries, keys, how))
+
+    def mass(self, mask: Mask | Tensor) -> Tensor:
+        r"""The share of each query's weight that a mask keeps: $\sum_{j \in M_i} P_{ij}$, (batch..., H, T).
+
+        Args:
+            mask: a mask such as `regard.window(8)` or `regard.lengths(4)`, or a bool tensor of the map's rank, True =
+                keep.
+
+        In [0, 1] for rows that sum to 1; 0 for rows with no key. With gradients. Under softmax it is
+        $\exp(\mathrm{lse}^M_i - \mathrm{lse}_i)$, one call of the backend under both masks; otherwise tiles.
+
+        Raises:
+            ShapeError: the mask does not fit the map.
+
+        >>> import regard
+        >>> q = torch.zeros(4, 1)
+        >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+        >>> weights.mass(regard.lengths(1))
+        tensor([1.0000, 0.5000, 0.3333, 0.2500])
+        """
+        return kept_mass(self.source, mask)
+
+    def spans(self, keys: Spans | None = None, queries: Spans | None = None) -> Tensor:
+        r"""Weights between spans of tokens: $\frac{1}{|Q|} \sum_{i \in Q} \sum_{j \in K} P_{ij}$.
+
+        Args:
+            keys: (first, stop) of each span K, a list or an integer tensor (N, 2); None makes each key a span.
+            queries: the same for Q.
+
+        Returns (batch..., H, spans of queries, spans of keys): sums over the keys of a span and means over its
+        queries, as Clark et al. turn pieces into words. Spans may overlap and may leave tokens out. With gradients.
+        One pass over tiles.
+
+        Source: Clark et al. 2019 (arXiv:1906.04341), section 4.1.
+
+        Raises:
+            ShapeError: a span is empty or outside the map.
+
+        >>> import regard
+        >>> q = torch.zeros(4, 1)
+        >>> weights = regard.attention(q, q, q, return_weights=True).weights
+        >>> weights.spans(keys=[(0, 1), (1, 4)], queries=[(0, 2), (2, 4)])
+        tensor([[0.2500, 0.7500],
+                [0.2500, 0.7500]])
+        """
+        return by_spans(self.source, keys, queries)
+
+    # -- scores ----------------------------------------------------------------------------------------
+
+    @property
+    def lse(self) -> Tensor:
+        r"""The log-sum-exp of each query's scores: $\ln \sum_j \exp s_{ij}$, (batch..., H, T); -inf with no key.
+
+        With a sink the sum counts it too. Every weight is $\exp(s_{ij} - \mathrm{lse}_i)$.
+
+        Raises:
+            ArgumentError: the map is not that of one call under softmax.
+
+        >>> import regard
+        >>> q = torch.zeros(4, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.lse
+        tensor([0.0000, 0.6931, 1.0986, 1.3863])
+        """
+        return log_sum_exp(self.source)
+
+    def max_logit(self) -> Tensor:
+        r"""The largest score of each query: $\max_j s_{ij}$, (batch..., H, T); -inf for rows with no key. Tiles.
+
+        Scores are scaled, biased and masked, as the normalization gets them. `max_logit().amax(-1)` is that of each
+        head, which QK-clip watches. It takes no gradient.
+
+        Source: Kimi Team 2025 (arXiv:2507.20534), section 2.1 (QK-clip).
+
+        Raises:
+            ArgumentError: the map is not that of one call.
+
+        >>> import regard
+        >>> x = 2 * torch.eye(4)
+        >>> regard.attention(x, x, x, return_weights=True).weights.max_logit()
+        tensor([2., 2., 2., 2.])
+        """
+        return largest_score(self.source)
+
+    # -- several, and pictures -------------------------------------------------------------------------
 
     def summary(
         self,

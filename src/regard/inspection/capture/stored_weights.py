@@ -4,16 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.inspection.capture.snapshot import Kept
-from regard.maps.source import Part, Piece, Rows, Scratch, Source, take_rows
+from regard.maps.given_source import TensorSource
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoredSource(Source):
+class StoredSource(TensorSource):
     """The weights (batch..., H, T, S) of a tensor that the model made. They may be negative, and need not sum to 1."""
 
     held: Kept
@@ -23,6 +22,11 @@ class StoredSource(Source):
     is_with_heads: bool
     mixed: str = ""
     """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor that is held."""
+        return self.held.tensor
 
     @property
     def weights(self) -> Tensor:
@@ -35,33 +39,9 @@ class StoredSource(Source):
         return self.held.tensor
 
     @property
-    def shape(self) -> torch.Size:
-        """(batch..., H, T, S)."""
-        return torch.Size((*self.layout, *self.held.tensor.shape[1:]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """float32, or float64 for float64 weights."""
-        return torch.promote_types(self.held.tensor.dtype, torch.float32)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.held.tensor.device
-
-    @property
-    def has_signs(self) -> bool:
-        """Whether a weight is below 0."""
-        return self.held.tensor.numel() > 0 and bool(self.weights.detach().min() < 0)
-
-    @property
     def has_heads(self) -> bool:
         """Whether the model's tensor had a dimension of heads."""
         return self.is_with_heads
-
-    def tensors(self) -> list[Tensor]:
-        """The weights."""
-        return [self.held.tensor]
 
     def __str__(self) -> str:
         return self.name
@@ -76,23 +56,6 @@ class StoredSource(Source):
             f"{asked} needs the queries and keys of a call, and of {self} the weights alone were kept: dense() gives "
             "them as a tensor"
         )
-
-    def columns(self, rows: range) -> range:
-        """All keys."""
-        return range(self.keys)
-
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The weights themselves."""
-        weights = self.weights[cells.start : cells.stop]
-
-        def block(rows: Rows, columns: Rows) -> Piece:
-            return Piece(take_rows(take_rows(weights.mT, rows).mT, columns).to(self.dtype))
-
-        return block
-
-    def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """The weights of single pairs."""
-        return self.weights[:, rows, columns].to(self.dtype)
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "StoredSource":
         """The weights of those cells."""

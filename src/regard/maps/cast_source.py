@@ -1,0 +1,72 @@
+"""A map whose answers come in another dtype."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.maps.derived_sources import DerivedSource
+from regard.maps.pooling import Grid
+from regard.maps.source import Part, Scratch, Source, Statistic
+
+
+@dataclass(frozen=True, eq=False)
+class CastSource(DerivedSource):
+    """The weights of a source; they are computed in its own dtype, and answers are rounded to another at the end."""
+
+    of: Source
+    answer: torch.dtype
+
+    @classmethod
+    def of_dtype(cls, source: Source, dtype: torch.dtype) -> Source:
+        """The source in a dtype; a source that has it is not wrapped."""
+        inner = source.of if isinstance(source, CastSource) else source
+        return inner if dtype == inner.answer_dtype else cls(inner, dtype)
+
+    @property
+    def answer_dtype(self) -> torch.dtype:
+        """The dtype that was asked for."""
+        return self.answer
+
+    @property
+    def shape(self) -> torch.Size:
+        """The other's."""
+        return self.of.shape
+
+    @property
+    def width(self) -> int:
+        """The other's."""
+        return self.of.width
+
+    @property
+    def has_heads(self) -> bool:
+        """The other's."""
+        return self.of.has_heads
+
+    def __str__(self) -> str:
+        return f"{self.of}, as {str(self.answer).removeprefix('torch.')}"
+
+    def grid(self, wanted: Grid, how: str) -> Grid:
+        """The other's."""
+        return self.of.grid(wanted, how)
+
+    def columns(self, rows: range) -> range:
+        """The other's."""
+        return self.of.columns(rows)
+
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """The other's."""
+        return self.of.part(cells, scratch)
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """The other's."""
+        return self.of.at_once(statistic)
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "CastSource":
+        """The same of those cells."""
+        return CastSource(self.of.choose(cells, leading), self.answer)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "CastSource":
+        """The other, changed."""
+        return CastSource(self.of.mapped(change), self.answer)

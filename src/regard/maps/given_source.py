@@ -1,0 +1,107 @@
+"""Weights that are a tensor, as the source of a map."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.maps.source import Part, Piece, Rows, Scratch, Source, take_rows
+
+
+class TensorSource(Source):
+    """A source whose weights are all there, in a tensor. They may be negative, and need not sum to 1."""
+
+    layout: tuple[int, ...]
+    """(batch..., H)."""
+
+    @property
+    @abstractmethod
+    def tensor(self) -> Tensor:
+        """The tensor (cells, T, S), of which sizes and places are asked."""
+
+    @property
+    def weights(self) -> Tensor:
+        """The same tensor, to be read."""
+        return self.tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch..., H, T, S)."""
+        return torch.Size((*self.layout, *self.tensor.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32, or float64 for float64 weights."""
+        return torch.promote_types(self.tensor.dtype, torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.tensor.device
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether a weight is below 0."""
+        return self.tensor.numel() > 0 and bool(self.weights.detach().min() < 0)
+
+    def tensors(self) -> list[Tensor]:
+        """The weights."""
+        return [self.tensor]
+
+    def columns(self, rows: range) -> range:
+        """All keys."""
+        return range(self.keys)
+
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """The weights themselves."""
+        weights = self.weights[cells.start : cells.stop]
+
+        def block(rows: Rows, columns: Rows) -> Piece:
+            return Piece(take_rows(take_rows(weights.mT, rows).mT, columns).to(self.dtype))
+
+        return block
+
+    def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The weights of single pairs."""
+        return self.weights[:, rows, columns].to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenSource(TensorSource):
+    """The weights that a caller has given, laid out as `layout`."""
+
+    given: Tensor
+    """(cells, T, S)."""
+    layout: tuple[int, ...]
+
+    @property
+    def tensor(self) -> Tensor:
+        """The caller's."""
+        return self.given
+
+    def __str__(self) -> str:
+        return "given weights"
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "GivenSource":
+        """The weights of those cells."""
+        return GivenSource(self.given if cells is None else self.given[cells], leading)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenSource":
+        """The weights, changed."""
+        return replace(self, given=change(self.given))
+
+
+def given_weights(weights: Tensor) -> GivenSource:
+    """The source of given weights (batch..., H, T, S).
+
+    Raises:
+        ShapeError: the tensor has fewer than two dimensions, or is not of floating point.
+    """
+    if weights.dim() < 2 or not weights.is_floating_point():
+        raise ShapeError(
+            f"weights are floating-point numbers of shape (..., T, S), got {tuple(weights.shape)} of {weights.dtype}"
+        )
+    return GivenSource(weights.reshape(-1, *weights.shape[-2:]), tuple(weights.shape[:-2]))

@@ -1,0 +1,42 @@
+"""What a softmax leaves of its scores: the log-sum-exp of each row, and the largest score."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.backends import choose_backend
+from regard.errors import ArgumentError
+from regard.maps import statistics as st
+from regard.maps.call_source import CallSource, GivenFactors, source_of_call
+from regard.maps.source import Source
+from regard.maps.tiles import ask
+from regard.mechanisms.normalizations import Softmax
+
+
+def log_sum_exp(source: Source) -> Tensor:
+    """The row state of a softmax, (batch..., H, T). See `AttentionMap.lse`.
+
+    Raises:
+        ArgumentError: the map is not that of one call, or its normalization is no softmax.
+    """
+    call = source_of_call(source, "lse")
+    if not isinstance(call.call.normalization.base, Softmax):
+        raise ArgumentError(f"lse is the log-sum-exp of a softmax, and this map is {source}: it has none")
+    return source.laid_out(call.state.flatten(0, 1))
+
+
+def largest_score(source: Source) -> Tensor:
+    """The largest score of each query, (batch..., H, T). See `AttentionMap.max_logit`.
+
+    Raises:
+        ArgumentError: the map is not that of one call.
+    """
+    made = source_of_call(source, "max_logit()")
+    with torch.no_grad():
+        # Under a softmax the largest weight is at least 1 / S, so that its logarithm is exact to rounding.
+        call = replace(made.call, normalization=Softmax(), dropout=0.0)
+        plain = CallSource(GivenFactors(call, None), made.layout, choose_backend(call, None))
+        state = plain.state.flatten(0, 1)
+        found = ask(plain, st.Largest())[0].log() + state
+        return source.laid_out(found.masked_fill(state == -torch.inf, -torch.inf))

@@ -1,0 +1,55 @@
+"""`strict_maps`: an error in place of a dense matrix, with the line that asked for it."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FrameType
+
+from regard.errors import TooLargeError
+
+_strict: ContextVar[bool] = ContextVar("strict maps", default=False)
+_OURS = ("regard", "torch")
+
+
+@contextmanager
+def strict_maps() -> Iterator[None]:
+    """Inside `with regard.strict_maps():` no function of torch or NumPy may turn a map into its dense matrix.
+
+    A map passes for the tensor that it stands for. What has a lazy meaning stays lazy; everything else makes the
+    matrix (batch..., H, T, S), if it fits the limit of `dense()`. With strict maps such a call raises an error
+    instead, which names the line. `map.dense()` itself is always allowed.
+
+    >>> import torch, regard
+    >>> x = torch.eye(3)
+    >>> weights = regard.attention(x, x, x, return_weights=True).weights
+    >>> with strict_maps():
+    ...     weights.sum(-2)  # lazy: what each key gets
+    tensor([1., 1., 1.])
+    """
+    token = _strict.set(True)
+    try:
+        yield
+    finally:
+        _strict.reset(token)
+
+
+def refuse_if_strict(asked: str, shape: tuple[int, ...]) -> None:
+    """Raise inside of `strict_maps`.
+
+    Raises:
+        TooLargeError: maps are strict here; the message names the line that asked.
+    """
+    if _strict.get():
+        raise TooLargeError(
+            f"{asked} would make the dense weights {shape} of a map, at {_line()}; maps are strict here: ask the map "
+            "(docs/maps.md lists what it answers), call .dense() where the matrix is wanted, or leave strict_maps()"
+        )
+
+
+def _line() -> str:
+    """The innermost line of a caller, outside of this package and of torch."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] in _OURS:
+        frame = frame.f_back
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

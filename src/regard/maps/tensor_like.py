@@ -1,0 +1,242 @@
+"""A map passes for the tensor that it stands for: functions of torch, NumPy, arithmetic, iteration."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.maps.cast_source import CastSource
+from regard.maps.source import Source
+from regard.maps.statistics_of_map import MapStatistics
+from regard.maps.strictness import refuse_if_strict
+from regard.maps.torch_functions import NOT_LAZY, lazily
+
+
+class TensorLike(MapStatistics):
+    """The interface of a tensor (batch..., H, T, S) that is not stored.
+
+    Code that was written for the `attentions` of a model runs on maps. What has a lazy meaning stays lazy: sums and
+    means, products and einsum with values, stack and cat, views of the dimensions before queries and keys, factors,
+    dtypes and devices. Every other function of torch gets the dense matrix, under the limit of `dense()`; inside
+    `regard.strict_maps()` it raises an error that names the line instead. A map is never changed in place.
+    """
+
+    # -- functions of torch ------------------------------------------------------------------------------
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answer a function of torch that got a map.
+
+        Raises:
+            ArgumentError: the function changes its input.
+            TooLargeError: only the dense matrix can answer, and it is above the limit, or maps are strict here.
+        """
+        name, kwargs = getattr(func, "__name__", str(func)), kwargs or {}
+        if name.endswith("_") and not name.endswith("__"):
+            raise ArgumentError(
+                f"{name}() changes a tensor in place, and a map is never changed: use the form without _"
+            )
+        if func in (getattr(torch, name, None), getattr(Tensor, name, None)):
+            answer = lazily(name, _each(_source, args), _each(_source, kwargs))
+            if answer is not NOT_LAZY:
+                return _each(lambda one: cls(one) if isinstance(one, Source) else one, answer)
+        return func(*_each(lambda one: _dense(one, name), args), **_each(lambda one: _dense(one, name), kwargs))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The dense weights as a NumPy array.
+
+        Raises:
+            TooLargeError: they are above the limit of `dense()`, or maps are strict here.
+        """
+        return np.asarray(_dense(self, "numpy.asarray").detach().cpu().numpy(), dtype=dtype)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Any other method of a tensor, applied to the map."""
+            method = None if name.startswith("_") else getattr(Tensor, name, None)
+            if not callable(method):
+                raise AttributeError(f"an attention map has no attribute {name!r}")
+            return lambda *args, **kwargs: type(self).__torch_function__(method, (type(self),), (self, *args), kwargs)
+
+    def _as(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return type(self).__torch_function__(getattr(Tensor, name), (type(self),), (self, *args), kwargs)
+
+    # -- arithmetic --------------------------------------------------------------------------------------
+
+    def __mul__(self, other: Any) -> Any:
+        return self._as("__mul__", other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._as("__mul__", other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._as("__truediv__", other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._as("__rtruediv__", other)
+
+    def __add__(self, other: Any) -> Any:
+        return self._as("__add__", other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._as("__add__", other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._as("__sub__", other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._as("__rsub__", other)
+
+    def __neg__(self) -> Any:
+        return self._as("__neg__")
+
+    def __pow__(self, other: Any) -> Any:
+        return self._as("__pow__", other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._as("__gt__", other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._as("__ge__", other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._as("__lt__", other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._as("__le__", other)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Refuse to change a map.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError("a map is never changed: multiply it by a mask, or change the tensor map.dense()")
+
+    # -- reductions --------------------------------------------------------------------------------------
+
+    def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+        """The sum over dimensions, as of a tensor: a map if queries and keys stay, else a tensor.
+
+        Over queries it is `received()`, over keys the sums of rows, each one fused call for softmax of dot products;
+        over heads and batches it is lazy.
+        """
+        return self._as("sum", options.pop("axis", dim), keepdim, **options)
+
+    def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+        """The mean over dimensions, as of a tensor: a map if queries and keys stay, else a tensor."""
+        return self._as("mean", options.pop("axis", dim), keepdim, **options)
+
+    # -- shape, dtype and place --------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """The maps, or the rows, of the first dimension."""
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return self.ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or one of its sizes."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        """How many weights there are."""
+        return self.shape.numel()
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether what is read from the map carries gradients."""
+        return any(tensor.requires_grad for tensor in self.source.tensors())
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the factors are on a GPU."""
+        return self.device.type == "cuda"
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The map with its factors on another device, or with its answers in another dtype; it keeps its graph.
+
+        Args:
+            args: a device, a dtype, both, or a tensor or map that has both, as `Tensor.to` takes them.
+            kwargs: `device` and `dtype`; `non_blocking` and `copy` change nothing.
+
+        Weights are computed as before, and answers are rounded to the dtype at the end. Tensors that the function of
+        a custom score or predicate closes over are not moved.
+
+        Raises:
+            ArgumentError: an argument is neither a device nor a floating-point dtype.
+            NotKeptError: no factors were kept of the map, so that it cannot be moved.
+        """
+        device, dtype = _place(args, kwargs)
+        moved = self.source
+        if device is not None and device != self.device:
+            if not moved.has_blocks:
+                moved.refuse("to()")
+            moved = moved.mapped(lambda t: t.to(device))
+        if dtype is not None:
+            moved = CastSource.of_dtype(moved, dtype)
+        return self if moved is self.source else type(self)(moved)
+
+    def cpu(self) -> Self:
+        """The map with its factors in the memory of the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = "cuda") -> Self:
+        """The map with its factors on a GPU."""
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device)
+
+
+def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
+    """The device and the dtype that `to` was asked for.
+
+    Raises:
+        ArgumentError: an argument is something else.
+    """
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    for given in args:
+        if isinstance(given, torch.dtype):
+            dtype = given
+        elif isinstance(given, Tensor | MapStatistics):
+            device, dtype = given.device, given.dtype
+        elif not isinstance(given, bool) and given is not None:
+            device = given
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ArgumentError(
+            f"weights are floating-point numbers, and to() got {dtype!r}: map.dense().to(...) gives others"
+        )
+    try:
+        return None if device is None else torch.device(device), dtype
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(f"to() takes a device or a dtype, got {device!r}") from error
+
+
+def _source(one: Any) -> Any:
+    return one.source if isinstance(one, TensorLike) else one
+
+
+def _dense(one: Any, asked: str) -> Any:
+    """A map's matrix; anything else as it is."""
+    if not isinstance(one, TensorLike):
+        return one
+    refuse_if_strict(f"{asked}()", tuple(one.shape))
+    return one.dense()
+
+
+def _each(change: Callable[[Any], Any], tree: Any) -> Any:
+    """A change of everything in nested lists, tuples and dictionaries."""
+    if isinstance(tree, dict):
+        return {name: _each(change, one) for name, one in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_each(change, one) for one in tree)
+    return change(tree)

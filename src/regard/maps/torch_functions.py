@@ -1,0 +1,312 @@
+"""What functions of torch mean for a map, where they have a meaning that needs no matrix.
+
+Each entry takes the sources in place of the maps, and returns a source (a map again), a tensor, or `NOT_LAZY` if only
+the matrix can answer. The names are those of torch, and mean what they mean there.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.maps import statistics as st
+from regard.maps.cast_source import CastSource
+from regard.maps.combined_sources import ScaledSource, SumSource, row_sums, side_by_side
+from regard.maps.derived_sources import average
+from regard.maps.products import product, transposed_product
+from regard.maps.source import Source
+from regard.maps.stack_source import StackSource
+from regard.maps.tiles import ask
+
+NOT_LAZY: Any = object()
+"""The answer of an entry that has none without the matrix."""
+VIEWS = frozenset(
+    {
+        "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "movedim",
+        "moveaxis", "unsqueeze", "squeeze", "expand", "narrow", "select", "unbind", "split", "chunk", "tensor_split",
+    }
+)  # fmt: skip
+"""The functions that return views of a contiguous tensor."""
+
+
+def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The answer of a function of torch without any matrix, or NOT_LAZY."""
+    if name in VIEWS and isinstance(args[0], Source):
+        return _view(name, args[0], args[1:], kwargs)
+    entry = ENTRIES.get(name)
+    # NumPy's names of arguments, which torch takes too.
+    kwargs = {
+        ("dim" if key == "axis" else key): value for key, value in kwargs.items() if (key, value) != ("out", None)
+    }
+    if entry is None:
+        return NOT_LAZY
+    try:
+        return entry(*args, **kwargs)
+    except TypeError:  # Arguments that the entry does not know: torch says what is wrong with them, if anything is.
+        return NOT_LAZY
+
+
+# -- layout ------------------------------------------------------------------------------------------------
+
+
+def _view(name: str, source: Source, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A rearrangement of the dimensions before queries and keys, if it leaves these two as they are."""
+    function = getattr(Tensor, name)
+    shadows = function(torch.empty(source.shape, device="meta", dtype=torch.float32), *args, **kwargs)
+    several = isinstance(shadows, tuple | list)
+    if not all(_keeps_last(shadow, source) for shadow in (shadows if several else [shadows])):
+        return NOT_LAZY
+    numbers = torch.arange(source.cells, device=source.device).view(*source.leading, 1, 1).expand(source.shape)
+    views = function(numbers, *args, **kwargs)
+    chosen = [source.choose(v[..., 0, 0].reshape(-1), tuple(v.shape[:-2])) for v in (views if several else [views])]
+    return tuple(chosen) if several else chosen[0]
+
+
+def _keeps_last(shadow: Tensor, source: Source) -> bool:
+    """Whether the last two dimensions of a view are those of the contiguous tensor, in memory too."""
+    queries, keys = source.shape[-2:]
+    steps = [step for step, size in zip((keys, 1), (queries, keys), strict=True) if size > 1]
+    found = [step for step, size in zip(shadow.stride()[-2:], shadow.shape[-2:], strict=True) if size > 1]
+    return (
+        shadow.dtype == torch.float32
+        and shadow.dim() > 1
+        and tuple(shadow.shape[-2:]) == (queries, keys)
+        and steps == found
+    )
+
+
+def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    return _joined(tensors, dim, torch.stack)
+
+
+def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    sources = list(tensors)
+    if all(isinstance(s, Source) for s in sources) and dim in (-2, len(sources[0].shape) - 2):
+        alike = len({(s.leading, s.keys, s.dtype, s.device) for s in sources}) == 1
+        return StackSource(tuple(sources), (0,) * len(sources)) if alike else NOT_LAZY
+    return _joined(sources, dim, torch.cat)
+
+
+def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any:
+    """Maps side by side along a dimension before queries and keys: their cells are numbered, and the numbers joined."""
+    sources = list(tensors)
+    if not sources or not all(isinstance(source, Source) for source in sources):
+        return NOT_LAZY
+    if len({(tuple(s.shape[-2:]), s.device, len(s.shape)) for s in sources}) > 1:
+        return NOT_LAZY
+    first, numbers = 0, []
+    for source in sources:
+        numbers.append(torch.arange(first, first + source.cells).view(source.leading)[..., None, None])
+        first += source.cells
+    try:
+        found = how(numbers, dim)
+    except (IndexError, RuntimeError):
+        return NOT_LAZY
+    if found.shape[-2:] != (1, 1):
+        return NOT_LAZY
+    cells, layout = found.reshape(-1), tuple(found.shape[:-2])
+    whole = side_by_side(sources, (first,))
+    in_order = torch.equal(cells, torch.arange(first))
+    return whole.choose(None if in_order else cells.to(sources[0].device), layout)
+
+
+# -- sums --------------------------------------------------------------------------------------------------
+
+
+def _sum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    return _reduced(input, dim, keepdim, dtype, mean=False)
+
+
+def _mean(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    return _reduced(input, dim, keepdim, dtype, mean=True)
+
+
+def _reduced(source: Any, dim: Any, keepdim: bool, dtype: torch.dtype | None, *, mean: bool) -> Any:
+    """A sum or mean: over leading dimensions a map, over queries what keys receive, over keys the sums of rows."""
+    rank = len(source.shape)
+    given = range(rank) if dim is None or dim == () else [dim] if isinstance(dim, int) else list(dim)
+    if any(not -rank <= d < rank for d in given):
+        return NOT_LAZY
+    dims = sorted({d % rank for d in given}, reverse=True)
+    lead, last = ([d for d in dims if (d < rank - 2) is is_lead] for is_lead in (True, False))
+    found: Source = source
+    for d in lead:
+        found = average(found, d, None)
+    # Leading dimensions were averaged, and the last two are summed.
+    unit = 1 / math.prod(source.shape[d] for d in last) if mean else float(math.prod(source.shape[d] for d in lead))
+    if last:
+        answer = _over_last(found, {d - rank for d in last}) * unit
+        for d in sorted(dims) if keepdim else ():
+            answer = answer.unsqueeze(d)
+        return answer if dtype is None else answer.to(dtype)
+    if keepdim:
+        found = found.choose(None, tuple(1 if d in dims else n for d, n in enumerate(source.leading)))
+    found = found if mean else ScaledSource(found, torch.full((1, 1, 1), unit, dtype=found.dtype, device=found.device))
+    return found if dtype is None else CastSource.of_dtype(found, dtype)
+
+
+def _over_last(source: Source, dims: set[int]) -> Tensor:
+    """Sums over queries (-2), over keys (-1) or over both."""
+    if -2 not in dims:
+        return row_sums(source)
+    received = source.laid_out(ask(source, st.Received())[0])
+    return received.sum(-1) if -1 in dims else received
+
+
+# -- the largest -------------------------------------------------------------------------------------------
+
+
+def _max(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    if dim is None:
+        return input.laid_out(ask(input, st.Largest())[0]).amax()
+    if not isinstance(dim, int) or dim not in (-1, len(input.shape) - 1):
+        return NOT_LAZY
+    values, keys = (input.laid_out(ask(input, s)[0]) for s in (st.Largest(), st.ArgLargest()))
+    found = (values, keys.clamp_min(0))
+    return torch.return_types.max((found[0].unsqueeze(-1), found[1].unsqueeze(-1)) if keepdim else found)
+
+
+def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    if not dims:
+        return _max(input)
+    found = _max(input, dims[0], keepdim) if len(dims) == 1 else NOT_LAZY
+    return found if found is NOT_LAZY else found[0]
+
+
+def _argmax(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    found = NOT_LAZY if dim is None else _max(input, dim, keepdim)
+    return found if found is NOT_LAZY else found[1]
+
+
+# -- products ----------------------------------------------------------------------------------------------
+
+
+def _matmul(input: Any, other: Any) -> Any:
+    if isinstance(input, Source) and isinstance(other, Tensor):
+        if other.dim() == 1:
+            return _cast(input, product(input, other[:, None]))[..., 0]
+        return _cast(input, product(input, other))
+    if isinstance(input, Tensor) and isinstance(other, Source) and input.dim() > 1:
+        return _cast(other, transposed_product(other, input.mT)).mT
+    return NOT_LAZY
+
+
+def _cast(source: Source, answer: Tensor) -> Tensor:
+    return answer.to(source.answer_dtype)
+
+
+def _einsum(equation: str, *operands: Any) -> Any:
+    """One map and one tensor, if either queries or keys are summed over, and the other stays."""
+    given = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else list(operands)
+    if len(given) != 2 or "..." in equation or sum(isinstance(o, Source) for o in given) != 1:
+        return NOT_LAZY
+    terms, arrow, out = equation.replace(" ", "").partition("->")
+    if not arrow:
+        return NOT_LAZY
+    labels = terms.split(",")
+    at = next(n for n, o in enumerate(given) if isinstance(o, Source))
+    source, x = given[at], given[1 - at]
+    mine, other = labels[at], labels[1 - at]
+    if len(set(mine)) < len(mine) or len(set(other)) < len(other) or not isinstance(x, Tensor):
+        return NOT_LAZY
+    *lead, query, key = list(mine)
+    summed, stays = (key, query) if query not in other else (query, key)
+    if summed not in other or summed in out or stays in other or stays not in out:
+        return NOT_LAZY
+    rest = [label for label in other if label not in lead and label != summed]
+    # The tensor as (leading..., summed, rest), with 1 where it has no such dimension.
+    arranged = torch.einsum(f"{other}->{''.join([c for c in lead if c in other])}{summed}{''.join(rest)}", x)
+    shape = [source.shape[n] if c in other else 1 for n, c in enumerate(lead)]
+    arranged = arranged.reshape(*shape, arranged.shape[len([c for c in lead if c in other])], -1)
+    found = product(source, arranged) if summed == key else transposed_product(source, arranged)
+    found = found.unflatten(-1, [x.shape[other.index(c)] for c in rest] or [1])
+    found = found if rest else found[..., 0]
+    return _cast(source, torch.einsum(f"{''.join(lead)}{stays}{''.join(rest)}->{out}", found))
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------
+
+
+def _mul(input: Any, other: Any) -> Any:
+    source, factor = (input, other) if isinstance(input, Source) else (other, input)
+    if isinstance(factor, Source | complex):
+        return NOT_LAZY
+    given = factor if isinstance(factor, Tensor) else torch.as_tensor(factor, dtype=source.dtype, device=source.device)
+    if given.dim() > len(source.shape) or given.is_complex():
+        return NOT_LAZY
+    given = given.reshape(*[1] * (len(source.shape) - given.dim()), *given.shape).to(source.dtype)
+    if any(n not in (1, m) for n, m in zip(given.shape, source.shape, strict=True)):
+        return NOT_LAZY
+    if any(n != 1 for n in given.shape[:-2]):
+        given = given.expand(*source.leading, *given.shape[-2:])
+    return ScaledSource(source, given.reshape(-1, *given.shape[-2:]))
+
+
+def _div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    if not isinstance(input, Source) or isinstance(other, Source) or rounding_mode is not None:
+        return NOT_LAZY
+    return _mul(input, 1 / other if isinstance(other, Tensor) else 1 / float(other)) if _is_number(other) else NOT_LAZY
+
+
+def _is_number(other: Any) -> bool:
+    return isinstance(other, Tensor) or (isinstance(other, int | float) and other != 0)
+
+
+def _neg(input: Any) -> Any:
+    return _mul(input, -1.0)
+
+
+def _add(input: Any, other: Any, *, alpha: float = 1) -> Any:
+    if not isinstance(input, Source) or not isinstance(other, Source):
+        # sum(maps) begins with 0 + map.
+        source, number = (input, other) if isinstance(input, Source) else (other, input)
+        return source if not isinstance(number, Tensor) and number == 0 else NOT_LAZY
+    if input.shape != other.shape or input.device != other.device:
+        return NOT_LAZY
+    before = input.parts if isinstance(input, SumSource) else (input,)
+    return SumSource((*before, other if alpha == 1 else _mul(other, alpha)))
+
+
+def _sub(input: Any, other: Any, *, alpha: float = 1) -> Any:
+    if isinstance(input, Source) and isinstance(other, Source):
+        return _add(input, other, alpha=-alpha)
+    return input if isinstance(input, Source) and not isinstance(other, Tensor) and other == 0 else NOT_LAZY
+
+
+# -- dtype and place ---------------------------------------------------------------------------------------
+
+
+def _as_dtype(dtype: torch.dtype) -> Callable[..., Any]:
+    return lambda input: CastSource.of_dtype(input, dtype)
+
+
+def _same(input: Any, *_: Any, **__: Any) -> Any:
+    return input
+
+
+ENTRIES: Mapping[str, Callable[..., Any]] = {
+    "stack": _stack,
+    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
+    "sum": _sum,
+    "mean": _mean,
+    "max": _max,
+    "amax": _amax,
+    "argmax": _argmax,
+    **dict.fromkeys(("matmul", "bmm", "__matmul__"), _matmul),
+    "__rmatmul__": lambda input, other: _matmul(other, input),
+    "einsum": _einsum,
+    **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), _mul),
+    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__", "__div__"), _div),
+    **dict.fromkeys(("neg", "negative", "__neg__"), _neg),
+    **dict.fromkeys(("add", "__add__", "__radd__"), _add),
+    **dict.fromkeys(("sub", "subtract", "__sub__"), _sub),
+    "float": _as_dtype(torch.float32),
+    "double": _as_dtype(torch.float64),
+    "half": _as_dtype(torch.float16),
+    "bfloat16": _as_dtype(torch.bfloat16),
+    **dict.fromkeys(("clone", "contiguous"), _same),
+}
+"""What each function means, by its name in torch."""

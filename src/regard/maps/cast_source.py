@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.maps.derived_sources import DerivedSource
+from regard.maps.derived_sources import SameShapeSource
 from regard.maps.pooling import Grid
 from regard.maps.source import Part, Scratch, Source, Statistic
 
 
 @dataclass(frozen=True, eq=False)
-class CastSource(DerivedSource):
+class CastSource(SameShapeSource):
     """The weights of a source; they are computed in its own dtype, and answers are rounded to another at the end."""
 
     of: Source
@@ -28,21 +28,6 @@ class CastSource(DerivedSource):
     def answer_dtype(self) -> torch.dtype:
         """The dtype that was asked for."""
         return self.answer
-
-    @property
-    def shape(self) -> torch.Size:
-        """The other's."""
-        return self.of.shape
-
-    @property
-    def width(self) -> int:
-        """The other's."""
-        return self.of.width
-
-    @property
-    def has_heads(self) -> bool:
-        """The other's."""
-        return self.of.has_heads
 
     def __str__(self) -> str:
         return f"{self.of}, as {str(self.answer).removeprefix('torch.')}"

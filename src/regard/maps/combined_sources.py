@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.maps import statistics as st
-from regard.maps.derived_sources import DerivedSource
+from regard.maps.derived_sources import SameShapeSource
 from regard.maps.pooling import Grid
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
 from regard.maps.tiles import ask
@@ -209,27 +209,12 @@ class SumSource(SeveralSource):
 
 
 @dataclass(frozen=True, eq=False)
-class ScaledSource(DerivedSource):
+class ScaledSource(SameShapeSource):
     """The weights of a source times factors that broadcast: one number, one for each head, a mask of keys, ..."""
 
     of: Source
     factor: Tensor
     """(cells or 1, T or 1, S or 1)."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """The other's."""
-        return self.of.shape
-
-    @property
-    def width(self) -> int:
-        """The other's."""
-        return self.of.width
-
-    @property
-    def has_heads(self) -> bool:
-        """The other's."""
-        return self.of.has_heads
 
     @cached_property
     def has_signs(self) -> bool:

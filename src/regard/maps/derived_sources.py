@@ -60,6 +60,25 @@ class DerivedSource(Source):
         super().refuse(asked)
 
 
+class SameShapeSource(DerivedSource):
+    """A source with the queries, keys, heads and cells of another, and other numbers."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """The other's."""
+        return self.of.shape
+
+    @property
+    def width(self) -> int:
+        """The other's."""
+        return self.of.width
+
+    @property
+    def has_heads(self) -> bool:
+        """The other's."""
+        return self.of.has_heads
+
+
 @dataclass(frozen=True, eq=False)
 class AverageSource(DerivedSource):
     """The mean of a source over its last leading dimension, or a mean with shares that sum to 1."""

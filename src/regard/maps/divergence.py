@@ -12,7 +12,7 @@ from regard.backends.tiled import Tile
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource
-from regard.maps.derived_sources import DerivedSource
+from regard.maps.derived_sources import SameShapeSource
 from regard.maps.given_source import given_weights
 from regard.maps.products import product
 from regard.maps.source import Part, Piece, Scratch, Source
@@ -135,16 +135,11 @@ def _same_causal(one: Mask, other: Mask) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Together(DerivedSource):
+class Together(SameShapeSource):
     """The weights of one source, on tiles that hold all keys that it or another source sees."""
 
     of: Source
     other: Source
-
-    @property
-    def shape(self) -> torch.Size:
-        """The shape of both."""
-        return self.of.shape
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,5 +1,6 @@
 """A map passes for the tensor that it stands for: functions of torch, NumPy, arithmetic, iteration."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +16,7 @@ from regard.maps.strictness import refuse_if_strict
 from regard.maps.torch_functions import NOT_LAZY, lazily
 
 
-class TensorLike(MapStatistics):
+class TensorLike(MapStatistics, ABC):
     """The interface of a tensor (batch..., H, T, S) that is not stored.
 
     Code that was written for the `attentions` of a model runs on maps. What has a lazy meaning stays lazy: sums and
@@ -139,8 +140,9 @@ class TensorLike(MapStatistics):
         """The maps, or the rows, of the first dimension."""
         return (self[index] for index in range(len(self)))
 
+    @abstractmethod
     def __getitem__(self, index: Any) -> Any:
-        raise NotImplementedError
+        """A map of some heads, or a block of weights."""
 
     def dim(self) -> int:
         """The number of dimensions."""

@@ -16,6 +16,9 @@ from regard.functional import Attended as Attended
 from regard.functional import attention as attention
 from regard.functional import explain as explain
 from regard.functional import map_of as map_of
+from regard.inspection.door.handed_back import KeepKeys as KeepKeys
+from regard.inspection.door.handed_back import KeepTokens as KeepTokens
+from regard.inspection.door.on_attention import on_attention as on_attention
 from regard.inspection.watch import watch as watch
 from regard.maps.attention_map import AttentionMap as AttentionMap
 from regard.maps.divergence import divergence as divergence
@@ -92,6 +95,8 @@ __all__ = [
     "Entmax15",
     "Epanechnikov",
     "Gaussian",
+    "KeepKeys",
+    "KeepTokens",
     "Laplacian",
     "Mask",
     "Packed",
@@ -118,6 +123,7 @@ __all__ = [
     "explain",
     "lengths",
     "map_of",
+    "on_attention",
     "pack",
     "padding",
     "predicate",

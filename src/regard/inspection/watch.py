@@ -71,7 +71,7 @@ def watch(
     if summary is None and keep not in get_args(Where):
         raise ArgumentError(f"keep must be one of {', '.join(get_args(Where))} or a Summarize(...); got {keep!r}")
     modules = dict(model.named_modules())
-    _refuse_compiled(modules)
+    refuse_compiled(modules)
     where: Where = "summary" if summary else "cpu" if keep == "cpu" else "factors"
     keeper = Keeper(where, copy=copy)
     return Seen(Record(modules, chooser(names, modules), keeper, verify=verify, summary=summary))
@@ -283,7 +283,7 @@ class Seen:
         return f"Seen({type(self.modules['']).__name__}: {count(len(self), 'map')} of {count(names, 'module')}{tail})"
 
 
-def _refuse_compiled(modules: dict[str, nn.Module]) -> None:
+def refuse_compiled(modules: dict[str, nn.Module]) -> None:
     """Refuse a model of which any part is compiled.
 
     Raises:

@@ -3,12 +3,26 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
 
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors
 from regard.inspection.capture.retention import Keeper
 from regard.maps.call_source import CallSource
 from regard.maps.source import Source
+
+
+class Vectors(NamedTuple):
+    """The queries, keys and values of a call, as the kernel got them; None for what the model did not hand over."""
+
+    query: Tensor | None
+    """(batch..., H, T, D)."""
+    key: Tensor | None
+    """(batch..., G, S, D)."""
+    value: Tensor | None
+    """(batch..., G, S, E)."""
 
 
 @dataclass(slots=True)
@@ -55,3 +69,7 @@ class ObservedCall(ABC):
         Raises:
             RegardError: the call cannot be read; the message says why.
         """
+
+    @abstractmethod
+    def vectors(self) -> Vectors:
+        """The queries, keys and values."""

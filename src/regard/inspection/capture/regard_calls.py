@@ -10,7 +10,7 @@ from regard.functional import Attended, attention
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.module_stack import Thread
-from regard.inspection.capture.observed_call import ObservedCall, Reading
+from regard.inspection.capture.observed_call import ObservedCall, Reading, Vectors
 from regard.inspection.capture.retention import Keeper
 from regard.maps.call_source import GivenFactors, source_of_call
 from regard.mechanisms.shapes import canonical
@@ -21,7 +21,7 @@ class Own(ObservedCall):
     """One call, after it ran."""
 
     attended: Attended
-    vectors: tuple[Tensor, Tensor, Tensor]
+    given: tuple[Tensor, Tensor, Tensor]
     how: str = "regard.attention"
 
     def read(self, keeper: Keeper, name: str) -> Reading:
@@ -38,12 +38,16 @@ class Own(ObservedCall):
 
         def error() -> float:
             output = self.attended.output.reshape(*call.query.shape[:-1], -1)
-            value = canonical(*self.vectors)[2]
+            value = canonical(*self.given)[2]
             return output_error(weighted(call, factors.state, value), output, value)
 
         verify = "dropout" if call.dropout else error
-        evidence = Evidence(made.call.query, made.call.key, self.vectors[1])
+        evidence = Evidence(made.call.query, made.call.key, self.given[1])
         return Reading(factors, verify=verify, evidence=evidence, holds_keys=True)
+
+    def vectors(self) -> Vectors:
+        """The arguments."""
+        return Vectors(*self.given)
 
 
 def observe_attention(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

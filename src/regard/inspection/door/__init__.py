@@ -1,0 +1,1 @@
+"""`regard.on_attention`: a function that is called after each attention call, and may say what stays."""

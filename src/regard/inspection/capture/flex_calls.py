@@ -165,8 +165,13 @@ def _is_identity(score_mod: Function) -> bool:
     if isinstance(score_mod, torch.fx.GraphModule):
         nodes = list(score_mod.graph.nodes)
         return all(n.op in ("placeholder", "output") for n in nodes) and nodes[-1].args[0] in (nodes[0], (nodes[0],))
-    named = getattr(score_mod, "__module__", ""), getattr(score_mod, "__name__", "")
-    return named == ("torch.nn.attention.flex_attention", "_identity")
+    # transformers makes a function that branches on what it closes over, and often gives the score back. It cannot
+    # branch on its arguments, because torch maps it over them.
+    probe, place = torch.zeros(()), torch.zeros((), dtype=torch.int64)
+    try:
+        return score_mod(probe, place, place, place, place) is probe
+    except Exception:
+        return False
 
 
 def _with(function: Function, buffers: tuple[Any, ...]) -> Function:

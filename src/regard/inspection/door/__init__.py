@@ -1,1 +1,1 @@
-"""`regard.on_attention`: a function that is called after each attention call, and may say what stays."""
+"""What `regard.on_attention` opens: the function is called, and caches and layers are cut to what it keeps."""

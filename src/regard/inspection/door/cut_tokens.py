@@ -160,4 +160,3 @@ def layer_of(path: str, modules: dict[str, nn.Module]) -> tuple[nn.Module, nn.Mo
         if isinstance(around, LAYERS):
             return modules[".".join(parts[:end])], around
     return None
-

@@ -130,7 +130,7 @@ def layer_cache(module: nn.Module, arguments: dict[str, Any], padding: Tensor | 
     is_cross = any(arguments.get(name) is not None for name in ("key_value_states", "encoder_hidden_states"))
     if isinstance(cache, library.EncoderDecoderCache):
         cache = cache.cross_attention_cache if is_cross else cache.self_attention_cache
-    layer = cache.layers[number] if len(cache.layers) > number else None
+    layer: Any = cache.layers[number] if len(cache.layers) > number else None
     is_full = layer is not None and layer.is_initialized and isinstance(layer.keys, Tensor) and layer.keys.dim() == 4
     before = (layer.keys, layer.values) if is_full else None
     length = 0 if before is None else before[0].shape[-2]

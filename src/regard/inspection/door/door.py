@@ -1,4 +1,4 @@
-"""`regard.on_attention`: a function that is called after each attention call of a model, before its next layer runs."""
+"""The open door: it hands each attention call to the function, and cuts what the function does not keep."""
 
 from typing import Any
 
@@ -14,58 +14,9 @@ from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.door.cut_caches import CutCaches, arguments_of, mask_of_layer, parts_with_positions
 from regard.inspection.door.cut_tokens import CutTokens, layer_of
-from regard.inspection.door.handed_back import KeepKeys, KeepTokens, OnAttention
 from regard.inspection.door.layer_cache import LayerCache, layer_cache
-from regard.inspection.watch import refuse_compiled
+from regard.inspection.on_attention import KeepKeys, KeepTokens, OnAttention
 from regard.maps.attention_map import AttentionMap
-
-
-def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -> "Door":
-    """Call a function after each attention call of a model, before the next layer runs; it may say what stays.
-
-        with regard.on_attention(model, function):
-            model.generate(ids)
-
-    `function(name, weights, query, key, value)` gets the path of the module that attended, its exact lazy map, and the
-    tensors of the call: query (batch..., H, T, D), key (batch..., G, S, D) and value (batch..., G, S, E). Where a
-    model writes its attention out, query and key are None, and value may be. The function runs without gradients. The
-    map can be read until the function returns; to keep maps, use `regard.watch`. The function hands back
-
-    - None: everything stays. The outputs of the model are then the same bits as without the door.
-    - `KeepKeys(indices)`: these keys stay in the layer's cache (H2O, TOVA, SnapKV, PyramidKV). The cache has to be a
-      `DynamicCache` of transformers, and keys stay where they are in the text: new tokens get the positions that
-      follow those of all tokens that the cache has seen.
-    - `KeepTokens(indices)`: these tokens go on to the next layer (FastV, EViT). The layer is the innermost module
-      around the call that stands in an `nn.ModuleList` or `nn.Sequential`.
-
-    Args:
-        model: any module that `regard.watch` can watch. It is not changed.
-        function: what is called. `regard.selection` has the scores of papers.
-        names: which modules, as for `regard.watch`; None means all.
-
-    Raises:
-        ArgumentError: the model is compiled, no module has one of the names, or `function` cannot be called.
-        FunctionError: while the model runs: the function raised, or handed back what cannot be used. The cache that the
-            model was given has the keys then that it had before the model was called.
-        NotSeenError: at the end of the `with` block: the model ran, and no attention call was seen.
-
-    >>> def show(name, weights, query, key, value):
-    ...     print(name, weights.shape, weights.received()[0, 0])
-    >>> class Block(nn.Module):
-    ...     def forward(self, x):
-    ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> with on_attention(nn.Sequential(Block()), show) as door:
-    ...     output = door.model(torch.zeros(1, 1, 2, 4))
-    0 torch.Size([1, 1, 2, 2]) tensor([1.5000, 0.5000])
-    """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"on_attention() takes a torch.nn.Module, got {type(model).__name__}")
-    if not callable(function):
-        raise ArgumentError(f"on_attention() takes a function, got {type(function).__name__}")
-    modules = dict(model.named_modules())
-    refuse_compiled(modules)
-    chooser(names, modules)
-    return Door(model, function, names)
 
 
 class Door:
@@ -269,7 +220,8 @@ class Door:
 
     def _refuse_padding(self, path: str, indices: Tensor, queries: int) -> None:
         real = self._running.padding
-        if real is None:
+        if real is None or not self._running.visited:
+            # Without a cache there are no later tokens, and the masks of the layers that follow are cut.
             return
         new = real[:, real.shape[1] - queries :].to(indices.device)
         if not bool(new.gather(1, indices).all()):
@@ -384,4 +336,3 @@ class _Forward:
         if self.last is not None:
             caches.put_back(*self.last)
         self.close()
-

@@ -42,7 +42,7 @@ def outputs(make: Any, *, ours: bool, **inputs: Any) -> Any:
 
 def numbers(page: Any) -> list[Any]:
     """All weights of a page, and its texts."""
-    params = re.search(r"PYTHON_PARAMS = (\{.*?\}); // HACK", page.data, re.DOTALL)
+    params = re.search(r"const params = (\{.*?\}); // HACK", page.data)
     assert params is not None
     told = json.loads(params[1])
     return [(one["name"], one["left_text"], one["right_text"], torch.tensor(one["attn"])) for one in told["attention"]]

@@ -11,7 +11,7 @@ inseq = pytest.importorskip("inseq", reason="inseq is in an environment of its o
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-WORDS = "<pad> <s> </s> <unk> the cat sat on a mat and looked at my dog".split()
+WORDS = ["<pad>", "<s>", "</s>", "<unk>", "the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "my", "dog"]
 
 
 def tokenizer() -> Any:

@@ -76,7 +76,7 @@ def test_the_mean_of_heads_and_one_head_alone() -> None:
     weights, dense = heads()
     same_path(dtw(weights, None)[1], dense[1].mean(0))
     same_path(dtw(weights[1, 2], None), dense[1, 2])
-    same_path(dtw(weights.select(rows=slice(4, None), columns=slice(40)), None)[0], dense[0, :, 4:, :40].mean(0))
+    same_path(dtw(weights.only(rows=slice(4, None), columns=slice(40)), None)[0], dense[0, :, 4:, :40].mean(0))
 
 
 def test_the_edges_are_smoothed_as_there() -> None:

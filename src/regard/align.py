@@ -83,7 +83,7 @@ def dtw(weights: AttentionMap | Tensor, scores: Standardized | None = Standardiz
 
     Args:
         weights: a map, or its rows, (batch..., H, T, S) or (T, S): heads that look at the keys from left to right.
-            Choose them beforehand (`map.select(heads=...)`, or `torch.stack` of heads of several layers), and leave out
+            Choose them beforehand (`map.only(heads=...)`, or `torch.stack` of heads of several layers), and leave out
             queries and keys that have no place in the order, such as prompts and padding (`rows=`, `columns=`).
         scores: how the heads become one matrix of scores; None takes the mean of their weights.
 

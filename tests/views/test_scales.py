@@ -155,7 +155,7 @@ def test_masked_cells_look_unlike_zeros(theme: Theme) -> None:
         lambda q, bias: regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights[0],
         lambda q, bias: regard.attention(q, q, q, bias=bias, return_weights=True).weights[1],
         lambda q, bias: regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.average(),
-        lambda q, bias: regard.attention(q, q, q, mask=bias == 0, return_weights=True).weights.select(
+        lambda q, bias: regard.attention(q, q, q, mask=bias == 0, return_weights=True).weights.only(
             heads=0, rows=torch.tensor([6, 3, 5]), columns=torch.tensor([1, 6, 4])
         ),
     ],

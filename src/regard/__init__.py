@@ -65,6 +65,7 @@ from regard.version import __version__ as __version__
 
 PACKAGES = frozenset(
     {
+        "align",
         "generation",
         "inspection",
         "maps",

@@ -76,7 +76,7 @@ def observed(weights: AttentionMap, window: int = 32, width: int = 7, pool: Pool
             f"observed() needs a window in [1, {queries}], the number of queries, and an odd width; got {window} and "
             f"{width}"
         )
-    received = weights.per_key_head().select(rows=slice(queries - window, None)).received("mean")
+    received = weights.per_key_head().only(rows=slice(queries - window, None)).received("mean")
     before = received[..., : keys - window]
     flat = pool(before.reshape(-1, 1, before.shape[-1]), width, 1, width // 2) if before.shape[-1] else before
     return F.pad(flat.reshape(before.shape), (0, window), value=NEVER_DROPPED)

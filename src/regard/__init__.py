@@ -16,8 +16,8 @@ from regard.functional import Attended as Attended
 from regard.functional import attention as attention
 from regard.functional import explain as explain
 from regard.functional import map_of as map_of
-from regard.inspection.on_attention import KeepKeys as KeepKeys
-from regard.inspection.on_attention import KeepTokens as KeepTokens
+from regard.inspection.handed_back import KeepKeys as KeepKeys
+from regard.inspection.handed_back import KeepTokens as KeepTokens
 from regard.inspection.on_attention import on_attention as on_attention
 from regard.inspection.watch import watch as watch
 from regard.maps.attention_map import AttentionMap as AttentionMap

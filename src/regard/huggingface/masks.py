@@ -78,6 +78,22 @@ class LazyMask(Tensor):
             return keep
         return torch.zeros_like(keep, dtype=self.dtype).masked_fill(~keep, torch.finfo(self.dtype).min)
 
+    def of_tokens(self, indices: Tensor) -> Tensor:
+        """The mask of some tokens (B, K), which are queries and keys at once if there are as many of both."""
+        batch, _, queries, keys = self.shape
+        inner, count = self.allowed, indices.shape[1]
+        shape = (max(batch, len(indices)), 1, count, count if keys == queries else keys)
+        if inner is None:
+            return LazyMask(None, shape, self.device, self.dtype)
+        bound = inner.bind(Sizes((batch,), 1, 1, queries, keys, True), self.device)
+        places = indices.to(self.device)
+
+        def allowed(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            at = row if len(places) > 1 else torch.zeros_like(row)
+            return bound.allowed(row, head, places[at, query], places[at, key] if keys == queries else key)
+
+        return LazyMask(predicate(allowed), shape, self.device, self.dtype)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """The mask as text."""
         return f"LazyMask({tuple(self.shape)}, {'everything' if self.allowed is None else self.allowed})"
@@ -100,8 +116,8 @@ def lazy_mask(
 ) -> Tensor:
     """transformers calls this to make a mask, so the arguments and their names are those of transformers.
 
-    But for `is_added`: whether the model expects numbers to add, of `dtype`, and not bools. Older releases (5.2) give the
-    positions of the queries, `cache_position` (T,), in place of `q_length`, `q_offset` and `device`.
+    But for `is_added`: whether the model expects numbers to add, of `dtype`, and not bools. Older releases (5.2) give
+    the positions of the queries, `cache_position` (T,), in place of `q_length`, `q_offset` and `device`.
     """
     places: dict[str, Any] = {"q_length": q_length, "q_offset": q_offset, "device": device}
     if cache_position is not None:

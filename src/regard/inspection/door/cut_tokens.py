@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -129,6 +128,7 @@ class CutTokens:
 def of_tokens(tensor: Tensor, indices: Tensor, axis: int) -> Tensor:
     """The parts of a tensor (B or 1, ...) for tokens (B, K), which lie along an axis; without a batch axis, if one row.
 
+    >>> import torch
     >>> of_tokens(torch.arange(6).view(2, 3), torch.tensor([[0, 2], [1, 2]]), 1)
     tensor([[0, 2],
             [4, 5]])

@@ -15,7 +15,7 @@ from regard.inspection.capture.retention import Keeper
 from regard.inspection.door.cut_caches import CutCaches, arguments_of, mask_of_layer, parts_with_positions
 from regard.inspection.door.cut_tokens import CutTokens, layer_of
 from regard.inspection.door.layer_cache import LayerCache, layer_cache
-from regard.inspection.on_attention import KeepKeys, KeepTokens, OnAttention
+from regard.inspection.handed_back import KeepKeys, KeepTokens, OnAttention
 from regard.maps.attention_map import AttentionMap
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from regard.views.axis_text import AxisLabel, measured
 from regard.views.labels import right_to_left
 from regard.views.masked import Cells, hidden_cells
-from regard.views.reading_order import visual_order
 from regard.views.scales import ColourScale, Limits, Numbers, checked_limits, scale_of
 from regard.views.themes import Theme
 from regard.views.values import Picture, Pooling, picture
@@ -94,7 +93,7 @@ def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) ->
     if look.without_sink and counted[:, 1:].any():
         counted[:, 0] = False
     values = look.scale.prepared(shown.values, counted)
-    order = _order(shown, panel.columns)
+    order = ordered(shown, panel.columns)
     columns = [shown.columns[place] for place in order]
     return Drawn(
         values[:, order], hidden[:, order], counted[:, order],
@@ -102,7 +101,7 @@ def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) ->
     )  # fmt: skip
 
 
-def _order(shown: Picture, labels: Sequence[str] | None) -> list[int]:
+def ordered(shown: Picture, labels: Sequence[str] | None) -> list[int]:
     """The columns from the left. Blocks of several keys follow the direction of the whole text."""
     if shown.block[1] == 1:
         return visual_order(shown.columns)

@@ -14,7 +14,7 @@ from regard.maps import statistics as st
 from regard.maps.derived_sources import SameShapeSource
 from regard.maps.pooling import Grid
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
-from regard.maps.tiles import ask
+from regard.maps.answers import ask
 
 Answer = tuple[Tensor, ...]
 

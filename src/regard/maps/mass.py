@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 from regard.maps.call_source import CallSource
 from regard.maps.source import Piece, Source
 from regard.maps.statistics import PerQuery
-from regard.maps.tiles import ask
+from regard.maps.answers import ask
 from regard.mechanisms.masks.base import And, Mask, render
 from regard.mechanisms.masks.basic import as_mask
 from regard.mechanisms.masks.selection import SelectedMask

@@ -5,7 +5,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.maps import statistics as st
 from regard.maps.source import Source
-from regard.maps.tiles import ask
+from regard.maps.answers import ask
 
 
 def product(source: Source, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from regard.backends.tiled import Tile
 from regard.errors import ShapeError
 from regard.maps.source import Piece, Source, Statistic
 from regard.maps.statistics import joined
-from regard.maps.tiles import ask
+from regard.maps.answers import ask
 
 Spans = Sequence[tuple[int, int]] | Tensor
 """(first, stop) of each span, in tokens; the token `stop` is not part of it."""

@@ -29,7 +29,7 @@ from regard.maps.statistics_by_name import (
     quantile_mass,
     top_weights,
 )
-from regard.maps.tiles import ask, ask_all
+from regard.maps.answers import ask, ask_all
 from regard.mechanisms.byte_size import human
 from regard.mechanisms.masks.base import Mask
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.backends.tiled import Tile
-from regard.errors import ArgumentError
 from regard.maps.source import Part, Scratch, Source, Statistic
 from regard.mechanisms.tile_sizes import ranges, tile_shape
 
@@ -21,38 +20,6 @@ TILE_ELEMENTS = 1 << 20
 more calls cancel the gain."""
 TILE_ROWS = 64
 """A tile gets fewer heads before it gets fewer queries than this, because narrow matrix products are slow."""
-
-
-def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
-    """The answers (cells, ...) of a statistic, without tiles if the source can do so.
-
-    Raises:
-        NotKeptError: neither the answers nor the weights were kept.
-        ArgumentError: weights are below 0, and the statistic reads them as shares of a whole.
-    """
-    return ask_all(source, [statistic])[0]
-
-
-def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """The answers of several statistics, in one pass if any of them needs tiles with every source.
-
-    Raises:
-        NotKeptError: the weights were not kept, nor the answers of one of the statistics.
-        ArgumentError: weights are below 0, and one of the statistics reads them as shares of a whole.
-    """
-    shares = [str(statistic) for statistic in statistics if statistic.reads_shares]
-    if shares and source.has_signs:
-        raise ArgumentError(
-            f"{', '.join(shares)} reads the weights of a query as shares of a whole, and some weights of this map are "
-            f"below 0: it is {source}; dense(), received() and map @ x are exact, signs and all"
-        )
-    share = source.has_blocks and len(statistics) > 1 and any(s.needs_tiles for s in statistics)
-    answers = [None if share else source.at_once(statistic) for statistic in statistics]
-    missing = [s for s, answer in zip(statistics, answers, strict=True) if answer is None]
-    if missing and not source.has_blocks:
-        source.refuse(", ".join(map(str, missing)))
-    found = iter(one_pass(source, missing) if missing else ())
-    return [next(found) if answer is None else answer for answer in answers]
 
 
 def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
@@ -80,12 +47,18 @@ def _read(part: Part, tile: Tile, statistics: Sequence[Statistic]) -> list[tuple
     return checkpoint(read, use_reentrant=False, preserve_rng_state=False)
 
 
-def groups(source: Source) -> Iterator[tuple[range, list[range]]]:
-    """Groups of cells, each with the rows of its tiles. If not all fit, a tile has few cells and many rows."""
+def groups(source: Source, at_once: int = 1) -> Iterator[tuple[range, list[range]]]:
+    """Groups of cells, each with the rows of its tiles. If not all fit, a tile has few cells and many rows.
+
+    Args:
+        source: the source.
+        at_once: the least number of cells of a tile, if there are so many: those that threads read at once.
+    """
     count, a_row = source.cells, max(1, source.keys * source.width)
     # For a small map, the first access to larger buffers would take longer than to fill them.
     limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, count * source.queries * a_row // 8))
     few, rows = tile_shape(count, source.queries, a_row, budget=limit, few_rows=TILE_ROWS)
+    few = max(few, min(at_once, count))
     # The number of tiles stays the same, but all get about equally many cells.
     few = max(1, -(-count // max(1, -(-count // few))))
     cuts = list(_cuts(source, few, rows, limit))

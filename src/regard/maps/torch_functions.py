@@ -18,7 +18,7 @@ from regard.maps.derived_sources import average
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
 from regard.maps.stack_source import StackSource
-from regard.maps.tiles import ask
+from regard.maps.answers import ask
 
 NOT_LAZY: Any = object()
 """The answer of an entry that has none without the matrix."""

@@ -12,7 +12,7 @@ from regard.inspection.analysis.tables import HeadTable, Maps, named, table
 from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Piece
 from regard.maps.statistics import Distance, Entropy, Largest, Participation, PerQuery
-from regard.maps.tiles import ask
+from regard.maps.answers import ask
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from tests.maps.test_map_statistics import drawn, weights_of
 
 pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
 
-USUAL = ("received", "entropy", "topk", "pooled_mean", "pooled_max")
+USUAL = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
 Answered = list[bool]
 
 
@@ -69,7 +69,7 @@ def test_long_rows_in_several_threads(mask: regard.Mask | None, threads: int, an
     finally:
         torch.set_num_threads(1)
     for name, theirs in expected.items():
-        pairs = zip(found[name], theirs, strict=True) if name == "topk" else [(found[name], theirs)]
+        pairs = zip(found[name], theirs, strict=True) if name == "top_keys" else [(found[name], theirs)]
         for one, other in pairs:
             torch.testing.assert_close(
                 one.double(), other.double(), rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
@@ -79,12 +79,12 @@ def test_long_rows_in_several_threads(mask: regard.Mask | None, threads: int, an
 def test_equal_weights_are_ranked_by_their_keys() -> None:
     q = torch.zeros(1, 1, 600, 4)
     with torch.no_grad():
-        found = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.summary("topk", k=5)[
-            "topk"
+        found = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.summary("top_keys", k=5)[
+            "top_keys"
         ]
     row = torch.arange(600)[:, None].expand(600, 5)
     expected = torch.where(torch.arange(5) <= row, torch.arange(5), -1)
-    assert torch.equal(found.indices[0, 0], expected)  # type: ignore[union-attr]
+    assert torch.equal(found.indices[0, 0], expected)
 
 
 def test_a_tie_at_the_last_place_keeps_the_first_key() -> None:
@@ -92,8 +92,10 @@ def test_a_tie_at_the_last_place_keeps_the_first_key() -> None:
     k[..., [3, 650, 651], :] = 2.0
     q = torch.ones(1, 1, 2, 1)
     with torch.no_grad():
-        found = regard.attention(q, k, k, return_weights=True).weights.summary("topk", "max", k=4)["topk"]
-    assert found.indices[0, 0, 0].tolist() == [3, 650, 651, 0]  # type: ignore[union-attr]
+        found = regard.attention(q, k, k, return_weights=True).weights.summary("top_keys", "top_weight", k=4)[
+            "top_keys"
+        ]
+    assert found.indices[0, 0, 0].tolist() == [3, 650, 651, 0]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -121,9 +123,9 @@ def test_what_goes_by_tiles(answered: Answered) -> None:
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert asked(*USUAL, weights=weights) == [True]
     assert asked(*USUAL, "quantile_mass", weights=weights) == [False]
-    assert asked("topk", "entropy", weights=weights, k=one_loop.MOST_RANKED + 1) == [False]
+    assert asked("top_keys", "entropy", weights=weights, k=one_loop.MOST_RANKED + 1) == [False]
     assert asked(*USUAL, weights=weights.average()) == [False]
-    assert asked(*USUAL, weights=regard.attention(q.double(), q.double(), q, return_weights=True).weights) == [False]
+    assert asked(*USUAL, weights=regard.attention(*[q.double()] * 3, return_weights=True).weights) == [False]
     q.requires_grad_()
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert asked(*USUAL, weights=weights) == [False]
@@ -144,7 +146,7 @@ def test_without_the_extra_tiles_answer_and_explain_says_so(monkeypatch: pytest.
     q = torch.randn(1, 1, 80, 4)
     with torch.no_grad():
         weights = regard.attention(q, q, q, return_weights=True).weights
-        torch.testing.assert_close(weights.summary("received", "max")["received"], weights.received())
+        torch.testing.assert_close(weights.summary("received", "top_weight")["received"], weights.received())
     said = str(regard.explain(q, q, q))
     assert (
         "statistics of its weights: by tiles; with numba (pip install 'regard[fast]') by one loop over each row" in said

@@ -328,7 +328,7 @@ class _Buffered:
     def __call__(self, rows: Rows, columns: Rows) -> Piece:
         logs = self.scores(rows, columns)
         logs -= take_rows(self.state, rows)[..., None]
-        return Piece(torch.exp2(logs, out=self.shared.buffers(logs.shape)[1]), logs, LN_2, is_scratch=True)
+        return Piece(self.shared.exponentials(logs), logs, LN_2, is_scratch=True)
 
     @property
     def is_finite(self) -> bool:
@@ -339,7 +339,7 @@ class _Buffered:
     def scores(self, rows: Rows, columns: Rows) -> Tensor:
         """The scores (cells, t, s) to base 2, -NEVER for a hidden key."""
         query, key = take_rows(self.query.mT, rows).mT, take_rows(self.key, columns)
-        scores, _ = self.shared.buffers((len(query), query.shape[1], key.shape[2]))
+        scores = self.shared.buffer((len(query), query.shape[1], key.shape[2]))
         torch.baddbmm(scores, query, key, beta=0, alpha=self.scale, out=scores)
         call = self.call
         if call.bias is not None:
@@ -377,12 +377,18 @@ class _Shared:
         # The number of key heads divides that of heads, so that the flat cell // group is the flat key head.
         return self.key[torch.arange(cells.start, cells.stop, device=self.key.device) // self.group]
 
-    def buffers(self, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-        """Two tensors of a shape. They reuse memory, because memory that was used before is many times faster."""
+    def buffer(self, shape: tuple[int, int, int]) -> Tensor:
+        """A tensor of a shape. It reuses memory, because memory that was used before is many times faster."""
         count = math.prod(shape)
         if self.logs.numel() < count:
-            self.logs, self.weights = (self.query.new_empty(count) for _ in range(2))
-        return self.logs[:count].view(shape), self.weights[:count].view(shape)
+            self.logs = self.query.new_empty(count)
+        return self.logs[:count].view(shape)
+
+    def exponentials(self, logs: Tensor) -> Tensor:
+        """2^logs, in memory that it reuses too."""
+        if self.weights.numel() < logs.numel():
+            self.weights = self.query.new_empty(self.logs.numel())
+        return torch.exp2(logs, out=self.weights[: logs.numel()].view_as(logs))
 
 
 def _covered(mask: Mask, rows: Rows, columns: Rows) -> int:

@@ -1,8 +1,8 @@
-"""The usual statistics of softmax weights by one loop over each row of scores, if numba is installed (the extra `fast`).
+"""The usual statistics of softmax weights by one loop over each row of scores, if numba is installed.
 
 `regard.maps.tiles` reads a tile of weights once for each statistic. The loop of `regard.maps.row_loop` makes the weights
 of a row and reads them while they are in the processor's cache, which takes about as long as the fused kernel that the
-attention itself ran. The products of queries and keys are torch's; cells are shared out over as many threads as torch has.
+attention itself ran. The products of queries and keys are torch's, and as many threads as torch has share the cells.
 """
 
 import math
@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class _Wanted:
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
         """What these statistics need; None if one of them is not among those of the loop."""
-        ranked, grids = 0, set()
+        ranked, grids = 0, set[Grid]()
         for statistic in statistics:
             match statistic:
                 case st.Received() | st.Entropy():
@@ -100,7 +101,7 @@ class _Wanted:
                     return None
         if ranked > MOST_RANKED or len(grids) > 1:
             return None
-        return cls(ranked, *(grids or {None}))
+        return cls(ranked, next(iter(grids), None))
 
 
 class _Found:
@@ -172,10 +173,8 @@ def _share_out(found: _Found, part: ScorePart, tile: Tile, pool: ThreadPoolExecu
         return
     scores, state = part.scores(tile.rows, tile.columns).numpy(), part.state.numpy()
     count, first = len(tile.cells), tile.cells.start
-    edges = sorted({count * one // threads for one in range(threads + 1)})
-    jobs = [
-        (slice(start, stop), slice(first + start, first + stop)) for start, stop in zip(edges, edges[1:], strict=False)
-    ]
+    cuts = pairwise(sorted({count * one // threads for one in range(threads + 1)}))
+    jobs = [(slice(start, stop), slice(first + start, first + stop)) for start, stop in cuts]
     waiting = [] if pool is None else [pool.submit(found.read, scores[s], state[s], c, tile) for s, c in jobs[1:]]
     for own, cells in jobs[:1]:
         found.read(scores[own], state[own], cells, tile)

@@ -29,8 +29,7 @@ KEY_BITS, LAST_KEY = 32, 2**32 - 1
 FAST = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _float_of_bits(_typing: Any, _bits: Any) -> Any:
+def _bitcast(_typing: Any, _bits: Any) -> Any:
     """The float32 that has the bits of an int32."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -39,7 +38,10 @@ def _float_of_bits(_typing: Any, _bits: Any) -> Any:
     return numba.types.float32(numba.types.int32), generate
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
+_float_of_bits: Any = intrinsic(_bitcast)
+
+
+@numba.njit(fastmath=FAST, nogil=True, cache=True, inline="always")
 def _weigh(row: Any, state: Any, total: Any, peak: Any) -> Any:
     """Turn scores into weights 2^(score - state), add them to the totals, and return the entropy in nats."""
     spread = ZERO
@@ -58,7 +60,7 @@ def _weigh(row: Any, state: Any, total: Any, peak: Any) -> Any:
     return -spread * LN_2
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _rank(bits: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: Any) -> None:
     """Write the k largest weights of a row in order, the first of equal ones first.
 
@@ -84,7 +86,7 @@ def _rank(bits: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: Any
             keys[place] = first_key + LAST_KEY - (best[place] & LAST_KEY)
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _maxima(bits: Any, maxima: Any) -> int:
     """The largest of each set of DEPTH numbers, LANES apart; LANES sets lie in one another, for vector registers."""
     first = 0
@@ -102,7 +104,7 @@ def _maxima(bits: Any, maxima: Any) -> int:
     return first
 
 
-@numba.njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True, inline="always")
 def _insert(new: Any, best: Any) -> None:
     """Put a number into its place among the largest, without a branch that a processor would guess wrongly."""
     for place in range(best.size):
@@ -111,7 +113,7 @@ def _insert(new: Any, best: Any) -> None:
         new = min(held, new)
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(fastmath=FAST, nogil=True, cache=True)
 def _pool(total: Any, peak: Any, columns: int, edges: Any, first_key: int, sums: Any, largest: Any) -> None:
     """Add what some rows of one bin gave to each key to the blocks of the picture."""
     column = np.searchsorted(edges, first_key, side="right") - 1
@@ -140,7 +142,7 @@ def _pool(total: Any, peak: Any, columns: int, edges: Any, first_key: int, sums:
         j, column = j + width * count, column + count
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(fastmath=FAST, nogil=True, cache=True, inline="always")
 def _add_blocks(total: Any, peak: Any, width: int, sums: Any, largest: Any) -> None:
     for column in range(sums.size):
         added, best = ZERO, ZERO
@@ -208,7 +210,7 @@ def _read_tile(
 _LINE, _PLANE, _BOX = (numba.float32[::1], numba.float32[:, ::1], numba.float32[:, :, ::1])
 _COUNT, _COUNTS = numba.int64, numba.int64[::1]
 # One signature: it is compiled once, when this file is first imported, and kept on disk beside it.
-read_tile = numba.njit(
+read_tile: Any = numba.njit(
     numba.void(
         *(_BOX, _PLANE, _COUNT, _COUNT, _COUNTS, _COUNTS, _PLANE, _PLANE, _BOX, numba.int64[:, :, ::1]),
         *(_BOX, _BOX, _LINE, _LINE, numba.int32[::1], _COUNTS),

@@ -51,7 +51,10 @@ class ScorePart(Protocol):
         """The log-sum-exp of each row to base 2, (cells, T); far above 0 for a row with no key."""
 
     def scores(self, rows: range, columns: range) -> Tensor:
-        """The scores (cells, t, s) to base 2, far below 0 for a hidden key. The caller and the next call overwrite them."""
+        """The scores (cells, t, s) to base 2, far below 0 for a hidden key.
+
+        The caller may overwrite them, and the next call does.
+        """
 
 
 class Scratch:

@@ -152,7 +152,7 @@ def test_one_product_answers_for_a_plain_softmax(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: Any) -> Any:
         raise AssertionError("a pass over tiles")
 
-    monkeypatch.setattr("regard.maps.answers.one_pass", refuse)
+    monkeypatch.setattr("regard.maps.tiles.one_pass", refuse)
     close(regard.divergence(p, q), expected)
     with pytest.raises(AssertionError, match="tiles"):
         regard.divergence(p, q, "js")

@@ -33,7 +33,7 @@ def answered() -> Iterator[Answered]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_loop, "SMALL", 0)
-        patch.setattr("regard.maps.answers.in_one_loop", watched)
+        patch.setattr("regard.maps.tiles.in_one_loop", watched)
         yield found
 
 

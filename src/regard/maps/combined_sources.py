@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from regard.maps import statistics as st
-from regard.maps.answers import ask
 from regard.maps.derived_sources import SameShapeSource
 from regard.maps.pooling import Grid
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
+from regard.maps.tiles import ask
 
 Answer = tuple[Tensor, ...]
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from regard.backends.tiled import Tile
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.answers import ask
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource
 from regard.maps.derived_sources import SameShapeSource
@@ -18,6 +17,7 @@ from regard.maps.given_source import given_weights
 from regard.maps.products import product
 from regard.maps.source import Part, Piece, Scratch, Source
 from regard.maps.statistics import LOWEST_LOG, Entropy, PerQuery
+from regard.maps.tiles import ask
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from regard.backends.base import Call
 from regard.maps import statistics as st
-from regard.maps.answers import ask_all
 from regard.maps.call_source import CallSource
 from regard.maps.source import Source, Statistic
 from regard.maps.statistics_by_name import STATISTICS, How, by_name
 from regard.maps.summary_source import SummarySource
+from regard.maps.tiles import ask_all
 
 MOST_DIMENSIONS = 32
 """The most dimensions of a map's layout; torch has 64 in all."""

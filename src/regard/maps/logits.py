@@ -8,9 +8,9 @@ from torch import Tensor
 from regard.backends import choose_backend
 from regard.errors import ArgumentError
 from regard.maps import statistics as st
-from regard.maps.answers import ask
 from regard.maps.call_source import CallSource, GivenFactors, source_of_call
 from regard.maps.source import Source
+from regard.maps.tiles import ask
 from regard.mechanisms.normalizations import Softmax
 
 

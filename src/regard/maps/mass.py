@@ -8,10 +8,10 @@ from torch import Tensor
 from regard.backends import execute
 from regard.backends.tiled import Tile
 from regard.errors import ArgumentError
-from regard.maps.answers import ask
 from regard.maps.call_source import CallSource
 from regard.maps.source import Piece, Source
 from regard.maps.statistics import PerQuery
+from regard.maps.tiles import ask
 from regard.mechanisms.masks.base import And, Mask, render
 from regard.mechanisms.masks.basic import as_mask
 from regard.mechanisms.masks.selection import SelectedMask

@@ -1,8 +1,9 @@
 """The usual statistics of softmax weights by one loop over each row of scores, if numba is installed.
 
-`regard.maps.tiles` reads a tile of weights once for each statistic. The loop of `regard.maps.row_loop` makes the weights
-of a row and reads them while they are in the processor's cache, which takes about as long as the fused kernel that the
-attention itself ran. The products of queries and keys are torch's, and as many threads as torch has share the cells.
+`regard.maps.tiles` reads a tile of weights once for each statistic. The loop of `regard.maps.row_loop` makes the
+weights of a row and reads them while they are in the processor's cache, which takes about as long as the fused kernel
+that the attention itself ran. The products of queries and keys are torch's, and as many threads as torch has share the
+cells.
 """
 
 import math
@@ -24,7 +25,7 @@ from regard.backends.tiled import Tile
 from regard.maps import statistics as st
 from regard.maps.pooling import Grid
 from regard.maps.source import ScorePart, Scratch, Source, Statistic
-from regard.maps.tiles import groups
+from regard.maps.tile_groups import groups
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.transforms import can_look, in_forward_mode
 

@@ -4,8 +4,8 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.maps import statistics as st
-from regard.maps.answers import ask
 from regard.maps.source import Source
+from regard.maps.tiles import ask
 
 
 def product(source: Source, x: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regard.backends.tiled import Tile
 from regard.errors import ShapeError
-from regard.maps.answers import ask
 from regard.maps.source import Piece, Source, Statistic
 from regard.maps.statistics import joined
+from regard.maps.tiles import ask
 
 Spans = Sequence[tuple[int, int]] | Tensor
 """(first, stop) of each span, in tokens; the token `stop` is not part of it."""

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError
 from regard.maps import statistics as st
-from regard.maps.answers import ask
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
+from regard.maps.tiles import ask
 
 OVERSAMPLING = 4
 """How many columns the random block has beyond the k that are asked for."""

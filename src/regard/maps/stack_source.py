@@ -12,8 +12,8 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
 from regard.maps import statistics as st
-from regard.maps.answers import ask
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic
+from regard.maps.tiles import ask
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError, TooLargeError
 from regard.maps import statistics as st
-from regard.maps.answers import ask, ask_all
 from regard.maps.call_source import source_of_call
 from regard.maps.indexing import positions
 from regard.maps.logits import largest_score, log_sum_exp
@@ -30,6 +29,7 @@ from regard.maps.statistics_by_name import (
     quantile_mass,
     top_weights,
 )
+from regard.maps.tiles import ask, ask_all
 from regard.mechanisms.byte_size import human
 from regard.mechanisms.masks.base import Mask
 

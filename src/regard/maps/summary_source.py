@@ -9,10 +9,10 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, NotKeptError
 from regard.maps import statistics as st
-from regard.maps.answers import ask_all
 from regard.maps.pooling import Grid
 from regard.maps.source import Part, Scratch, Source, Statistic
 from regard.maps.statistics_by_name import USUAL, Answers, How, by_name, check_names
+from regard.maps.tiles import ask_all
 
 
 class Summarize:

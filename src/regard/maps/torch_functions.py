@@ -14,7 +14,6 @@ from torch import Tensor
 
 from regard.maps import extremes
 from regard.maps import statistics as st
-from regard.maps.answers import ask
 from regard.maps.cast_source import CastSource
 from regard.maps.combined_sources import ScaledSource, SumSource, row_sums, side_by_side
 from regard.maps.derived_sources import average
@@ -22,6 +21,7 @@ from regard.maps.extremes import NOT_LAZY
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
 from regard.maps.stack_source import StackSource
+from regard.maps.tiles import ask
 
 VIEWS = frozenset(
     {

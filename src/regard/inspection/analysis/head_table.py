@@ -9,10 +9,10 @@ from regard.backends.tiled import Tile
 from regard.errors import ShapeError
 from regard.inspection.analysis.similarity import difference
 from regard.inspection.analysis.tables import HeadTable, Maps, named, table
-from regard.maps.answers import ask
 from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Piece
 from regard.maps.statistics import Distance, Entropy, Largest, Participation, PerQuery
+from regard.maps.tiles import ask
 
 
 @torch.no_grad()

@@ -105,12 +105,12 @@ class _Wanted:
         return cls(ranked, next(iter(grids), None))
 
 
-class _Found:
+class _Answered:
     """The memory for the answers of all cells, and the tile reader that fills it."""
 
     def __init__(self, source: Source, wanted: _Wanted) -> None:
         cells, queries, keys, grid = source.cells, source.queries, source.keys, wanted.grid
-        self.received = np.zeros((cells, keys), np.float32)
+        self.received = np.zeros((cells, keys), np.float64)
         self.entropy = np.zeros((cells, queries), np.float32)
         self.values = np.zeros((cells, queries, wanted.ranked), np.float32)
         self.places = np.full((cells, queries, wanted.ranked), -1, np.int64)
@@ -139,7 +139,7 @@ class _Found:
         """The answers (cells, ...) of a statistic."""
         match statistic:
             case st.Received():
-                return (torch.from_numpy(self.received),)
+                return (torch.from_numpy(self.received).float(),)
             case st.Entropy():
                 return (torch.from_numpy(self.entropy),)
             case st.Largest():
@@ -157,7 +157,7 @@ class _Found:
 
 def _read(source: Source, wanted: _Wanted, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
     scratch, threads = Scratch(), torch.get_num_threads()
-    found = _Found(source, wanted)
+    found = _Answered(source, wanted)
     with ThreadPoolExecutor(threads - 1) if threads > 1 else nullcontext() as pool:
         for cells, cuts in groups(source, at_once=threads):
             part = source.score_part(cells, scratch)
@@ -168,7 +168,7 @@ def _read(source: Source, wanted: _Wanted, statistics: Sequence[Statistic]) -> l
     return [found.answer(statistic) for statistic in statistics]
 
 
-def _share_out(found: _Found, part: ScorePart, tile: Tile, pool: ThreadPoolExecutor | None, threads: int) -> None:
+def _share_out(found: _Answered, part: ScorePart, tile: Tile, pool: ThreadPoolExecutor | None, threads: int) -> None:
     """Read a tile; each thread takes some of its cells."""
     if not tile.columns:
         return

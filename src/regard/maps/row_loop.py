@@ -180,7 +180,7 @@ def _read_tile(
         first_key: the key of the first column.
         row_bins: (T,), the row of the picture for each query.
         edges: (columns + 1,), where the columns of the picture begin among all keys; empty without a picture.
-        received: (cells, S), to which sums are added.
+        received: (cells, S) in float64, to which sums are added.
         entropy: (cells, T).
         top, keys: (cells, T, k), filled with 0 and -1.
         pooled_sum, pooled_max: (cells, rows, columns), to which blocks are added.
@@ -208,11 +208,11 @@ def _read_tile(
 
 
 _LINE, _PLANE, _BOX = (numba.float32[::1], numba.float32[:, ::1], numba.float32[:, :, ::1])
-_COUNT, _COUNTS = numba.int64, numba.int64[::1]
+_COUNT, _COUNTS, _SUMS = numba.int64, numba.int64[::1], numba.float64[:, ::1]
 # One signature: it is compiled once, when this file is first imported, and kept on disk beside it.
 read_tile: Any = numba.njit(
     numba.void(
-        *(_BOX, _PLANE, _COUNT, _COUNT, _COUNTS, _COUNTS, _PLANE, _PLANE, _BOX, numba.int64[:, :, ::1]),
+        *(_BOX, _PLANE, _COUNT, _COUNT, _COUNTS, _COUNTS, _SUMS, _PLANE, _BOX, numba.int64[:, :, ::1]),
         *(_BOX, _BOX, _LINE, _LINE, numba.int32[::1], _COUNTS),
     ),
     fastmath=FAST,

@@ -12,6 +12,7 @@ import numpy as np
 from regard.views.axis_text import AxisLabel, measured
 from regard.views.labels import right_to_left
 from regard.views.masked import Cells, hidden_cells
+from regard.views.reading_order import visual_order
 from regard.views.scales import ColourScale, Limits, Numbers, checked_limits, scale_of
 from regard.views.themes import Theme
 from regard.views.values import Picture, Pooling, picture

@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
+from regard.errors import RegardError
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
 
@@ -94,6 +95,20 @@ class Watcher(Protocol):
         """Called if a call that was taken turns out to be no attention."""
 
 
+class Editor(Watcher, Protocol):
+    """A watch that changes calls before they run."""
+
+    functions: Mapping[object, FunctionObserver]
+    """The functions that can be edited, each with what runs it edited. It hands to the watches what it ran."""
+    unfused: frozenset[int]
+    """The ids of the modules that must not run fused, because attention inside them is edited."""
+    refusal: RegardError | None
+    """Why a module that ran cannot be edited; it is raised when that module ends."""
+
+    def wants(self, thread: "Thread") -> object | None:
+        """What those functions need to know of the call that the running module makes; None if it is not edited."""
+
+
 class Frame:
     """A module whose forward is running."""
 
@@ -114,6 +129,8 @@ class Thread:
 
     def __init__(self) -> None:
         self.watches: list[Watcher] = []
+        self.editors: list[Editor] = []
+        """Those of the watches that edit, the outermost first."""
         self.stack: list[Frame] = []
         self.taken = 0
         self.meant: nn.Module | None = None
@@ -165,6 +182,16 @@ class Thread:
         elif not hidden and self.hidden:
             _push_mode(self.mode)
             self.hidden = False
+
+    def may_hide(self, module: nn.Module) -> bool:
+        """Whether our mode has to be off while a module runs: torch may run it fused, and nobody edits it."""
+        if any(id(module) in editor.unfused for editor in self.editors):
+            return False
+        return self.observers.may_run_fused(module)
+
+    def begun(self, watch: Watcher) -> int | None:
+        """How many calls had been observed when the watch's model was called; None if it is not the model that runs."""
+        return next((frame.taken for frame in self.stack if watch.paths.get(id(frame.module)) == ""), None)
 
     def path(self, watch: Watcher) -> str | None:
         """The path of the innermost running module that the watch knows; None outside its model.
@@ -274,6 +301,8 @@ class _Functions(TorchFunctionMode):
         observers = thread.observers
         if thread.is_reading:
             return func(*args, **(kwargs or {}))
+        if thread.editors and (edit := thread.editors[0].functions.get(func)) is not None:
+            return edit(thread, func, args, kwargs or {})
         observe = observers.functions.get(func)
         if observe is None:
             if isinstance(func, OPERATORS):
@@ -367,7 +396,7 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     if is_plain(module):
         thread.hide(True)
         return
-    thread.hide(thread.observers.may_run_fused(module))
+    thread.hide(thread.may_hide(module))
     for watch in thread.watches:
         watch.entered(module)
 
@@ -395,6 +424,11 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
     finally:
         thread.stack.pop()
         thread.hide(frame.was_hidden)
+    if len(rest) == 2:
+        for editor in thread.editors:
+            if editor.refusal is not None:
+                refusal, editor.refusal = editor.refusal, None
+                raise refusal
 
 
 def _finish(thread: Thread, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -98,8 +98,8 @@ def of_keys(
         is_empty = False
     else:
         key = at.chosen(keys, "key")
-        count = sizes.keys if key is None else key.count
-        wide = sizes.heads if head is None else head.count
+        count = sizes.keys if key is None else key.total
+        wide = sizes.heads if head is None else head.total
         if number.dim() > 2 or any(n not in (1, m) for n, m in zip(number.shape[::-1], (count, wide), strict=False)):
             raise ShapeError(
                 f"{at}: the {what} is one number, one for each of the {count} chosen keys, or {(wide, count)}, one for "

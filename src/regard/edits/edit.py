@@ -134,7 +134,7 @@ class EditRun:
         self._sequences = Sequences()
         self._queries: dict[CallSequence, int] = {}
         """How many queries each sequence of calls of cross-attention has asked."""
-        self._places: dict[str, dict[int, dict[str, int]]] = {}
+        self._places: dict[str, CallPlace] = {}
         """Where the latest call of each module stood."""
         self._lock = RLock()
         self._entered: list[tuple[Thread, int]] = []
@@ -237,8 +237,9 @@ class EditRun:
 
     def _found(self, at: CallPlace, evidence: Evidence, thread: Thread, *, crosses: bool) -> CallPlace:
         """The same place with the positions of its queries and keys, which the keys tell, as they tell a watch."""
-        if at.number in self._places.get(at.name, {}):
-            return replace(at, **self._places[at.name][at.number])
+        known = self._places.get(at.name)
+        if known is not None and known.number == at.number:
+            return known
         prints = evidence.printed()
         self._sequences.add(at.name, at.number, prints, Moment(get_ident(), thread.taken + 1, thread.begun(self)))
         sequence = next(s for s in reversed(self._sequences.of[at.name]) if s.steps[-1].call == at.number)
@@ -246,10 +247,10 @@ class EditRun:
         asked = self._queries.get(sequence, 0)
         self._queries[sequence] = asked + at.sizes.queries
         first = asked if crosses else max(0, step.start + filled - at.sizes.queries)
-        found = {"first_query": first, "first_key": 0 if crosses else step.start, "filled": filled}
+        found = replace(at, first_query=first, first_key=0 if crosses else step.start, filled=filled)
         # Only the latest call of a module can be run again by a backward pass.
-        self._places[at.name] = {at.number: found}
-        return replace(at, **found)
+        self._places[at.name] = found
+        return found
 
     def _done(self, at: CallPlace, made: EditedCall | None) -> None:
         """Remember what came of a call."""
@@ -320,12 +321,16 @@ class EditRun:
     def _silent(self) -> list[str]:
         """Modules that were named, look like attention and ran, without a call in them, around them or inside them."""
         known = [path for path in self._count if self._count[path]] + [path for path, _ in self._unread]
-        related = lambda path: any(f"{a}.".startswith(f"{b}.") for p in known for a, b in ((p, path), (path, p)))
-        return [path for path in self._ran if not related(path)]
+        return [path for path in self._ran if not any(_are_related(path, other) for other in known)]
 
     def __repr__(self) -> str:
         """One line of counts."""
         return f"EditRun({type(self.modules['']).__name__}: {len(self._plans)} modules reached; print(run.report()))"
+
+
+def _are_related(one: str, other: str) -> bool:
+    """Whether one path is inside the other, or is it."""
+    return any(not b or f"{a}.".startswith(f"{b}.") for a, b in ((one, other), (other, one)))
 
 
 SILENT = "no attention was seen in it that could be edited (a linear attention, or a formula of its own?)"

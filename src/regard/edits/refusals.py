@@ -30,8 +30,8 @@ def refuse(modules: dict[str, nn.Module], wanted: Callable[[str], bool]) -> None
             )
         if isinstance(module, torch.fx.GraphModule) or type(module).__name__ == "InterpreterModule":
             raise ArgumentError(
-                f"{_said(path)} is a graph (exported or traced), in which heads and modules are not told apart: edit the "
-                "model that it was made of"
+                f"{_said(path)} is a graph (exported or traced), in which modules and heads are not told apart: "
+                "edit the model that it was made of"
             )
         if wanted(path) and looks_like_attention(module):
             _refuse_implementation(modules, path)

@@ -54,9 +54,9 @@ class ScaleHeads(Edit):
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
         """The weights times the factor."""
         sizes, device = at.sizes, at.device
-        head, query, rows = at.chosen(self.heads, "head"), at.chosen(self.queries, "query"), None
+        head, query = at.chosen(self.heads, "head"), at.chosen(self.queries, "query")
         rows = at.chosen(self.batch, "batch")
-        count = sizes.heads if head is None else head.count
+        count = sizes.heads if head is None else head.total
         if isinstance(self.factor, Tensor) and (self.factor.dim() > 1 or self.factor.numel() not in (1, count)):
             raise ShapeError(
                 f"{at}: the factor is one number, or one for each of the {count} chosen heads; got "
@@ -69,10 +69,10 @@ class ScaleHeads(Edit):
         given = torch.as_tensor(self.factor, device=device).to(dtype).expand(count)
         factors = given if head is None else given.new_ones(sizes.heads).index_copy(0, head.local, given[head.among])
         factors = factors[None, :, None]
-        for chosen, shape in (
-            (indicator(rows, sizes.flat_batch, device), (-1, 1, 1)), (indicator(query, sizes.queries, device), (1, 1, -1))
-        ):  # fmt: skip
-            factors = factors if chosen is None else torch.where(chosen.view(shape), factors, 1.0)
+        if (is_in := indicator(rows, sizes.flat_batch, device)) is not None:
+            factors = torch.where(is_in[:, None, None], factors, 1.0)
+        if (is_in := indicator(query, sizes.queries, device)) is not None:
+            factors = torch.where(is_in, factors, 1.0)
         shown = f"{self.factor:g}" if not isinstance(self.factor, Tensor) else "a tensor"
         chosen_ = where(heads=self.heads, queries=self.queries, batch=self.batch) or " all heads"
         return weights.scaled(factors, f"output times {shown} in{chosen_}")

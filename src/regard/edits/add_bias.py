@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regard.edits.base import Edit, indicator, is_all, number_or_tensor, of_keys, where
-from regard.edits.call_place import CallPlace, Positions, check_positions, frozen
+from regard.edits.call_place import CallPlace, Positions, checked_positions
 from regard.edits.edited_weights import EditedWeights
 from regard.edits.knockout import Knockout
 from regard.errors import ArgumentError
@@ -52,8 +52,7 @@ class AddBias(Edit):
     def __post_init__(self) -> None:
         number_or_tensor(self.bias, "a bias")
         for axis in ("keys", "queries", "heads", "batch"):
-            check_positions(getattr(self, axis), axis)
-            object.__setattr__(self, axis, frozen(getattr(self, axis)))
+            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
         """The weights with the bias."""
@@ -107,8 +106,7 @@ class Reweight(Edit):
         if isinstance(self.factor, Tensor) and bool((self.factor.detach() == 0).any()):
             raise ArgumentError("the factors of a tensor must be above 0: cut the other keys by a Knockout")
         for axis in ("keys", "queries", "heads", "batch"):
-            check_positions(getattr(self, axis), axis)
-            object.__setattr__(self, axis, frozen(getattr(self, axis)))
+            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
         """The weights times the factor."""
@@ -118,7 +116,8 @@ class Reweight(Edit):
                 "bias: use Knockout, ScaleHeads or ReplaceWeights here"
             )
         if is_all(self.factor, 0.0):
-            return Knockout(self.keys, queries=self.queries, heads=self.heads, batch=self.batch).apply(weights, at)
+            keys = slice(None) if self.keys is None else self.keys
+            return Knockout(keys, queries=self.queries, heads=self.heads, batch=self.batch).apply(weights, at)
         bias = self.factor.log() if isinstance(self.factor, Tensor) else math.log(self.factor)
         made = bias_of(bias, self, at, "factor")
         if made is None or is_all(self.factor, 1.0):

@@ -88,8 +88,7 @@ def of_keys(
         ArgumentError: a position is outside the call.
     """
     sizes, device = at.sizes, at.device
-    dtype = torch.float64 if isinstance(value, Tensor) and value.dtype == torch.float64 else torch.float32
-    number = value.to(device, dtype) if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype, device=device)
+    number = torch.as_tensor(value, dtype=at.dtype, device=device)
     head, rows = at.chosen(heads, "head"), at.chosen(batch, "batch")
     if isinstance(keys, Tensor) and keys.dtype == torch.bool and keys.dim() == 2:
         if number.dim():

@@ -1,5 +1,6 @@
 """Where a call stands: its sizes, and at which positions of the whole sequence its queries and keys are."""
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,6 +36,8 @@ class CallPlace:
     """The number of the call among those of its module."""
     sizes: Sizes
     device: torch.device
+    dtype: torch.dtype
+    """The dtype of its scores."""
     first_query: int = 0
     """The position of its first query."""
     first_key: int = 0
@@ -102,31 +105,34 @@ class CallPlace:
         return [n + end if n < 0 else n for n in numbers]
 
 
-def check_positions(index: object, axis: str) -> None:
-    """Check, before any call is known, that something can choose positions.
+def checked_positions(index: object, axis: str) -> Positions:
+    """Something that chooses positions, checked before any call is known; numbers become a tuple.
 
     Raises:
         ArgumentError: it is no number, slice, range, tensor or collection of numbers, or it chooses none.
+
+    >>> checked_positions([3, 1], "keys"), checked_positions(slice(2), "keys")
+    ((3, 1), slice(None, 2, None))
     """
     expected = f"{axis} takes a number, a slice, numbers, a tensor of integers or bools, or None for all"
     if index is None or isinstance(index, slice):
-        return
+        return index
     if isinstance(index, Tensor):
         if index.is_floating_point() or index.is_complex():
             raise ArgumentError(f"{expected}; got a tensor of {index.dtype}")
-        return
-    if isinstance(index, bool) or not isinstance(index, int | Iterable) or isinstance(index, str | bytes):
-        raise ArgumentError(f"{expected}; got {index!r}")
-    if isinstance(index, Iterable):
-        numbers = list(index)
-        if not numbers:
-            raise ArgumentError(f"{axis} chooses nothing: {index!r}")
-        if any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
-            raise ArgumentError(f"{expected}; got {index!r}")
+        return index.detach().clone()
+    try:
+        if isinstance(index, Iterable):
+            numbers = tuple(_integer(n) for n in index)
+            if not numbers:
+                raise ArgumentError(f"{axis} chooses nothing: {index!r}")
+            return numbers
+        return _integer(index)
+    except TypeError as error:
+        raise ArgumentError(f"{expected}; got {index!r}") from error
 
 
-def frozen(index: Positions) -> Positions:
-    """The same positions, of which a generator or a list of the caller cannot take any back."""
-    if index is None or isinstance(index, int | slice | range | Tensor):
-        return index
-    return tuple(index)
+def _integer(number: object) -> int:
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError
+    return operator.index(number)

@@ -220,7 +220,7 @@ class EditRun:
             return None
 
         def placed(call: Call, key: Tensor, crosses: bool, unknown: str) -> CallPlace:
-            at = CallPlace(path, number, call.sizes, call.query.device, heads_unknown=unknown)
+            at = CallPlace(path, number, call.sizes, call.query.device, call.compute_dtype, heads_unknown=unknown)
             if not asks:
                 return at
             crosses = crosses or is_cross(path, self.modules[path]) or call.sizes.queries > call.sizes.keys

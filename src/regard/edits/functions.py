@@ -71,6 +71,7 @@ class Edited(ObservedCall):
 
     def _error(self) -> float:
         weights, value = self.made.weights.detach(), self.vectors[2].detach()
+        value = value.repeat_interleave(self.call.group, dim=-3) if self.call.group > 1 else value
         return output_error(weights @ value.to(weights.dtype), self.made.output.detach(), value)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.edits.base import Edit, indicator, of_keys, where
-from regard.edits.call_place import CallPlace, Positions, check_positions, frozen
+from regard.edits.call_place import CallPlace, Positions, checked_positions
 from regard.edits.edited_weights import EditedWeights
 from regard.errors import ArgumentError
 from regard.mechanisms.masks.base import AXES, Mask
@@ -58,8 +58,7 @@ class Knockout(Edit):
 
     def __post_init__(self) -> None:
         for axis in ("keys", "queries", "heads", "batch"):
-            check_positions(getattr(self, axis), axis)
-            object.__setattr__(self, axis, frozen(getattr(self, axis)))
+            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
         if self.edges is None:
             if self.keys is None and self.queries is None:
                 raise ArgumentError(

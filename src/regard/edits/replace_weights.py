@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.edits.base import Edit, indicator, where
-from regard.edits.call_place import CallPlace, Positions, check_positions, frozen
+from regard.edits.call_place import CallPlace, Positions, checked_positions
 from regard.edits.edited_weights import EditedWeights, Replaced
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.inspection.watch import Seen
@@ -70,8 +70,7 @@ class ReplaceWeights(Edit):
             if not bool(torch.isfinite(self.weights.detach()).all()):
                 raise NonFiniteError(f"the weights {tuple(self.weights.shape)} have NaN or infinity in them")
         for axis in ("heads", "queries", "batch"):
-            check_positions(getattr(self, axis), axis)
-            object.__setattr__(self, axis, frozen(getattr(self, axis)))
+            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
 
     @property
     def needs_positions(self) -> bool:

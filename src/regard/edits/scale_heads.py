@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.edits.base import Edit, indicator, is_all, number_or_tensor, where
-from regard.edits.call_place import CallPlace, Positions, check_positions, frozen
+from regard.edits.call_place import CallPlace, Positions, checked_positions
 from regard.edits.edited_weights import EditedWeights
 from regard.errors import ShapeError
 
@@ -48,8 +48,7 @@ class ScaleHeads(Edit):
     def __post_init__(self) -> None:
         number_or_tensor(self.factor, "a factor")
         for axis in ("heads", "queries", "batch"):
-            check_positions(getattr(self, axis), axis)
-            object.__setattr__(self, axis, frozen(getattr(self, axis)))
+            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
         """The weights times the factor."""
@@ -65,8 +64,7 @@ class ScaleHeads(Edit):
         is_empty = any(chosen is not None and not len(chosen.local) for chosen in (head, query, rows))
         if is_empty or is_all(self.factor, 1.0):
             return weights
-        dtype = torch.promote_types(weights.call.compute_dtype, torch.float32)
-        given = torch.as_tensor(self.factor, device=device).to(dtype).expand(count)
+        given = torch.as_tensor(self.factor, dtype=at.dtype, device=device).expand(count)
         factors = given if head is None else given.new_ones(sizes.heads).index_copy(0, head.local, given[head.among])
         factors = factors[None, :, None]
         if (is_in := indicator(rows, sizes.flat_batch, device)) is not None:

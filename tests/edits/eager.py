@@ -1,0 +1,107 @@
+"""The oracle: attention written out, with each edit written into it as a change of the weights (B, H, T, S)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.edits import AddBias, Edit, Knockout, ReplaceWeights, Reweight, ScaleHeads
+
+
+def places(index: Any, first: int, count: int) -> Tensor:
+    """Which of `count` places, the first of which is `first`, an edit names: bool."""
+    numbers = torch.arange(first + count)
+    if index is None:
+        return torch.ones(count, dtype=torch.bool)
+    if isinstance(index, int | slice):
+        chosen = numbers[index].reshape(-1)
+    else:
+        chosen = numbers[torch.as_tensor(list(index))]
+    return torch.isin(numbers[first:], chosen)
+
+
+def block(edit: Any, shape: torch.Size, first_query: int, heads: Any, keys: Any) -> Tensor:
+    batch, n_heads, queries, n_keys = shape
+    b = places(edit.batch, 0, batch)[:, None, None, None]
+    h = places(heads, 0, n_heads)[None, :, None, None]
+    q = places(edit.queries, first_query, queries)[None, None, :, None]
+    return b & h & q & places(keys, 0, n_keys)
+
+
+def same_sums(new: Tensor, old: Tensor) -> Tensor:
+    total = new.sum(-1, keepdim=True)
+    return torch.where(total == 0, torch.zeros_like(new), new * old.sum(-1, keepdim=True) / total.clamp_min(1e-300))
+
+
+def edited(weights: Tensor, edit: Edit, first_query: int = 0) -> Tensor:
+    """Dense weights after an edit."""
+    match edit:
+        case Reweight(keys=keys, factor=factor) if not isinstance(factor, Tensor):
+            where = block(edit, weights.shape, first_query, edit.heads, keys)
+            return same_sums(torch.where(where, weights * factor, weights), weights)
+        case AddBias(bias=bias, keys=keys):
+            where = block(edit, weights.shape, first_query, edit.heads, keys)
+            # A tensor has a number for each chosen key, or for each chosen head and key.
+            columns = places(keys, 0, weights.shape[-1])
+            wide = torch.zeros(weights.shape[-1], dtype=weights.dtype)
+            number = torch.as_tensor(bias, dtype=weights.dtype)
+            wide = wide.masked_scatter(columns, number.expand(int(columns.sum())))
+            return same_sums(torch.where(where, weights * wide.exp(), weights), weights)
+        case Knockout(edges=None, keys=keys):
+            where = block(edit, weights.shape, first_query, edit.heads, keys)
+            return same_sums(weights.masked_fill(where, 0.0), weights)
+        case Knockout(edges=edges) if not callable(edges):
+            where = block(edit, weights.shape, first_query, edit.heads, None)
+            cut = torch.zeros(weights.shape[-2:], dtype=torch.bool)
+            for query, key in edges:  # type: ignore[union-attr]
+                if query >= first_query:
+                    cut[query - first_query, key] = True
+            return same_sums(weights.masked_fill(where & cut, 0.0), weights)
+        case ScaleHeads(factor=factor):
+            where = block(edit, weights.shape, first_query, edit.heads, None)
+            return torch.where(where, weights * factor, weights)
+        case ReplaceWeights(weights=given) if isinstance(given, Tensor):
+            where = block(edit, weights.shape, first_query, edit.heads, None)
+            return torch.where(where, given.to(weights.dtype).expand_as(weights), weights)
+    raise AssertionError(edit)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, edits: Sequence[Edit], *, mask: Tensor | None = None,
+    is_causal: bool = False, scale: float | None = None, first_query: int = 0,
+) -> Tensor:  # fmt: skip
+    """(B, H, T, E), for heads that may be grouped; the mask is bool (True = keep) or added."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    for edit in edits:
+        weights = edited(weights, edit, first_query)
+    return weights @ value
+
+
+def into(model: Any, of: dict[str, list[Edit]], asked: dict[int, int] | None = None) -> Callable[..., Any]:
+    """Eager attention for transformers, in which the edits of each module (by path) are written."""
+    by_module: dict[int, list[Edit]] = {
+        id(module): of[path] for path, module in model.named_modules() if path in of
+    }  # fmt: skip
+
+    def forward(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        scaling: float | None = None, position_bias: Tensor | None = None, **others: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
+        if position_bias is not None:
+            mask = position_bias if mask is None else position_bias + mask
+        first = key.shape[2] - query.shape[2]
+        output = attend(
+            query, key, value, by_module.get(id(module), []), mask=mask, scale=scaling, first_query=max(0, first)
+        )  # fmt: skip
+        return output.transpose(1, 2).contiguous(), None
+
+    return forward

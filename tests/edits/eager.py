@@ -85,11 +85,12 @@ def attend(
     return weights @ value
 
 
-def into(model: Any, of: dict[str, list[Edit]], asked: dict[int, int] | None = None) -> Callable[..., Any]:
+def into(model: Any, of: dict[str, list[Edit]]) -> Callable[..., Any]:
     """Eager attention for transformers, in which the edits of each module (by path) are written."""
     by_module: dict[int, list[Edit]] = {
         id(module): of[path] for path, module in model.named_modules() if path in of
     }  # fmt: skip
+    path_of = {id(module): path for path, module in model.named_modules()}
 
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -98,9 +99,10 @@ def into(model: Any, of: dict[str, list[Edit]], asked: dict[int, int] | None = N
         mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
         if position_bias is not None:
             mask = position_bias if mask is None else position_bias + mask
-        first = key.shape[2] - query.shape[2]
+        crosses = any(part in path_of[id(module)] for part in ("EncDec", "encoder_attn"))
+        first = 0 if crosses else key.shape[2] - query.shape[2]
         output = attend(
-            query, key, value, by_module.get(id(module), []), mask=mask, scale=scaling, first_query=max(0, first)
+            query, key, value, by_module.get(id(module), []), mask=mask, scale=scaling, first_query=first
         )  # fmt: skip
         return output.transpose(1, 2).contiguous(), None
 

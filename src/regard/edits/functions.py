@@ -133,6 +133,7 @@ def edit_sdpa(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], k
     query, key, value = as_autocast(given.query, given.key, given.value)
     value = one_rank(query, value, given.enable_gqa)[1]
     query, key = one_rank(query, key, given.enable_gqa)
+    key, value = _of_one_grouping(key, value)
     call, values = make_call(
         query, key, value, score=ScaledDot(given.scale), normalization=Softmax(), mask=None, bias=None,
         dropout=given.dropout_p,
@@ -148,6 +149,17 @@ def edit_sdpa(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], k
     # The layout of the model: its heads may be the rows of the key head that they share.
     shape = (*(args[0] if args else kwargs["query"]).shape[:-1], output.shape[-1])
     return output.reshape(shape) if output.numel() == _count(shape) else output
+
+
+def _of_one_grouping(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values with the same heads: transformers repeats both under a mask, and `key` has that undone."""
+    if key.dim() < 4 or key.shape[-3] == value.shape[-3] or value.shape[-3] % key.shape[-3]:
+        return key, value
+    group = value.shape[-3] // key.shape[-3]
+    grouped = value.unflatten(-3, (-1, group))
+    if torch.equal(grouped, grouped[..., :1, :, :].expand_as(grouped)):
+        return key, grouped[..., 0, :, :]
+    return key.repeat_interleave(group, dim=-3), value
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -14,10 +14,7 @@ def places(index: Any, first: int, count: int) -> Tensor:
     numbers = torch.arange(first + count)
     if index is None:
         return torch.ones(count, dtype=torch.bool)
-    if isinstance(index, int | slice):
-        chosen = numbers[index].reshape(-1)
-    else:
-        chosen = numbers[torch.as_tensor(list(index))]
+    chosen = numbers[index].reshape(-1) if isinstance(index, int | slice) else numbers[torch.as_tensor(list(index))]
     return torch.isin(numbers[first:], chosen)
 
 
@@ -34,20 +31,35 @@ def same_sums(new: Tensor, old: Tensor) -> Tensor:
     return torch.where(total == 0, torch.zeros_like(new), new * old.sum(-1, keepdim=True) / total.clamp_min(1e-300))
 
 
+def chosen(index: Any, count: int) -> list[int]:
+    """The named places in the order in which they are named."""
+    numbers = list(range(count))
+    if index is None:
+        return numbers
+    if isinstance(index, int):
+        return [numbers[index]]
+    return numbers[index] if isinstance(index, slice) else [numbers[n] for n in index]
+
+
+def numbers(value: float | Tensor, edit: Any, keys: Any, weights: Tensor, first_query: int, other: float) -> Tensor:
+    """A number for each pair: of the value where an edit names the pair, and `other` elsewhere."""
+    heads, columns = chosen(edit.heads, weights.shape[1]), chosen(keys, weights.shape[-1])
+    wide = torch.full((weights.shape[1], weights.shape[-1]), other, dtype=weights.dtype)
+    given = torch.as_tensor(value, dtype=weights.dtype).expand(len(heads), len(columns))
+    for n, head in enumerate(heads):
+        for m, key in enumerate(columns):
+            wide[head, key] = given[n, m]
+    where = block(edit, weights.shape, first_query, edit.heads, keys)
+    return torch.where(where, wide[None, :, None], torch.full_like(weights, other))
+
+
 def edited(weights: Tensor, edit: Edit, first_query: int = 0) -> Tensor:
     """Dense weights after an edit."""
     match edit:
-        case Reweight(keys=keys, factor=factor) if not isinstance(factor, Tensor):
-            where = block(edit, weights.shape, first_query, edit.heads, keys)
-            return same_sums(torch.where(where, weights * factor, weights), weights)
+        case Reweight(keys=keys, factor=factor):
+            return same_sums(weights * numbers(factor, edit, keys, weights, first_query, 1.0), weights)
         case AddBias(bias=bias, keys=keys):
-            where = block(edit, weights.shape, first_query, edit.heads, keys)
-            # A tensor has a number for each chosen key, or for each chosen head and key.
-            columns = places(keys, 0, weights.shape[-1])
-            wide = torch.zeros(weights.shape[-1], dtype=weights.dtype)
-            number = torch.as_tensor(bias, dtype=weights.dtype)
-            wide = wide.masked_scatter(columns, number.expand(int(columns.sum())))
-            return same_sums(torch.where(where, weights * wide.exp(), weights), weights)
+            return same_sums(weights * numbers(bias, edit, keys, weights, first_query, 0.0).exp(), weights)
         case Knockout(edges=None, keys=keys):
             where = block(edit, weights.shape, first_query, edit.heads, keys)
             return same_sums(weights.masked_fill(where, 0.0), weights)
@@ -59,21 +71,26 @@ def edited(weights: Tensor, edit: Edit, first_query: int = 0) -> Tensor:
                     cut[query - first_query, key] = True
             return same_sums(weights.masked_fill(where & cut, 0.0), weights)
         case ScaleHeads(factor=factor):
-            where = block(edit, weights.shape, first_query, edit.heads, None)
-            return torch.where(where, weights * factor, weights)
+            each = torch.as_tensor(factor, dtype=weights.dtype)
+            each = each[:, None] if each.dim() else each
+            return weights * numbers(each, edit, None, weights, first_query, 1.0)
         case ReplaceWeights(weights=given) if isinstance(given, Tensor):
             where = block(edit, weights.shape, first_query, edit.heads, None)
-            return torch.where(where, given.to(weights.dtype).expand_as(weights), weights)
+            own = given.to(weights.dtype)
+            if own.dim() > 2 and own.shape[-3] < weights.shape[1]:
+                heads = torch.tensor(chosen(edit.heads, weights.shape[1]))
+                own = torch.zeros_like(weights).index_copy(1, heads, own.expand(len(weights), *own.shape[-3:]))
+            return torch.where(where, own.expand_as(weights), weights)
     raise AssertionError(edit)
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, edits: Sequence[Edit], *, mask: Tensor | None = None,
-    is_causal: bool = False, scale: float | None = None, first_query: int = 0,
+def weights_of(
+    query: Tensor, key: Tensor, edits: Sequence[Edit], *, mask: Tensor | None = None, is_causal: bool = False,
+    scale: float | None = None, first_query: int = 0,
 ) -> Tensor:  # fmt: skip
-    """(B, H, T, E), for heads that may be grouped; the mask is bool (True = keep) or added."""
+    """The weights (B, H, T, S) after the edits."""
     group = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    key = key.repeat_interleave(group, 1)
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -82,7 +99,16 @@ def attend(
     weights = scores.softmax(-1).nan_to_num(0.0)
     for edit in edits:
         weights = edited(weights, edit, first_query)
-    return weights @ value
+    return weights
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, edits: Sequence[Edit], *, mask: Tensor | None = None,
+    is_causal: bool = False, scale: float | None = None, first_query: int = 0,
+) -> Tensor:  # fmt: skip
+    """(B, H, T, E), for heads that may be grouped; the mask is bool (True = keep) or added."""
+    weights = weights_of(query, key, edits, mask=mask, is_causal=is_causal, scale=scale, first_query=first_query)
+    return weights @ value.repeat_interleave(query.shape[1] // key.shape[1], 1)
 
 
 def into(model: Any, of: dict[str, list[Edit]]) -> Callable[..., Any]:

@@ -87,7 +87,7 @@ def known_to_transformers() -> Iterator[None]:
     """The oracle is an implementation among those of transformers, which is told anew for each model."""
     masks: Any = transformers.masking_utils
     masks.AttentionMaskInterface.register("edited_eager", masks.eager_mask)
-    yield
+    return
 
 
 def by_eager(model: Any, edits: dict[str, list[Edit]], run: Callable[[], Any]) -> Any:
@@ -222,9 +222,9 @@ def test_cross_attention_counts_its_queries_from_the_first_step() -> None:
 def test_a_position_that_does_not_exist_yet_is_refused_unless_a_slice_names_it() -> None:
     model, path = made(gpt2), "transformer.h.0.attn"
     given = inputs(model)
-    with pytest.raises(ArgumentError, match=r"there is no key 10, but keys 0 to 8 so far; a slice takes"):
-        with regard.edit(model, {path: Knockout(keys=10)}):
-            generated(model, given)
+    match = "there is no key 10, but 0 to 8 so far; a slice takes"
+    with pytest.raises(ArgumentError, match=match), regard.edit(model, {path: Knockout(keys=10)}):
+        generated(model, given)
     with regard.edit(model, {path: Knockout(keys=slice(10, 11), heads=1)}) as run, regard.watch(model, path) as seen:
         generated(model, given)
     assert run.report().plans[path]["unchanged"] == 2

@@ -136,6 +136,9 @@ def _of_rows(keys: Tensor, at: CallPlace) -> Tensor:
     return keys[:, at.first_key : last]
 
 
+SINGULAR = {"keys": "key", "queries": "query", "heads": "head", "batch rows": "batch row"}
+
+
 def said(axis: str, index: Positions) -> str:
     """A few words about what is chosen, for the report; empty for all.
 
@@ -149,9 +152,9 @@ def said(axis: str, index: Positions) -> str:
         return f" {axis} {ends[0]}:{ends[1]}{'' if index.step is None else f':{index.step}'}"
     if isinstance(index, Tensor):
         return f" {axis} of a tensor {tuple(index.shape)}"
-    if isinstance(index, int):
-        return f" {axis.removesuffix('s')} {index}" if axis != "batch rows" else f" batch row {index}"
-    numbers = list(index)
+    numbers = [index] if isinstance(index, int) else list(index)
+    if len(numbers) == 1:
+        return f" {SINGULAR[axis]} {numbers[0]}"
     shown = [str(n) for n in (numbers if len(numbers) < 6 else [*numbers[:4], "...", numbers[-1]])]
     return f" {axis} {', '.join(shown)}"
 

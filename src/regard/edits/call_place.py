@@ -15,6 +15,10 @@ Positions = int | slice | range | Iterable[int] | Tensor | None
 """What an edit chooses: a number, a slice, numbers, a bool tensor, or None for all."""
 
 
+AXES_SAID = {"query": "query", "key": "key", "head": "head", "batch": "row of the batch"}
+"""What the axes are called in messages."""
+
+
 class Chosen1D(NamedTuple):
     """The chosen positions that a call has."""
 
@@ -77,7 +81,7 @@ class CallPlace:
         wanted = self._numbers(index, axis, here.stop)
         if len(set(wanted)) < len(wanted):
             twice = next(n for n in wanted if wanted.count(n) > 1)
-            raise ArgumentError(f"{self}: {axis} {twice} is named twice")
+            raise ArgumentError(f"{self}: {AXES_SAID[axis]} {twice} is named twice")
         kept = [(n - here.start, place) for place, n in enumerate(wanted) if n >= here.start]
         local, among = zip(*kept, strict=True) if kept else ((), ())
         places, orders = (torch.tensor(part, dtype=torch.long, device=self.device) for part in (local, among))
@@ -100,8 +104,8 @@ class CallPlace:
         for n in numbers:
             if not -end <= n < end:
                 hint = f"; a slice takes those that exist: slice({n}, {n + 1})" if axis in ("query", "key") else ""
-                has = f"{axis}s 0 to {end - 1}" if end else "none"
-                raise ArgumentError(f"{self}: there is no {axis} {n}, but {has}{' so far' if hint else ''}{hint}")
+                has = f"0 to {end - 1}{' so far' if hint else ''}"
+                raise ArgumentError(f"{self}: there is no {AXES_SAID[axis]} {n}, but {has}{hint}")
         return [n + end if n < 0 else n for n in numbers]
 
 

@@ -20,12 +20,18 @@ from regard.errors import ArgumentError, RegardError
 from regard.inspection.audit.roles import is_cross
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.module_names import chooser
-from regard.inspection.capture.module_stack import TORCHS, Frame, Thread, looks_like_attention, this_thread
+from regard.inspection.capture.module_stack import (
+    TORCHS,
+    Frame,
+    Thread,
+    is_in_backward,
+    looks_like_attention,
+    this_thread,
+)
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import CallSequence, Moment, Sequences
-from regard.inspection.observed import is_in_backward
 from regard.maps.call_source import CallSource, GivenFactors
 
 Name = str | tuple[str, int]

@@ -100,7 +100,7 @@ class ReplaceWeights(Edit):
         """The weights for a call, and what they are."""
         given = self.weights
         if isinstance(given, Tensor):
-            return given_weights(given.to(at.device)), "given weights"
+            return given_weights(given.to(at.device, at.dtype)), "given weights"
         if isinstance(given, AttentionMap):
             return given.source, "the weights of a map"
         if isinstance(given, Seen):

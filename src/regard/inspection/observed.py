@@ -11,7 +11,7 @@ from torch import nn
 from regard.errors import ShapeError
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, undisturbed
-from regard.inspection.capture.module_stack import Frame, Thread, looks_like_attention
+from regard.inspection.capture.module_stack import Frame, Thread, is_in_backward, looks_like_attention
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import Moment, Sequences
@@ -204,8 +204,3 @@ def _summarized(source: Source, what: Summarize) -> AttentionMap:
     # Without this a watch would take the functions that are called here for calls of the model.
     with undisturbed(), torch._C.DisableTorchFunction():
         return AttentionMap(SummarySource.of(source, what))
-
-
-def is_in_backward() -> bool:
-    """Whether a backward pass is running, in which modules run forward only to be recomputed (checkpointing)."""
-    return torch._C._current_graph_task_id() != -1

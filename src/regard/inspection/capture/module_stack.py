@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_operator
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import RegardError
@@ -112,7 +118,7 @@ class Editor(Watcher, Protocol):
 class Frame:
     """A module whose forward is running."""
 
-    __slots__ = ("is_in_blocks", "module", "pending", "taken", "was_hidden")
+    __slots__ = ("is_in_blocks", "is_recomputed", "module", "pending", "taken", "was_hidden")
 
     def __init__(self, module: nn.Module, taken: int, was_hidden: bool) -> None:
         self.module = module
@@ -120,6 +126,8 @@ class Frame:
         self.was_hidden = was_hidden
         self.pending: list[SoftmaxOrigin] = []
         """Softmaxes of this module that may turn out to be attention."""
+        self.is_recomputed = False
+        """Whether our mode is on for this module alone, which a backward pass runs again."""
         self.is_in_blocks = False
         """Whether the module multiplied values with parts of a softmax."""
 
@@ -182,6 +190,14 @@ class Thread:
         elif not hidden and self.hidden:
             _push_mode(self.mode)
             self.hidden = False
+
+    def begin_recomputation(self) -> None:
+        """Put our mode on for a module that a backward pass runs again: torch has it off in functions that it handles,
+        of which a backward pass is one.
+        """
+        if not self.hidden and not any(mode is self.mode for mode in _get_current_function_mode_stack()):
+            self.stack[-1].is_recomputed = True
+            _push_mode(self.mode)
 
     def may_hide(self, module: nn.Module) -> bool:
         """Whether our mode has to be off while a module runs: torch may run it fused, and nobody edits it."""
@@ -314,6 +330,11 @@ class _Functions(TorchFunctionMode):
         return observe(thread, func, args, kwargs or {})
 
 
+def is_in_backward() -> bool:
+    """Whether a backward pass is running, in which modules run forward only to be recomputed (checkpointing)."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def is_plain(module: nn.Module) -> bool:
     """Whether a module calls no function that has an observer, so that it can run without our mode."""
     return type(module) in PLAIN and not module._forward_pre_hooks and "forward" not in module.__dict__
@@ -393,6 +414,8 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     if thread.mode.compiled:
         thread.hand_on()
     thread.stack.append(Frame(module, thread.taken, thread.hidden))
+    if thread.editors and is_in_backward():
+        thread.begin_recomputation()
     if is_plain(module):
         thread.hide(True)
         return
@@ -424,6 +447,8 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
     finally:
         thread.stack.pop()
         thread.hide(frame.was_hidden)
+        if frame.is_recomputed:
+            _take_out(thread.mode)
     if len(rest) == 2:
         for editor in thread.editors:
             if editor.refusal is not None:

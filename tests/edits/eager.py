@@ -66,7 +66,7 @@ def edited(weights: Tensor, edit: Edit, first_query: int = 0) -> Tensor:
         case Knockout(edges=edges) if not callable(edges):
             where = block(edit, weights.shape, first_query, edit.heads, None)
             cut = torch.zeros(weights.shape[-2:], dtype=torch.bool)
-            for query, key in edges:  # type: ignore[union-attr]
+            for query, key in edges:
                 if query >= first_query:
                     cut[query - first_query, key] = True
             return same_sums(weights.masked_fill(where & cut, 0.0), weights)

@@ -1,6 +1,6 @@
 """Edits of transformers' models against their eager attention with the same edit written into it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,11 +83,10 @@ def inputs(model: Any, *, padded: bool = False) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def known_to_transformers() -> Iterator[None]:
+def known_to_transformers() -> None:
     """The oracle is an implementation among those of transformers, which is told anew for each model."""
     masks: Any = transformers.masking_utils
     masks.AttentionMaskInterface.register("edited_eager", masks.eager_mask)
-    return
 
 
 def by_eager(model: Any, edits: dict[str, list[Edit]], run: Callable[[], Any]) -> Any:
@@ -248,13 +247,13 @@ def test_weights_of_another_run_are_put_into_this_one() -> None:
     clean, changed = inputs(model)["input_ids"], inputs(model)["input_ids"].flip(0)
     with torch.no_grad(), regard.watch(model) as seen:
         model(clean)
-    weights = seen[path].dense()
+    weights = seen[path, 0].dense()
     with torch.no_grad():
         with regard.edit(model, {path: ReplaceWeights(seen, heads=[1, 2])}), regard.watch(model) as after:
             lazy = final(model(changed))
         with regard.edit(model, {path: ReplaceWeights(weights[:, [1, 2]], heads=[1, 2])}):
             dense = final(model(changed))
-        with regard.edit(model, {path: ReplaceWeights(seen[path], heads=[1, 2])}):
+        with regard.edit(model, {path: ReplaceWeights(seen[path, 0], heads=[1, 2])}):
             by_map = final(model(changed))
     expected = final(by_eager(model, {path: [ReplaceWeights(weights, heads=[1, 2])]}, lambda: model(changed)))
     for output in (lazy, dense, by_map):

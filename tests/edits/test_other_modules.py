@@ -213,7 +213,7 @@ def test_flex_attention_is_refused() -> None:
 
     class Flex(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return flex_attention(x, x, x)  # type: ignore[return-value]
+            return flex_attention(x, x, x)
 
     x = torch.randn(1, 1, 4, 8)
     match, model = "attends by flex_attention, which can be watched, but not edited", Flex()
@@ -228,7 +228,7 @@ def test_operators_of_others_are_refused() -> None:
 
     class Foreign(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return flash(x)  # type: ignore[no-any-return]
+            return flash(x)
 
     match = "was not reached by any call: torch.ops.edits_of_others.flash, an operator that cannot be looked into"
     with pytest.raises(ArgumentError, match=match), regard.edit(Foreign(), {"": Knockout(keys=0)}) as run:
@@ -238,7 +238,7 @@ def test_operators_of_others_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_compiled_exported_and_scripted_models_are_refused_at_the_door() -> None:
     layer = made(WrittenOut)
-    compiled = nn.Sequential(torch.compile(layer, backend="eager"))  # type: ignore[arg-type]
+    compiled = nn.Sequential(torch.compile(layer, backend="eager"))
     with pytest.raises(ArgumentError, match=r"'0' is compiled, and edited it would run uncompiled .*model.0._orig_mod"):
         regard.edit(compiled, {"": Knockout(keys=0)})
     exported = torch.export.export(layer, (vectors(T),))

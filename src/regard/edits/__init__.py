@@ -12,7 +12,7 @@ An edit is a frozen object. It takes the weights that the edits before it have l
 from regard.edits.add_bias import AddBias as AddBias
 from regard.edits.add_bias import Reweight as Reweight
 from regard.edits.base import Edit as Edit
-from regard.edits.edit import EditRun as EditRun
+from regard.edits.edit_run import EditRun as EditRun
 from regard.edits.knockout import Knockout as Knockout
 from regard.edits.replace_weights import ReplaceWeights as ReplaceWeights
 from regard.edits.scale_heads import ScaleHeads as ScaleHeads

@@ -18,7 +18,7 @@ from regard.inspection.capture.factors import output_error
 from regard.inspection.capture.folded_heads import Folding
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.module_stack import FunctionObserver, Thread
-from regard.inspection.capture.multi_head_calls import by_name, observe_function, projected_call
+from regard.inspection.capture.multi_head_calls import arguments_by_name, observe_function, projected_call
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.regard_calls import Own, observe_attention
 from regard.inspection.capture.retention import Keeper
@@ -194,7 +194,7 @@ def edit_multi_head(thread: Thread, func: Callable[..., Any], args: tuple[Any, .
     edits = _CallEdits(thread)
     if not edits.wanted:
         return _unedited(thread, observe_function, func, args, kwargs)
-    given = by_name(func, args, kwargs)
+    given = arguments_by_name(func, args, kwargs)
     layer = projected_call(thread, given, None)
     projections = (layer.query, layer.key, layer.value)
     query, key, value = as_autocast(*(part.heads(layer.num_heads, batch_first=False) for part in projections))
@@ -230,7 +230,7 @@ def edit_attention(thread: Thread, func: Callable[..., Any], args: tuple[Any, ..
     edits = _CallEdits(thread)
     if not edits.wanted:
         return _unedited(thread, observe_attention, func, args, kwargs)
-    settings = {**by_name(attention, args, kwargs)}
+    settings = {**arguments_by_name(attention, args, kwargs)}
     query, key, value = as_autocast(*(settings.pop(name) for name in ("query", "key", "value")))
     backend, keeps_values = settings.pop("backend"), settings.pop("keep_values")
     returns_weights = settings.pop("return_weights")

@@ -14,7 +14,7 @@ RUN_BY = ("sdpa", "regard")
 """The beginnings of the names of the implementations of transformers that call what can be edited."""
 
 
-def refuse(modules: dict[str, nn.Module], wanted: Callable[[str], bool]) -> None:
+def refuse_edits(modules: dict[str, nn.Module], wanted: Callable[[str], bool]) -> None:
     """Refuse a model, or a module that was named, that cannot be edited.
 
     Raises:

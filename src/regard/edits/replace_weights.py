@@ -15,7 +15,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.given_source import given_weights
 from regard.maps.source import Source
 
-Weights = Tensor | AttentionMap | Seen | Mapping[tuple[str, int], AttentionMap]
+OtherWeights = Tensor | AttentionMap | Seen | Mapping[tuple[str, int], AttentionMap]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class ReplaceWeights(Edit):
             [0.]])
     """
 
-    weights: Weights
+    weights: OtherWeights
     heads: Positions = None
     queries: Positions = None
     batch: Positions = None

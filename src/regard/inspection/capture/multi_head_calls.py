@@ -354,7 +354,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: parameter.default for name, parameter in signature(function).parameters.items()}
 
 
-def by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments_by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call that ran, by the names of the function's parameters, defaults included."""
     # `Signature.bind` does the same and checks the call, but takes 15 us, a tenth of a watched call; this takes 1 us.
     parameters = _parameters(function)
@@ -371,7 +371,7 @@ def observe_function(thread: Thread, func: Callable[..., Any], args: tuple[Any, 
 def _give(
     thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
 ) -> None:
-    thread.give(projected_call(thread, by_name(func, args, kwargs), output))
+    thread.give(projected_call(thread, arguments_by_name(func, args, kwargs), output))
 
 
 def projected_call(thread: Thread, given: Mapping[str, Any], output: Tensor | None) -> Projected:
@@ -387,7 +387,7 @@ def observe_module(
     """Hand a call of nn.MultiheadAttention to the watches if it ran fused, because then no function was seen."""
     if thread.taken == frame.taken:
         assert isinstance(module, nn.MultiheadAttention)
-        given = by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
+        given = arguments_by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
         thread.give(_of_module(module, given, output[0]))
 
 
@@ -401,7 +401,7 @@ def observe_encoder_layer(
     # A layer that is not fused calls its `self_attn`, whose call was observed unless somebody has changed the layer.
     is_torchs = type(module)._sa_block is nn.TransformerEncoderLayer._sa_block
     if is_torchs and type(module.self_attn).forward is nn.MultiheadAttention.forward:
-        given = by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
+        given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
         thread.give(_of_encoder_layer(module, given), module.self_attn)
     elif thread.observers.may_run_fused(module):
         thread.unread(FUSED_SUBCLASS)

@@ -1,4 +1,4 @@
-"""`regard.edit`: a model runs with edited attention, at the speed of its kernels."""
+"""A run of a model with edits, which `regard.edit` makes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from regard.edits.base import Edit
 from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall
 from regard.edits.functions import EDITABLE, Wanted
-from regard.edits.refusals import refuse
+from regard.edits.refusals import refuse_edits
 from regard.edits.report import UNCHANGED, EditReport, times
 from regard.errors import ArgumentError, RegardError
 from regard.inspection.audit.roles import is_cross
@@ -39,60 +39,7 @@ MASKS_HELD = 256
 """After how many calls the masks that were read are forgotten, where the model itself is never called."""
 
 
-def edit(model: nn.Module, edits: Mapping[Any, Edit | Sequence[Edit]]) -> "EditRun":
-    """Edit a model's attention: inside the `with` block its calls run with other weights, in the same fused kernels.
-
-        with regard.edit(model, {"transformer.h.*.attn": regard.edits.Reweight(keys=slice(4, 9), factor=20.0)}) as run:
-            outputs = model.generate(**inputs)
-        print(run.report())
-
-    Nothing of the model is changed, so that nothing has to be restored, whatever happens. A call that no edit changes
-    has the same bits as without. A watch, inside the block or around it, sees the edited weights. Gradients flow
-    through the edits: a tensor in an edit can be learned. Edits hold in the thread that entered the block; inside
-    another thread, `with run.attach():` adds that one.
-
-    Args:
-        model: any module that attends through `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the layers
-            made of it, or `regard.attention`. The layers of torch do not run fused as a whole where they are edited.
-        edits: an edit, or a list of them, for each name, as `regard.watch` takes them: a path means the module and all
-            inside it, `*` is a wildcard, and ("path", 2) is the third call of a module alone. Edits of one module are
-            applied in the order given.
-
-    Returns:
-        The run: `report()` says which calls ran edited, and how.
-
-    Raises:
-        ArgumentError: no module has a name; something is no edit; or what is named cannot be edited (compiled, exported
-            and TorchScript models; transformers' eager, flex and flash attention). When a module runs: its attention
-            is written out, so that it can only be watched. At the end of the block: no call was reached by an edit.
-
-    Source: PASTA (arXiv:2311.02262), attention knockout (arXiv:2304.14767), activation patching (arXiv:2211.00593).
-
-    >>> import torch
-    >>> from regard.edits import Knockout
-    >>> class Block(nn.Module):
-    ...     def forward(self, x):
-    ...         return torch.nn.functional.scaled_dot_product_attention(0 * x, x, x)
-    >>> model = nn.Sequential(Block(), Block())
-    >>> with edit(model, {"0": Knockout(keys=0)}) as run:
-    ...     output = model(torch.eye(3))
-    >>> output[0]
-    tensor([0.0000, 0.5000, 0.5000])
-    >>> print(run.report())
-    Sequential: edits of 1 module
-      0: fused: cut keys 0, by a mask
-    """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"edit() takes a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(edits, Mapping):
-        raise ArgumentError(f"edit() takes a mapping from names to edits, got {type(edits).__name__}")
-    modules = dict(model.named_modules())
-    named = [_Named.of(name, given, modules) for name, given in edits.items()]
-    refuse(modules, lambda path: any(one.chooses(path) for one in named))
-    return EditRun(modules, named)
-
-
-class _Named:
+class EditsOfName:
     """Edits under a name."""
 
     def __init__(self, name: Name, chooses: Callable[[str], bool], call: int | None, edits: tuple[Edit, ...]) -> None:
@@ -100,7 +47,7 @@ class _Named:
         self.is_reached = False
 
     @classmethod
-    def of(cls, name: Any, edits: Any, modules: Mapping[str, nn.Module]) -> "_Named":
+    def of(cls, name: Any, edits: Any, modules: Mapping[str, nn.Module]) -> "EditsOfName":
         """Check a name and its edits.
 
         Raises:
@@ -124,7 +71,7 @@ class EditRun:
     functions = EDITABLE
     """The functions that can be edited."""
 
-    def __init__(self, modules: dict[str, nn.Module], named: list[_Named]) -> None:
+    def __init__(self, modules: dict[str, nn.Module], named: list[EditsOfName]) -> None:
         self.modules, self._named = modules, named
         self.paths = {id(module): path for path, module in modules.items()}
         self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, TORCHS) and self._is_in(path))
@@ -144,6 +91,22 @@ class EditRun:
         """Where the latest call of each module stood."""
         self._lock = RLock()
         self._entered: list[tuple[Thread, int]] = []
+
+    @classmethod
+    def of(cls, model: nn.Module, edits: Mapping[Any, Edit | Sequence[Edit]]) -> "EditRun":
+        """The run of a model with edits, as `regard.edit` takes them.
+
+        Raises:
+            ArgumentError: see `regard.edit`.
+        """
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"edit() takes a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(edits, Mapping):
+            raise ArgumentError(f"edit() takes a mapping from names to edits, got {type(edits).__name__}")
+        modules = dict(model.named_modules())
+        named = [EditsOfName.of(name, given, modules) for name, given in edits.items()]
+        refuse_edits(modules, lambda path: any(one.chooses(path) for one in named))
+        return cls(modules, named)
 
     def _is_in(self, path: str) -> bool:
         """Whether a module that is named is inside another, or is it."""
@@ -313,7 +276,7 @@ class EditRun:
             f"{one.name!r} was not reached by any call: {self._why(one)}" for one in self._named if not one.is_reached
         ]
 
-    def _why(self, named: _Named) -> str:
+    def _why(self, named: EditsOfName) -> str:
         calls = {path: n for path, n in self._count.items() if named.chooses(path)}
         if calls:
             path, n = max(calls.items(), key=lambda item: item[1])

@@ -51,7 +51,7 @@ def edit(model: nn.Module, edits: "Mapping[Any, Edit | Sequence[Edit]]") -> "Edi
     tensor([0.0000, 0.5000, 0.5000])
     >>> print(run.report())
     Sequential: edits of 1 module
-      0: fused: cut keys 0, by a mask
+      0: fused: cut key 0, by a mask
     """
     # The edits are loaded when somebody edits: `import regard` stays light.
     from regard.edits.edit_run import EditRun

@@ -33,7 +33,7 @@ class AddBias(Edit):
     Raises:
         ArgumentError: a number is not finite, or something cannot choose positions.
 
-    >>> import regard
+    >>> import regard, torch
     >>> class Block(torch.nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(0 * x, x, x)
@@ -85,7 +85,7 @@ class Reweight(Edit):
     Source: PASTA, Zhang et al. 2023 (arXiv:2311.02262), equation 2; a bias of log a in place of scaling and
     renormalising.
 
-    >>> import regard
+    >>> import regard, torch
     >>> class Block(torch.nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(0 * x, x, x)

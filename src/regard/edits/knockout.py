@@ -38,7 +38,7 @@ class Knockout(Edit):
 
     Source: attention knockout, Geva et al. 2023 (arXiv:2304.14767), section 5.
 
-    >>> import regard
+    >>> import regard, torch
     >>> class Block(torch.nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(0 * x, x, x)

@@ -42,7 +42,7 @@ class ReplaceWeights(Edit):
     Source: Prompt-to-prompt, Hertz et al. 2022 (arXiv:2208.01626), section 3; patching of attention patterns, Wang et
     al. 2022 (arXiv:2211.00593).
 
-    >>> import regard
+    >>> import regard, torch
     >>> class Block(torch.nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)

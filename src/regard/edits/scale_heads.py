@@ -29,7 +29,7 @@ class ScaleHeads(Edit):
 
     Source: head ablation, Michel et al. 2019 (arXiv:1905.10650), section 2.2.
 
-    >>> import regard
+    >>> import regard, torch
     >>> class Block(torch.nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)

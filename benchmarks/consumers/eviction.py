@@ -15,9 +15,9 @@ from regard import selection
 TITLE = "Consumers: eviction of keys by H2O"
 LAYERS, HEADS, WIDTH, BUDGET = 2, 8, 256, 256
 NOTE = (
-    f"{LAYERS} layers of {HEADS} heads over {HEADS // 2} key heads, one prompt, the cache of each layer cut to {BUDGET} "
-    "keys before the next layer runs; the eager way reads the weights in a hook, as kvpress does. The difference is that "
-    "of the scores."
+    f"{LAYERS} layers of {HEADS} heads over {HEADS // 2} key heads, one prompt, the cache of each layer cut to {BUDGET}"
+    " keys before the next layer runs; the eager way reads the weights in a hook, as kvpress does. The difference is"
+    " that of the scores."
 )
 
 

@@ -85,7 +85,7 @@ def ours(length: int) -> Run:
 
 def run() -> Report:
     note = (
-        f"{LAYERS} layers of {HEADS} heads, one image of about T patches, {RATE} of the patches go on after each of the "
-        "first three layers; the difference is that of the class token at the end."
+        f"{LAYERS} layers of {HEADS} heads, one image of about T patches, {RATE} of the patches go on after each of the"
+        " first three layers; the difference is that of the class token at the end."
     )
     return measure(__name__, eager_up_to=2048, note=note)

@@ -57,7 +57,7 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
     if not callable(function):
         raise ArgumentError(f"on_attention() takes a function, got {type(function).__name__}")
     modules = dict(model.named_modules())
-    refuse_compiled(modules)
+    refuse_compiled(modules, "take", "with a function after each call")
     chooser(names, modules)
     # The door is loaded when it is asked for: `import regard` stays light.
     from regard.inspection.door.door import Door

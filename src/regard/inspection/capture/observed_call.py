@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -57,6 +57,8 @@ class Reading:
 class ObservedCall(ABC):
     """One observed call, while the model's tensors are at hand."""
 
+    is_editable: ClassVar[bool] = False
+    """Whether a call of this kind can be edited before it runs."""
     how: str
     """The function or module that was observed, for the report."""
     token: object = None

@@ -18,7 +18,7 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted
 from regard.inspection.capture.mask_reading import read_mask
 from regard.inspection.capture.module_stack import Thread
-from regard.inspection.capture.observed_call import ObservedCall, Reading, Vectors
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
@@ -132,9 +132,9 @@ class FlexCall(ObservedCall):
         evidence = Evidence(call.query, call.key, self.key)
         return Reading(factors, verify=error, evidence=evidence, holds_keys=True)
 
-    def vectors(self) -> Vectors:
+    def query_key_value(self) -> CallVectors:
         """The arguments."""
-        return Vectors(self.query, self.key, self.value)
+        return CallVectors(self.query, self.key, self.value)
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
         """The mask as a predicate of a known kind if it is one; else the function itself."""

@@ -20,7 +20,7 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.mask_reading import GivenMask, both
 from regard.inspection.capture.module_stack import FUSED_SUBCLASS, Frame, Thread
-from regard.inspection.capture.observed_call import ObservedCall, Reading, Vectors
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import masked
 from regard.inspection.capture.snapshot import Kept
@@ -159,10 +159,10 @@ class Projected(ObservedCall):
         factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even)
         return Reading(factors, verify=self._verify(factors), evidence=self._evidence())
 
-    def vectors(self) -> Vectors:
+    def query_key_value(self) -> CallVectors:
         """The heads (N, H, L, D), projected once more: torch hands none over."""
         projections = (self.query, self.key, self.value)
-        return Vectors(*(p.heads(self.num_heads, batch_first=self.batch_first) for p in projections))
+        return CallVectors(*(p.heads(self.num_heads, batch_first=self.batch_first) for p in projections))
 
     def _evidence(self) -> Evidence | None:
         """The inputs, from which queries and keys are projected; None if keys are appended to the projected ones."""

@@ -14,7 +14,7 @@ from regard.maps.call_source import CallSource
 from regard.maps.source import Source
 
 
-class Vectors(NamedTuple):
+class CallVectors(NamedTuple):
     """The queries, keys and values of a call, as the kernel got them; None for what the model did not hand over."""
 
     query: Tensor | None
@@ -73,5 +73,5 @@ class ObservedCall(ABC):
         """
 
     @abstractmethod
-    def vectors(self) -> Vectors:
+    def query_key_value(self) -> CallVectors:
         """The queries, keys and values."""

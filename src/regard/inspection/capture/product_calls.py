@@ -19,7 +19,7 @@ from regard.inspection.capture.folded_heads import Folding, find_folding, note_o
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.module_stack import Frame, Thread
 from regard.inspection.capture.no_attention import ValueProduct, judged
-from regard.inspection.capture.observed_call import ObservedCall, Reading, Vectors
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.stored_weights import StoredSource, stored
@@ -69,9 +69,9 @@ class WrittenOut(ObservedCall):
             evidence=self._evidence(weights.detach(), values), mixed=mixed,
         )  # fmt: skip
 
-    def vectors(self) -> Vectors:
+    def query_key_value(self) -> CallVectors:
         """The values alone: it is not known of which queries and keys the model made the weights."""
-        return Vectors(None, None, self.product.laid_out_values())
+        return CallVectors(None, None, self.product.laid_out_values())
 
     def _evidence(self, weights: Tensor, values: Tensor | None) -> Evidence | None:
         """The values, which a cache hands on as it does keys; None if their layout is another than that of keys."""

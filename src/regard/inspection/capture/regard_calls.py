@@ -10,7 +10,7 @@ from regard.functional import Attended, attention
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.module_stack import Thread
-from regard.inspection.capture.observed_call import ObservedCall, Reading, Vectors
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.maps.call_source import GivenFactors, source_of_call
 from regard.mechanisms.shapes import canonical
@@ -46,9 +46,9 @@ class Own(ObservedCall):
         evidence = Evidence(made.call.query, made.call.key, self.given[1])
         return Reading(factors, verify=verify, evidence=evidence, holds_keys=True)
 
-    def vectors(self) -> Vectors:
+    def query_key_value(self) -> CallVectors:
         """The arguments."""
-        return Vectors(*self.given)
+        return CallVectors(*self.given)
 
 
 def observe_attention(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from regard.inspection.capture.folded_heads import Folding, find_folding, note_o
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import Thread
-from regard.inspection.capture.observed_call import ObservedCall, Reading, Vectors
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.snapshot import Kept
 from regard.mechanisms.masks.base import And, Mask
@@ -71,12 +71,12 @@ class Sdpa(ObservedCall):
         verify = "dropout" if self.dropout_p else self._verify(factors)
         return Reading(factors, notes, verify, evidence=evidence, mixed=mixed, holds_keys=True)
 
-    def vectors(self) -> Vectors:
+    def query_key_value(self) -> CallVectors:
         """The arguments, with one value for each key where transformers has repeated both."""
         groups, heads = self.key.shape[-3:-2], self.value.shape[-3:-2]
         if groups == heads or not groups or heads[0] % groups[0]:
-            return Vectors(self.query, self.key, self.value)
-        return Vectors(self.query, self.key, self.value[..., :: heads[0] // groups[0], :, :])
+            return CallVectors(self.query, self.key, self.value)
+        return CallVectors(self.query, self.key, self.value[..., :: heads[0] // groups[0], :, :])
 
     def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
         """Query and key in the dtype that autocast gave them, and that dtype."""

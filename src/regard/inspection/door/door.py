@@ -104,7 +104,7 @@ class Door:
         try:
             with torch.no_grad():
                 reading = source.read(self._keeper, path)
-                vectors = source.vectors()
+                vectors = source.query_key_value()
         except Exception as error:
             self.missed.append((path, f"{type(error).__name__}: {error}"))
             return

@@ -108,6 +108,11 @@ class Record:
         self._verify, self._summary = verify, summary
         self._lock = threading.RLock()
 
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether the maps carry gradients."""
+        return self.keeper.graph
+
     def entered(self, module: nn.Module) -> None:
         """Count runs of modules that look like attention, so that the report can miss none, and recomputed modules."""
         if (path := self._suspects.get(id(module))) is not None:

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ShapeError
 from regard.maps import files
 from regard.maps.call_source import source_of_call
 from regard.maps.derived_sources import SelectionSource, WeightedSource, average, relevance

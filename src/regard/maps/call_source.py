@@ -170,21 +170,23 @@ class CallSource(Source):
 
     def gradient(self, grad_output: Tensor | None) -> WeightedSource:
         """dO V^T, also for masked weights."""
-        left, right = self._sides("gradient()", grad_output)
-        return WeightedSource(self, left, right, "gradient", alone=True)
+        return WeightedSource(*self._sides("gradient()", grad_output), "gradient", alone=True)
 
     def attribution(self, grad_output: Tensor | None) -> WeightedSource:
         """P times dO V^T."""
-        return WeightedSource(self, *self._sides("attribution()", grad_output), "attribution")
+        return WeightedSource(*self._sides("attribution()", grad_output), "attribution")
 
-    def _sides(self, asked: str, grad_output: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _sides(self, asked: str, grad_output: Tensor | None) -> tuple["CallSource", Tensor, Tensor]:
+        """The weights, dO and V. A kept gradient has no graph, and so has nothing that it is multiplied with."""
+        if grad_output is None and any(tensor.requires_grad for tensor in self.tensors()):
+            return self.mapped(Tensor.detach)._sides(asked, None)
         value = self.beside.values_for(asked)
         expected = (*self.leading, self.queries, value.shape[-1])
         if grad_output is None:
             grad_output = self.beside.gradient_for(asked)
         elif tuple(grad_output.shape) != expected:
             raise ShapeError(f"{asked} needs the output's gradient {expected}, got {tuple(grad_output.shape)}")
-        return grad_output.reshape(self.cells, *expected[-2:]).to(self.dtype), value.to(self.dtype)
+        return self, grad_output.reshape(self.cells, *expected[-2:]).to(self.dtype), value.to(self.dtype)
 
     # -- tiles -----------------------------------------------------------------------------------------
 

@@ -58,11 +58,18 @@ class CallValues:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallValues":
         """The same with every tensor changed, when it is asked for."""
-        return CallValues(_after(self.value, change), _after(self.grad_output, change), self.held)
+        held = self.held
+        return CallValues(
+            _after(self.value, change), _after(self.grad_output, change), lambda: [change(one) for one in held()]
+        )
 
     def choose(self, cells: Tensor) -> "CallValues":
         """The same of some cells."""
-        return self.mapped(lambda tensor: tensor[cells.to(tensor.device)])
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return tensor[cells.to(tensor.device)]
+
+        return CallValues(_after(self.value, chosen), _after(self.grad_output, chosen), self.held)
 
 
 def of_heads(value: Tensor, heads: int) -> Tensor:

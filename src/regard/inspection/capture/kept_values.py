@@ -92,7 +92,7 @@ class _Turned:
 
 
 def weights_gradient(keeper: Keeper, name: str, weights: OutputOf) -> Callable[[], Tensor]:
-    """Wait for the gradient of weights that the model made itself; `weights` is their tensor, and how it is laid out."""
+    """Wait for the gradient of weights that the model made itself: `weights` has their tensor, and their layout."""
     gradient = _gradient(keeper, name, weights)
     if not isinstance(gradient, GradientOf):
         return gradient

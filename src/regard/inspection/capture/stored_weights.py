@@ -68,7 +68,8 @@ class StoredSource(TensorSource):
 
     def attribution(self, grad_output: Tensor | None) -> ScaledSource:
         """The weights times that gradient."""
-        return ScaledSource(self, widened(self._received("attribution()", grad_output)))
+        received = widened(self._received("attribution()", grad_output))
+        return ScaledSource(self.mapped(Tensor.detach), received)
 
     def _received(self, asked: str, grad_output: Tensor | None) -> Tensor:
         if grad_output is not None:
@@ -105,7 +106,7 @@ def _then(make: Callable[[], Tensor] | None, change: Callable[[Tensor], Tensor])
 def stored(
     weights: Kept, name: str, mixed: str = "", received: Callable[[], Tensor] | None = None
 ) -> StoredSource:  # fmt: skip
-    """The source of kept weights (batch..., H, T, S), (batch, T, S) or (T, S), and of their gradient, laid out alike."""
+    """The source of kept weights (batch..., H, T, S), (batch, T, S) or (T, S), with their gradient in that layout."""
     layout = tuple(weights.tensor.shape[:-2])
     cells = weights.tensor.reshape(-1, *weights.tensor.shape[-2:])
     # A reshaped copy is nobody else's, and a view has the version of its tensor.

@@ -110,6 +110,7 @@ LAZY: dict[str, Idiom] = {
     "amin over queries and keys": lambda a, b: torch.amin(a * 2 - a, (-1, -2)),
     "argmax over keys": lambda a, b: a.argmax(-1),
     "argmin over keys": lambda a, b: (-a).argmin(3, keepdim=True),
+    "argmax of those below 0": lambda a, b: (-a).argmax(-1),
     "argmax of a row of zeros": lambda a, b: (a * 0).argmax(-1),
     "topk": lambda a, b: a.topk(3)[0],
     "topk of the smallest": lambda a, b: a.topk(2, largest=False).values,

@@ -118,7 +118,9 @@ def test_a_short_map_is_kept_whole_and_drawn_by_every_view() -> None:
 )
 def test_what_was_not_kept_is_refused_and_named(draw: Callable[[Seen], object], asked: str) -> None:
     (kept,) = seen_by("summary", length=300)
-    said = rf"{asked} cannot be told: .*'top_keys', 'pooled', k=4, rows=128, columns=128, how='mean'\).*name what you need in"
+    said = (
+        rf"{asked} cannot be told: .*'top_keys', 'pooled', k=4, rows=128, columns=128, how='mean'\).*name what you need"
+    )
     with pytest.raises(NotKeptError, match=said):
         draw(kept)
 

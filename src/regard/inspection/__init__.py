@@ -2,10 +2,24 @@
 
 from regard.inspection.analysis.head_table import compare as compare
 from regard.inspection.analysis.head_table import head_table as head_table
+from regard.inspection.analysis.relevance import AttentionStep as AttentionStep
+from regard.inspection.analysis.relevance import Relevance as Relevance
+from regard.inspection.analysis.relevance import relevance as relevance
 from regard.inspection.analysis.rollout import rollout as rollout
 from regard.inspection.analysis.similarity import Difference as Difference
 from regard.inspection.analysis.similarity import agreement as agreement
 from regard.inspection.analysis.similarity import difference as difference
 from regard.inspection.analysis.tables import HeadTable as HeadTable
 
-__all__ = ["Difference", "HeadTable", "agreement", "compare", "difference", "head_table", "rollout"]
+__all__ = [
+    "AttentionStep",
+    "Difference",
+    "HeadTable",
+    "Relevance",
+    "agreement",
+    "compare",
+    "difference",
+    "head_table",
+    "relevance",
+    "rollout",
+]

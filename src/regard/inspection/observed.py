@@ -46,6 +46,8 @@ class Observed:
     """Whether it was refused because it is no attention."""
     at: int = 0
     """How many calls its thread had observed until then, this one included."""
+    run: int | None = None
+    """What tells the run of the model in which it happened from others; None if it happened outside of one."""
     token: object = None
     """What names the call for its observer."""
 
@@ -171,7 +173,7 @@ class Record:
         observed = Observed(
             path, index, source.how, AttentionMap(weights), reading.factors,
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
-            notes=reading.notes, at=when.at, token=source.token,
+            notes=reading.notes, at=when.at, run=when.begun, token=source.token,
         )  # fmt: skip
         if self._verify:
             observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()

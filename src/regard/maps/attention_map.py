@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.maps import files
 from regard.maps.call_source import source_of_call
-from regard.maps.derived_sources import SelectionSource, WeightedSource, average, relevance
+from regard.maps.derived_sources import SelectionSource, WeightedSource, average, mean_of_positive
 from regard.maps.indexing import expand_ellipsis, is_integer, positions
 from regard.maps.products import product, transposed_product
 from regard.maps.stack_source import StackSource, starts_of
@@ -282,7 +282,7 @@ class AttentionMap(TensorLike):
         tensor([[[0.2500, 0.7500],
                  [0.2500, 0.7500]]])
         """
-        return AttentionMap(relevance(self.source, grad_output))
+        return AttentionMap(mean_of_positive(self.source, grad_output))
 
     def _values_kept(self, name: str) -> Tensor:
         return source_of_call(self.source, f"{name}()").beside.values_for(f"{name}()")

@@ -313,7 +313,7 @@ class PositiveSource(SameShapeSource):
         return PositiveSource(self.of.mapped(change))
 
 
-def relevance(source: Source, grad_output: Tensor | None) -> Source:
+def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
     """The positive part of P times dL/dP, as a mean over heads if the map has any. See `AttentionMap.relevance`."""
     positive = PositiveSource(source.attribution(grad_output))
     return average(positive, -3, None) if source.has_heads else positive

@@ -13,6 +13,7 @@ from regard.backends import BACKENDS, choose_backend, execute, reader, run
 from regard.backends.as_sdpa import as_sdpa
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, ShapeError
+from regard.maps import one_loop
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource, GivenFactors
 from regard.mechanisms.biases.base import Bias, as_bias
@@ -195,6 +196,8 @@ class Explanation:
     extra_bytes: int
     """The memory that grows with T x S; 0 for backends that never allocate any."""
     refused: dict[str, str]
+    statistics: str | None = None
+    """How several statistics of the weights are computed together, where that depends on what is installed."""
 
     def __str__(self) -> str:
         """A few lines of text for a reader."""
@@ -202,6 +205,7 @@ class Explanation:
             f"{self.backend}: {self.reason}",
             f"  {self.flops:.3g} FLOPs, {self.extra_bytes:.3g} bytes for T x S weights",
         ]
+        lines += [] if self.statistics is None else [f"  statistics of its weights: {self.statistics}"]
         return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.refused.items()])
 
 
@@ -244,6 +248,7 @@ def explain(
         flops=2 * pairs * (call.query.shape[-1] + value.shape[-1]),
         extra_bytes=pairs * call.compute_dtype.itemsize if chosen.name == "reference" else 0,
         refused=refused,
+        statistics=one_loop.said_of(call),
     )
 
 

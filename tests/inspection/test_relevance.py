@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, GradientError, ShapeError, TooLargeError
-from regard.inspection import AttentionStep, Relevance, relevance
+from regard.inspection import AttentionStep, Relevance, attn_lrp, relevance
 from tests.inspection.huggingface_families import FAMILIES
 from tests.inspection.test_watch import Two, x
 from tests.maps.test_map_memory import Largest
@@ -245,3 +245,53 @@ def test_what_cannot_be_followed() -> None:
             tower(torch.randn(1, 5, 8))
     with pytest.raises(ArgumentError, match="the stacks 'text', 'image' attends to which cannot be told"):
         relevance(seen)
+
+
+# -- AttnLRP inside of attention -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_rules_of_attn_lrp_written_out(kv_heads: int, bias: bool) -> None:
+    """Achtibat et al. 2024: the uniform rule for both products, and the rule of the softmax, with dense matrices."""
+    q, k, v = (torch.randn(2, heads, 6, 5).double() for heads in (4, kv_heads, kv_heads))
+    added = torch.randn(4, 6, 6).double() if bias else None
+    options: dict[str, Any] = {"mask": regard.causal(), "bias": None if added is None else added[None]}
+    output, weights = regard.attention(q, k, v, **options, return_weights=True, keep_values=True)
+    relevance_of_output = torch.randn_like(output) * output
+    found = attn_lrp(weights, relevance_of_output, epsilon=1e-9)
+    k, v = (one.repeat_interleave(4 // kv_heads, 1) for one in (k, v))
+    products = q @ k.mT * 5**-0.5
+    scores = products if added is None else products + added
+    allowed = torch.ones(6, 6, dtype=torch.bool).tril()
+    p = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    doubled = 2 * (p @ v)
+    shares = relevance_of_output / (doubled + 1e-9 * doubled.sign())
+    terms = p[..., None] * v[..., None, :, :] * shares[..., None, :]  # (B, H, T, S, E)
+    of_weights, of_value = terms.sum(-1), terms.sum(-3)
+    of_scores = scores * (of_weights - p * of_weights.sum(-1, keepdim=True))
+    # A score is a sum of its product and a bias: each gets its share of it.
+    ratio = torch.where(allowed, of_scores / scores, 0.0)
+    pairs = q[..., None, :] * k[..., None, :, :] * 5**-0.5 * ratio[..., None] / 2  # (B, H, T, S, D)
+    torch.testing.assert_close(found.weights.dense(), of_weights)
+    torch.testing.assert_close(found.value, of_value)
+    torch.testing.assert_close(found.query, pairs.sum(-2))
+    torch.testing.assert_close(found.key, pairs.sum(-3))
+    total = found.weights.dense().sum() + found.value.sum()
+    torch.testing.assert_close(total, relevance_of_output.sum(), rtol=1e-6, atol=1e-6)
+
+
+def test_attn_lrp_of_a_watched_model_and_what_it_refuses() -> None:
+    model = Two()
+    with torch.no_grad(), regard.watch(model, values=True) as seen:
+        model(x())
+    assert attn_lrp(seen["first", 0], torch.ones(2, 3, 7, 5)).query.shape == (2, 3, 7, 5)
+    assert attn_lrp(seen["first", 0][1], torch.ones(3, 7, 5)).key.shape == (3, 7, 5)
+    with pytest.raises(ShapeError, match=r"relevance \(2, 3, 7, 5\), got \(2, 7, 5\)"):
+        attn_lrp(seen["first", 0], torch.ones(2, 7, 5))
+    v = torch.randn(1, 2, 4, 3)
+    sigmoid = regard.attention(v, v, v, normalization=regard.Sigmoid(), return_weights=True, keep_values=True).weights
+    with pytest.raises(ArgumentError, match="softmax of scaled dot products, and this map is"):
+        attn_lrp(sigmoid, v)
+    with pytest.raises(ArgumentError, match="needs the values"):
+        attn_lrp(regard.attention(v, v, v, return_weights=True).weights, v)

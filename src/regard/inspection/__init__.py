@@ -1,5 +1,7 @@
 """Looking inside models: `regard.watch`, and analyses of all its maps together."""
 
+from regard.inspection.analysis.attn_lrp import AttentionRelevance as AttentionRelevance
+from regard.inspection.analysis.attn_lrp import attn_lrp as attn_lrp
 from regard.inspection.analysis.head_table import compare as compare
 from regard.inspection.analysis.head_table import head_table as head_table
 from regard.inspection.analysis.relevance import AttentionStep as AttentionStep
@@ -12,11 +14,13 @@ from regard.inspection.analysis.similarity import difference as difference
 from regard.inspection.analysis.tables import HeadTable as HeadTable
 
 __all__ = [
+    "AttentionRelevance",
     "AttentionStep",
     "Difference",
     "HeadTable",
     "Relevance",
     "agreement",
+    "attn_lrp",
     "compare",
     "difference",
     "head_table",

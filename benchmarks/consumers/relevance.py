@@ -68,6 +68,6 @@ def run() -> Report:
     return measure(
         __name__,
         note=f"A classifier of {LAYERS} layers of {HEADS} heads: forward, backward, and the row of the first token. "
-        "Eager has `output_attentions=True` and `retain_grad()`, and its row goes back through the layers as ours does; "
+        "Eager has `output_attentions=True`, `retain_grad()`, and its row goes back through the layers as ours does: "
         "the published code multiplies whole matrices.",
     )

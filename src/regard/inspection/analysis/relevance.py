@@ -123,7 +123,7 @@ class Relevance:
             found = self.dense(to=to, of=of, limit_bytes=limit_bytes)[..., where, :]
         else:
             with torch.no_grad():
-                found = _Rows(self._means(), self.lengths, of).through(to, where).mT
+                found = _RowsOfR(self._means(), self.lengths, of).through(to, where).mT
         return found[..., 0, :] if places.dim() == 0 else found
 
     def dense(self, *, to: str | None = None, of: str | None = None, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
@@ -160,7 +160,7 @@ class Relevance:
         return f"Relevance of tokens ({streams}) through {len(self._layers)} layers"
 
 
-class _Rows:
+class _RowsOfR:
     """Rows of R from the last layer back to the first: e^T R is a product of a row with each layer's (I + mean map).
 
     The rules are linear in R^{x,of} for a fixed stream `of`, but for the normalised factors, which are products of

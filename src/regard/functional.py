@@ -130,12 +130,21 @@ def attention(
     if is_checking():
         check_values(query, key, value, score=score, normalization=normalization, mask=mask, bias=bias)
     with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes that they get.
-        return _attend(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
+        return run_call(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
 
 
-def _attend(
+@overload
+def run_call(
+    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: Literal[True], keep_values: bool
+) -> Attended: ...
+@overload
+def run_call(
+    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool
+) -> Tensor | Attended: ...
+def run_call(
     call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool
 ) -> Tensor | Attended:
+    """Run a call that `make_call` has made, with its canonical values; `value` are the same as the caller gave them."""
     chosen = choose_backend(call, backend)
     if torch.compiler.is_compiling() and chosen.name == "fused" and not return_weights:
         # Others can read, optimise and export this graph: it is the same kernel under torch's own name.

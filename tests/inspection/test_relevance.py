@@ -286,7 +286,8 @@ def test_attn_lrp_of_a_watched_model_and_what_it_refuses() -> None:
     with torch.no_grad(), regard.watch(model, values=True) as seen:
         model(x())
     assert attn_lrp(seen["first", 0], torch.ones(2, 3, 7, 5)).query.shape == (2, 3, 7, 5)
-    assert attn_lrp(seen["first", 0][1], torch.ones(3, 7, 5)).key.shape == (3, 7, 5)
+    one: Any = seen["first", 0][1]
+    assert attn_lrp(one, torch.ones(3, 7, 5)).key.shape == (3, 7, 5)
     with pytest.raises(ShapeError, match=r"relevance \(2, 3, 7, 5\), got \(2, 7, 5\)"):
         attn_lrp(seen["first", 0], torch.ones(2, 7, 5))
     v = torch.randn(1, 2, 4, 3)

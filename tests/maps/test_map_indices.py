@@ -82,7 +82,7 @@ def test_other_indices_are_refused(index: Any, message: str) -> None:
 def test_what_is_read_of_an_index_alone_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs of a long map are read one by one, and slices of it stay lazy: neither makes its matrix."""
     x = torch.randn(1, 2, 20_000, 2)
-    weights = regard.attention(x, x, x, return_weights=True).weights
+    weights: Any = regard.attention(x, x, x, return_weights=True).weights
     with regard.strict_maps():
         rows = weights[0, :, 1:, :-1]
         assert isinstance(rows, regard.AttentionMap)

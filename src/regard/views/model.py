@@ -20,7 +20,7 @@ from regard.views.heatmap import (
     warn_of_missing,
     write_heading,
 )
-from regard.views.html.page import Example, Map
+from regard.views.html.contents import Example, Map
 from regard.views.labels import printable, width
 from regard.views.layout import COLOUR_BAR, FONT_POINTS, GLYPH, LINE, MARGIN, Box
 

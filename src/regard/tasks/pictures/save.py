@@ -12,7 +12,8 @@ from regard.storage.atomic import replacing
 from regard.storage.own_files import refuse_links
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.heatmap import Panel, heatmap_grid
-from regard.views.html.page import Example, Map, save_page
+from regard.views.html.contents import Example, Map
+from regard.views.html.page import save_page
 
 
 class Attends(Protocol):

@@ -62,6 +62,7 @@ from regard.version import __version__ as __version__
 
 PACKAGES = frozenset(
     {
+        "align",
         "generation",
         "inspection",
         "maps",

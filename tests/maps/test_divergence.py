@@ -141,7 +141,7 @@ def test_weights_that_underflow_leave_the_loss_finite(kind: Divergence) -> None:
     flat = regard.attention(0 * q, k, k, return_weights=True).weights
     expected = (200.0 + 0 + 100 + 400) / 4 - (1.3862944 if kind == "kl" else 0.0)
     torch.testing.assert_close(regard.divergence(flat, sharp, kind), torch.full((1, 1, 4), expected))
-    by_tiles = regard.divergence(flat.select(columns=slice(None)), sharp.select(columns=slice(0, 4)), kind)
+    by_tiles = regard.divergence(flat.only(columns=slice(None)), sharp.only(columns=slice(0, 4)), kind)
     torch.testing.assert_close(by_tiles, torch.full((1, 1, 4), expected))
 
 

@@ -55,7 +55,7 @@ def test_mass(kept: regard.Mask, mask: Any, normalization: Normalization) -> Non
     allowed = kept.dense(SIZES)
     same(weights.mass(kept), (dense * allowed).sum(-1), inputs)
     same(weights.average().mass(kept), (dense.mean(1) * allowed[:, 0]).sum(-1), inputs)
-    same(weights.select(heads=[2, 0]).mass(kept), (dense[:, [2, 0]] * allowed).sum(-1), inputs)
+    same(weights.only(heads=[2, 0]).mass(kept), (dense[:, [2, 0]] * allowed).sum(-1), inputs)
 
 
 def test_mass_under_a_tensor_of_the_map_s_rank() -> None:

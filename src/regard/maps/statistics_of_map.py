@@ -254,25 +254,25 @@ class MapStatistics:
         offset = self.shape[-1] - self.shape[-2] if offset is None else offset
         return self._say(st.Distance(offset))
 
-    def max(self) -> Tensor:
+    def top_weight(self) -> Tensor:
         """The largest weight of each query, (batch..., H, T), in [0, 1] under softmax. Tiles.
 
         >>> import regard
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.max()
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_weight()
         tensor([0.4711, 0.4711, 0.4711])
         """
         return self._say(st.Largest())
 
-    def argmax(self) -> Tensor:
+    def top_key(self) -> Tensor:
         """The first key that has the largest weight of each query, (batch..., H, T); -1 for rows with no key. Tiles.
 
         >>> import regard
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.argmax()
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_key()
         tensor([0, 1, 2])
         """
         return self._say(st.ArgLargest())
 
-    def topk(self, k: int) -> TopKeys:
+    def top_keys(self, k: int) -> TopKeys:
         """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
 
         If fewer than k keys have a weight, the rest is 0 with the index -1. The values carry gradients.
@@ -281,7 +281,7 @@ class MapStatistics:
             ArgumentError: k is not in [1, S].
 
         >>> import regard
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.topk(1)
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_keys(1)
         TopKeys(values=tensor([[0.4711],
             [0.4711],
             [0.4711]]), indices=tensor([[0],
@@ -428,9 +428,10 @@ class MapStatistics:
         """Several statistics by name, from one pass over the map.
 
         Args:
-            names: received, entropy, participation, distance, max, argmax, topk, quantile_mass, pooled, pooled_mean,
-                pooled_sum or pooled_max; without names they are received, entropy, topk and pooled.
-            k: for topk.
+            names: received, entropy, participation, distance, top_weight, top_key, top_keys, quantile_mass,
+                pooled, pooled_mean, pooled_sum or pooled_max; without names they are received, entropy, top_keys and
+                pooled.
+            k: for top_keys.
             p: for quantile_mass.
             rows: for pooled.
             columns: for pooled.
@@ -441,8 +442,8 @@ class MapStatistics:
 
         >>> import regard
         >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
-        >>> summary = weights.summary("received", "topk", k=1)
-        >>> summary["received"], summary["topk"].indices
+        >>> summary = weights.summary("received", "top_keys", k=1)
+        >>> summary["received"], summary["top_keys"].indices
         (tensor([1., 1., 1.]), tensor([[0],
             [1],
             [2]]))

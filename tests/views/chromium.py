@@ -111,9 +111,7 @@ class Chromium:
 
     def size(self, width: int, height: int) -> None:
         """The size of the window in CSS pixels."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def dark(self, is_dark: bool) -> None:
         """What the reader's system prefers."""

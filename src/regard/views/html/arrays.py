@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+Floats = npt.NDArray[np.floating[Any]]
 KINDS = {"f16": "<f2", "f32": "<f4", "u8": "u1", "u16": "<u2", "u32": "<u4"}
 """The types of arrays in a page, and their names in NumPy."""
 
 
-class Packed(NamedTuple):
+class PackedArray(NamedTuple):
     """An array as it stands in a page."""
 
     kind: str
@@ -29,7 +30,7 @@ class Packed(NamedTuple):
         return 4 * -(-len(self.raw) // 3) + 48
 
 
-def packed(values: npt.NDArray[Any], kind: str) -> Packed:
+def packed(values: npt.NDArray[Any], kind: str) -> PackedArray:
     """Put all first bytes of the numbers before all second bytes, which deflate makes smaller, and deflate them.
 
     >>> packed(np.zeros(1000), "f16").size < 100
@@ -37,7 +38,7 @@ def packed(values: npt.NDArray[Any], kind: str) -> Packed:
     """
     narrow = np.ascontiguousarray(values, KINDS[kind]).reshape(-1)
     planes = narrow.view(np.uint8).reshape(-1, narrow.itemsize).T
-    return Packed(kind, narrow.size, zlib.compress(planes.tobytes(), 6))
+    return PackedArray(kind, narrow.size, zlib.compress(planes.tobytes(), 6))
 
 
 class Arrays:
@@ -50,7 +51,7 @@ class Arrays:
 
     def __init__(self, budget_bytes: float) -> None:
         self.budget_bytes = budget_bytes
-        self.held: list[Packed] = []
+        self.held: list[PackedArray] = []
         self.used_bytes = 0
 
     @property
@@ -58,7 +59,7 @@ class Arrays:
         """What can still be spent."""
         return self.budget_bytes - self.used_bytes
 
-    def offer(self, *given: Packed) -> int | None:
+    def offer(self, *given: PackedArray) -> int | None:
         """Take the arrays, all of them or none; the place of the first, or None if they do not fit."""
         cost = sum(one.size for one in given)
         if cost > self.left_bytes:

@@ -22,7 +22,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.pooling import Bins, Grid
 from regard.views.html.arrays import Arrays, packed
 from regard.views.html.factors import factors_of
-from regard.views.html.numbers import Numbers, Top, as_heads, mean_of, numbers, spans
+from regard.views.html.numbers import HeadNumbers, Top, as_heads, mean_of_heads, numbers, spans
 from regard.views.labels import axis_labels, printable, right_to_left
 
 FINER = (256, 1024)
@@ -89,7 +89,7 @@ class _Work(NamedTuple):
     carried: Carried
     heads: AttentionMap
     mean: AttentionMap | None
-    found: list[Numbers]
+    found: list[HeadNumbers]
     """Of the heads, and of their mean if there is more than one."""
     spans: npt.NDArray[np.integer[Any]] | None
 
@@ -98,12 +98,15 @@ class _Work(NamedTuple):
         if head == len(self.heads):
             assert self.mean is not None
             return self.mean
-        return self.heads.select(heads=slice(head, head + 1))
+        return self.heads.only(heads=slice(head, head + 1))
 
     def top(self, head: int) -> Top | None:
         """The strongest keys of a head, (1, T, k)."""
         of, at = (self.found[0], head) if head < len(self.heads) else (self.found[1], 0)
-        return None if of.top is None else Top(*(one[at : at + 1] for one in (of.top.keys, of.top.weights, of.top.rest)))
+        if of.top is None:
+            return None
+        one = slice(at, at + 1)
+        return Top(of.top.keys[one], of.top.weights[one], of.top.rest[one])
 
 
 def contents(
@@ -186,7 +189,7 @@ def _begun(example: Example, name: str, one: Map, labels: _Labels, arrays: Array
     count, queries, keys = heads.shape
     rows, columns = axis_labels(one.rows, queries, "rows"), axis_labels(one.columns, keys, "columns")
     found = [numbers(name, heads, None if one.columns is None else columns)]
-    mean = mean_of(heads)
+    mean = mean_of_heads(heads)
     if mean is not None:
         found.append(numbers(name, mean, None))
     largest = max(top for each in found for top in each.largest)
@@ -218,7 +221,7 @@ def _begun(example: Example, name: str, one: Map, labels: _Labels, arrays: Array
     return _Work(entry, carried, heads, mean, found, masked)
 
 
-def _picture(of: Numbers, scale: float, arrays: Arrays) -> dict[str, Any]:
+def _picture(of: HeadNumbers, scale: float, arrays: Arrays) -> dict[str, Any]:
     cells = of.cells
     parts = {"largest": cells.largest, "mean": None if cells.grid.is_whole else cells.mean}
     if parts["largest"] is None and cells.grid.is_whole:

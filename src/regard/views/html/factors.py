@@ -1,7 +1,7 @@
 """The factors of a map: the queries and keys from which a page computes any weight itself.
 
-They are carried only where the weights are exactly exp(scale * q . k - lse) under a mask that gives each query one range
-of keys, and only after the weights that the page will compute were compared with those of the map.
+They are carried only where the weights are exactly exp(scale * q . k - lse) under a mask that gives each query one
+range of keys, and only after the weights that the page will compute were compared with those of the map.
 """
 
 from typing import Any, NamedTuple
@@ -16,24 +16,24 @@ from regard.maps.call_source import CallSource
 from regard.mechanisms.masks.basic import Causal, Lengths, Padding
 from regard.mechanisms.masks.patterns import Window
 from regard.mechanisms.normalizations import Softmax
+from regard.views.html.arrays import Floats
 
 CHECKED_ROWS = 1024
 """Queries whose weights are compared before factors are written: all of a shorter map."""
 KNOWN = (Causal, Lengths, Padding, Window)
 TOLERANCE = 2e-5
 """The largest difference that is taken for rounding."""
-Array = npt.NDArray[np.floating[Any]]
 
 
-class Factors(NamedTuple):
+class PageFactors(NamedTuple):
     """exp(scale * query . key - lse) of each head, in float32."""
 
     scale: float
-    query: Array
+    query: Floats
     """(H, T, D)."""
-    key: Array
+    key: Floats
     """(H, S, D)."""
-    lse: Array
+    lse: Floats
     """(H, T): the log-sum-exp of each query's scores; 0 where it has no key."""
 
 
@@ -53,7 +53,7 @@ def why_none(heads: AttentionMap) -> str:
 
 
 @torch.no_grad()
-def factors_of(name: str, heads: AttentionMap, spans: npt.NDArray[np.integer[Any]] | None) -> Factors:
+def factors_of(name: str, heads: AttentionMap, spans: npt.NDArray[np.integer[Any]] | None) -> PageFactors:
     """The factors of a map (H, T, S), compared with the map.
 
     Raises:
@@ -70,14 +70,14 @@ def factors_of(name: str, heads: AttentionMap, spans: npt.NDArray[np.integer[Any
     key = call.key.float().repeat_interleave(call.query.shape[1] // call.key.shape[1], 1).flatten(0, 1)
     lse = source.state.flatten(0, 1).float()
     lse = lse.where(lse.isfinite(), 0.0)
-    found = Factors(float(scale), *(one.cpu().numpy() for one in (query, key, lse)))
+    found = PageFactors(float(scale), *(one.cpu().numpy() for one in (query, key, lse)))
     apart = _apart(heads, found, spans)
     if not apart <= TOLERANCE:
         raise ArgumentError(f"map {name!r}: its factors give weights that are off by {apart:.1e}: they are not written")
     return found
 
 
-def _apart(heads: AttentionMap, found: Factors, spans: npt.NDArray[np.integer[Any]] | None) -> float:
+def _apart(heads: AttentionMap, found: PageFactors, spans: npt.NDArray[np.integer[Any]] | None) -> float:
     """The largest difference between the weights of the map and those that a page computes."""
     queries, keys = heads.shape[-2:]
     rows = np.unique(np.linspace(0, queries - 1, min(queries, CHECKED_ROWS)).round().astype(np.int64))

@@ -3,7 +3,7 @@ query, the mean of the heads. Everything comes from the map in one pass over its
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,14 @@ from regard.maps.given_source import given_weights
 from regard.maps.pooling import Grid
 from regard.maps.statistics import Distance, Entropy, TopKeys
 from regard.maps.statistics_by_name import pooled, top_weights
+from regard.views.html.arrays import Floats
 
 THUMBNAIL = 64
 """The most cells on a side of the picture that is carried of every head."""
+KEPT = 512
+"""The same of a map of which only statistics were kept: its pictures are taken as they are."""
 STRONGEST = 16
 """How many keys of a query are carried."""
-Array = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class Cells:
     """A picture of heads (H, rows, columns): the largest weight and the mean weight of each block; None if not kept."""
 
     grid: Grid
-    largest: Array | None
-    mean: Array | None
+    largest: Floats | None
+    mean: Floats | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,13 @@ class Top:
     """The strongest keys of each query (H, T, k) in the order of the keys, their weights, and the sum of the others."""
 
     keys: npt.NDArray[np.integer[Any]]
-    weights: Array
-    rest: Array
+    weights: Floats
+    rest: Floats
     """(H, T)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class HeadNumbers:
     """What is known of some heads."""
 
     cells: Cells
@@ -90,7 +92,7 @@ def _tensor(name: str, weights: Any) -> Tensor:
 
 
 @torch.no_grad()
-def numbers(name: str, heads: AttentionMap, labels: Sequence[str] | None, *, strongest: bool = True) -> Numbers:
+def numbers(name: str, heads: AttentionMap, labels: Sequence[str] | None, *, strongest: bool = True) -> HeadNumbers:
     """The numbers of every head of a map (H, T, S).
 
     Args:
@@ -108,24 +110,24 @@ def numbers(name: str, heads: AttentionMap, labels: Sequence[str] | None, *, str
     if not heads.source.has_blocks:
         return _of_what_was_kept(heads)
     asked = [*(() if wanted.is_whole else ("pooled_max",)), "pooled_mean", "entropy", "distance"]
-    asked += ["topk"] if strongest and not wanted.is_whole else []
+    asked += ["top_keys"] if strongest and not wanted.is_whole else []
     k = min(STRONGEST, keys)
     found: dict[str, Any] = heads.summary(*asked, rows=THUMBNAIL, columns=THUMBNAIL, k=k)
     mean = found["pooled_mean"]
     cells = Cells(wanted, _numpy(found.get("pooled_max", mean)), _numpy(mean))
     _refuse_what_is_not_finite(name, cells)
-    largest = [float(one.max()) for one in cast(Array, cells.largest)]
-    top = _top(heads, found["topk"]) if "topk" in found else None
-    return Numbers(cells, top, largest, _without_sink(cells, top, largest), _statistics(heads, found, labels))
+    largest = [float(one.max()) for one in cast(Floats, cells.largest)]
+    top = _top(heads, found["top_keys"]) if "top_keys" in found else None
+    return HeadNumbers(cells, top, largest, _without_sink(cells, top, largest), _statistics(heads, found, labels))
 
 
-def mean_of(heads: AttentionMap) -> AttentionMap | None:
-    """The mean over the heads (1, T, S), taken before anything is pooled; None if there is one head, or it is not known."""
+def mean_of_heads(heads: AttentionMap) -> AttentionMap | None:
+    """The mean over the heads (1, T, S), taken before anything is pooled; None for one head, or if it is not known."""
     if len(heads) == 1:
         return None
     if not heads.source.has_blocks:
         queries, keys = heads.shape[-2:]
-        grid = heads.grid(THUMBNAIL, THUMBNAIL, "mean")
+        grid = heads.grid(KEPT, KEPT, "mean")
         if not heads.source.keeps(pooled(grid.rows.count, grid.columns.count, queries, keys, "mean")):
             return None
     return AttentionMap(heads.average().source.choose(None, (1,)))
@@ -135,24 +137,25 @@ def _without_sink(cells: Cells, top: Top | None, largest: list[float]) -> list[f
     """The largest weights on other keys than the first; the largest of all where that is not known."""
     if cells.grid.is_whole and cells.grid.columns.count > 1:
         values = cells.largest if cells.largest is not None else cells.mean
-        return [float(one[:, 1:].max()) for one in cast(Array, values)]
+        return [float(one[:, 1:].max()) for one in cast(Floats, values)]
     if top is None or top.keys.shape[-1] < 2:
         return largest
-    return [float(weights.where(keys > 0, 0.0).max()) for keys, weights in zip(*map(torch.from_numpy, (top.keys, top.weights)), strict=True)]
+    return [float(one.max()) for one in np.where(top.keys > 0, top.weights, 0.0)]
 
 
-def _numpy(values: Tensor) -> Array:
-    array: Array = values.cpu().double().numpy()
+def _numpy(values: Tensor) -> Floats:
+    array: Floats = values.cpu().double().numpy()
     return array
 
 
-def _of_what_was_kept(heads: AttentionMap) -> Numbers:
+def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
     """The finest pictures, the strongest keys and the numbers that a summary holds."""
     source, (queries, keys) = heads.source, heads.shape[-2:]
-    found: dict[str, Array] = {}
+    found: dict[str, Floats] = {}
     grids = {}
-    for how in ("max", "mean"):
-        grids[how] = heads.grid(THUMBNAIL, THUMBNAIL, how)
+    kinds: tuple[Literal["max"], Literal["mean"]] = ("max", "mean")
+    for how in kinds:
+        grids[how] = heads.grid(KEPT, KEPT, how)
         rows, columns = grids[how].rows.count, grids[how].columns.count
         if source.keeps(pooled(rows, columns, queries, keys, how)):
             found[how] = _numpy(heads.pooled(rows, columns, how))
@@ -163,16 +166,15 @@ def _of_what_was_kept(heads: AttentionMap) -> Numbers:
         del found["mean"]
     cells = Cells(grid, found.get("max"), found.get("mean"))
     k = next((k for k in range(min(STRONGEST, keys), 0, -1) if source.keeps(top_weights(k, keys))), 0)
-    top = _top(heads, heads.topk(k)) if k else None
-    largest = found["max"] if "max" in found else None if top is None else top.weights
-    if largest is None:
-        largest = found["mean"]
+    top = _top(heads, heads.top_keys(k)) if k else None
+    known = (found.get("max"), None if top is None else top.weights, found.get("mean"))
+    largest = next(values for values in known if values is not None)
     statistics: dict[str, list[float | None]] = {}
     for name, statistic in (("entropy", Entropy()), ("distance", Distance(keys - queries))):
         if source.keeps(statistic):
             statistics[name] = [float(one) for one in getattr(heads, name)().mean(-1)]
     most = [float(one.max()) for one in largest]
-    return Numbers(cells, top, most, _without_sink(cells, top, most), statistics)
+    return HeadNumbers(cells, top, most, _without_sink(cells, top, most), statistics)
 
 
 def _refuse_what_is_not_finite(name: str, cells: Cells) -> None:
@@ -205,12 +207,14 @@ def _top(heads: AttentionMap, found: TopKeys) -> Top:
     return Top(keys.numpy(), weights.numpy(), rest.numpy())
 
 
-def _statistics(heads: AttentionMap, found: dict[str, Any], labels: Sequence[str] | None) -> dict[str, list[float | None]]:
+def _statistics(
+    heads: AttentionMap, found: dict[str, Any], labels: Sequence[str] | None
+) -> dict[str, list[float | None]]:
     """Means over the queries that have a key: nats, positions, shares."""
     queries, keys = heads.shape[-2:]
     live = found["pooled_mean"].new_ones(len(heads), queries, dtype=torch.bool)
-    if "topk" in found:
-        live = found["topk"].values[..., 0] > 0
+    if "top_keys" in found:
+        live = found["top_keys"].values[..., 0] > 0
     rows = torch.arange(queries, device=heads.device)
     places = rows + keys - queries
     answers = {"entropy": _mean_of(found["entropy"], live), "distance": _mean_of(found["distance"], live)}

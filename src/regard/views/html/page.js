@@ -21,11 +21,11 @@ const STEP_MS = 600;
  * Draw the examples of `data` into `root`. Options, all of them optional:
  *   start      what is shown first, as in a link (texts by name)
  *   onLink     called with the link's text when what is shown has changed
- *   fetch      gives the bytes of an array that the data do not hold
+ *   bytesOf      gives the bytes of an array that the data do not hold
  * Returns { ready, remove }: a promise of the first picture, and a function that removes everything again.
  */
 export function render(root, data, options = {}) {
-  const read = arrayReader(data.arrays, options.fetch);
+  const read = arrayReader(data.arrays, options.bytesOf);
   const weightsOf = weightReader(data, read);
   const loaded = new Map();
   let state = initial(data, options.start), turn = 0, last = null, playing = null;

@@ -1,8 +1,8 @@
 """The page: attention in one HTML file that opens in every browser, offline, without any installation.
 
-Point at a token, and you see the tokens that it attended to, or that attended to it, for every sentence, kind of attention,
-layer and head. A page has a budget of bytes. What it carries within that, and how exactly, it says itself, and what it does
-not carry it draws as "not carried". The browser has the fonts, so that every script is readable.
+Point at a token, and you see the tokens that it attended to, or that attended to it, for every sentence, kind of
+attention, layer and head. A page has a budget of bytes. What it carries within that, and how exactly, it says itself,
+and what it does not carry it draws as "not carried". The browser has the fonts, so that every script is readable.
 """
 
 import html
@@ -18,7 +18,7 @@ from typing import Any
 from regard.errors import ArgumentError
 from regard.storage.atomic import write_atomically
 from regard.views.colours import hex_ramp
-from regard.views.html.arrays import Packed
+from regard.views.html.arrays import PackedArray
 from regard.views.html.contents import MIB, Carried, Example, contents
 
 MODULES = (
@@ -35,6 +35,7 @@ class Page:
     """A page, and what it carries.
 
     >>> import torch
+    >>> from regard.views import Example, Map
     >>> made = page([Example("", {"0": Map(torch.eye(2))})])
     >>> print(made.report())
     the page carries 0.0 of 8.0 MB
@@ -77,11 +78,12 @@ def page(
     Args:
         examples: sentences with their maps; the reader of the page chooses one.
         title: the heading, and the title of the window.
-        budget_mb: how much it may carry, in MiB of the document. It is spent on a small picture and a few numbers of every
-            head; on `factors`; on the strongest keys of each query; on exact weights.
+        budget_mb: how much it may carry, in MiB of the document. It is spent on a small picture and a few numbers of
+            every head; on `factors`; on the strongest keys of each query; on exact weights.
         exact: names of the maps whose exact weights come first; None for the map of each example that is shown first.
-        factors: names of maps of which queries and keys are carried, so that every weight is exact at every length. A head
-            takes 4 (T + S) D bytes. Only for a softmax of scaled dot products under causal, length and window masks.
+        factors: names of maps of which queries and keys are carried, so that every weight is exact at every length.
+            A head takes 4 (T + S) D bytes. Only for a softmax of scaled dot products under causal, length and window
+            masks.
 
     Returns:
         The document, and what it carries. It loads nothing else, so it works from a file and offline.
@@ -90,11 +92,12 @@ def page(
         ShapeError: a map is not (heads, T, S) or (T, S), or has not one label for each token.
         NonFiniteError: a weight is NaN or infinite.
         TooLargeError: labels and small pictures alone exceed the budget.
-        ArgumentError: there are no examples or no maps, a name or an argument does not exist, a weight is below 0, or a map
-            in `factors` has none.
+        ArgumentError: there are no examples or no maps, a name or an argument does not exist, a weight is below 0, or
+            a map in `factors` has none.
         NotKeptError: only statistics were kept of a map, and no picture is among them.
 
     >>> import torch
+    >>> from regard.views import Example, Map
     >>> words = ["le", "chat"]
     >>> text = page([Example("le chat", {"encoder.0": Map(torch.eye(2)[None], words, words)})]).text
     >>> text[:15], "http:" in text, "https:" in text
@@ -115,7 +118,7 @@ def page(
 
 def page_data(
     examples: Iterable[Example], *, title: str, budget_mb: float, exact: Sequence[str] | None, factors: Sequence[str]
-) -> tuple[dict[str, Any], list[Packed], list[Carried]]:
+) -> tuple[dict[str, Any], list[PackedArray], list[Carried]]:
     """What the page's script reads, without the arrays; the arrays; and what they are. See `page`."""
     chosen = list(examples)
     if not chosen or not all(example.maps for example in chosen):
@@ -135,7 +138,11 @@ def page_data(
 
 def _colours(*, dark: bool) -> dict[str, Any]:
     """The colours of a page: of weights, differences, heads, and of what is masked or not carried."""
-    accents = ["#8fb0ff", "#ffab66", "#4fd1c1", "#d79be8", "#c0c0c0", "#ff8fc8", "#d8cc5a", "#6cc8ff"] if dark else ["#3355c8", "#b8500a", "#00766c", "#8a3ea0", "#5f5f5f", "#a8006a", "#6b6200", "#0078b4"]
+    accents = (
+        ["#8fb0ff", "#ffab66", "#4fd1c1", "#d79be8", "#c0c0c0", "#ff8fc8", "#d8cc5a", "#6cc8ff"]
+        if dark
+        else ["#3355c8", "#b8500a", "#00766c", "#8a3ea0", "#5f5f5f", "#a8006a", "#6b6200", "#0078b4"]
+    )
     return {
         "ramp": hex_ramp(dark=dark),
         "diverging": hex_ramp(dark=dark)[::-1][:-1] + hex_ramp(dark=dark),

@@ -46,12 +46,12 @@ export function fromPlanes(planes, kind, length) {
   return new { f32: Float32Array, u8: Uint8Array, u16: Uint16Array, u32: Uint32Array }[kind](buffer);
 }
 
-/** The arrays of a page, each decoded when it is first needed. `fetch(place)` gives deflated bytes that are not in the page. */
-export function arrayReader(arrays, fetch) {
+/** The arrays of a page, each decoded when it is first needed. `bytesOf(place)` gives deflated bytes that are not in the page. */
+export function arrayReader(arrays, bytesOf) {
   const known = new Map();
   const read = async (place) => {
     const { kind, length, data } = arrays[place];
-    const bytes = data === undefined ? await fetch(place) : decodeBase64(data);
+    const bytes = data === undefined ? await bytesOf(place) : decodeBase64(data);
     return fromPlanes(await inflate(bytes), kind, length);
   };
   return (place) => {

@@ -4,7 +4,7 @@ import { labelOf } from "./page_dom.js";
 import { alignment } from "./page_links.js";
 
 // In two parts: a page that loads nothing holds no address of the web, which a test looks for.
-const NAMESPACE = ["http", "//www.w3.org/2000/svg"].join(":");
+const NAMESPACE = ["http" + ":", "", "www.w3.org", "2000", "svg"].join("/");
 
 /** A line of CSV (RFC 4180): quotes around what needs them. */
 export function csvLine(fields) {
@@ -31,6 +31,10 @@ export function csvOf(now, cells) {
         entry(head, row ?? place, column ?? place, weight);
       });
     }
+    return [csvLine(title), ...lines, ""].join("\r\n");
+  }
+  if (now.state.view === "links") {
+    for (const { head, weights } of now.several) for (const [i, j, weight] of alignment(weights, now.state.threshold)) entry(head, i, j, weight);
     return [csvLine(title), ...lines, ""].join("\r\n");
   }
   const { rows, columns, values, what } = cells, across = columns.length - 1;
@@ -79,11 +83,11 @@ export function svgOf(matrix, now) {
     }
   }
   const texts = [], label = (x, y, text, anchor, turned) =>
-    texts.push(`<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" text-anchor="${anchor}"${turned ? ` transform="rotate(-90 ${x.toFixed(1)} ${y.toFixed(1)})"` : ""} dominant-baseline="central">${escape(text)}</text>`);
+    texts.push(`<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" text-anchor="${anchor}"${turned ? ` transform="rotate(-90 ${x.toFixed(1)} ${y.toFixed(1)})"` : ""} dominant-baseline="central">${escape(text)}<\/text>`);
   const every = (cell) => Math.max(1, Math.ceil(14 / cell));
   for (let i = Math.ceil(r0); i < r1; i += every(place.cellHeight)) label(place.left - 5, place.y(i) + place.cellHeight / 2, labelOf(pane.rowLabels, i), "end", false);
   for (let j = Math.ceil(c0); j < c1; j += every(place.cellWidth)) label(place.x(j) + place.cellWidth / 2, place.top - 5, labelOf(pane.columnLabels, j), "start", true);
   return `<svg xmlns="${NAMESPACE}" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" font-family="sans-serif" font-size="12">` +
-    `<rect width="${width}" height="${height}" fill="${now.colours.card}"/><clipPath id="map"><rect x="${place.left}" y="${place.top}" width="${place.width}" height="${place.height}"/></clipPath>` +
-    `<rect x="${place.left}" y="${place.top}" width="${place.width}" height="${place.height}" fill="${paint.paper}"/><g clip-path="url(#map)">${shapes.join("")}</g><g fill="${now.colours.ink}">${texts.join("")}</g></svg>`;
+    `<rect width="${width}" height="${height}" fill="${now.colours.card}"/>` +
+    `<rect x="${place.left}" y="${place.top}" width="${place.width}" height="${place.height}" fill="${paint.paper}"/><svg x="${place.left}" y="${place.top}" width="${place.width}" height="${place.height}" viewBox="${place.left} ${place.top} ${place.width} ${place.height}" overflow="hidden">${shapes.join("")}<\/svg><g fill="${now.colours.ink}">${texts.join("")}<\/g><\/svg>`;
 }

@@ -15,6 +15,7 @@ from regard.maps.call_source import source_of_call
 from regard.views.colours import hex_ramp
 from regard.views.html import Example, Map, page
 from regard.views.labels import printable
+from regard.views.model import model_example
 from tests.views.chromium import Chromium
 
 # Numbers that half precision holds exactly. Queries are digits, keys are letters.
@@ -289,8 +290,12 @@ def test_every_query_whose_strongest_key_is_a_token_is_found(tab: Tab) -> None:
 
 
 def test_what_is_not_carried_is_drawn_and_said_so(tab: Tab) -> None:
-    made = page([Example("", {"0": Map(causal(300))})], budget_mb=0.044, exact=[])
-    assert not made.carried[0].of_each_query, made.report()
+    """Of a map of which one picture was kept, zoomed beyond its blocks."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    with torch.no_grad(), regard.watch(layer, keep=regard.Summarize("pooled_max", rows=60, columns=60)) as seen:
+        layer(torch.randn(1, 300, 16))
+    made = page([model_example(seen)])
+    assert not made.carried[0].of_each_query
     found = tab.show(made.text, "theme=light&heads=0&query=200&zoom=190-230x10-50").run("""
       return [reading().text, root.querySelector(".caption").textContent];""")
     assert "not carried" in found[0]

@@ -332,6 +332,30 @@ class MapStatistics:
         queries, keys = self.shape[-2:]
         return self._say(pooled(rows, columns, queries, keys, how))
 
+    def block_max(self, queries: int, keys: int) -> Tensor:
+        r"""The largest weight of each block of so many queries by so many keys: (batch..., H, t, s).
+
+        Args:
+            queries: how many queries a block has; fewer in the last one if T is no multiple.
+            keys: the same for keys.
+
+        There are t = ceil(T / queries) by s = ceil(S / keys) blocks. It is exact, as block-sparse attention and its
+        indexers need it; `pooled(rows, columns, "max")` takes the number of blocks instead. A block that the mask
+        leaves empty is 0. With gradients, to the largest weight. One pass over tiles, in linear memory.
+
+        Raises:
+            ArgumentError: a size is no whole number, or below 1.
+            NotKeptError: only statistics were kept of the map.
+
+        >>> import regard
+        >>> q = torch.zeros(5, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.block_max(2, 2)
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.3333, 0.3333, 0.0000],
+                [0.2000, 0.2000, 0.2000]])
+        """
+        return self._say(st.Pooled(Grid.of_size(queries, keys, *self.shape[-2:]), "max"))
+
     def mass(self, mask: Mask | Tensor) -> Tensor:
         r"""The share of each query's weight that a mask keeps: $\sum_{j \in M_i} P_{ij}$, (batch..., H, T).
 

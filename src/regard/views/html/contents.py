@@ -24,6 +24,7 @@ from regard.views.html.arrays import Arrays, packed
 from regard.views.html.factors import factors_of
 from regard.views.html.numbers import HeadNumbers, Top, as_heads, mean_of_heads, numbers, spans
 from regard.views.labels import axis_labels, printable, right_to_left
+from regard.views.reading_order import visual_order
 
 FINER = (256, 1024)
 """The sides of finer pictures, where the weights themselves do not fit."""
@@ -171,17 +172,17 @@ class _Labels:
         self._arrays = arrays
 
     def place(self, texts: list[str], *, given: bool) -> int:
-        shown = [printable(text) for text in texts] if given else []
-        entry = {
-            "texts": shown or None,
-            "count": len(texts),
-            "direction": "rtl" if right_to_left(texts) else "ltr",
-            "order": None,
-        }
-        if entry not in self.entries:
-            self.entries.append(entry)
-            self._arrays.used_bytes += sum(len(text.encode("utf-8", "replace")) + 3 for text in shown)
-        return self.entries.index(entry)
+        shown = [printable(text) for text in texts] if given else None
+        for place, entry in enumerate(self.entries):
+            if (entry["texts"], entry["count"]) == (shown, len(texts)):
+                return place
+        order = visual_order(texts) if given else []
+        moved = order != sorted(order)
+        packed_order = _needed(self._arrays, "the order of tokens", packed(np.array(order), "u32")) if moved else None
+        direction = "rtl" if right_to_left(texts) else "ltr"
+        self.entries.append({"texts": shown, "count": len(texts), "direction": direction, "order": packed_order})
+        self._arrays.used_bytes += sum(len(text.encode("utf-8", "replace")) + 3 for text in shown or ())
+        return len(self.entries) - 1
 
 
 def _begun(example: Example, name: str, one: Map, labels: _Labels, arrays: Arrays) -> _Work:

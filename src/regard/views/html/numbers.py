@@ -28,7 +28,7 @@ STRONGEST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class HeadCells:
     """A picture of heads (H, rows, columns): the largest weight and the mean weight of each block; None if not kept."""
 
     grid: Grid
@@ -50,7 +50,7 @@ class Top:
 class HeadNumbers:
     """What is known of some heads."""
 
-    cells: Cells
+    cells: HeadCells
     top: Top | None
     largest: list[float]
     """The largest weight of each head."""
@@ -114,7 +114,7 @@ def numbers(name: str, heads: AttentionMap, labels: Sequence[str] | None, *, str
     k = min(STRONGEST, keys)
     found: dict[str, Any] = heads.summary(*asked, rows=THUMBNAIL, columns=THUMBNAIL, k=k)
     mean = found["pooled_mean"]
-    cells = Cells(wanted, _numpy(found.get("pooled_max", mean)), _numpy(mean))
+    cells = HeadCells(wanted, _numpy(found.get("pooled_max", mean)), _numpy(mean))
     _refuse_what_is_not_finite(name, cells)
     largest = [float(one.max()) for one in cast(Floats, cells.largest)]
     top = _top(heads, found["top_keys"]) if "top_keys" in found else None
@@ -133,7 +133,7 @@ def mean_of_heads(heads: AttentionMap) -> AttentionMap | None:
     return AttentionMap(heads.average().source.choose(None, (1,)))
 
 
-def _without_sink(cells: Cells, top: Top | None, largest: list[float]) -> list[float]:
+def _without_sink(cells: HeadCells, top: Top | None, largest: list[float]) -> list[float]:
     """The largest weights on other keys than the first; the largest of all where that is not known."""
     if cells.grid.is_whole and cells.grid.columns.count > 1:
         values = cells.largest if cells.largest is not None else cells.mean
@@ -164,7 +164,7 @@ def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
     grid = grids["max" if "max" in found else "mean"]
     if len(found) == 2 and grids["max"] != grids["mean"]:
         del found["mean"]
-    cells = Cells(grid, found.get("max"), found.get("mean"))
+    cells = HeadCells(grid, found.get("max"), found.get("mean"))
     k = next((k for k in range(min(STRONGEST, keys), 0, -1) if source.keeps(top_weights(k, keys))), 0)
     top = _top(heads, heads.top_keys(k)) if k else None
     known = (found.get("max"), None if top is None else top.weights, found.get("mean"))
@@ -177,7 +177,7 @@ def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
     return HeadNumbers(cells, top, most, _without_sink(cells, top, most), statistics)
 
 
-def _refuse_what_is_not_finite(name: str, cells: Cells) -> None:
+def _refuse_what_is_not_finite(name: str, cells: HeadCells) -> None:
     for values in (cells.largest, cells.mean):
         if values is None or np.isfinite(values).all():
             continue

@@ -9,7 +9,7 @@ import { linksPane } from "./page_links.js";
 import { blockAt, matrixOf } from "./page_matrix.js";
 import { readable } from "./page_numbers.js";
 import { drawReading, readingOf, swatch } from "./page_reading.js";
-import { shareOf, stepOf, weightAt } from "./page_scale.js";
+import { lowOf, shareOf, stepOf } from "./page_scale.js";
 import { initial, kinds, linkOf, MOST_HEADS, namesOfHeads, SCALES, settled, shortcut, VIEWS } from "./page_state.js";
 import { textOf } from "./page_text.js";
 import { difference, weightReader } from "./page_weights.js";
@@ -89,7 +89,7 @@ export function render(root, data, options = {}) {
       root, data, state, example, map, several, weights: several[0].weights, top, isDark, colours,
       rowLabels: example.labels[map.rows], columnLabels: example.labels[map.columns],
       rowOrder: rowOrder.order, columnOrder: columnOrder.order, same: map.rows === map.columns,
-      share: (weight) => shareOf(weight, top, state.scale === "row" ? "linear" : state.scale),
+      share: (weight) => shareOf(weight, top, state.scale === "row" ? "linear" : state.scale, filled.low || undefined),
       about: `${map.shape[0]} heads of ${map.shape[1]} queries and ${map.shape[2]} keys.`,
       changedBy: state.temperature !== 1 || state.mask !== "own",
     };
@@ -121,7 +121,9 @@ export function render(root, data, options = {}) {
       if (scale === "row") {
         tops = rowTops(cells.values, cells.columns.length - 1, withoutSink && cells.columns[0] === 0);
       }
-      const step = (value, row) => (value < threshold ? -1 : stepOf(shareOf(value, tops ? tops[row] : top, scale), colours.length));
+      const low = scale === "log" ? lowOf(cells.values, top) : 0;
+      if (top === now.top) filled.low = low;
+      const step = (value, row) => (value < threshold ? -1 : stepOf(shareOf(value, tops ? tops[row] : top, scale, low), colours.length));
       return { colours, paper: colours[0], step, top };
     };
   }
@@ -132,7 +134,8 @@ export function render(root, data, options = {}) {
       const top = (state.withoutSink ? map.withoutSink : map.largest)[at] || 1;
       const values = picture.largest ?? picture.mean, { scale } = state;
       const tops = scale === "row" ? rowTops(values, picture.columns, state.withoutSink) : null;
-      return { colours: now.colours.ramp, step: (value, row) => stepOf(shareOf(value, tops ? tops[row] : top, scale), now.colours.ramp.length) };
+      const low = scale === "log" ? lowOf(values, top) : 0;
+      return { colours: now.colours.ramp, step: (value, row) => stepOf(shareOf(value, tops ? tops[row] : top, scale, low), now.colours.ramp.length) };
     };
   }
 
@@ -149,15 +152,15 @@ export function render(root, data, options = {}) {
     if (renewed("thumbs", example, kind, state.sort, state.theme, state.scale, state.withoutSink)) drawHeads(parts.heads, now, weightsOf, thumbPainter(now));
     syncControls(parts, now);
     markHeads(parts.heads, now);
-    drawTexts(now);
     drawMiddle(now);
+    drawTexts(now);
     const cells = parts.matrix.cells;
     const found = readingOf(now, cells, blockAt);
     drawReading(parts.reading, found, now, act.go);
     if (now.compared) parts.reading.append(...comparedReading(now));
     if (now.changedBy) parts.reading.prepend(element("p", { class: "changed" }, `Recomputed: temperature ${state.temperature}, ${{ own: "its own mask", none: "no mask", causal: "a causal mask" }[state.mask]}. These are not the model's weights.`));
     parts.live.textContent = state.pinned ? found.short : "";
-    drawLegend(parts, now);
+    drawLegend(parts, now, filled.low);
   }
 
   // -- the text ------------------------------------------------------------------------------------------
@@ -538,12 +541,13 @@ function syncControls(parts, now) {
   if (parts.find.value !== state.find && document.activeElement !== parts.find) parts.find.value = state.find;
 }
 
-function drawLegend(parts, now) {
+function drawLegend(parts, now, low) {
   const { state, colours, top } = now, stops = 12;
-  if (state.view === "compare" && now.compared.difference) parts.legendText.textContent = "A less B: blue less, orange more";
+  if (state.view === "compare" && now.compared.difference) parts.legendText.textContent = "A less B: orange less, blue more";
   else parts.legendText.textContent = { sqrt: "colours follow the square root of the weight", linear: "colours follow the weight", log: "colours follow the logarithm of the weight", row: "each query's colours go up to its own largest weight" }[state.scale];
   parts.ramp.style.background = `linear-gradient(90deg, ${Array.from({ length: stops }, (_, n) => colours.ramp[stepOf(n / (stops - 1), colours.ramp.length)]).join(", ")})`;
-  parts.low.textContent = state.scale === "log" ? readable(weightAt(0, top, "log")) : "0";
+  parts.low.textContent = state.scale === "log" ? readable(low || 0) : "0";
   parts.top.textContent = state.scale === "row" ? "row's largest" : readable(top);
+  if (state.withoutSink) parts.legendText.textContent += "; limits without the first key";
   parts.legendText.replaceChildren(parts.legendText.textContent, ...(now.several.length > 1 ? now.several.flatMap(({ head, colour }) => [" ", swatch(colour), `${head}`]) : []));
 }

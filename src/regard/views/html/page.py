@@ -17,15 +17,18 @@ from typing import Any
 
 from regard.errors import ArgumentError
 from regard.storage.atomic import write_atomically
-from regard.views.colours import hex_ramp
+from regard.views.colours import hexadecimal
 from regard.views.html.arrays import PackedArray
 from regard.views.html.contents import MIB, Carried, Example, contents
+from regard.views.themes import DARK, LIGHT, Theme
 
 MODULES = (
     "page_codec.js", "page_numbers.js", "page_weights.js", "page_state.js", "page_scale.js", "page_dom.js",
     "page_text.js", "page_matrix.js", "page_links.js", "page_reading.js", "page_heads.js", "page_export.js", "page.js",
 )  # fmt: skip
 """The files of the JavaScript; each uses only those before it."""
+NOT_CARRIED = ("#f1f1f4", "#c9ccd6"), ("#22242e", "#3d4152")
+"""The stripes of what is not carried, on light and on dark paper."""
 PRECISION = "Weights are kept in half precision: within 0.05 % of their value, or 3e-8."
 """The largest difference between a weight on the page and the given weight, in words; the page prints it."""
 
@@ -131,26 +134,21 @@ def page_data(
         "title": title,
         "note": PRECISION,
         "carried": {"used": arrays.used_bytes, "budget": budget, "lines": [str(one) for one in carried]},
-        "colours": {"light": _colours(dark=False), "dark": _colours(dark=True)},
+        "colours": {"light": _colours(LIGHT, NOT_CARRIED[0]), "dark": _colours(DARK, NOT_CARRIED[1])},
     }
     return about | data, arrays.held, carried
 
 
-def _colours(*, dark: bool) -> dict[str, Any]:
-    """The colours of a page: of weights, differences, heads, and of what is masked or not carried."""
-    accents = (
-        ["#8fb0ff", "#ffab66", "#4fd1c1", "#d79be8", "#c0c0c0", "#ff8fc8", "#d8cc5a", "#6cc8ff"]
-        if dark
-        else ["#3355c8", "#b8500a", "#00766c", "#8a3ea0", "#5f5f5f", "#a8006a", "#6b6200", "#0078b4"]
-    )
+def _colours(theme: Theme, unknown: tuple[str, str]) -> dict[str, Any]:
+    """The colours of a page: of weights, of differences, of heads, and of what is masked or not carried."""
     return {
-        "ramp": hex_ramp(dark=dark),
-        "diverging": hex_ramp(dark=dark)[::-1][:-1] + hex_ramp(dark=dark),
-        "heads": accents,
-        "masked": "#3a352d" if dark else "#e3ded6",
-        "hatch": "#564e42" if dark else "#cfc8bc",
-        "unknown": "#22242e" if dark else "#f1f1f4",
-        "unknownStripe": "#3d4152" if dark else "#c9ccd6",
+        "ramp": [hexadecimal(one) for one in theme.colours()],
+        "diverging": [hexadecimal(one) for one in theme.signed_colours()],
+        "heads": theme.accents,
+        "masked": theme.masked,
+        "hatch": theme.hatch,
+        "unknown": unknown[0],
+        "unknownStripe": unknown[1],
     }
 
 

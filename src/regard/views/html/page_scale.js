@@ -2,22 +2,23 @@
 
 import { clamp } from "./page_numbers.js";
 
-/** How many powers of ten the logarithmic scale shows below its largest weight. */
-export const DECADES = 4;
+/** How many powers of ten the logarithmic scale shows at most below its largest weight. */
+const DECADES = 4;
 
-/** The share of the ramp, from 0 to 1, at which a weight stands if `top` is the largest. */
-export function shareOf(weight, top, scale) {
+/** The low limit of the logarithmic scale: the smallest number above 0, but at most so many decades under the largest. */
+export function lowOf(values, top) {
+  let lowest = top;
+  for (const value of values) if (value > 0 && value < lowest) lowest = value;
+  return lowest < top ? Math.max(lowest, top * 10 ** -DECADES) : top / 10;
+}
+
+/** The share of the ramp, from 0 to 1, at which a weight stands if `top` is the largest; the rule of Python's views. */
+export function shareOf(weight, top, scale, low = top * 10 ** -DECADES) {
   if (!(weight > 0) || !(top > 0)) return 0;
   const share = weight / top;
   if (scale === "sqrt") return Math.min(1, Math.sqrt(share));
-  if (scale === "log") return clamp(1 + Math.log10(share) / DECADES, 0, 1);
+  if (scale === "log") return clamp(Math.log(weight / low) / Math.log(top / low), 0, 1);
   return Math.min(1, share);
-}
-
-/** The weight at a share of the ramp. */
-export function weightAt(share, top, scale) {
-  if (scale === "sqrt") return top * share * share;
-  return scale === "log" ? top * 10 ** ((share - 1) * DECADES) : top * share;
 }
 
 /** The index of a share among `steps` colours. */

@@ -5,8 +5,10 @@ from regard.views.figures import save_figure as save_figure
 from regard.views.heatmap import head_panels as head_panels
 from regard.views.heatmap import heatmap as heatmap
 from regard.views.heatmap import heatmap_grid as heatmap_grid
+from regard.views.html import Carried as Carried
 from regard.views.html import Example as Example
 from regard.views.html import Map as Map
+from regard.views.html import Page as Page
 from regard.views.html import page as page
 from regard.views.html import save_page as save_page
 from regard.views.labels import printable as printable
@@ -19,6 +21,10 @@ from regard.views.scales import LinearScale as LinearScale
 from regard.views.scales import LogScale as LogScale
 from regard.views.scales import RowScale as RowScale
 from regard.views.scales import SquareRootScale as SquareRootScale
+from regard.views.terminal import HalfBlocks as HalfBlocks
+from regard.views.terminal import Printing as Printing
+from regard.views.terminal import Table as Table
+from regard.views.terminal import map_text as map_text
 from regard.views.themes import DARK as DARK
 from regard.views.themes import LIGHT as LIGHT
 from regard.views.themes import Theme as Theme
@@ -26,19 +32,25 @@ from regard.views.themes import Theme as Theme
 __all__ = [
     "DARK",
     "LIGHT",
+    "Carried",
     "ColourScale",
     "Example",
+    "HalfBlocks",
     "Limits",
     "LinearScale",
     "LogScale",
     "Map",
+    "Page",
     "Panel",
+    "Printing",
     "RowScale",
     "SquareRootScale",
+    "Table",
     "Theme",
     "head_panels",
     "heatmap",
     "heatmap_grid",
+    "map_text",
     "model_example",
     "model_grid",
     "page",

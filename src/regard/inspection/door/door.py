@@ -22,6 +22,9 @@ from regard.maps.attention_map import AttentionMap
 class Door:
     """What `on_attention` makes: the model, with a function that is called after each attention call inside `with`."""
 
+    keeps_graph = False
+    """Whether the maps carry gradients."""
+
     def __init__(self, model: nn.Module, function: OnAttention, names: Names) -> None:
         self.model = model
         self.function = function

@@ -16,6 +16,7 @@ PAGES = [
     "docs/watching.md",
     "docs/maps.md",
     "docs/losses.md",
+    "docs/training.md",
     "docs/translate.md",
     *(f"docs/uses/{page.name}" for page in sorted((ROOT / "docs/uses").glob("*.md")) if page.name != "README.md"),
 ]

@@ -11,6 +11,7 @@ from importlib import import_module
 from types import ModuleType
 
 from regard import huggingface as huggingface
+from regard.editing import edit as edit
 from regard.errors import RegardError as RegardError
 from regard.functional import Attended as Attended
 from regard.functional import attention as attention
@@ -63,6 +64,7 @@ from regard.version import __version__ as __version__
 PACKAGES = frozenset(
     {
         "align",
+        "edits",
         "generation",
         "inspection",
         "maps",
@@ -116,6 +118,7 @@ __all__ = [
     "checking",
     "divergence",
     "documents",
+    "edit",
     "explain",
     "lengths",
     "map_of",

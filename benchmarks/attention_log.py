@@ -18,7 +18,8 @@ def run() -> tuple[list[Row], list[str]]:
     one, log, every = seconds_of(step(clipped=False)), seconds_of(logged), FitConfig().validate_every
     note = (
         f"4 layers of 8 heads, width 256, blocks of 256 tokens: one look at the heads in 1,024 tokens takes "
-        f"{log:.2f} s, a training step of 2,048 tokens {one:.2f} s. With a validation every {every} steps, the default, the log is "
+        f"{log:.2f} s, a training step of 2,048 tokens {one:.2f} s. With a validation every {every} steps, the "
+        f"default, the log is "
         f"{log / (log + every * one):.2%} of the time of training (at most 3 %); a validation every "
         f"{log / one / 0.03:.0f} steps would make it 3 %."
     )

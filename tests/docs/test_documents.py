@@ -15,6 +15,7 @@ PAGES = [
     "docs/convert.md",
     "docs/watching.md",
     "docs/maps.md",
+    "docs/pictures.md",
     "docs/losses.md",
     "docs/translate.md",
     *(f"docs/uses/{page.name}" for page in sorted((ROOT / "docs/uses").glob("*.md")) if page.name != "README.md"),

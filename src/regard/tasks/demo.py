@@ -10,7 +10,7 @@ from regard.generation.beam import Beam
 from regard.models.transformer import TransformerConfig
 from regard.storage.atomic import write_atomically
 from regard.storage.own_files import refuse_links
-from regard.tasks.pictures.save import save_pictures
+from regard.tasks.pictures.save import PictureFiles, SeenText, save_pictures
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.text import dates
@@ -86,7 +86,8 @@ def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[
     score = exact_match(answers, [pair.target for pair in pairs])
     shown = one_of_each_script(list(zip(pairs, answers, strict=True)), SHOWN)
     sources = [pair.source for pair, _ in shown]
-    files = save_pictures(translator, sources, folder, title="What each character of the answer looked at")
+    seen = [SeenText(source, translator.attend(source)) for source in sources]
+    files = save_pictures(seen, PictureFiles.at(folder), title="What each character of the answer looked at")
     return DemoResult(score, len(pairs), shown, files)
 
 

@@ -55,7 +55,7 @@ def eager(length: int) -> Run:
 
     transformers.AttentionInterface.register("steered_eagerly", steered_eagerly)
     model, ids = setting(length, "eager")
-    model.set_attn_implementation("steered_eagerly")  # type: ignore[operator]
+    model.set_attn_implementation("steered_eagerly")
     return partial(_hidden, model, ids)
 
 

@@ -173,7 +173,7 @@ def test_the_packages_are_reached_by_importing_regard_alone() -> None:
 def test_importing_costs_little_more_than_torch() -> None:
     """Counted in modules, which do not depend on the machine: regard's own, jaxtyping's and what these need."""
     loaded = "import torch, sys; n = len(sys.modules); import regard; print(len(sys.modules) - n)"
-    assert int(run(loaded)) < 145
+    assert int(run(loaded)) < 155
 
 
 def test_the_changelog_and_the_version_agree() -> None:

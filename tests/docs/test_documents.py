@@ -16,6 +16,7 @@ PAGES = [
     "docs/watching.md",
     "docs/editing.md",
     "docs/maps.md",
+    "docs/pictures.md",
     "docs/losses.md",
     "docs/translate.md",
     *(f"docs/uses/{page.name}" for page in sorted((ROOT / "docs/uses").glob("*.md")) if page.name != "README.md"),

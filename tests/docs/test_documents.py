@@ -14,6 +14,7 @@ PAGES = [
     "docs/coming-from.md",
     "docs/convert.md",
     "docs/watching.md",
+    "docs/editing.md",
     "docs/maps.md",
     "docs/pictures.md",
     "docs/losses.md",

@@ -24,6 +24,7 @@ CLAIMS = [
     "learned_bias",
     "kernel_regression",
     "watching",
+    "attention_log",
     "consumers",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"

@@ -14,8 +14,11 @@ PAGES = [
     "docs/coming-from.md",
     "docs/convert.md",
     "docs/watching.md",
+    "docs/editing.md",
     "docs/maps.md",
+    "docs/pictures.md",
     "docs/losses.md",
+    "docs/training.md",
     "docs/translate.md",
     *(f"docs/uses/{page.name}" for page in sorted((ROOT / "docs/uses").glob("*.md")) if page.name != "README.md"),
 ]

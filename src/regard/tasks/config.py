@@ -34,6 +34,11 @@ class TrainingConfig:
     """A run folder: training begins with its best model, and uses its tokenizers."""
     pictures: int = 3
     """Validation sentences whose attention is drawn for TensorBoard at every validation; 0 draws none."""
+    log_attention: bool = False
+    """Whether each validation also logs entropy, largest logit and share of the first key of every head."""
+    qk_clip: float = 0.0
+    """The largest logit of attention: a head that exceeds it has its queries and keys scaled down after the step; 0
+    scales none."""
     bad_batches: Literal["stop", "skip"] = "stop"
     """Whether a batch whose loss is NaN or infinite ends the run or is passed over; more than ten in a row end it."""
     seed: int = 0
@@ -56,6 +61,8 @@ class TrainingConfig:
             raise ArgumentError(f"seed must be 0 or more, got {self.seed}")
         if self.pictures < 0:
             raise ArgumentError(f"pictures must be 0 or more, got {self.pictures}")
+        if not 0 <= self.qk_clip < float("inf"):
+            raise ArgumentError(f"qk_clip must be above 0, or 0 to scale nothing, got {self.qk_clip}")
         if self.learning_rate <= 0:
             raise ArgumentError(f"learning_rate must be above 0, got {self.learning_rate}")
 

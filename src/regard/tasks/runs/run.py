@@ -8,7 +8,7 @@ from typing import IO, Any, NamedTuple, TypedDict, TypeVar
 import torch
 from torch import nn
 
-from regard.errors import MissingExtraError, RegardError, RunFolderError
+from regard.errors import ArgumentError, MissingExtraError, RegardError, RunFolderError
 from regard.storage.locks import locked
 from regard.storage.own_files import appended_to
 from regard.tasks.config import TrainingConfig, make_schedule
@@ -25,7 +25,9 @@ from regard.training.gradient_checkpointing import recompute_layers
 from regard.training.interrupts import ending_at_once
 from regard.training.loop import fit
 from regard.training.protocols import Batches, Loss, Validate
+from regard.training.qk_clip import QKClip
 from regard.training.random_state import seed_everything
+from regard.training.reporting.attention_log import Attend, AttentionLog
 from regard.training.reporting.display import PlainLines, watching
 from regard.training.reporting.events import Callback
 from regard.training.reporting.logs import MetricsFile, TensorBoard
@@ -35,7 +37,7 @@ Say = Callable[[str], None]
 Prepare = Callable[[C, RunFolder, Say], None]
 """Reads the data of a run and writes what training needs to the folder; the last file written is prepared.json."""
 
-WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep"})
+WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep", "log_attention"})
 """The settings that decide what is seen and kept of a training."""
 RESUMABLE = WATCHING | {"out", "steps", "patience", "bad_batches", "device", "strategy", "gradient_checkpointing"}
 """The settings that may change when a run is resumed; the meaning of a checkpoint depends on all others."""
@@ -53,6 +55,8 @@ class TrainingJob(NamedTuple):
     """The metric of `validate` by which the best model is chosen."""
     look: Look | None = None
     """Returns what the model attends to now in a few fixed sentences."""
+    attend: Attend | None = None
+    """Runs the model as it is now over a few fixed sequences, for the log of its heads."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -91,6 +95,9 @@ def train_run(
     make_schedule(config)  # raises before anything is written if the settings do not fit
     config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
     fabric = start_fabric(config.device, config.precision, config.strategy)
+    for setting in ("log_attention", "qk_clip"):
+        if getattr(config, setting) and not has_whole_model(fabric):
+            raise ArgumentError(f"{setting} needs the whole model on each rank: --strategy ddp")
     folder = RunFolder(config.out)
     with ending_at_once(), _alone(folder, fabric):
         if fabric.is_global_zero:
@@ -102,7 +109,10 @@ def train_run(
         if config.gradient_checkpointing:
             recompute_layers(job.model)
         seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
-        with _watchers(folder, fabric, progress, job.look) as watchers:
+        if config.qk_clip:
+            QKClip(job.model, config.qk_clip).attach(job.optimizer)
+        attend = job.attend if config.log_attention else None
+        with _watchers(folder, fabric, progress, job.look, attend) as watchers:
             fit(
                 job.model,
                 job.batches,
@@ -225,7 +235,9 @@ def _sayer(*files: IO[str] | None) -> Say:
 
 
 @contextmanager
-def _watchers(folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None) -> Iterator[list[Callback]]:
+def _watchers(
+    folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None, attend: Attend | None
+) -> Iterator[list[Callback]]:
     """The files that record a run's history, and the display of its progress; there are none but on rank 0."""
     if not fabric.is_global_zero:
         yield []
@@ -233,7 +245,9 @@ def _watchers(folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Lo
     with appended_to(folder.log_file) as log:
         say = _sayer(log, progress)
         look = look if has_whole_model(fabric) else None
-        kept: list[Callback] = [MetricsFile(folder.metrics_file), *_tensorboard(folder, look, say), PlainLines(log)]
+        files: list[Callback] = [MetricsFile(folder.metrics_file), *_tensorboard(folder, look, say)]
+        heads: list[Callback] = [] if attend is None else [AttentionLog(attend, files)]
+        kept: list[Callback] = [*files, *heads, PlainLines(log)]
         if progress is None:
             yield kept
         else:

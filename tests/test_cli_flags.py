@@ -13,7 +13,7 @@ import torch
 from regard.cli import evaluate as evaluate_command
 from regard.cli import main as program
 from regard.cli import view as view_command
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP, Vocabulary
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.runs.run_folder import RunFolder

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.tasks import Translator, train_translation
 from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import RunFolder

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.models.decoder_only import DecoderOnlyConfig
-from regard.models.encoder_only import EncoderOnlyConfig
-from regard.models.transformer import TransformerConfig
+from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, TransformerConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
 from regard.tasks.pictures.snapshots import Snapshots

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.generation.beam import Beam
-from regard.models.transformer import TransformerConfig
+from regard.generation.config import Beam
+from regard.models.config import TransformerConfig
 from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.tasks.pictures.save import save_pictures
 from regard.tasks.runs.run_folder import RunFolder

@@ -3,20 +3,20 @@
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from regard.cli.loading import loading
 from regard.cli.shared import Run, lines_of, print_table
 from regard.errors import ArgumentError
-from regard.generation.beam import Beam
-from regard.tasks.language_modelling.causal import LanguageModel
-from regard.tasks.language_modelling.masked import MaskedLanguageModel
-from regard.tasks.registry import task_of
-from regard.tasks.runs.choose_checkpoint import choose_checkpoint
-from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.translation.translator import Translator
+from regard.generation.config import Beam
+from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.registry import TASKS, task_name_of, task_of
 from regard.text.lines import STANDARD_INPUT, StrPath
 from regard.text.pairs import is_json_lines, read_pairs
 from regard.text.references import read_judged, read_references
+
+if TYPE_CHECKING:
+    from regard.tasks.translation.translator import Translator
 
 
 def evaluate(
@@ -44,16 +44,22 @@ def evaluate(
         stride: language model: tokens that each block predicts; its others are context; half a block unless given.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    model = task_of(run).load(run, device=device)
+    task = task_name_of(run)
     given = (
-        ("--beam", beam, Translator),
-        ("--length-penalty", length_penalty, Translator),
-        ("--stride", stride, LanguageModel),
-        ("--references", references or None, Translator),
+        ("--beam", beam, TRANSLATION),
+        ("--length-penalty", length_penalty, TRANSLATION),
+        ("--stride", stride, LANGUAGE_MODEL),
+        ("--references", references or None, TRANSLATION),
     )
     for flag, value, kind in given:
-        if value is not None and not isinstance(model, kind):
-            raise ArgumentError(f"{flag} is not for a run of the task {RunFolder(run).task()}: leave it out")
+        if value is not None and task != kind:
+            raise ArgumentError(f"{flag} is not for a run of the task {task}: leave it out")
+    with loading():
+        from regard.tasks.language_modelling.causal import LanguageModel
+        from regard.tasks.language_modelling.masked import MaskedLanguageModel
+        from regard.tasks.translation.translator import Translator
+
+    model = TASKS[task].load(run, device=device)
     match model:
         case Translator():
             numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
@@ -91,7 +97,11 @@ def score(run: Run, /, *, data: tuple[Path, ...] = (), device: str = "auto") -> 
         data: pairs or lines, in the forms that `evaluate` takes; standard input unless given.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    model = task_of(run).load(run, device=device)
+    task = task_of(run)
+    with loading():
+        from regard.tasks.translation.translator import Translator
+
+    model = task.load(run, device=device)
     paths: Sequence[StrPath] = data or (STANDARD_INPUT,)
     found = model.score(read_pairs(list(paths))) if isinstance(model, Translator) else model.score(lines_of(paths))
     for likelihood in found:
@@ -109,6 +119,9 @@ def choose(run: Run, /, *, by: Literal["loss", "bleu"] = "loss", beam: int = 5, 
         beam: hypotheses of the search for BLEU.
         device: auto, cpu, cuda, cuda:N or mps.
     """
+    with loading("lightning_fabric"):
+        from regard.tasks.runs.choose_checkpoint import choose_checkpoint
+
     candidates = choose_checkpoint(run, by=by, beam_size=beam, device=device)
     rows = [(one.name, *(f"{name} {value:.4f}" for name, value in one.metrics.items())) for one in candidates]
     print_table(rows)
@@ -116,7 +129,7 @@ def choose(run: Run, /, *, by: Literal["loss", "bleu"] = "loss", beam: int = 5, 
 
 
 def _translation_scores(
-    model: Translator, data: tuple[Path, ...], references: tuple[Path, ...], beam: Beam
+    model: "Translator", data: tuple[Path, ...], references: tuple[Path, ...], beam: Beam
 ) -> list[tuple[str, ...]]:
     if references and len(data) != 1:
         raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")

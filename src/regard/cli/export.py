@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from regard.cli.loading import loading
 from regard.cli.shared import Run
-from regard.exports import ExportFormat, export_run
+from regard.exports.formats import ExportFormat
 
 
 def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
@@ -14,5 +15,8 @@ def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
         to: the runtime.
         out: a folder to make.
     """
+    with loading():
+        from regard.exports.write import export_run
+
     for path in export_run(run, to=to, out=out):
         print(path)

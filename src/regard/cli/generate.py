@@ -1,14 +1,16 @@
 """`regard generate`: let a language model write."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from regard.cli.loading import loading
 from regard.cli.shared import Run
 from regard.errors import ArgumentError
-from regard.generation.filters import Filter, MinP, RepetitionPenalty, Temperature, TopK, TopP
-from regard.tasks.language_modelling.causal import LanguageModel
+
+if TYPE_CHECKING:
+    from regard.generation.filters import Filter
 
 
 def generate(
@@ -45,6 +47,9 @@ def generate(
     """
     if samples < 1:
         raise ArgumentError(f"samples must be at least 1, got {samples}")
+    with loading():
+        from regard.tasks.language_modelling.causal import LanguageModel
+
     filters = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
     model = LanguageModel.load(run, device=device)
     limits: dict[str, Any] = {"max_tokens": max_tokens, "filters": filters, "stop": stop, "seed": seed}
@@ -59,8 +64,10 @@ def generate(
     print(flush=True)
 
 
-def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float) -> list[Filter]:
+def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float) -> list["Filter"]:
     """The filters that were asked for, in the order in which they are applied."""
+    from regard.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
+
     filters: list[Filter] = []
     if repetition_penalty != 1.0:
         filters.append(RepetitionPenalty(repetition_penalty))

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from regard.cli.loading import loading
 from regard.errors import ArgumentError
 from regard.models.sizes import Size
 from regard.tasks.config import TrainingConfig
@@ -73,6 +74,9 @@ TRAINERS: dict[str, Callable[..., None]] = {
 def _train(task: str, settings: TrainingConfig, start: Start) -> None:
     if start.resume and start.overwrite:
         raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
+    with loading("lightning_fabric", "tokenizers"):
+        import regard.tasks.runs.run  # noqa: F401  (the task imports it)
+
     try:
         TASKS[task].run(settings, resume=start.resume, overwrite=start.overwrite, progress=sys.stderr)
     except KeyboardInterrupt as stop:

@@ -5,30 +5,21 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from regard.cli.loading import loading
 from regard.cli.shared import Run, refuse_first
 from regard.errors import DataError
-from regard.generation.beam import Beam
-from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.bulk.lines import (
-    BadLinePolicy,
-    BulkTranslation,
-    answered,
-    count_lines,
-    sentence_and_prefix,
-    whole_line,
-)
-from regard.tasks.translation.bulk.progress import counting
-from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
-from regard.tasks.translation.bulk.worker_pool import sharing, workers_for
-from regard.tasks.translation.options import TranslationOptions
-from regard.tasks.translation.results import Translation
-from regard.tasks.translation.translator import WINDOW_LINES, Translator
+from regard.generation.config import Beam
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_lines
-from regard.training.distributed.devices import Precision
+from regard.training.distributed.choices import Precision
+
+if TYPE_CHECKING:
+    from regard.tasks.translation.bulk.lines import BulkTranslation
+    from regard.tasks.translation.bulk.resumable_output import Unfinished
+    from regard.tasks.translation.results import Translation
 
 Mean = Literal["mean"]
 
@@ -82,8 +73,7 @@ def translate(
         workers: processes of one thread each that share the work on the CPU; unless given, one for each core if
             --input has many lines.
     """
-    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
-    chosen = align != AlignmentOf()
+    chosen = (alignment_layer, alignment_head) != (-1, "mean")
     refuse_first(
         (sentence is not None and input is not None, "a sentence and --input were both given: give one of them"),
         (sentence is not None and output is not None, "--output is for many lines: give --input, not a sentence"),
@@ -97,6 +87,21 @@ def translate(
         (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
     )
     search = Beam(beam, num_best=nbest, length_penalty=length_penalty)
+    with loading():
+        from regard.tasks.translation.alignments import AlignmentOf
+        from regard.tasks.translation.bulk.lines import (
+            BadLinePolicy,
+            BulkTranslation,
+            answered,
+            sentence_and_prefix,
+            whole_line,
+        )
+        from regard.tasks.translation.bulk.resumable_output import opened
+        from regard.tasks.translation.bulk.worker_pool import sharing, workers_for
+        from regard.tasks.translation.options import TranslationOptions
+        from regard.tasks.translation.translator import WINDOW_LINES, Translator
+
+    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
     translator = Translator.load(run, device=device, precision=precision)
     asked = TranslationOptions(
         beam=search,
@@ -125,8 +130,11 @@ def translate(
         print(f"bad lines left empty: {work.policy.skipped:,}; the first: {work.policy.first}", file=sys.stderr)
 
 
-def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | None) -> None:
+def _finish(work: "BulkTranslation", unfinished: "Unfinished | None", input: Path | None) -> None:
     """Write a file of translations to its end, and show the progress."""
+    from regard.tasks.translation.bulk.lines import count_lines
+    from regard.tasks.translation.bulk.progress import counting
+
     if unfinished is None:
         print("the file is whole: there is nothing left to do", file=sys.stderr)
         return
@@ -150,15 +158,15 @@ def _are_same(input: Path | None, output: Path | None) -> bool:
     return input is not None and output is not None and input.exists() and output.exists() and input.samefile(output)
 
 
-def _as_text(_number: int, translation: Translation) -> str:
+def _as_text(_number: int, translation: "Translation") -> str:
     return _one_line(translation.text)
 
 
-def _as_table(number: int, translation: Translation) -> str:
+def _as_table(number: int, translation: "Translation") -> str:
     return "\n".join(f"{number}\t{one.score:.4f}\t{_one_line(one.text)}" for one in translation.candidates)
 
 
-def _as_json(_number: int, translation: Translation) -> str:
+def _as_json(_number: int, translation: "Translation") -> str:
     candidates = [
         {
             "text": one.text,

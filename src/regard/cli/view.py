@@ -4,9 +4,9 @@ from pathlib import Path
 
 import tyro
 
+from regard.cli.loading import loading
 from regard.cli.shared import Run
 from regard.errors import ArgumentError
-from regard.tasks.pictures.save import save_pictures
 from regard.tasks.registry import task_of
 
 
@@ -23,6 +23,10 @@ def view(
     """
     if not sentences:
         raise ArgumentError("there is no sentence to draw: give one or more")
-    model = task_of(run).load(run, device=device)
+    task = task_of(run)
+    with loading("matplotlib"):
+        from regard.tasks.pictures.save import save_pictures
+
+    model = task.load(run, device=device)
     for path in save_pictures(model, sentences, out or run, title=f"What {run.resolve().name} attended to"):
         print(path)

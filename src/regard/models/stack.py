@@ -1,9 +1,7 @@
 """The common part of all Transformers: the configuration of a stack of layers, and the layer of self-attention."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from torch import Tensor, nn
 
@@ -12,6 +10,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.rotary.rotary import Rotary
+from regard.models.config import StackConfig
 from regard.models.parts import Maker, StackParts
 from regard.nn import (
     FeedForward,
@@ -41,36 +40,6 @@ POSITIONS: dict[str, Callable[["StackConfig"], Maker]] = {
     "learned": lambda config: partial(LearnedPositions, config.max_length, config.dim),
     "rotary": lambda config: NoPositions,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackConfig:
-    """The widths and parts of a stack of Transformer layers."""
-
-    dim: int = 256
-    """The width of the model; the paper's d_model."""
-    num_heads: int = 4
-    """The number of attention heads; the paper's h."""
-    num_kv_heads: int | None = None
-    """The number of key/value heads, which the query heads share; None means one for each query head."""
-    feed_forward_dim: int = 1024
-    """The hidden width of the feed-forward networks; the paper's d_ff."""
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    """The activation of the feed-forward networks; swiglu is gated."""
-    norm: Literal["layer", "rms"] = "layer"
-    """LayerNorm or RMSNorm."""
-    norm_position: Literal["pre", "post"] = "pre"
-    """The norm stands before each sublayer (easy to train) or after it (as in the paper)."""
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
-    max_length: int = 1024
-    """The longest sequence in tokens, if positions are learned."""
-    dropout: float = 0.1
-    """The probability of dropping an entry of an embedding or of a sublayer's output."""
-    activation_dropout: float | None = None
-    """The probability of dropping a hidden unit of the feed-forward networks (the paper: 0); None means `dropout`."""
-    attention_dropout: float = 0.0
-    """The probability of dropping an attention weight; above 0 the fused kernels cannot run."""
 
 
 def make_stack(config: StackConfig, num_layers: int) -> StackParts:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from regard.errors import ArgumentError
-from regard.training.distributed.devices import Precision, Strategy
+from regard.training.distributed.choices import Precision, Strategy
 from regard.training.fit_config import FitConfig
 from regard.training.schedules import Schedule, constant, cosine, inverse_square_root
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from regard.errors import RunFolderError
-from regard.generation.beam import Beam
-from regard.models.transformer import TransformerConfig
+from regard.generation.config import Beam
+from regard.models.config import TransformerConfig
 from regard.storage.atomic import write_atomically
 from regard.storage.own_files import refuse_links
 from regard.tasks.pictures.save import save_pictures

@@ -18,17 +18,17 @@ from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
 from regard.tasks.language_modelling.text_format import TextFormat, TrainedFormat
+from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
+from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.translation.pretrained import is_huggingface, load_pretrained_text
+from regard.tasks.translation.pretrained import load_pretrained_text
 from regard.text.blocks import TextWindow, next_token_windows, window_batches
 from regard.text.running_text import DocumentUnit, TextStream
 from regard.text.tokenizers import Tokenizer
 from regard.training.distributed.devices import find_device
 
-TASK = "language-model"
-"""The name of this task in a run folder and on the command line."""
 WINDOW_LINES = 1_024
 """How many lines are read and scored together."""
 BATCH_PLACES = 2_048
@@ -97,7 +97,7 @@ class LanguageModel:
             parts = load_pretrained_text(Path(folder))
             return cls(parts.model.to(find_device(device)), parts.language, block_length=parts.block_length)
         run = RunFolder(Path(folder))
-        config = run.read_config(TASK, LanguageModelConfig)
+        config = run.read_config(LANGUAGE_MODEL, LanguageModelConfig)
         tokenizer = load_tokenizer(run)
         tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer)
         make = partial(DecoderOnly, config.model, vocab_size=size)

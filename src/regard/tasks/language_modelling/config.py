@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from regard.errors import ArgumentError
-from regard.models.decoder_only import DecoderOnlyConfig
-from regard.models.encoder_only import EncoderOnlyConfig
+from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig
 from regard.tasks.config import TrainingConfig
 from regard.training.fit_config import FitConfig
 

@@ -17,6 +17,7 @@ from regard.tasks.language_modelling.causal import BATCH_PLACES, WINDOW_LINES
 from regard.tasks.language_modelling.config import MaskedLanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
+from regard.tasks.names import MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
@@ -25,8 +26,6 @@ from regard.text.running_text import DocumentUnit, encode_text, pieces
 from regard.text.tokenizers import BOS, EOS, PAD, Tokenizer
 from regard.training.distributed.devices import find_device
 
-TASK = "masked-language-model"
-"""The name of this task in a run folder and on the command line."""
 MOST_SINGLE_MASKS = 10_000
 """The most tokens, evenly spread over a text, that are masked for its pseudo-perplexity, which masks one at a time."""
 
@@ -75,7 +74,7 @@ class MaskedLanguageModel:
             ArgumentError: this machine does not have the device.
         """
         run = RunFolder(Path(folder))
-        config = run.read_config(TASK, MaskedLanguageModelConfig)
+        config = run.read_config(MASKED_LANGUAGE_MODEL, MaskedLanguageModelConfig)
         tokenizer = load_tokenizer(run)
         tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer) + 1
         make = partial(EncoderOnly, config.model, vocab_size=size)

@@ -12,11 +12,11 @@ from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_only import EncoderOnly
-from regard.tasks.language_modelling import causal, masked
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
+from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.validation_examples import look_at_text
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
@@ -83,12 +83,12 @@ def train_masked_language_model(
 
 def run_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> str:
     """Train as `train_language_model` does, but return the name of the device that was used, not the model."""
-    return train_run(causal.TASK, config, prepare_text, next_token_job, **options)
+    return train_run(LANGUAGE_MODEL, config, prepare_text, next_token_job, **options)
 
 
 def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[RunOptions]) -> str:
     """Train as `train_masked_language_model` does, but return the name of the device that was used, not the model."""
-    return train_run(masked.TASK, config, prepare_text, masked_job, **options)
+    return train_run(MASKED_LANGUAGE_MODEL, config, prepare_text, masked_job, **options)
 
 
 class TextBatches:

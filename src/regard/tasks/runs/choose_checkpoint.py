@@ -15,7 +15,8 @@ from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 from regard.training.averaging import mean_of
-from regard.training.checkpoints import TRAINED, Checkpoints, fill_model
+from regard.training.checkpoint_names import TRAINED
+from regard.training.checkpoints import Checkpoints, fill_model
 from regard.training.distributed.devices import start_fabric
 
 

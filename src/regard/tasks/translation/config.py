@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from regard.errors import ArgumentError
-from regard.models.rnn import RNNConfig, RNNSeq2Seq
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.config import TrainingConfig
-
-Model = Transformer | RNNSeq2Seq
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,10 +56,3 @@ class TranslationConfig(TrainingConfig):
             raise ArgumentError(f"label_smoothing must be between 0 and 1, got {self.label_smoothing}")
         if self.model == "transformer" and self.transformer.shared_embeddings and not self.shared_vocabulary:
             raise ArgumentError("shared embeddings need one vocabulary: add --shared-vocabulary")
-
-
-def make_model(config: TranslationConfig, *, source_vocab_size: int, target_vocab_size: int) -> Model:
-    """The model that the configuration describes, with fresh weights."""
-    if config.model == "rnn":
-        return RNNSeq2Seq(config.rnn, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
-    return Transformer(config.transformer, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.tasks.translation.alignments import AlignmentOf
 

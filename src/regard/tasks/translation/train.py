@@ -7,15 +7,15 @@ from typing import IO, Any, Unpack
 from torch import nn
 
 from regard.errors import ArgumentError
+from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.validation_examples import look_at_pairs
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
-from regard.tasks.translation.config import make_model
 from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
+from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.results import Translation as Translation
-from regard.tasks.translation.translator import TASK
 from regard.tasks.translation.translator import Translator as Translator
 from regard.tasks.translation.validation import Validation
 from regard.text.batches import Batch
@@ -62,7 +62,7 @@ def train_translation(
 
 def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) -> str:
     """Train as `train_translation` does, but return the name of the device that was used, not the model."""
-    return train_run(TASK, config, prepare_corpus, translation_job, **options)
+    return train_run(TRANSLATION, config, prepare_corpus, translation_job, **options)
 
 
 def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> TrainingJob:

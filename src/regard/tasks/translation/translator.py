@@ -13,34 +13,36 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.generation.protocol import Decodable, Hypothesis
 from regard.models.inference import prepare, why_not
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
+from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.token_maps import Axis, axis, merge
+from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.bulk.worker_pool import Workers
-from regard.tasks.translation.config import Model, TranslationConfig, make_model
+from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.corpus import load_tokenizers
+from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.options import Request, TranslationOptions
-from regard.tasks.translation.pretrained import is_huggingface, load_pretrained
+from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.text.batches import Batch, collate
 from regard.text.codec import Codec
 from regard.text.lines import BadLines
 from regard.text.unicode import normalise
-from regard.training.distributed.devices import Precision, choose_precision, find_device
+from regard.training.distributed.choices import Precision
+from regard.training.distributed.devices import choose_precision, find_device
 from regard.training.losses import cross_entropy
 from regard.training.metrics import bleu, chrf, exact_match
 
-TASK = "translation"
-"""The name of this task in a run folder and on the command line."""
 WINDOW_LINES = 1_024
 """How many lines are read, sorted by length and translated together."""
 BATCH_PLACES = 4_096
@@ -91,7 +93,7 @@ class Translator:
             on_device = parts.model.to(find_device(device))
             return cls(on_device, parts.source_tokenizer, parts.target_tokenizer, precision=precision)
         run = RunFolder(Path(folder))
-        config = run.read_config(TASK, TranslationConfig)
+        config = run.read_config(TRANSLATION, TranslationConfig)
         source_tokenizer, target_tokenizer = load_tokenizers(config, run)
         sizes = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
         tensors, settings = run.checkpoints.load_model(checkpoint), getattr(config, config.model)

@@ -1,0 +1,16 @@
+"""Folders in Hugging Face's format, which many commands take like a run: how they are told from one."""
+
+from pathlib import Path
+
+from regard.storage.atomic import read_json
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Whether a folder's config.json belongs to a Hugging Face model and not to a run."""
+    path = folder / "config.json"
+    return path.is_file() and "model_type" in read_json(path)
+
+
+def writes_text(folder: Path) -> bool:
+    """Whether the model of a Hugging Face folder continues texts and does not translate."""
+    return read_json(folder / "config.json").get("model_type") in ("gpt2", "llama")

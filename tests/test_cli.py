@@ -431,7 +431,7 @@ def test_debug_shows_where_it_happened(call: Call, tmp_path: Path) -> None:
         ),
         (("train", "--task", "language-model"), "Unrecognized options: --task"),
         (("train", "--tokenizer", "bytes"), "Error parsing --tokenizer: expected one of bpe, words, characters, got"),
-        (("train", "--data", "x", "--out", "y", "--steps", "0"), "steps must be at least 1, got 0"),
+        (("train", "--data", "x", "--out", "y", "--steps", "0"), "--steps must be at least 1, got 0"),
         (("train", "--out"), "Missing value for argument '--out'"),
         (("translate",), "Missing from regard translate: RUN"),
         (("generate", "x", "--seed", "1.5"), "Error parsing --seed: invalid literal for int()"),
@@ -525,7 +525,7 @@ def test_options_of_translations(call: Call, run: Path, tmp_path: Path) -> None:
     how = ("--nbest", "2", "--length-penalty")
     whole, a_token = (call("translate", str(run), "2 times 3", *how, penalty)[1].split("\t")[1] for penalty in "01")
     assert float(whole) < float(a_token) < 0
-    check_one_line(call("translate", str(run), "x", "--length-penalty", "-1"), "length_penalty must be at least 0")
+    check_one_line(call("translate", str(run), "x", "--length-penalty", "-1"), "--length-penalty must be at least 0")
     check_one_line(call("translate", str(run), "x", "--alignment-head", "0"), "go with --alignments or --copy-unknown")
     check_one_line(call("translate", str(run), "x", *of, "1"), "expected a layer from -1 to 0")
     check_one_line(call("translate", str(run), "x", "--prefix", "y", "--prefix-column"), "give one of them")
@@ -681,7 +681,7 @@ def test_wrong_uses_of_runs(call: Call, run: Path, text: Path, text_runs: dict[s
         call("evaluate", language_model, "--data", str(text), "--length-penalty", "2"), "--length-penalty is not for"
     )
     check_one_line(call("generate", language_model, "--top-p", "2"), "top-p must be above 0 and at most 1, got 2.0")
-    check_one_line(call("generate", language_model, "--samples", "0"), "samples must be at least 1")
+    check_one_line(call("generate", language_model, "--samples", "0"), "--samples must be at least 1")
     check_one_line(
         call("train", "poetry", "--data", "x"),
         "Unrecognized options: poetry; Available subcommands: translation, language-model, masked-language-model",

@@ -276,7 +276,7 @@ def test_the_pseudo_likelihood_masks_one_token_at_a_time(filler: MaskedLanguageM
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"block_length": 0}, "block_length must be at least 1, got 0"),
+        ({"block_length": 0}, "block_length must be at least 2, got 0"),
         ({"valid_share": 1.0}, "valid_share must be between 0 and 1, got 1.0"),
         ({"beta2": 1.0}, "beta2 must be between 0 and 1"),
         ({"seed": -1}, "seed must be 0 or more"),

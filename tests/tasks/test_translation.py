@@ -316,6 +316,7 @@ def test_shared_vocabulary(tmp_path: Path) -> None:
     [
         ({"label_smoothing": 2.0}, "label_smoothing must be between 0 and 1, got 2.0"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1, got 0"),
+        ({"batch_tokens": 3}, "batch_tokens must be at least 4, got 3"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
         ({"seed": -1}, "seed must be 0 or more"),
         ({"transformer": TransformerConfig(shared_embeddings=True)}, "--shared-vocabulary"),

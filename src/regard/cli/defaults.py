@@ -53,6 +53,8 @@ class Beginning:
         source, run = origin.config or Path(), RunFolder(origin.out or Path())
         has_begun = run.holds_a_run() or not (origin.data or origin.config)
         if origin.resume and origin.out is not None and has_begun:
+            if not run.holds_a_run():
+                raise ArgumentError(f"there is no run in {origin.out} to go on with: to begin one, give --data")
             task = _known_task(named or in_file or run.task())
             saved = run.read_config(task, TASKS[task].config)
             defaults = Defaults(changed(saved, settings, source=source))

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from regard.cli.loading import loading
-from regard.cli.shared import Run
+from regard.cli.shared import Run, refuse_taken_folder, require_task
 from regard.exports.formats import ExportFormat
+from regard.tasks.names import TRANSLATION
 
 
 def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
@@ -15,6 +16,8 @@ def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
         to: the runtime.
         out: a folder to make.
     """
+    require_task(run, TRANSLATION)
+    refuse_taken_folder(out)
     with loading():
         from regard.exports.write import export_run
 

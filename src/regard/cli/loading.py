@@ -15,7 +15,7 @@ from types import FrameType
 from regard.training.interrupts import handled
 
 
-def says() -> bool:
+def speaks() -> bool:
     """Whether this process speaks: of the ranks that torchrun starts, one does so for all."""
     return os.environ.get("RANK", "0") == "0"
 
@@ -35,7 +35,7 @@ def loading(*optional: str) -> Iterator[None]:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    if says():
+    if speaks():
         line = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"regard: {line}\n".encode())
     os._exit(128 + number)

@@ -4,13 +4,14 @@ Results go to standard output and everything else to standard error. The exit st
 `regard check` finds a fault; 2 for an error, which one line explains; 130 after Ctrl-C; 143 after SIGTERM.
 """
 
+import errno
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from regard.cli.loading import loading, says
-from regard.errors import MissingExtraError, RegardError
+from regard.cli.loading import loading, speaks
+from regard.errors import ArgumentError, MissingExtraError, RegardError
 from regard.training.interrupts import Interrupted, ending_at_once
 from regard.version import __version__
 
@@ -50,7 +51,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except (RegardError, OSError) as error:
         if debug:
             raise
-        _say(" ".join("; ".join([str(error), *getattr(error, "__notes__", ())]).split()))
+        _say(" ".join("; ".join([_message(error, arguments), *getattr(error, "__notes__", ())]).split()))
         return 2
     except SystemExit as leaving:  # after --help, and of `regard check` if it finds a fault
         return int(leaving.code or 0)
@@ -74,8 +75,21 @@ def _run(arguments: list[str]) -> None:
     command()
 
 
+def _message(error: RegardError | OSError, arguments: Sequence[str]) -> str:
+    if isinstance(error, ArgumentError):
+        from regard.cli.commands import in_flags
+
+        return in_flags(str(error), arguments)
+    if isinstance(error, RegardError) or not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    what = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
+    if error.errno == errno.ENOSPC:
+        return f"the disk is full{what}; free some space"
+    return f"{error.strerror[:1].lower()}{error.strerror[1:]}{what}"
+
+
 def _say(line: str) -> None:
-    if says():
+    if speaks():
         print(f"regard: {line}", file=sys.stderr)
 
 

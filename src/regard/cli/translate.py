@@ -4,15 +4,18 @@ import json
 import os
 import sys
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from regard.cli.loading import loading
-from regard.cli.shared import Run, refuse_first
+from regard.cli.shared import Run, refuse_first, require_task
 from regard.errors import DataError
 from regard.generation.config import Beam
+from regard.tasks.names import TRANSLATION
+from regard.tasks.runs.refusals import require_files
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_lines
 from regard.training.distributed.choices import Precision
 
@@ -44,6 +47,7 @@ def translate(
     prefix: str = "",
     prefix_column: bool = False,
     vocabulary: Path | None = None,
+    max_length: int | None = None,
     device: str = "auto",
     precision: Precision = "float32",
     workers: int | None = None,
@@ -68,6 +72,8 @@ def translate(
         prefix: what every translation must begin with.
         prefix_column: each line has a sentence, a tab, and what its translation must begin with.
         vocabulary: a file of words or sentences; translations contain their tokens alone.
+        max_length: the most tokens of a line, beyond which it is a bad line; by default as many as the longest
+            sentence had in training.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: float32, bf16, or bf16 where the processor multiplies it faster (auto).
         workers: processes of one thread each that share the work on the CPU; unless given, one for each core if
@@ -86,6 +92,16 @@ def translate(
         ),
         (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
     )
+    refuse_first(
+        (beam < 1, f"--beam must be at least 1, got {beam}"),
+        (not 1 <= nbest <= beam, f"--nbest must be from 1 to --beam, got {nbest} and {beam}"),
+        (not 0 <= length_penalty < inf, f"--length-penalty must be at least 0, got {length_penalty}"),
+        (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
+        (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
+    )
+    require_task(run, TRANSLATION)
+    for flag, path in (("--input", input), ("--vocabulary", vocabulary)):
+        require_files([] if path is None else [path], setting=flag)
     search = Beam(beam, num_best=nbest, length_penalty=length_penalty)
     with loading():
         from regard.tasks.translation.alignments import AlignmentOf
@@ -108,6 +124,7 @@ def translate(
         alignments=align if alignments or chosen else None,
         copy_unknown=copy_unknown,
         vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
+        max_length=max_length,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
     lines = raw_lines(input or STANDARD_INPUT)
@@ -163,7 +180,10 @@ def _as_text(_number: int, translation: "Translation") -> str:
 
 
 def _as_table(number: int, translation: "Translation") -> str:
-    return "\n".join(f"{number}\t{one.score:.4f}\t{_one_line(one.text)}" for one in translation.candidates)
+    return "\n".join(
+        f"{number}\t{one.score:.4f}\t{_one_line(one.text)}" + ("" if one.finished else "\tcut off")
+        for one in translation.candidates
+    )
 
 
 def _as_json(_number: int, translation: "Translation") -> str:
@@ -171,6 +191,7 @@ def _as_json(_number: int, translation: "Translation") -> str:
         {
             "text": one.text,
             "score": round(one.score, 4),
+            "finished": one.finished,
             "tokens": one.labels,
             "alignment": []
             if one.alignment is None

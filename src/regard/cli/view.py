@@ -5,7 +5,7 @@ from pathlib import Path
 import tyro
 
 from regard.cli.loading import loading
-from regard.cli.shared import Run
+from regard.cli.shared import Run, refuse_taken_folder
 from regard.errors import ArgumentError
 from regard.tasks.registry import task_of
 
@@ -23,6 +23,7 @@ def view(
     """
     if not sentences:
         raise ArgumentError("there is no sentence to draw: give one or more")
+    refuse_taken_folder(out)
     task = task_of(run)
     with loading("matplotlib"):
         from regard.tasks.pictures.save import save_pictures

@@ -3,6 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from regard.errors import ArgumentError
+from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+
+ACTIVATIONS, NORMS, NORM_POSITIONS = ("relu", "gelu", "swiglu"), ("layer", "rms"), ("pre", "post")
+POSITIONS = ("sinusoidal", "learned", "rotary")
+"""What `StackConfig` may name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
@@ -33,6 +40,39 @@ class StackConfig:
     attention_dropout: float = 0.0
     """The probability of dropping an attention weight; above 0 the fused kernels cannot run."""
 
+    def __post_init__(self) -> None:
+        """Refuse unknown names, and sizes of which no model can be made.
+
+        Raises:
+            ArgumentError: names the field, its allowed values and its value.
+        """
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_one_of("norm", self.norm, NORMS)
+        require_one_of("norm_position", self.norm_position, NORM_POSITIONS)
+        require_one_of("positions", self.positions, POSITIONS)
+        num_kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        require_sizes(
+            dim=self.dim,
+            num_heads=self.num_heads,
+            num_kv_heads=num_kv_heads,
+            feed_forward_dim=self.feed_forward_dim,
+            max_length=self.max_length,
+        )
+        require_dropout(dropout=self.dropout, attention_dropout=self.attention_dropout)
+        if self.activation_dropout is not None:
+            require_dropout(activation_dropout=self.activation_dropout)
+        if self.dim % self.num_heads:
+            raise ArgumentError(f"dim must be a multiple of num_heads, got {self.dim} and {self.num_heads}")
+        if self.num_heads % num_kv_heads:
+            raise ArgumentError(
+                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {num_kv_heads}"
+            )
+        if self.positions == "rotary" and self.dim // self.num_heads % 2:
+            raise ArgumentError(
+                f"rotary positions turn pairs of dimensions: dim / num_heads must be even, got {self.dim} / "
+                f"{self.num_heads}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig(StackConfig):
@@ -46,6 +86,12 @@ class TransformerConfig(StackConfig):
     """Whether source and target embeddings share one matrix, which requires one vocabulary."""
     tied_output: bool = True
     """Whether the output layer shares the matrix of the target embedding."""
+
+    def __post_init__(self) -> None:
+        """Refuse what `StackConfig` does, and a model without layers."""
+        # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
+        StackConfig.__post_init__(self)
+        require_sizes(encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +107,11 @@ class DecoderOnlyConfig(StackConfig):
     tied_output: bool = True
     """The output layer is the embedding."""
 
+    def __post_init__(self) -> None:
+        """Refuse what `StackConfig` does, and a model without layers."""
+        StackConfig.__post_init__(self)
+        require_sizes(num_layers=self.num_layers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderOnlyConfig(StackConfig):
@@ -74,6 +125,11 @@ class EncoderOnlyConfig(StackConfig):
     """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
     tied_output: bool = True
     """The output layer is the embedding."""
+
+    def __post_init__(self) -> None:
+        """Refuse what `StackConfig` does, and a model without layers."""
+        StackConfig.__post_init__(self)
+        require_sizes(num_layers=self.num_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +152,19 @@ class RNNConfig:
     """The number of layers of the bidirectional GRU encoder."""
     dropout: float = 0.2
     """The probability of dropping an entry of a word vector or of the readout."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1 and unknown names of parts.
+
+        Raises:
+            ArgumentError: names the field, its allowed values and its value.
+        """
+        require_one_of("decoder", self.decoder, ("bahdanau", "luong"))
+        require_one_of("score", self.score, ("additive", "dot"))
+        require_sizes(
+            embedding_dim=self.embedding_dim,
+            hidden_dim=self.hidden_dim,
+            attention_dim=self.attention_dim,
+            encoder_layers=self.encoder_layers,
+        )
+        require_dropout(dropout=self.dropout)

@@ -15,7 +15,7 @@ from regard.mechanisms.scores.base import ScaledDot
 from regard.models.config import RNNConfig
 from regard.models.protocol import OutputLoss, Step
 from regard.nn import AdditiveAttention, Dropout, Linear
-from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+from regard.nn.arguments import require_sizes
 
 
 class AdditiveAligner(nn.Module):
@@ -157,7 +157,7 @@ class RNNSeq2Seq(nn.Module):
 
     def __init__(self, config: RNNConfig, *, source_vocab_size: int, target_vocab_size: int) -> None:
         super().__init__()
-        _check(config, source_vocab_size, target_vocab_size)
+        require_sizes(source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
         self.config = config
         n, m = config.hidden_dim, config.embedding_dim
         self.source_embedding = nn.Embedding(source_vocab_size, m)
@@ -239,21 +239,3 @@ class RNNSeq2Seq(nn.Module):
     def alignment_names(self) -> list[str]:
         """The name of the only map."""
         return ["decoder.cross"]
-
-
-def _check(config: RNNConfig, source_vocab_size: int, target_vocab_size: int) -> None:
-    """Refuse sizes below 1 and unknown names of parts.
-
-    Raises:
-        ArgumentError: names the field, its allowed values and its value.
-    """
-    require_one_of("decoder", config.decoder, DECODERS)
-    require_one_of("score", config.score, ALIGNERS)
-    require_sizes(
-        embedding_dim=config.embedding_dim,
-        hidden_dim=config.hidden_dim,
-        encoder_layers=config.encoder_layers,
-        source_vocab_size=source_vocab_size,
-        target_vocab_size=target_vocab_size,
-    )
-    require_dropout(dropout=config.dropout)

@@ -23,7 +23,7 @@ from regard.nn import (
     PreNorm,
     SinusoidalPositions,
 )
-from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+from regard.nn.arguments import require_sizes
 
 RecordMap = Callable[[str, AttentionMap], None]
 """A function that is called with the name and the map of every attention call of a pass."""
@@ -51,15 +51,8 @@ def make_stack(config: StackConfig, num_layers: int) -> StackParts:
     >>> make_stack(StackConfig(dim=8, num_heads=2, norm="rms"), 2).final_norm()
     RMSNorm((8,), eps=None, elementwise_affine=True)
     """
-    require_one_of("activation", config.activation, FEED_FORWARDS)
-    require_one_of("norm", config.norm, NORMS)
-    require_one_of("norm_position", config.norm_position, BLOCKS)
-    require_one_of("positions", config.positions, POSITIONS)
-    require_sizes(num_layers=num_layers, num_heads=config.num_heads)
+    require_sizes(num_layers=num_layers)
     hidden_dropout = config.dropout if config.activation_dropout is None else config.activation_dropout
-    require_dropout(
-        dropout=config.dropout, activation_dropout=hidden_dropout, attention_dropout=config.attention_dropout
-    )
     norm, block = NORMS[config.norm], BLOCKS[config.norm_position]
     return StackParts(
         num_layers=num_layers,

@@ -20,7 +20,6 @@ from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, Step
 from regard.models.stack import RecordMap, SelfAttentionLayer, make_stack, recorded_attention, shared_bias
 from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
-from regard.nn.arguments import require_sizes
 
 
 class DecoderLayer(nn.Module):
@@ -241,7 +240,6 @@ def _parts(config: TransformerConfig) -> TransformerParts:
     Raises:
         ArgumentError: names the field, its allowed values and its value.
     """
-    require_sizes(encoder_layers=config.encoder_layers, decoder_layers=config.decoder_layers)
     return TransformerParts(
         dim=config.dim,
         encoder=make_stack(config, config.encoder_layers),

@@ -11,7 +11,7 @@ from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFOR
 from regard.tasks.config import TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
-from regard.tasks.runs.foreign_folders import is_huggingface, writes_text
+from regard.tasks.runs.foreign_folders import READERS, family_of, is_huggingface, writes_text
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 
@@ -114,6 +114,11 @@ def task_name_of(folder: Path) -> str:
         RunFolderError: there is no run in it, or its task is one that this version does not have.
     """
     if is_huggingface(folder):
+        if (family := family_of(folder)) in READERS:
+            raise RunFolderError(
+                f"{folder} holds a {family} model, which neither translates nor writes: `regard check` takes it, and "
+                "in Python regard.models.convert"
+            )
         return LANGUAGE_MODEL if writes_text(folder) else TRANSLATION
     name = RunFolder(folder).task()
     if name not in TASKS:

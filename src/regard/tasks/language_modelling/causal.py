@@ -1,7 +1,7 @@
 """A trained language model: it continues a text, says how probable a text is, and shows what it attended to."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -229,12 +229,19 @@ class LanguageModel:
             if not texts:
                 return
 
-    def evaluate(self, lines: Iterable[str], *, stride: int | None = None) -> TextEvaluation:
+    def evaluate(
+        self,
+        lines: Iterable[str],
+        *,
+        stride: int | None = None,
+        tell: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+    ) -> TextEvaluation:
         """Measure how well the model predicts a text, read as one row of tokens.
 
         Args:
             lines: the lines of the text, without line feeds.
             stride: see `next_token_windows`; None means half a block.
+            tell: is called with what is done, how many blocks are done, and of how many.
 
         Raises:
             DataError: there is no text.
@@ -243,8 +250,13 @@ class LanguageModel:
         ids, text_bytes = self.language.row(lines)
         if len(ids) < 2:
             raise DataError("there is no text to evaluate on")
-        windows = next_token_windows(np.asarray(ids), length=self.block_length, stride=stride or self._half)
-        return TextEvaluation.of(together(self._likelihoods(windows)), text_bytes)
+        step = self._half if stride is None else stride
+        windows = next_token_windows(np.asarray(ids), length=self.block_length, stride=step)
+        found = []
+        for likelihood in self._likelihoods(windows):
+            found.append(likelihood)
+            tell("blocks of tokens read", len(found), -(-len(ids) // step))
+        return TextEvaluation.of(together(found), text_bytes)
 
     def score(self, lines: Iterable[str]) -> Iterator[Likelihood]:
         """Say how probable each line is by itself: the sum over its tokens, in nats.

@@ -91,6 +91,17 @@ class RunFolder:
             RunFolderError: the folder holds a run already, or files that are not a run's.
             OSError: the folder cannot be made or written to.
         """
+        self.refuse_taken()
+        self.sweep()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write_config(task, config)
+
+    def refuse_taken(self) -> None:
+        """Check that a new run can have this folder.
+
+        Raises:
+            RunFolderError: the folder holds a run already, or files that are not a run's; or it is a file.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; name a folder for the run")
         if self.holds_a_run():
@@ -100,9 +111,6 @@ class RunFolder:
             )
         if self.path.exists() and not all(map(is_temporary, self.path.iterdir())):
             raise RunFolderError(f"{self.path} is not empty and holds no run; name another folder (--out)")
-        self.sweep()
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.write_config(task, config)
 
     @contextmanager
     def replacement(self) -> Iterator["RunFolder"]:

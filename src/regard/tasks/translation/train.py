@@ -6,7 +6,6 @@ from typing import IO, Any, Unpack
 
 from torch import nn
 
-from regard.errors import ArgumentError
 from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.validation_examples import look_at_pairs
 from regard.tasks.runs.made_models import made_of
@@ -62,7 +61,11 @@ def train_translation(
 
 def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) -> str:
     """Train as `train_translation` does, but return the name of the device that was used, not the model."""
-    return train_run(TRANSLATION, config, prepare_corpus, translation_job, **options)
+    return train_run(TRANSLATION, config, prepare_corpus, translation_job, _model, **options)
+
+
+def _model(config: TranslationConfig) -> nn.Module:
+    return make_model(config, source_vocab_size=8, target_vocab_size=8)
 
 
 def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
@@ -70,7 +73,6 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     corpus = open_corpus(config, folder)
     source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
     model = made_of(lambda: make_model(config, source_vocab_size=source_size, target_vocab_size=target_size))
-    _check_positions(config, model.max_length)
     warm_up(model, config, folder)
     batches = TokenBatches(corpus.train, **_limits(config), rank=fabric.global_rank, world_size=fabric.world_size)
     return TrainingJob(
@@ -111,11 +113,3 @@ class TeacherForcing:
 
 def _limits(config: TranslationConfig) -> dict[str, int]:
     return {"max_length": config.max_length, "max_tokens": config.batch_tokens, "seed": config.seed}
-
-
-def _check_positions(config: TranslationConfig, positions: int | None) -> None:
-    if positions is not None and config.max_length > positions:
-        raise ArgumentError(
-            f"the model has {positions} positions and trains on sentences of up to {config.max_length} tokens: "
-            f"lower --max-length or raise --transformer.max-length"
-        )

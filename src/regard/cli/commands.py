@@ -76,6 +76,8 @@ def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
 
 def in_flags(message: str, arguments: Sequence[str]) -> str:
     """The message of a command's error, with the names of flags in the place of Python's names."""
+    if "--config" in " ".join(arguments):
+        return message  # it may be about the file, which has Python's names
     typed = {argument.partition("=")[0] for argument in arguments}
     return with_flags(message, sorted(_known(arguments).flags, key=lambda flag: flag not in typed))
 

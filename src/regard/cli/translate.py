@@ -90,6 +90,8 @@ def translate(
             chosen and not (alignments or copy_unknown),
             "--alignment-layer and --alignment-head go with --alignments or --copy-unknown",
         ),
+        (output is not None and not output.absolute().parent.is_dir(), f"--output: there is no folder for {output}"),
+        (output is not None and output.is_dir(), f"--output: {output} is a folder; name a file"),
         (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
     )
     refuse_first(

@@ -55,7 +55,7 @@ class TrainingConfig:
         require_above(0, learning_rate=self.learning_rate)
         require_at_least(1, batch_tokens=self.batch_tokens)
         require_at_least(0, seed=self.seed, pictures=self.pictures, weight_decay=self.weight_decay)
-        require_at_least(self.schedule == "inverse-square-root", warmup_steps=self.warmup_steps)
+        require_at_least(1 if self.schedule == "inverse-square-root" else 0, warmup_steps=self.warmup_steps)
         if not re.fullmatch("auto|cpu|mps|cuda(:[0-9]+)?", self.device):
             raise ArgumentError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}")
 

@@ -19,6 +19,7 @@ from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.serialisation import to_plain
 from regard.training.bad_batches import bad_batches
 from regard.training.checkpoints import check_fit, fill_model
 from regard.training.distributed.devices import choose_precision, find_device, has_whole_model, start_fabric
@@ -208,7 +209,23 @@ def _refuse_unfit_weights(config: C, make_model: Callable[[C], nn.Module]) -> No
     settings = before.read_config(before.task(), type(config))
     with torch.device("meta"):
         ours, theirs = (made_of(partial(make_model, one)) for one in (config, settings))
-    check_fit(ours, theirs.state_dict(), source=before.path)
+    try:
+        check_fit(ours, theirs.state_dict(), source=before.path)
+    except RunFolderError:
+        first = next(_differences(to_plain(settings), to_plain(config)), "other parts")
+        raise RunFolderError(
+            f"the model of {before.path} does not fit: it has {first}; give the same settings, or leave out "
+            "--warm-start"
+        ) from None
+
+
+def _differences(theirs: dict[str, Any], ours: dict[str, Any], within: str = "") -> Iterator[str]:
+    """The settings of the models that differ, as flags; dropout changes no weights."""
+    for name, value in theirs.items():
+        if isinstance(value, dict) and name != "fit":
+            yield from _differences(value, ours[name], f"{within}{name}.")
+        elif within and value != ours[name] and "dropout" not in name:
+            yield f"--{within}{name} {value}, not {ours[name]}".replace("_", "-")
 
 
 def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None:

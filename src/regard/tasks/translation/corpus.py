@@ -75,6 +75,11 @@ class TokenBatches:
             fitting, *lengths = self._fitting(rows)
             if number and not len(fitting):
                 continue
+            if not len(fitting):
+                raise DataError(
+                    f"there is no pair of at most {self._plan['max_tokens']} tokens (--batch-tokens), with at most "
+                    f"{self._max_length} on either side (--max-length): raise them"
+                )
             plan = plan_batches(*lengths, epoch=epoch, section=number, **self._plan)
             for chosen in plan[start:]:
                 pairs = fitting[chosen].tolist()

@@ -2,26 +2,36 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+
+ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test light soak faults fuzz lint format bench clean
+.PHONY: help install demo test light consumers soak faults fuzz lint format bench clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 install: $(STAMP)  ## Make .venv with regard and every extra
 
 # torch goes first, pinned: whatever else depends on torch then finds it in place.
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regard needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+$(DEMO): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regard needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@echo "installing torch and what regard needs to train and to draw into $(VENV): a minute or two"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch numpy
+	@$(PIP) -e '.[text,view]'
+	@touch $@
 
-demo: $(STAMP)  ## Train the date translator, check it, draw what it attends to (under 3 minutes)
-	$(BIN)/regard demo --out demo
+$(STAMP): $(DEMO)
+	@echo "installing what the tests need into $(VENV): a minute or two"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(DEMO)  ## Train the date translator, check it, draw what it attends to (under 3 minutes)
+	@$(BIN)/regard demo --out demo
 
 test: $(STAMP)  ## Run the tests and the documented examples
 	$(BIN)/python -m pytest -n 2
@@ -30,7 +40,7 @@ test: $(STAMP)  ## Run the tests and the documented examples
 LIGHT := build/light/bin/python
 
 light:  ## Install the core without any extra, use it, and run the tests that need no more
-	rm -rf build  # setuptools would pack what an earlier build left there
+	rm -rf build/light build/lib  # setuptools would pack what an earlier build left there
 	$(PYTHON) -m venv build/light
 	$(LIGHT) -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
 	$(LIGHT) -m pip install -q --disable-pip-version-check -c constraints.txt .
@@ -38,12 +48,28 @@ light:  ## Install the core without any extra, use it, and run the tests that ne
 	$(LIGHT) -m pip install -q --disable-pip-version-check -c constraints.txt pytest hypothesis beartype
 	$(LIGHT) -m pytest tests/core tests/maps tests/nn tests/positions
 
+# Packages that take attention weights, each in an environment of its own: their versions of transformers differ from
+# ours and from one another's. torch goes first, as above, and stays as pinned.
+CONSUMERS := $(notdir $(basename $(wildcard tests/consumers/*.txt)))
+CONSUMER = build/consumers/$*/bin/python
+
+consumers: $(addprefix consumer-,$(if $(ONLY),$(ONLY),$(CONSUMERS)))  ## Run other packages on our maps: make consumers ONLY=kvpress
+
+consumer-%: build/consumers/%/.installed
+	OMP_NUM_THREADS=1 $(CONSUMER) -m pytest -n 0 -W ignore tests/consumers/test_$*.py
+
+build/consumers/%/.installed: tests/consumers/%.txt constraints.txt pyproject.toml
+	test -x $(CONSUMER) || $(PYTHON) -m venv build/consumers/$*
+	grep '^torch==' constraints.txt > build/consumers/$*/torch.txt
+	$(CONSUMER) -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(CONSUMER) -m pip install -q --disable-pip-version-check -c build/consumers/$*/torch.txt -e . -r $< \
+		pytest pytest-xdist hypothesis beartype
+	touch $@
+
 KILLS ?= 100
 
 soak: $(STAMP)  ## Kill training at random moments, KILLS=100 times, and see that nothing is lost
 	$(BIN)/python tests/soak/soak.py --kills $(KILLS)
-
-ONLY ?=
 
 faults: $(STAMP)  ## Plant known faults, one at a time in a copy, and see the tests notice: make faults ONLY=maps
 	$(BIN)/python -m tests.faults.plant $(ONLY)

@@ -1,11 +1,18 @@
-"""Run the named claims, or all of them, and write their tables into RESULTS.md."""
+"""Run the named claims, or all of them, and write their tables into RESULTS.md.
+
+`consumers` stands for all uses in that package; `consumers.divergence` is one of them.
+"""
 
 import importlib
+import itertools
+import pkgutil
 import re
 import sys
 from datetime import date
 from pathlib import Path
 
+from benchmarks import consumers
+from benchmarks.consumers import frame
 from benchmarks.harness import HEADER, machine
 
 CLAIMS = [
@@ -17,6 +24,8 @@ CLAIMS = [
     "learned_bias",
     "kernel_regression",
     "watching",
+    "start",
+    "consumers",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 TOP = """# Results
@@ -28,13 +37,21 @@ figure stands as it is.
 
 
 def main(names: list[str]) -> None:
-    for name in names or CLAIMS:
+    for name in itertools.chain.from_iterable(map(expanded, names or CLAIMS)):
         module = importlib.import_module(f"benchmarks.{name}")
         print(f"== {name}", flush=True)
         rows, notes = module.run()
-        table = "\n".join([HEADER, *map(str, rows)])
+        header = frame.HEADER if name.startswith("consumers.") else getattr(module, "HEADER", HEADER)
+        table = "\n".join([header, *map(str, rows)])
         text = f"`python -m benchmarks {name}`, {date.today()}, {machine()}\n\n{table}\n"
         write_section(module.TITLE, text + "".join(f"\n{note}\n" for note in notes))
+
+
+def expanded(name: str) -> list[str]:
+    """The uses in the package of consumers; any other name alone."""
+    if name != "consumers":
+        return [name]
+    return [f"{name}.{found.name}" for found in pkgutil.iter_modules(consumers.__path__) if found.name != "frame"]
 
 
 def write_section(title: str, section: str) -> None:

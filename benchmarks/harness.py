@@ -68,6 +68,12 @@ def compare(
     return row
 
 
+def seconds_of(run: Run, times: int = 3) -> float:
+    """The median time of a run alone, after one to warm up."""
+    _once(run)
+    return statistics.median(_once(run) for _ in range(times))
+
+
 def _once(run: Run) -> float:
     start = time.perf_counter()
     run()

@@ -11,7 +11,7 @@ from benchmarks.harness import Row, compare, without_gradients
 
 TITLE = "Received, entropy, top-8, mean and max picture of 256 x 256 together, against one fused pass"
 HEADS, DIM = 12, 64
-NAMES = ("received", "entropy", "topk", "pooled_mean", "pooled_max")
+NAMES = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
 
 
 def run() -> tuple[list[Row], list[str]]:

@@ -25,7 +25,7 @@ FACTORS, QUADRATIC, SUMMARY = 4096, 4096, 8192
 """Lengths at which memory is measured: of the factors, of all statistics against eager, of keep="summary"."""
 LONG = 32_768
 STATISTICS: dict[str, Any] = {"k": 8, "rows": 256, "columns": 256}
-NAMES = ("received", "entropy", "topk", "pooled_mean", "pooled_max")
+NAMES = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
 
 
 def model(shape: str, length: int, implementation: str = "sdpa") -> torch.nn.Module:

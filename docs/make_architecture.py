@@ -28,6 +28,7 @@ ROOMS = {
     "maps": ("what a map answers: blocks, products, statistics, averages, spectra, files", "compute"),
     "functional": ("attention() and explain(), the one door to the maths", "compute"),
     "selection": ("scores of keys: which ones a cache keeps", "look"),
+    "align": ("queries and keys in one order: words in time", "look"),
     "nn": ("layers, embeddings, dropout, caches", "build"),
     "models": ("Transformers, the recurrent model, weights from elsewhere", "build"),
     "kernel_regression": ("a scikit-learn estimator", "build"),

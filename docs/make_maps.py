@@ -32,14 +32,16 @@ QUESTIONS: dict[str, Callable[[AttentionMap], object]] = {
     "`participation()`": lambda w: w.participation(),
     "`expected(f)`": lambda w: w.expected(lambda j: j),
     "`distance()`": lambda w: w.distance(),
-    "`max()`, `argmax()`, `topk(k)`, `quantile_mass(p)`": lambda w: w.topk(2),
+    "`top_weight()`, `top_key()`, `top_keys(k)`, `quantile_mass(p)`": lambda w: w.top_keys(2),
     "`mass(mask)`": lambda w: w.mass(regard.window(2)),
     "`spans(keys, queries)`": lambda w: w.spans([(0, 2)], [(1, 4)]),
     "`divergence(map, another)`": lambda w: regard.divergence(w, w),
     '`pooled(rows, columns, "max")`': lambda w: w.pooled(2, 2, "max"),
     "`pooled(rows, columns)`, at most D columns": lambda w: w.pooled(2, 2),
     "`pooled(rows, columns)`, more": lambda w: w.pooled(6, 6),
-    "`summary()` with any of the last five": lambda w: w.summary("received", "entropy", "topk", k=2, rows=2, columns=2),
+    "`summary()` with any of the last five": lambda w: w.summary(
+        "received", "entropy", "top_keys", k=2, rows=2, columns=2
+    ),
     "`singular_values(k)`": lambda w: w.singular_values(2, iterations=2),
 }
 

@@ -305,7 +305,10 @@ def test_every_setting_is_a_flag_under_a_heading(call: Call, task: str) -> None:
         *(("beginning options", flag) for flag in ("--size", "--config", "--resume", "--overwrite")),
         *(("data options", flag) for flag in ("--data", "--valid", "--tokenizer", "--vocab-size")),
         *(("output options", flag) for flag in ("--out", "--validate-every", "--keep", "--pictures")),
-        *(("optimisation options", flag) for flag in ("--steps", "--epochs", "--learning-rate", "--batch-tokens", "--device")),
+        *(
+            ("optimisation options", flag)
+            for flag in ("--steps", "--epochs", "--learning-rate", "--batch-tokens", "--device")
+        ),
     ):
         assert f" {flag}" in under[heading], (heading, flag)
 

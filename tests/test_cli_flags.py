@@ -159,7 +159,7 @@ def test_translate(call: Call, asked: Asked, flags: tuple[str, ...], options: di
     assert asked["requests"] == [Request("a sentence")]
     assert (asked["device"], asked["precision"]) == ("cpu", "bf16")
     if "--alignments" in flags:
-        best = {"text": "first\none", "score": -0.5, "tokens": ["first"], "alignment": [[0.25, 0.75]]}
+        best = {"text": "first\none", "score": -0.5, "finished": True, "tokens": ["first"], "alignment": [[0.25, 0.75]]}
         assert json.loads(out) == {"source": ["x"], "translations": [best]}
     else:  # a line break of the model is none of the output
         assert out == ("1\t-0.5000\tfirst one\n1\t-1.5000\tsecond\n" if "--nbest" in flags else "first one\n")

@@ -13,6 +13,7 @@ from regard.lazy import on_demand
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from regard import align as align
     from regard import exports as exports
     from regard import generation as generation
     from regard import huggingface as huggingface
@@ -116,6 +117,7 @@ else:
             ),
         },
         packages=(
+            "align",
             "exports",
             "generation",
             "huggingface",

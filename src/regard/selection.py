@@ -71,7 +71,7 @@ def observed(weights: AttentionMap, window: int = 32, pool: int = 7) -> Tensor:
             f"observed() needs a window in [1, {queries}], the number of queries, and an odd width of the average; got "
             f"{window} and {pool}"
         )
-    received = weights.per_key_head().select(rows=slice(queries - window, None)).received("mean")
+    received = weights.per_key_head().only(rows=slice(queries - window, None)).received("mean")
     before = received[..., : keys - window]
     flat = F.avg_pool1d(before.reshape(-1, 1, before.shape[-1]), pool, 1, pool // 2) if before.shape[-1] else before
     return F.pad(flat.reshape(before.shape), (0, window), value=NEVER_DROPPED)

@@ -22,7 +22,7 @@ FLOORS = [
     ["backends"],
     ["maps"],
     ["functional"],
-    ["kernel_regression", "nn", "generation", "selection"],
+    ["kernel_regression", "nn", "generation", "selection", "align"],
     ["models"],
     ["inspection", "text", "training"],
     ["huggingface", "probes"],

@@ -48,7 +48,7 @@ def weights(q: Tensor) -> regard.AttentionMap:
 
 
 def top(q: Tensor) -> Tensor:
-    found = weights(q).topk(2)
+    found = weights(q).top_keys(2)
     assert isinstance(found, TopKeys)
     return found.values
 
@@ -58,8 +58,8 @@ QUESTIONS: dict[str, tuple[Ask, tuple[int, ...]]] = {
     "received": (lambda q: weights(q).received(), (2, 2, 5)),
     "entropy": (lambda q: weights(q).entropy(), (2, 2, 5)),
     "pooled": (lambda q: weights(q).pooled(3, 2), (2, 2, 3, 2)),
-    "argmax": (lambda q: weights(q).argmax(), (2, 2, 5)),
-    "topk": (top, (2, 2, 5, 2)),
+    "top_key": (lambda q: weights(q).top_key(), (2, 2, 5)),
+    "top_keys": (top, (2, 2, 5, 2)),
     "quantile_mass": (lambda q: weights(q).quantile_mass(0.5), (2, 2, 5)),
 }
 

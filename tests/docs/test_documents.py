@@ -17,6 +17,7 @@ PAGES = [
     "docs/maps.md",
     "docs/losses.md",
     "docs/translate.md",
+    *(f"docs/uses/{page.name}" for page in sorted((ROOT / "docs/uses").glob("*.md")) if page.name != "README.md"),
 ]
 
 
@@ -31,6 +32,13 @@ def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     names: dict[str, object] = {}
     for block in code:
         exec(compile(block, page, "exec"), names)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "/uses/" in page])
+def test_a_page_of_a_use_is_one_script_and_is_listed(page: str) -> None:
+    text, index = ((ROOT / name).read_text(encoding="utf-8") for name in (page, "docs/uses/README.md"))
+    assert text.count("```python\n") == 1
+    assert f"({Path(page).name})" in index
 
 
 def test_the_page_for_newcomers_runs_by_itself() -> None:

@@ -41,7 +41,9 @@ def theirs(folder: Path) -> Any:
 
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    model, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report  # transformers would print it as a table of missing weights
+    return model.eval()
 
 
 @pytest.mark.parametrize("name", EXPRESSIBLE)

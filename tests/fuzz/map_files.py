@@ -50,9 +50,9 @@ def saved_maps(folder: Path) -> list[Path]:
         "entropy",
         "participation",
         "distance",
-        "max",
-        "argmax",
-        "topk",
+        "top_weight",
+        "top_key",
+        "top_keys",
         "quantile_mass",
         "pooled",
     )
@@ -82,12 +82,19 @@ def ask_everything(weights: Any) -> None:
 
 
 def _questions(weights: Any) -> Iterator[Any]:
-    yield from (weights.received, weights.entropy, weights.participation, weights.max, weights.argmax, weights.distance)
-    yield lambda: weights.topk(2)
+    yield from (
+        weights.received,
+        weights.entropy,
+        weights.participation,
+        weights.top_weight,
+        weights.top_key,
+        weights.distance,
+    )
+    yield lambda: weights.top_keys(2)
     yield lambda: weights.quantile_mass(0.9)
     for how in ("mean", "sum", "max"):
         yield lambda how=how: weights.pooled(2, 3, how)
-    yield lambda: weights.summary("entropy", "topk", "pooled", k=1, rows=2, columns=2)
+    yield lambda: weights.summary("entropy", "top_keys", "pooled", k=1, rows=2, columns=2)
     yield lambda: weights.statistics
     yield lambda: weights.singular_values(1)
     yield lambda: weights.expected(torch.ones(weights.shape[-1], 1, dtype=weights.dtype))
@@ -103,7 +110,7 @@ def _questions(weights: Any) -> Iterator[Any]:
         yield lambda: weights[0].received()
         yield lambda: weights.average().entropy() if hasattr(weights, "average") else None
         yield lambda: weights.value_norms().received()
-        yield lambda: weights.with_heads().topk(1)
+        yield lambda: weights.with_heads().top_keys(1)
 
 
 def check(path: Path, work: Path, seed: int) -> bool:

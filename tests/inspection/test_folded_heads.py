@@ -104,7 +104,7 @@ def test_heads_are_heads_again(name: str, batch: int) -> None:
 @pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
 def test_an_order_that_nothing_tells_is_said_and_heads_are_refused(kernel: str) -> None:
     model = Untold(kernel=kernel)
-    for keep in ("factors", regard.Summarize("entropy", "topk")):
+    for keep in ("factors", regard.Summarize("entropy", "top_keys")):
         with torch.no_grad(), regard.watch(model, keep=keep) as seen:
             model(torch.randn(B, T, H * D))
         (found,) = seen.maps
@@ -118,7 +118,7 @@ def test_an_order_that_nothing_tells_is_said_and_heads_are_refused(kernel: str) 
         with pytest.raises(ShapeError, match="in an order that is not known"):
             found.average()
         with pytest.raises(ShapeError, match="in an order that is not known"):
-            found.select(heads=0)
+            found.only(heads=0)
 
 
 def test_one_sequence_needs_no_order_and_tells_none() -> None:

@@ -83,7 +83,7 @@ def test_a_sliding_window_keeps_the_places_of_its_keys(name: str, cache: str, pa
         same(joined.dense(), expected)
         if padding is None:
             torch.testing.assert_close(joined.received(), expected.sum(-2), rtol=0, atol=1e-5)
-            values, indices = joined.topk(2)
+            values, indices = joined.top_keys(2)
             named = expected.gather(-1, indices.clamp_min(0)) * (indices >= 0)
             torch.testing.assert_close(named, values, rtol=0, atol=1e-5)
 
@@ -110,14 +110,14 @@ def test_recurrent_gemma() -> None:
 
 @pytest.mark.parametrize("name", ["mistral", "gpt-oss"])
 def test_statistics_alone_are_joined_at_the_same_places(name: str) -> None:
-    what = regard.Summarize("received", "entropy", "argmax", "topk", "distance", k=3)
+    what = regard.Summarize("received", "entropy", "top_key", "top_keys", "distance", k=3)
     family, inputs = WINDOWED[name], tokens(None)
     ids, seen = generated(family.build(), inputs, keep=what)
     for path, expected in zip(names_of(seen), whole(family, inputs, ids), strict=True):
         joined = seen.joined(path)
         torch.testing.assert_close(joined.received(), expected.sum(-2), rtol=0, atol=1e-5)
-        assert torch.equal(joined.topk(1).indices[..., 0], expected.argmax(-1))
-        assert torch.equal(joined.argmax(), expected.argmax(-1))
+        assert torch.equal(joined.top_keys(1).indices[..., 0], expected.argmax(-1))
+        assert torch.equal(joined.top_key(), expected.argmax(-1))
         apart = (torch.arange(14)[:, None] - torch.arange(14)).abs()
         torch.testing.assert_close(joined.distance(), (expected * apart).sum(-1), rtol=0, atol=1e-4)
 
@@ -397,7 +397,7 @@ def test_assisted_decoding_keeps_the_rows_that_were_accepted() -> None:
 
 
 def test_statistics_of_rows_that_were_cut_are_left_out() -> None:
-    what = regard.Summarize("received", "entropy", "topk")
+    what = regard.Summarize("received", "entropy", "top_keys")
     x = torch.randn(1, 2, 9, 4)
     calls = [x[:, :, a:b] for a, b in ((0, 4), (4, 7))] + [torch.randn(1, 2, 2, 4)]
     maps = {}
@@ -411,7 +411,7 @@ def test_statistics_of_rows_that_were_cut_are_left_out() -> None:
     one, other = maps.values()
     assert one.shape == other.shape == (1, 2, 7, 7)
     torch.testing.assert_close(one.entropy(), other.entropy(), rtol=0, atol=1e-5)
-    assert torch.equal(one.topk(2).indices, other.topk(2).indices)
+    assert torch.equal(one.top_keys(2).indices, other.top_keys(2).indices)
     with pytest.raises(NotKeptError, match="received"):
         other.received()
 

@@ -391,7 +391,7 @@ def test_a_softmax_that_is_multiplied_with_values(how: str, context: type[Any]) 
     close(weights @ v, expected @ v.double())
     close(weights.received(), expected.sum(-2))
     close(weights.entropy(), torch.special.entr(expected).sum(-1))
-    close(weights.topk(2).values, expected.topk(2).values)
+    close(weights.top_keys(2).values, expected.topk(2).values)
     close(weights.at(torch.tensor([1, 2]), torch.tensor([0, 8])), expected[..., [1, 2], [0, 8]])
     close(weights[:, 1].dense(), expected[:, 1])
     close(weights.pooled(3, 2, "sum").sum((-1, -2)), expected.sum((-1, -2)), 1e-5)
@@ -482,7 +482,7 @@ def test_what_the_model_overwrites_later_is_noticed(copy: bool) -> None:
     if copy:
         close(seen[""].dense(), (q.double() @ k.double().mT * D**-0.5).softmax(-1))
         return
-    for read in (lambda m: m.dense(), lambda m: m[0], lambda m: m.topk(2), lambda m: m @ v, lambda m: m.entropy()):
+    for read in (lambda m: m.dense(), lambda m: m[0], lambda m: m.top_keys(2), lambda m: m @ v, lambda m: m.entropy()):
         with pytest.raises(OverwrittenError, match=r"overwritten the keys of .*copy=True"):
             read(seen[""])
 

@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, NotKeptError, ShapeError
 
 B, H, T, D = 2, 3, 11, 5
 EVERYTHING = regard.Summarize(
-    "received", "entropy", "participation", "distance", "max", "argmax", "topk", "quantile_mass",
+    "received", "entropy", "participation", "distance", "top_weight", "top_key", "top_keys", "quantile_mass",
     "pooled", "pooled_sum", "pooled_max",
     k=3, rows=4, columns=3,
 )  # fmt: skip
@@ -61,8 +61,8 @@ def of_dense(weights: Tensor) -> dict[str, Tensor]:
         "entropy": torch.special.entr(weights).sum(-1),
         "participation": weights.sum(-1).square() / weights.square().sum(-1),
         "distance": (weights * (places[:, None] - places).abs()).sum(-1),
-        "max": weights.amax(-1),
-        "argmax": weights.argmax(-1),
+        "top_weight": weights.amax(-1),
+        "top_key": weights.argmax(-1),
         "values": values,
         "indices": torch.where(values > 0, indices, -1),
         "quantile_mass": (weights.sort(-1, descending=True).values.cumsum(-1) < 0.9).sum(-1) + 1,
@@ -73,7 +73,7 @@ def of_dense(weights: Tensor) -> dict[str, Tensor]:
 
 
 def same(statistics: Any, expected: dict[str, Tensor], tolerance: float = 2e-5) -> None:
-    found = {**statistics, "values": statistics["topk"].values, "indices": statistics["topk"].indices}
+    found = {**statistics, "values": statistics["top_keys"].values, "indices": statistics["top_keys"].indices}
     for name, value in expected.items():
         torch.testing.assert_close(found[name].double(), value.double(), rtol=0, atol=tolerance, msg=name)
 
@@ -91,7 +91,7 @@ def test_every_statistic_of_every_kind_of_call(make: Callable[..., Any], context
     assert torch.equal(before, during)
     weights: Any = seen.maps[0]
     same(weights.statistics, of_dense(whole.maps[0].dense()))
-    assert not any(t.is_inference() or t.requires_grad for t in weights.statistics["topk"])
+    assert not any(t.is_inference() or t.requires_grad for t in weights.statistics["top_keys"])
     assert isinstance(seen.calls[0].error, str) or seen.calls[0].error < 5e-6
     assert not seen.report().missed
 
@@ -141,9 +141,9 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
             model(inputs)
     kept, weights = seen[""], whole[""]
     torch.testing.assert_close(kept.received("mean"), weights.received("mean"))
-    torch.testing.assert_close(kept.topk(2).values, weights.topk(2).values)
-    assert torch.equal(kept.topk(2).indices, weights.topk(2).indices)
-    assert kept.topk(3).indices.dtype == kept.argmax().dtype == torch.int64
+    torch.testing.assert_close(kept.top_keys(2).values, weights.top_keys(2).values)
+    assert torch.equal(kept.top_keys(2).indices, weights.top_keys(2).indices)
+    assert kept.top_keys(3).indices.dtype == kept.top_key().dtype == torch.int64
     torch.testing.assert_close(kept.pooled(4, 3), weights.pooled(4, 3))
     torch.testing.assert_close(kept[1, 2].entropy(), weights[1, 2].entropy())
     torch.testing.assert_close(kept.average().received(), weights.average().received())
@@ -157,9 +157,9 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
         model(inputs)
     with pytest.raises(NotKeptError, match="only statistics were kept"):
         seen[""].pooled(T, 3, "max")  # a block is one query by several keys
-    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("topk", k=2)) as seen:
+    with torch.no_grad(), regard.watch(model, keep=regard.Summarize("top_keys", k=2)) as seen:
         model(inputs)
-    torch.testing.assert_close(seen[""].max(), weights.max())
+    torch.testing.assert_close(seen[""].top_weight(), weights.top_weight())
 
 
 @pytest.mark.parametrize(
@@ -172,12 +172,12 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
         lambda m: m @ torch.ones(T, 1),
         lambda m: m.mT @ torch.ones(T, 1),
         lambda m: m.participation(),
-        lambda m: m.topk(5),
-        lambda m: m.argmax(),
+        lambda m: m.top_keys(5),
+        lambda m: m.top_key(),
         lambda m: m.pooled(2, 2),
         lambda m: m.expected(lambda j: j),
         lambda m: m.summary("entropy", "distance"),
-        lambda m: m.select(rows=slice(2)).entropy(),
+        lambda m: m.only(rows=slice(2)).entropy(),
         lambda m: m.average().entropy(),
         lambda m: m.singular_values(1),
         lambda m: m.value_norms(),
@@ -192,7 +192,7 @@ def test_what_was_not_kept_is_refused_in_one_way(read: Callable[..., Any]) -> No
         model(x())
     with pytest.raises(
         NotKeptError,
-        match=r"only statistics were kept, by Summarize\('received', 'entropy', 'topk', 'pooled', k=4.*keep='factors'",
+        match=r"only statistics were kept, by Summarize\('received', .*'top_keys', 'pooled', k=4.*keep='factors'",
     ):
         read(seen[""])
 
@@ -201,7 +201,7 @@ def test_wrong_settings_are_refused_at_the_door() -> None:
     with pytest.raises(ArgumentError, match=r"Summarize\(\) knows received, .*; got 'entropi'"):
         regard.Summarize("entropi")
     with pytest.raises(ArgumentError, match="k, rows and columns of at least 1"):
-        regard.Summarize("topk", k=0)
+        regard.Summarize("top_keys", k=0)
     with pytest.raises(ArgumentError, match=r"factors, cpu, summary or a Summarize\(\.\.\.\); got 'all'"):
         regard.watch(Attend(), keep="all")
 
@@ -219,7 +219,7 @@ class Steps(nn.Module):
 
 def test_the_steps_of_a_generation_are_joined() -> None:
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, T, D)
-    what = regard.Summarize("received", "entropy", "topk", "distance", "pooled", k=6)
+    what = regard.Summarize("received", "entropy", "top_keys", "distance", "pooled", k=6)
     with torch.no_grad(), regard.watch(Steps(), keep=what) as seen:
         seen.modules[""](q, k)
     steps = seen.joined("")
@@ -228,9 +228,9 @@ def test_the_steps_of_a_generation_are_joined() -> None:
     torch.testing.assert_close(steps.received(), expected.received())
     torch.testing.assert_close(steps.entropy(), expected.entropy(), rtol=0, atol=1e-5)
     torch.testing.assert_close(steps.distance(), expected.distance(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(steps.topk(6).values, expected.topk(6).values)
-    assert torch.equal(steps.topk(6).indices, expected.topk(6).indices)
-    with pytest.raises(NotKeptError, match=r"Summarize\('received', 'entropy', 'topk', 'distance', k=6\)"):
+    torch.testing.assert_close(steps.top_keys(6).values, expected.top_keys(6).values)
+    assert torch.equal(steps.top_keys(6).indices, expected.top_keys(6).indices)
+    with pytest.raises(NotKeptError, match=r"Summarize\('received', 'entropy', 'top_keys', 'distance', k=6\)"):
         steps.pooled(128, 128)
 
 

@@ -81,13 +81,13 @@ def check(weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, c
         "distance": queries + keys,
         "pooled_sum": largest_sum,
     }
-    together = weights.summary(*asked, "max", rows=rows, columns=columns)
+    together = weights.summary(*asked, "top_weight", rows=rows, columns=columns)
     for name, theirs in written.items():
         close(asked[name], theirs, factor.get(name, 1.0))
         close(together[name], theirs, factor.get(name, 1.0))
     close(weights.received("mean"), dense.mean(-2))
     close(weights.pooled(rows, columns, "max"), bins(dense, rows, columns, lambda b: b.amax((-2, -1))))
-    close(weights.max(), dense.amax(-1))
+    close(weights.top_weight(), dense.amax(-1))
     dead = (dense == 0).all(-1)
     for name in ("entropy", "participation", "distance"):
         assert (asked[name][dead] == 0).all()
@@ -103,9 +103,9 @@ def check(weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, c
 
 
 def check_largest(weights: AttentionMap, dense: Tensor, tolerance: float, k: int) -> None:
-    top = weights.topk(k)
+    top = weights.top_keys(k)
     torch.testing.assert_close(top.values.detach().double(), dense.topk(k).values, rtol=0, atol=tolerance)
-    for values, indices in (top, (weights.max()[..., None], weights.argmax()[..., None])):
+    for values, indices in (top, (weights.top_weight()[..., None], weights.top_key()[..., None])):
         assert ((indices == -1) == (values == 0)).all()
         there = torch.where(indices >= 0, dense.gather(-1, indices.clamp_min(0)), 0.0)
         torch.testing.assert_close(values.detach().double(), there, rtol=0, atol=tolerance)

@@ -25,7 +25,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_whole_files_answer_every_question(saved: list[Path]) -> None:
     for path in saved:
         if path.name == "summary.safetensors":
-            assert set(load_summary(path)) >= {"entropy", "topk", "pooled"}
+            assert set(load_summary(path)) >= {"entropy", "top_keys", "pooled"}
         else:
             map_files.ask_everything(regard.AttentionMap.load(path))
 

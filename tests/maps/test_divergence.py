@@ -141,7 +141,7 @@ def test_weights_that_underflow_leave_the_loss_finite(kind: Divergence) -> None:
     flat = regard.attention(0 * q, k, k, return_weights=True).weights
     expected = (200.0 + 0 + 100 + 400) / 4 - (1.3862944 if kind == "kl" else 0.0)
     torch.testing.assert_close(regard.divergence(flat, sharp, kind), torch.full((1, 1, 4), expected))
-    by_tiles = regard.divergence(flat.select(columns=slice(None)), sharp.select(columns=slice(0, 4)), kind)
+    by_tiles = regard.divergence(flat.only(columns=slice(None)), sharp.only(columns=slice(0, 4)), kind)
     torch.testing.assert_close(by_tiles, torch.full((1, 1, 4), expected))
 
 
@@ -173,3 +173,63 @@ def test_what_cannot_be_compared() -> None:
         model(*[torch.randn(1, 5, 8)] * 3)
     with pytest.raises(NotKeptError):
         regard.divergence(seen.maps[0], seen.maps[0])
+
+
+@given(case=cases(), kind=st.sampled_from(KINDS))
+def test_any_call_as_the_second_side(case: Case, kind: Divergence) -> None:
+    q = map_of_case(case).detach()
+    uniform = torch.full_like(q.dense(), 1 / q.shape[-1])
+    mixed = (uniform + q.dense()) / 2
+    assume(not (kind == "cosine" and bool((q.dense().sum(-1) == 0).any())))
+    for rows in (uniform, mixed):
+        close(regard.divergence(rows, q, kind), written_out(rows, q.dense(), kind), 1e-9)
+    if bool((q.dense().sum(-1) > 0).all()):
+        close(regard.divergence(q, q, kind), written_out(q.dense(), q.dense(), kind), 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [1.0, 10.0, 40.0])
+def test_rounding_leaves_nothing_below_zero(kind: Divergence, scale: float) -> None:
+    torch.manual_seed(0)
+    q, k = scale * torch.randn(1, 2, 150, 16), torch.randn(1, 2, 150, 16)
+    p = regard.map_of(q, k, mask=regard.causal())
+    close_by = (q + 1e-5 * torch.randn_like(q)).requires_grad_()
+    other = regard.map_of(close_by, k, mask=regard.causal())
+    for one, two in ((p, other), (p.average(), other.average()), (other, p), (p, p)):
+        found = regard.divergence(one, two, kind)
+        assert float(found.detach().min()) >= 0
+        assert kind != "js" or float(found.detach().max()) <= 0.6931472
+    (ours,) = torch.autograd.grad(
+        regard.divergence(other, p.average().dense()[:, None].expand(p.shape), kind).sum(), close_by
+    )
+    assert bool(ours.isfinite().all())
+
+
+def test_a_number_below_zero_keeps_its_gradient() -> None:
+    """In float32 the difference of a row from itself may round to less than 0, which is shown as 0."""
+    torch.manual_seed(0)
+    q, k = 10 * torch.randn(1, 1, 64, 16), torch.randn(1, 1, 64, 16)
+    near = (q + 1e-3 * torch.randn_like(q)).requires_grad_()
+    (ours,) = torch.autograd.grad(regard.divergence(regard.map_of(q, k), regard.map_of(near, k)).sum(), near)
+    exact = near.detach().double().requires_grad_()
+    p, other = (regard.map_of(x.double(), k.double()).dense() for x in (q, exact))
+    (theirs,) = torch.autograd.grad(written_out(p, other, "kl").sum(), exact)
+    torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=2e-5)
+
+
+def test_rows_that_are_no_shares_keep_their_sign() -> None:
+    p, _, _ = pair(None, None)
+    p = p.detach()
+    for rows in (3 * p.dense(), 0.3 * p.dense()):
+        close(regard.divergence(p, rows), written_out(p.dense(), rows, "kl"))
+        close(regard.divergence(rows, p), written_out(rows, p.dense(), "kl"))
+    assert float(regard.divergence(p, 3 * p.dense()).max()) < -1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_in_given_rows_is_not_hidden(kind: Divergence) -> None:
+    p, _, _ = pair(None, None)
+    p, rows = p.detach(), p.detach().dense()
+    rows[0, 1, 5, 7] = torch.nan
+    for found in (regard.divergence(p, rows, kind), regard.divergence(rows, p, kind)):
+        assert found.isnan().nonzero().tolist() == [[0, 1, 5]]

@@ -173,13 +173,13 @@ def test_a_saved_summary_is_the_same_summary(tmp_path: Path) -> None:
 
     q = torch.randn(2, 3, 9, 4, requires_grad=True)
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
-    summary = weights.summary("received", "entropy", "topk", "pooled_max", k=2, rows=4, columns=4)
+    summary = weights.summary("received", "entropy", "top_keys", "pooled_max", k=2, rows=4, columns=4)
     path = tmp_path / "summary.safetensors"
     save_summary(path, summary)
     loaded = load_summary(path)
     assert loaded.keys() == summary.keys()
-    assert isinstance(loaded["topk"], TopKeys)
-    assert all(torch.equal(*pair) for pair in zip(loaded["topk"], summary["topk"], strict=True))
+    assert isinstance(loaded["top_keys"], TopKeys)
+    assert all(torch.equal(*pair) for pair in zip(loaded["top_keys"], summary["top_keys"], strict=True))
     for name in ("received", "entropy", "pooled_max"):
         assert torch.equal(cast(Any, loaded[name]), cast(Any, summary[name]))
         assert not loaded[name].requires_grad

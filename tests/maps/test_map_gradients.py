@@ -32,13 +32,13 @@ STATISTICS = {
     "expected": lambda w: w.expected(torch.arange(6).double().sin()),
     "distance": lambda w: w.distance(),
     "pooled": lambda w: w.pooled(2, 3),
-    "max": lambda w: w.max(),
-    "topk": lambda w: w.topk(2).values,
+    "top_weight": lambda w: w.top_weight(),
+    "top_keys": lambda w: w.top_keys(2).values,
     "product": lambda w: w @ torch.arange(12).double().cos().reshape(6, 2),
     "transposed": lambda w: w.mT @ torch.arange(8).double().cos().reshape(4, 2),
     "average": lambda w: w.average(weights=[1, 2, 3, 4]).entropy(),
     "average received": lambda w: w.average(0).received(),
-    "selection": lambda w: w.select(heads=[1, 2], rows=slice(1, 4), columns=torch.tensor([5, 0])).received(),
+    "selection": lambda w: w.only(heads=[1, 2], rows=slice(1, 4), columns=torch.tensor([5, 0])).received(),
     "one head": lambda w: w[1, 2].received() + w[1, 2].expected(torch.arange(6.0)).sum(),
 }
 
@@ -144,7 +144,7 @@ STATISTICS_WITHOUT_SHAPE = [
     lambda w: w.received(),
     lambda w: w.entropy(),
     lambda w: w.pooled(2, 2),
-    lambda w: w.topk(1).values,
+    lambda w: w.top_keys(1).values,
     lambda w: w.mT @ torch.ones(3, 1),
 ]
 

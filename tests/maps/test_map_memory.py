@@ -41,9 +41,9 @@ SMOOTH = {
     "distance": lambda w: w.distance().sum(),
     "transposed": lambda w: (w.mT @ torch.ones(LENGTH, 2)).square().sum(),
     "pooled": lambda w: w.pooled(16, 16).square().sum(),
-    "topk": lambda w: w.topk(3).values.sum(),
+    "top_keys": lambda w: w.top_keys(3).values.sum(),
     "average": lambda w: w.average().entropy().sum() + w.average().received().square().sum(),
-    "selection": lambda w: w.select(rows=slice(7, None)).received().square().sum(),
+    "selection": lambda w: w.only(rows=slice(7, None)).received().square().sum(),
 }
 MASKS = [
     None,
@@ -75,10 +75,10 @@ def test_statistics_without_a_gradient_and_scores_that_take_tiles(monkeypatch: p
     score = regard.Additive(torch.randn(4))
     weights, additive = call(regard.causal()), call(regard.causal(), score)
     with Largest() as largest, torch.no_grad():
-        weights.summary("argmax", "quantile_mass", "max", "pooled_max", "topk", k=5)
+        weights.summary("top_key", "quantile_mass", "top_weight", "pooled_max", "top_keys", k=5)
         weights.singular_values(3)
-        weights.average().argmax()
-        additive.summary("entropy", "received", "topk")
+        weights.average().top_key()
+        additive.summary("entropy", "received", "top_keys")
         regard.maps.stack([additive, weights]).entropy()
     assert largest.numbers <= LIMIT
     with Largest() as largest:
@@ -90,7 +90,7 @@ def test_a_mean_of_many_heads_takes_smaller_tiles() -> None:
     q = torch.randn(1, 24, 512, 4)
     weights = regard.attention(q, q, q, return_weights=True).weights
     with Largest() as largest, torch.no_grad():
-        weights.average().argmax()
+        weights.average().top_key()
         weights.average().pooled(8, 8, "max")
     assert largest.numbers <= LIMIT < 24 * 512 * 512 / 4
 
@@ -101,11 +101,11 @@ def test_weights_times_values() -> None:
     with Largest() as largest:
         weights = weights.with_values(v)
         for one in (weights.value_norms(), weights.gradient(output), weights.relevance(output)):
-            one.received(), one.topk(3), one.pooled(8, 8, "max"), one @ torch.ones(LENGTH, 1)
+            one.received(), one.top_keys(3), one.pooled(8, 8, "max"), one @ torch.ones(LENGTH, 1)
     assert largest.numbers <= LIMIT
 
 
-@pytest.mark.parametrize("name", ["entropy", "received", "pooled", "topk"])
+@pytest.mark.parametrize("name", ["entropy", "received", "pooled", "top_keys"])
 @pytest.mark.parametrize("score", [None, regard.Additive(torch.randn(4))], ids=["dot", "additive"])
 def test_what_a_graph_holds_until_backward_is_linear(name: str, score: regard.Additive | None) -> None:
     """All storages alive between forward and backward, counted."""

@@ -72,16 +72,16 @@ def test_selections(case: Case, data: st.DataObject) -> None:
     if weights.ndim > 2:
         heads = data.draw(st.sampled_from([slice(None), [0], torch.tensor([-1, 0])]))
         wanted["heads"], dense = heads, dense[..., heads, :, :]
-    check(weights.select(**wanted), dense, **k_of(dense))
+    check(weights.only(**wanted), dense, **k_of(dense))
 
 
 def test_a_choice_of_one_head_drops_the_dimension() -> None:
     q = torch.randn(2, 3, 4, 5)
     weights = regard.attention(q, q, q, return_weights=True).weights
-    assert weights.select(heads=1).shape == (2, 4, 4)
-    assert weights.select(heads=[1], rows=2).shape == (2, 1, 1, 4)
-    torch.testing.assert_close(weights.select(rows=-1, columns=-2).dense(), weights.dense()[..., -1:, -2:-1])
-    assert weights.select() is weights
+    assert weights.only(heads=1).shape == (2, 4, 4)
+    assert weights.only(heads=[1], rows=2).shape == (2, 1, 1, 4)
+    torch.testing.assert_close(weights.only(rows=-1, columns=-2).dense(), weights.dense()[..., -1:, -2:-1])
+    assert weights.only() is weights
 
 
 @settings(max_examples=20)
@@ -95,10 +95,10 @@ def test_maps_of_maps(case: Case, data: st.DataObject) -> None:
     rows = slice(data.draw(st.integers(0, dense.shape[-2] - 1)), None)
     columns = torch.arange(dense.shape[-1]).flip(0)[: data.draw(st.integers(1, dense.shape[-1]))]
     picked = dense[..., rows, :][..., columns]
-    check(weights.select(rows=rows, columns=columns).average(), picked.mean(-3), **k_of(picked))
-    check(weights.average().select(rows=rows, columns=columns), picked.mean(-3), **k_of(picked))
-    check(weights.select(rows=rows).select(columns=columns), picked, **k_of(picked))
-    both = stack([weights, weights.select(rows=rows)])
+    check(weights.only(rows=rows, columns=columns).average(), picked.mean(-3), **k_of(picked))
+    check(weights.average().only(rows=rows, columns=columns), picked.mean(-3), **k_of(picked))
+    check(weights.only(rows=rows).only(columns=columns), picked, **k_of(picked))
+    both = stack([weights, weights.only(rows=rows)])
     check(both, torch.cat([dense, dense[..., rows, :]], -2), **k_of(dense))
 
 
@@ -177,8 +177,8 @@ def test_weights_times_values(case: Case) -> None:
             torch.testing.assert_close(lazy @ x, theirs @ x, rtol=0, atol=1e-11)
             torch.testing.assert_close(lazy.mT @ y, theirs.mT @ y, rtol=0, atol=1e-11)
             torch.testing.assert_close(lazy.received(), theirs.sum(-2), rtol=0, atol=1e-11)
-            torch.testing.assert_close(lazy.max(), theirs.amax(-1), rtol=0, atol=1e-12)
-            torch.testing.assert_close(lazy.topk(1).values, theirs.topk(1).values, rtol=0, atol=1e-12)
+            torch.testing.assert_close(lazy.top_weight(), theirs.amax(-1), rtol=0, atol=1e-12)
+            torch.testing.assert_close(lazy.top_keys(1).values, theirs.topk(1).values, rtol=0, atol=1e-12)
             one = theirs.amax((-2, -1), keepdim=True)
             torch.testing.assert_close(lazy.pooled(1, 1, "max"), one, rtol=0, atol=1e-12)
         sums = (grad * output).sum(-1)
@@ -191,7 +191,7 @@ def test_the_largest_of_a_mean_of_gradients_below_zero_is_below_zero() -> None:
     for one in (weights.with_values(v).gradient(-output), weights.with_values(v).relevance(-output)):
         mean = one.average()
         torch.testing.assert_close(mean.dense(), one.dense().mean(1))
-        torch.testing.assert_close(mean.max(), mean.dense().amax(-1))
+        torch.testing.assert_close(mean.top_weight(), mean.dense().amax(-1))
         torch.testing.assert_close(mean.pooled(1, 1, "max")[..., 0, 0], mean.dense().amax((-2, -1)))
         stacked = regard.maps.stack([one, one])
         torch.testing.assert_close(
@@ -265,9 +265,9 @@ def test_later_rows_of_a_mask_are_read_at_their_own_keys(mask: regard.Mask) -> N
     q = torch.randn(1, 2, 12, 4)
     weights = regard.attention(q, q, q, mask=mask, return_weights=True).weights
     for rows, columns in ((slice(7, None), None), (slice(7, 11), slice(3, 9)), (None, slice(5, 8))):
-        chosen = weights.select(rows=rows, columns=columns)
+        chosen = weights.only(rows=rows, columns=columns)
         dense = weights.dense()[..., rows or slice(None), columns or slice(None)]
         torch.testing.assert_close(chosen.received(), dense.sum(-2))
         torch.testing.assert_close(chosen.entropy(), torch.special.entr(dense).sum(-1))
-        torch.testing.assert_close(chosen.max(), dense.amax(-1))
+        torch.testing.assert_close(chosen.top_weight(), dense.amax(-1))
         torch.testing.assert_close(chosen.pooled(3, 2, "sum").sum((-2, -1)), dense.sum((-2, -1)))

@@ -159,14 +159,14 @@ def test_a_causal_map_never_looks_ahead_and_the_first_query_only_at_itself() -> 
     assert (weights.entropy()[..., 0] == 0).all()
     assert (weights.entropy() >= 0).all()
     assert (weights.participation()[..., 0] == 1).all()
-    assert (weights.topk(5).indices[..., 0, :] == torch.tensor([0, -1, -1, -1, -1])).all()
+    assert (weights.top_keys(5).indices[..., 0, :] == torch.tensor([0, -1, -1, -1, -1])).all()
     assert (weights.quantile_mass(1.0) == torch.arange(1, 34)).all()
 
 
 def test_equal_weights_and_the_first_of_equals() -> None:
     q = torch.zeros(1, 4, 2)
     weights = regard.attention(q, q, q, mask=regard.lengths(torch.tensor([3])), return_weights=True).weights
-    assert weights.argmax().tolist() == [[0, 0, 0, 0]]
+    assert weights.top_key().tolist() == [[0, 0, 0, 0]]
     assert weights.quantile_mass(0.5).tolist() == [[2, 2, 2, 2]]
 
 
@@ -261,8 +261,8 @@ def test_a_state_that_was_read_without_gradients_has_them_later(dtype: torch.dty
         weights = regard.attention(x, k, k, return_weights=True).weights
         if first_without:
             with torch.inference_mode():
-                weights.entropy(), weights.max()
-        weights.max().sum().backward()
+                weights.entropy(), weights.top_weight()
+        weights.top_weight().sum().backward()
         assert x.grad is not None
         found.append(x.grad)
     assert found[0].abs().max() > 0
@@ -327,7 +327,7 @@ def test_the_share_of_a_row_takes_the_fewest_keys_that_hold_it(seed: int) -> Non
 def test_a_summary_pools_as_it_is_told() -> None:
     weights, _ = long_case(regard.causal())
     for how in ("mean", "sum", "max"):
-        pooled = weights.summary("pooled", "max", rows=4, columns=5, how=how)["pooled"]
+        pooled = weights.summary("pooled", "top_weight", rows=4, columns=5, how=how)["pooled"]
         torch.testing.assert_close(pooled, weights.pooled(4, 5, how))
 
 
@@ -340,12 +340,12 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(2, 3, 10, 4)
     weights = regard.attention(q, q, q, return_weights=True).weights
     summary = weights.summary(k=2, rows=4, columns=4)
-    assert list(summary) == ["received", "entropy", "topk", "pooled"]
+    assert list(summary) == ["received", "entropy", "top_keys", "pooled"]
     assert len(asked) == 1
     # Of a softmax of dot products these are calls of the kernel alone.
     weights.summary("received", "entropy", "participation")
     assert len(asked) == 1
-    summary = weights.summary("pooled_sum", "pooled_mean", "pooled_max", "argmax", "max", rows=2, columns=2)
+    summary = weights.summary("pooled_sum", "pooled_mean", "pooled_max", "top_key", "top_weight", rows=2, columns=2)
     assert len(asked) == 2
     torch.testing.assert_close(summary["pooled_sum"], 25 * summary["pooled_mean"])
 
@@ -354,8 +354,8 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     ("ask", "error", "message"),
     [
         (lambda w: w.received("max"), ArgumentError, "'sum' or 'mean', got 'max'"),
-        (lambda w: w.topk(0), ArgumentError, r"k in \[1, 7\], the number of keys; got 0"),
-        (lambda w: w.topk(8), ArgumentError, "got 8"),
+        (lambda w: w.top_keys(0), ArgumentError, r"k in \[1, 7\], the number of keys; got 0"),
+        (lambda w: w.top_keys(8), ArgumentError, "got 8"),
         (lambda w: w.quantile_mass(0.0), ArgumentError, r"p in \(0, 1\], got 0.0"),
         (lambda w: w.quantile_mass(float("nan")), ArgumentError, "got nan"),
         (lambda w: w.pooled(0, 3), ArgumentError, "at least 1 bin of queries, got 0"),
@@ -369,9 +369,9 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.average(-2), ArgumentError, "got dim -2"),
         (lambda w: w.average(-3, weights=[1.0]), ArgumentError, r"each of 4, got \(1,\)"),
         (lambda w: w[0, 0].average(0), ArgumentError, "dimensions before queries"),
-        (lambda w: w[0, 0].select(heads=0), ShapeError, "no heads to choose from"),
-        (lambda w: w.select(rows=torch.tensor([9])), ShapeError, r"query index must be in \[-5, 5\)"),
-        (lambda w: w.select(columns=slice(3, 3)), ShapeError, "at least one key"),
+        (lambda w: w[0, 0].only(heads=0), ShapeError, "no heads to choose from"),
+        (lambda w: w.only(rows=torch.tensor([9])), ShapeError, r"query index must be in \[-5, 5\)"),
+        (lambda w: w.only(columns=slice(3, 3)), ShapeError, "at least one key"),
         (lambda w: w.row(5), ShapeError, r"query index must be in \[-5, 5\)"),
         (lambda w: w.value_norms(), ArgumentError, r"value_norms\(\) needs the values.*with_values"),
         (lambda w: w.with_values(torch.ones(3, 2)), ShapeError, r"values of shape \(..., 7, E\)"),

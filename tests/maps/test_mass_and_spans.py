@@ -55,7 +55,7 @@ def test_mass(kept: regard.Mask, mask: Any, normalization: Normalization) -> Non
     allowed = kept.dense(SIZES)
     same(weights.mass(kept), (dense * allowed).sum(-1), inputs)
     same(weights.average().mass(kept), (dense.mean(1) * allowed[:, 0]).sum(-1), inputs)
-    same(weights.select(heads=[2, 0]).mass(kept), (dense[:, [2, 0]] * allowed).sum(-1), inputs)
+    same(weights.only(heads=[2, 0]).mass(kept), (dense[:, [2, 0]] * allowed).sum(-1), inputs)
 
 
 def test_mass_under_a_tensor_of_the_map_s_rank() -> None:
@@ -154,3 +154,52 @@ def test_the_mean_per_key_head() -> None:
     assert own.per_key_head() is own
     with pytest.raises(ArgumentError, match="one call"):
         weights.average().per_key_head()
+
+
+@pytest.mark.parametrize(
+    "spans", [[(0.5, 2)], [("1", "2")], ["12"], torch.tensor([[0.0, 2.0]]), torch.tensor([0, 2]), 5]
+)
+def test_spans_that_are_no_whole_numbers(spans: Any) -> None:
+    weights, _, _ = example(None, regard.Softmax())
+    for name in ("keys", "queries"):
+        with pytest.raises(ShapeError, match=r"whole numbers|list of pairs"):
+            weights.spans(**{name: spans})
+
+
+def blocks_written_out(dense: Tensor, queries: int, keys: int) -> Tensor:
+    rows = [rows.split(keys, -1) for rows in dense.split(queries, -2)]
+    return torch.stack([torch.stack([block.amax((-2, -1)) for block in row], -1) for row in rows], -2)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=NORMALIZATIONS)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("size", [(1, 1), (4, 6), (37, 41), (100, 3), (5, 1000)])
+def test_block_maxima(size: tuple[int, int], mask: Any, normalization: Normalization) -> None:
+    weights, dense, inputs = example(mask, normalization)
+    expected = blocks_written_out(dense, *size)
+    found = weights.block_max(*size)
+    assert found.shape == (2, 4, -(-37 // size[0]), -(-41 // size[1]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    if mask is None:  # equal weights share a gradient, here one way, there the other
+        same(found, expected, inputs)
+    torch.testing.assert_close(
+        weights.average().block_max(*size), blocks_written_out(dense.mean(1), *size), rtol=0, atol=1e-11
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(weights.block_max(*size), expected, rtol=0, atol=1e-11)
+
+
+def test_block_maxima_of_a_map_of_many_tiles() -> None:
+    torch.manual_seed(0)
+    q = torch.randn(3, 700, 8)
+    weights = regard.map_of(q, q, mask=regard.causal() & regard.window(90))
+    for size in ((64, 64), (13, 50), (1, 699)):
+        torch.testing.assert_close(weights.block_max(*size), blocks_written_out(weights.dense(), *size))
+
+
+def test_blocks_of_no_size() -> None:
+    weights, _, _ = example(None, regard.Softmax())
+    sizes: list[Any] = [(0, 4), (4, -1), (2.0, 4), (True, 4)]
+    for size in sizes:
+        with pytest.raises(ArgumentError, match="a whole number, got"):
+            weights.block_max(*size)

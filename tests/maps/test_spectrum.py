@@ -61,7 +61,7 @@ def test_more_iterations_than_there_are_queries() -> None:
 def test_averages_and_stacks_have_spectra_too() -> None:
     q = torch.randn(2, 3, 6, 3, dtype=torch.float64)
     weights = regard.attention(q, q, q, return_weights=True).weights
-    for one in (weights.average(), regard.maps.stack([weights, weights]), weights.select(columns=slice(1, 4))):
+    for one in (weights.average(), regard.maps.stack([weights, weights]), weights.only(columns=slice(1, 4))):
         within(one.singular_values(2), torch.linalg.svdvals(one.dense())[..., :2], 1e-12)
 
 

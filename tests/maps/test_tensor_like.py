@@ -98,6 +98,25 @@ LAZY: dict[str, Idiom] = {
     "torch.max over keys, kept": lambda a, b: torch.max(a, 3, keepdim=True).indices,
     "torch.amax": lambda a, b: torch.amax(a, -1),
     "torch.argmax": lambda a, b: torch.argmax(a, -1),
+    "max": lambda a, b: a.max(),
+    "max over keys": lambda a, b: a.max(dim=-1).values,
+    "max over keys, the index": lambda a, b: a.max(3, True)[1],
+    "min": lambda a, b: a.min(),
+    "min over keys": lambda a, b: a.min(-1).values,
+    "amax over queries": lambda a, b: a.amax(-2),
+    "amax over heads and queries, kept": lambda a, b: torch.amax(a, (1, 2), keepdim=True),
+    "amax over heads and keys": lambda a, b: a.amax(dim=(1, 3)),
+    "amax of all, kept": lambda a, b: a.amax((0, 1, 2, 3), True),
+    "amin over queries and keys": lambda a, b: torch.amin(a * 2 - a, (-1, -2)),
+    "argmax over keys": lambda a, b: a.argmax(-1),
+    "argmin over keys": lambda a, b: (-a).argmin(3, keepdim=True),
+    "argmax of those below 0": lambda a, b: (-a).argmax(-1),
+    "argmax of a row of zeros": lambda a, b: (a * 0).argmax(-1),
+    "topk": lambda a, b: a.topk(3)[0],
+    "topk of the smallest": lambda a, b: a.topk(2, largest=False).values,
+    "topk, gathered": lambda a, b: as_tensor(a).gather(-1, torch.topk(a, 5, dim=-1).indices),
+    "topk of those below 0, gathered": lambda a, b: as_tensor(-a).gather(-1, torch.topk(-a, 3).indices),
+    "select": lambda a, b: a.select(1, -1),
     "sizes": lambda a, b: torch.tensor([a.size(1), a.dim(), a.numel(), a.shape[2], *a.size(), len(a), a.ndim]),
 }
 """What is answered without the matrix."""
@@ -133,7 +152,12 @@ DENSE: dict[str, Idiom] = {
     "norm": lambda a, b: torch.linalg.norm(a, dim=(-2, -1)),
     "entropy by hand": lambda a, b: -(a * torch.log(a + 1e-12)).sum(-1),
     "interpolate": lambda a, b: F.interpolate(a, (3, 3)),
-    "torch.topk": lambda a, b: torch.topk(a, 2, dim=-1)[0],
+    "topk over queries": lambda a, b: torch.topk(a, 2, dim=-2)[0],
+    "max over sequences": lambda a, b: a.max(0)[0],
+    "argmax of all": lambda a, b: a.argmax(),
+    "select of a key": lambda a, b: a.select(-1, 2),
+    "std": lambda a, b: a.std(-1),
+    "median": lambda a, b: a.median(-1).values,
     "cosine_similarity": lambda a, b: F.cosine_similarity(a, b, dim=-1),
 }
 """What only the matrix can answer."""
@@ -171,7 +195,7 @@ def test_what_needs_the_matrix(idiom: Idiom) -> None:
         idiom(a, b)
 
 
-@pytest.mark.parametrize("name", [n for n in LAZY if "sizes" not in n and "argmax" not in n and "indices" not in n])
+@pytest.mark.parametrize("name", [n for n in LAZY if "sizes" not in n and "arg" not in n and "kept" not in n])
 def test_statistics_and_gradients_of_what_stays_lazy(name: str) -> None:
     """A map that was made from maps answers like its own matrix, and carries gradients."""
     a, b = some(0, grad=True), some(1)
@@ -179,7 +203,7 @@ def test_statistics_and_gradients_of_what_stays_lazy(name: str) -> None:
     if not isinstance(found, regard.AttentionMap) or expected.dtype != DOUBLE:
         return
     same(found.received(), expected.sum(-2))
-    same(found.max(), expected.amax(-1))
+    same(found.top_weight(), expected.amax(-1))
     same(found.pooled(2, 3, "sum"), bins(expected, 2, 3, lambda block: block.sum((-2, -1))))
     same(found.distance(), (expected * distances(*expected.shape[-2:])).sum(-1))
     if not found.requires_grad or not expected.requires_grad:
@@ -204,7 +228,7 @@ def test_random_chains(data: st.DataObject) -> None:
         ("flatten", lambda x: x.flatten(0, x.ndim - 3) if x.ndim > 3 else x),
         ("index", lambda x: x[-1] if x.ndim > 3 else x),
         ("add", lambda x: x + x * 3),
-        ("rows", lambda x: x.select(rows=slice(1, 4)) if isinstance(x, regard.AttentionMap) else x[..., 1:4, :]),
+        ("rows", lambda x: x.only(rows=slice(1, 4)) if isinstance(x, regard.AttentionMap) else x[..., 1:4, :]),
     ]
     chosen = data.draw(st.lists(st.sampled_from(steps[:-1]), min_size=1, max_size=5))
     chosen += data.draw(st.lists(st.sampled_from(steps[-1:]), max_size=1))
@@ -221,6 +245,28 @@ def test_random_chains(data: st.DataObject) -> None:
             dense.mT @ torch.ones(dense.shape[-2], 2, dtype=DOUBLE),
         )
     same(lazy, dense)
+
+
+def test_the_indices_of_topk_are_keys_each_once() -> None:
+    """Causal rows have fewer weights than are asked for; masked keys fill them up, as in the tensor."""
+    a = some()
+    for k in range(1, 8):
+        values, indices = a.topk(k)
+        assert all(len(set(row)) == k for row in indices.flatten(0, -2).tolist())
+        same(a.dense().gather(-1, indices), values)
+        same(values, a.dense().topk(k).values)
+    assert (a.top_keys(7).indices == -1).any()
+    values, indices = (-a).topk(7)
+    same(-a.dense().gather(-1, indices), values)
+
+
+def test_every_name_of_a_tensor_means_what_the_tensors_does() -> None:
+    """A method of the map's own that a tensor has too is listed here, because a test compares the two."""
+    compared = {
+        "argmax", "cpu", "cuda", "detach", "device", "dim", "dtype", "is_cuda", "mT", "max", "mean", "min", "ndim",
+        "numel", "requires_grad", "shape", "size", "sum", "to", "topk",
+    }  # fmt: skip
+    assert {name for name in dir(regard.AttentionMap) if hasattr(Tensor, name) and name[0] != "_"} == compared
 
 
 def test_a_map_is_never_changed() -> None:

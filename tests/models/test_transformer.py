@@ -263,7 +263,7 @@ def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"positions": "absolute"}, "positions must be one of sinusoidal, learned, rotary, got 'absolute'"),
         ({"encoder_layers": 0}, "encoder_layers must be at least 1, got 0"),
         ({"decoder_layers": 0}, "decoder_layers must be at least 1, got 0"),
-        ({"feed_forward_dim": 0}, "hidden_dim must be at least 1, got 0"),
+        ({"feed_forward_dim": 0}, "feed_forward_dim must be at least 1, got 0"),
         ({"dropout": 1.5}, r"dropout must be in \[0, 1\), got 1.5"),
         ({"attention_dropout": -1.0}, r"attention_dropout must be in \[0, 1\), got -1.0"),
         ({"activation_dropout": 1.0}, r"activation_dropout must be in \[0, 1\), got 1.0"),

@@ -18,9 +18,11 @@ from matplotlib.font_manager import fontManager
 
 from regard.errors import ArgumentError, MissingExtraError, ShapeError
 from regard.views import fonts
+from regard.views.drawing import Panel
 from regard.views.fonts import letter
-from regard.views.heatmap import Panel, head_panels, heatmap, heatmap_grid
+from regard.views.heatmap import head_panels, heatmap, heatmap_grid
 from regard.views.layout import FigureSize, flow
+from regard.views.reading_order import visual_order
 from tests.views.written_dates import LOCALES, softmax, words, written
 
 # In Unicode, and in no font: the last code points of a plane are never characters.
@@ -44,7 +46,7 @@ def test_cells_hold_the_weights_and_ticks_the_labels() -> None:
     ax = heatmap(torch.from_numpy(weights), ["x", "y", "z"], list("abcde"), title=NO_FORMULA)
     (image,) = ax.get_images()
     np.testing.assert_array_equal(image.get_array(), weights)
-    assert image.get_clim() == (0, 1)
+    assert image.get_clim() == (0, weights.max())
     assert texts(ax.get_xticklabels()) == list("abcde")
     assert texts(ax.get_yticklabels()) == ["x", "y", "z"]
     assert ax.yaxis_inverted()
@@ -108,10 +110,12 @@ def test_han_characters_follow_the_language_of_the_axis() -> None:
     assert letter(["曜"])[0].families == ("regard Noto Sans CJK SC",)
 
 
-def test_a_right_to_left_axis_starts_at_the_right() -> None:
-    ax = heatmap(softmax(2, 3), ["a", "b"], ["السبت", "٢١", "نوفمبر"])
-    assert ax.xaxis_inverted()
-    assert texts(ax.get_xticklabels()) == ["السبت", "٢١", "نوفمبر"]
+def test_a_right_to_left_axis_starts_at_the_right_and_its_numbers_at_the_left() -> None:
+    labels, weights = [*"יום 2046", "<eos>"], softmax(2, 9)
+    ax = heatmap(weights, ["a", "b"], labels)
+    assert not ax.xaxis_inverted()
+    assert "".join(texts(ax.get_xticklabels())) == "<eos>2046␣םוי"
+    np.testing.assert_array_equal(ax.get_images()[0].get_array(), weights[:, [8, 4, 5, 6, 7, 3, 2, 1, 0]])
 
 
 def test_many_labels_are_thinned_and_long_maps_pooled_and_the_title_says_so() -> None:
@@ -158,7 +162,8 @@ def test_a_grid_of_sentences_keeps_panels_apart() -> None:
     assert len(figure.axes) == 14  # And the colour bar.
     assert not overlaps([ax.get_tightbbox() for ax in figure.axes])
     for ax, panel in zip(figure.axes, panels, strict=False):
-        np.testing.assert_array_equal(ax.get_images()[0].get_array(), panel.weights)
+        order = visual_order(panel.columns or [])
+        np.testing.assert_array_equal(ax.get_images()[0].get_array(), panel.weights[:, order])
 
 
 def test_heads_of_a_layer_across_as_asked() -> None:
@@ -179,9 +184,10 @@ def test_a_row_is_filled_before_the_next_begins() -> None:
 
 
 def test_weights_beyond_the_limits_point_the_colour_bar() -> None:
-    ax = heatmap(np.array([[0.5, 3.0]]))
+    ax = heatmap(np.array([[0.5, 3.0]]), limits=(0, 1))
     assert ax.get_images()[0].colorbar.extend == "max"
-    assert heatmap(np.array([[0.5, 3.0]]), limits=(0, 3)).get_images()[0].colorbar.extend == "neither"
+    for limits in (None, (0, 3)):
+        assert heatmap(np.array([[0.5, 3.0]]), limits=limits).get_images()[0].colorbar.extend == "neither"
 
 
 def test_axes_of_the_caller_are_drawn_into_and_nothing_else_changes() -> None:

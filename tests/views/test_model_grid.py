@@ -43,7 +43,12 @@ def test_every_head_stands_in_its_place(length: int, cells: int, times: int, how
         for head in range(3):
             top, left = layer * (side + GAP), head * (side + GAP)
             expected = weights[1, head].pooled(cells, cells, how).numpy().repeat(times, 0).repeat(times, 1)
-            np.testing.assert_allclose(dots[top : top + side, left : left + side], expected, rtol=0, atol=1e-6)
+            shown = dots[top : top + side, left : left + side]
+            hidden = np.isnan(shown)
+            np.testing.assert_allclose(shown[~hidden], expected[~hidden], rtol=0, atol=1e-6)
+            # A causal mask hides what is above the diagonal, block by block.
+            blocks = hidden[::times, ::times]
+            np.testing.assert_array_equal(blocks, np.triu(np.ones_like(blocks), 1))
     assert np.isnan(dots[side : side + GAP]).all()
     assert np.isnan(dots[:, side : side + GAP]).all()
 
@@ -54,8 +59,8 @@ def test_what_is_written_on_it() -> None:
     assert [t.get_text() for t in ax.get_yticklabels()] == ["0", "1"]
     assert [t.get_text() for t in ax.get_xticklabels()] == ["head 0", "head 1", "head 2"]
     assert figure.texts[0].get_text() == "two layers (max of 2.34 × 2.34 weights a dot)"
-    assert not model_grid(maps_of(20)).texts
-    assert figure.axes[1].get_xlabel() == "attention weight"
+    assert [text.get_text() for text in model_grid(maps_of(20)).texts] == ["masked"]
+    assert figure.axes[1].get_xlabel() == "attention weight, square-root scale"
 
 
 def test_layers_of_other_shapes_share_a_picture() -> None:
@@ -99,7 +104,8 @@ def test_labels_go_where_they_fit() -> None:
         (lambda m: model_grid(m, sequence=2), ShapeError, r"in \[0, 2\), got 2"),
         (lambda m: model_grid([]), ArgumentError, "no maps"),
         (lambda m: model_grid(m, cells=0), ArgumentError, "cells must be at least 1"),
-        (lambda m: model_grid(m, power=0.0), ArgumentError, "power above 0"),
+        (lambda m: model_grid(m, scale="cubic"), ArgumentError, "'cubic'"),
+        (lambda m: model_grid(m, limits=(1, 0)), ArgumentError, "1.0 and 0.0"),
         (lambda m: model_grid(m, how=cast(Any, "sum")), ArgumentError, "'sum'"),
         (lambda m: model_example(m, ["a"]), ShapeError, "1 labels came for maps of 20 tokens"),
     ],

@@ -13,6 +13,7 @@ import torch
 import regard
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, TooLargeError
 from regard.views.html.page import PRECISIONS, Example, Map, page, save_page, script
+from regard.views.labels import printable
 from tests.views.written_dates import LOCALES, decoded, embedded, sentence, softmax, words, written
 
 EVIL = [
@@ -117,7 +118,7 @@ def test_tokens_and_titles_cannot_break_out() -> None:
     text = page([example], title="</title>" + EVIL[1])
     assert Reader(text).elements == Reader(page([plain])).elements
     data = embedded(text)
-    assert data["examples"][0]["labels"] == [[token.replace(" ", "␣") for token in EVIL]]
+    assert data["examples"][0]["labels"] == [[printable(token) for token in EVIL]]
     assert data["examples"][0]["title"] == EVIL[0]
     assert "</title>&quot;" not in text
     assert re.search(r"<title>&lt;/title&gt;&quot;&gt;&lt;img", text)

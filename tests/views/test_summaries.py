@@ -22,7 +22,7 @@ from regard.views.heatmap import head_panels
 from regard.views.values import picture
 
 LENGTH, CELLS = 77, 16
-WHAT = regard.Summarize("entropy", "topk", "pooled", "pooled_max", rows=CELLS, columns=CELLS)
+WHAT = regard.Summarize("entropy", "top_keys", "pooled", "pooled_max", rows=CELLS, columns=CELLS)
 Watched = tuple[Seen, Seen]
 
 
@@ -119,7 +119,7 @@ def test_a_short_map_is_kept_whole_and_drawn_by_every_view() -> None:
 def test_what_was_not_kept_is_refused_and_named(draw: Callable[[Seen], object], asked: str) -> None:
     (kept,) = seen_by("summary", length=300)
     said = (
-        rf"{asked} cannot be told: .*'topk', 'pooled', k=4, rows=128, columns=128, how='mean'\).*name what you need in"
+        rf"{asked} cannot be told: .*'top_keys', 'pooled', k=4, rows=128, columns=128, how='mean'\).*name what you need"
     )
     with pytest.raises(NotKeptError, match=said):
         draw(kept)
@@ -136,7 +136,7 @@ def test_a_saved_summary_is_drawn_again(tmp_path: Path) -> None:
         read = load_summary(tmp_path / f"{number}.safetensors")
         assert list(read) == list(one.statistics)
         assert torch.equal(loaded[-1].entropy(), one.entropy())
-        assert torch.equal(loaded[-1].topk(2).indices, one.topk(2).indices)
+        assert torch.equal(loaded[-1].top_keys(2).indices, one.top_keys(2).indices)
     assert np.array_equal(image_of(model_grid(loaded)), image_of(model_grid(kept)), equal_nan=True)
     with pytest.raises(NotKeptError, match=r"received\(\) cannot be told: .*'pooled_max', k=4, rows=16"):
         loaded[0].received()
@@ -146,7 +146,9 @@ def test_a_saved_summary_is_drawn_again(tmp_path: Path) -> None:
 
 
 def test_the_head_table_has_the_numbers_that_were_kept() -> None:
-    whole, kept, some = seen_by("factors", regard.Summarize("entropy", "distance", "max"), regard.Summarize("entropy"))
+    whole, kept, some = seen_by(
+        "factors", regard.Summarize("entropy", "distance", "top_weight"), regard.Summarize("entropy")
+    )
     table, expected = head_table(kept), head_table(whole)
     assert list(table.columns) == ["distance", "entropy"]
     for name in table.columns:

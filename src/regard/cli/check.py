@@ -37,6 +37,8 @@ def check_model(
         from regard.probes.check import check
         from regard.training.distributed.devices import find_device
 
+    if (library := sys.modules.get("transformers")) is not None:
+        library.utils.logging.disable_progress_bar()  # what is printed are findings
     target = _target(model)
     checked = check(target.model.to(find_device(device)), target.batch, causal=causal)
     for finding in checked.findings if info else checked.faults:

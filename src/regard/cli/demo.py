@@ -18,6 +18,7 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, device: str = "auto") -> No
         seed: seed of all random numbers.
         device: auto, cpu, cuda, cuda:N or mps.
     """
+    print("a small model learns to read dates in 25 languages: two minutes or so on two cores", file=sys.stderr)
     with loading("lightning_fabric", "matplotlib"):
         import torch
 

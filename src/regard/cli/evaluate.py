@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.cli.loading import loading
-from regard.cli.progress import Tell, telling
+from regard.cli.progress import telling
 from regard.cli.shared import Run, lines_of, print_table, refuse_first, require_task
 from regard.errors import ArgumentError
 from regard.generation.config import Beam
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import TASKS, task_name_of, task_of
 from regard.tasks.runs.refusals import require_files
+from regard.tasks.telling import Tell
 from regard.text.lines import STANDARD_INPUT, StrPath
 from regard.text.pairs import is_json_lines, read_pairs
 from regard.text.references import read_judged, read_references

@@ -2,12 +2,12 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-Tell = Callable[[str, int, int | None], None]
-"""Is called with what is done, how much of it is done, and of how much (None if that is not known)."""
+from regard.tasks.telling import Tell
+
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """The least time between two lines."""
 

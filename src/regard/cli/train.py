@@ -1,5 +1,6 @@
 """`regard train`: train a model on the user's own text."""
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ def _train(task: str, settings: TrainingConfig, start: Start) -> None:
         import regard.tasks.language_modelling.train
         import regard.tasks.translation.train  # noqa: F401  (the task imports one of them)
 
+    # Fabric says "Using bfloat16 Automatic Mixed Precision" before the first word of ours; run.toml has the precision.
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     try:
         TASKS[task].run(settings, resume=start.resume, overwrite=start.overwrite, progress=sys.stderr)
     except KeyboardInterrupt as stop:

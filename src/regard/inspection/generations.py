@@ -166,4 +166,4 @@ def _of_rows(piece: _Piece) -> AttentionMap:
         return piece.weights
     if isinstance(source, SummarySource):
         return AttentionMap(source.of_rows(piece.rows))
-    return piece.weights.select(rows=slice(piece.rows.start, piece.rows.stop))
+    return piece.weights.only(rows=slice(piece.rows.start, piece.rows.stop))

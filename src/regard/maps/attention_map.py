@@ -108,7 +108,7 @@ class AttentionMap(TensorLike):
 
     # -- other maps ------------------------------------------------------------------------------------
 
-    def select(self, *, heads: Any = None, rows: Any = None, columns: Any = None) -> "AttentionMap":
+    def only(self, *, heads: Any = None, rows: Any = None, columns: Any = None) -> "AttentionMap":
         """A map of some heads, queries or keys, still lazy.
 
         Args:
@@ -121,13 +121,13 @@ class AttentionMap(TensorLike):
 
         >>> import regard
         >>> weights = regard.attention(*[torch.eye(4)] * 3, return_weights=True).weights
-        >>> weights.select(rows=slice(1, 3), columns=torch.tensor([0, 3])).received()
+        >>> weights.only(rows=slice(1, 3), columns=torch.tensor([0, 3])).received()
         tensor([0.4302, 0.4302])
         """
         if heads is not None and self.ndim < 3:
             raise ShapeError(f"a map {tuple(self.shape)} has no heads to choose from: with_heads() gives it one")
         if heads is not None:
-            self.source.require_heads("select(heads=...)")
+            self.source.require_heads("only(heads=...)")
         chosen = self if heads is None else self._choose_leading((*(slice(None),) * (self.ndim - 3), heads))
         if rows is None and columns is None:
             return chosen

@@ -12,7 +12,7 @@ from regard.backends.tiled import Tile
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource
-from regard.maps.derived_sources import SameShapeSource
+from regard.maps.derived_sources import AverageSource, SameShapeSource
 from regard.maps.given_source import given_weights
 from regard.maps.products import product
 from regard.maps.source import Part, Piece, Scratch, Source
@@ -64,10 +64,36 @@ def divergence(p: AttentionMap | Tensor, q: AttentionMap | Tensor, kind: Diverge
     if kind not in get_args(Divergence):
         raise ArgumentError(f"kind must be one of {', '.join(get_args(Divergence))}; got {kind!r}")
     first, second = _sources(p, q)
-    at_once = _by_product(first, second) if kind in ("kl", "cross_entropy") else None
+    found = _found(first, second, kind)
+    return torch.where(found < 0, found - found.detach(), found) if _is_at_least_zero(kind, first, second) else found
+
+
+def _found(p: Source, q: Source, kind: Divergence) -> Tensor:
+    """The divergence as it is computed: below 0 by rounding, where two rows are almost alike."""
+    at_once = _by_product(p, q) if kind in ("kl", "cross_entropy") else None
     if at_once is None:
-        return first.laid_out(ask(Together(first, second), OF_KIND[kind](second))[0])
-    return at_once if kind == "cross_entropy" else at_once - first.laid_out(ask(first, Entropy())[0])
+        return p.laid_out(ask(Together(p, q), OF_KIND[kind](q))[0])
+    return at_once if kind == "cross_entropy" else at_once - p.laid_out(ask(p, Entropy())[0])
+
+
+def _is_at_least_zero(kind: Divergence, p: Source, q: Source) -> bool:
+    """Whether what is below 0 comes from rounding. Given rows need not be shares of 1, so that it may be the truth."""
+    match kind:
+        case "kl":
+            return _sums_to_one(p) and _sums_to_one(q)
+        case "cross_entropy":
+            return _sums_to_one(q)
+    return True
+
+
+def _sums_to_one(source: Source) -> bool:
+    """Whether the rows are known to sum to 1, but those with no key."""
+    match source:
+        case CallSource():
+            return isinstance(source.call.normalization, Softmax)
+        case AverageSource():
+            return _sums_to_one(source.of)
+    return False
 
 
 def _sources(p: AttentionMap | Tensor, q: AttentionMap | Tensor) -> tuple[Source, Source]:
@@ -273,8 +299,8 @@ def _logs(piece: Piece) -> Tensor:
     """Logarithms that are finite, so that 0 times the logarithm of 0 is 0, with its gradient."""
     if piece.logs is not None:
         return (piece.logs * piece.unit).clamp_min(LOWEST_LOG)
-    positive = piece.weights > 0
-    return torch.where(positive, torch.where(positive, piece.weights, 1.0).log(), LOWEST_LOG)
+    has_weight = piece.weights != 0  # also if it is NaN, which stays NaN
+    return torch.where(has_weight, torch.where(has_weight, piece.weights, 1.0).log(), LOWEST_LOG)
 
 
 def _beyond(p: Tensor, q: Piece) -> Tensor:

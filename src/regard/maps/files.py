@@ -98,8 +98,8 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
     >>> import regard, tempfile, pathlib
     >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_summary(pathlib.Path(folder, "summary.safetensors"), weights.summary("entropy", "topk", k=1))
-    ...     load_summary(pathlib.Path(folder, "summary.safetensors"))["topk"].indices.tolist()
+    ...     save_summary(pathlib.Path(folder, "summary.safetensors"), weights.summary("entropy", "top_keys", k=1))
+    ...     load_summary(pathlib.Path(folder, "summary.safetensors"))["top_keys"].indices.tolist()
     [[0], [1], [2]]
     """
     header, tensors = {"format": SUMMARY_FORMAT}, dict[str, Tensor]()

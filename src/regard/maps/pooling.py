@@ -33,6 +33,18 @@ class Bins:
             raise ArgumentError(f"pooled() needs at least 1 bin of {name}, got {count}")
         return cls(length, min(count, length))
 
+    @classmethod
+    def of_size(cls, size: int, length: int, name: str) -> "Bins":
+        """Bins of `size` places; if the last one is cut short, `length` is counted to its full end.
+
+        Raises:
+            ArgumentError: the size is no whole number, or below 1.
+        """
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ArgumentError(f"a block needs at least 1 of the {name}, a whole number, got {size!r}")
+        count = -(-length // size)
+        return cls(count * size, count)
+
     @property
     def largest(self) -> int:
         """How many places the largest bin has."""
@@ -100,6 +112,15 @@ class Grid:
             ArgumentError: fewer than 1 row or column is asked.
         """
         return cls(Bins.at_most(rows, queries, "queries"), Bins.at_most(columns, keys, "keys"))
+
+    @classmethod
+    def of_size(cls, rows: int, columns: int, queries: int, keys: int) -> "Grid":
+        """Blocks of so many queries by so many keys; those at the ends may be cut short.
+
+        Raises:
+            ArgumentError: a size is no whole number, or below 1.
+        """
+        return cls(Bins.of_size(rows, queries, "queries"), Bins.of_size(columns, keys, "keys"))
 
     @property
     def is_whole(self) -> bool:

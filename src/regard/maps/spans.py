@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, ClassVar
 
 import torch
@@ -35,13 +36,18 @@ def _checked(spans: Spans | None, length: int, name: str) -> tuple[tuple[int, in
     """
     if spans is None:
         return tuple((i, i + 1) for i in range(length))
-    given: list[Any] = spans.tolist() if isinstance(spans, Tensor) else list(spans)
     pairs: list[tuple[int, int]] = []
+    try:
+        given: list[Any] = spans.tolist() if isinstance(spans, Tensor) else list(spans)
+    except TypeError:
+        raise ShapeError(f"spans() takes a list of pairs (first, stop), got {spans!r}") from None
     for number, span in enumerate(given):
         try:
-            first, stop = (int(end) for end in span)
+            first, stop = (index(end) for end in span)
         except (TypeError, ValueError):
-            raise ShapeError(f"a span is a pair (first, stop) of a {name}, got {span!r} as span {number}") from None
+            raise ShapeError(
+                f"a span is a pair of whole numbers (first, stop) of a {name}, got {span!r} as span {number}"
+            ) from None
         if not 0 <= first < stop <= length:
             raise ShapeError(
                 f"a span (first, stop) of {length} {'queries' if name == 'query' else 'keys'} needs "
@@ -97,7 +103,7 @@ class Spanned(Statistic):
         (part, touched), total, first = read, {} if total is None else total, tile.cells.start
         if first not in total:
             total[first] = part.new_zeros(len(part), self.rows.count, part.shape[-1])
-        total[first] = total[first].index_add(1, touched, part)
+        total[first].index_add_(1, touched, part)
         return total
 
     def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:

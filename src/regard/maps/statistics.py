@@ -183,22 +183,26 @@ class Largest(PerQuery):
         return (piece.weights.amax(-1),)
 
     def __str__(self) -> str:
-        return "max()"
+        return "top_weight()"
 
 
 @dataclass(frozen=True, slots=True)
 class ArgLargest(PerQuery):
-    """The first key that has the largest weight, -1 for a row of zeros: (cells, T)."""
+    """The first key that has the largest weight: (cells, T)."""
+
+    names_zeros: bool = False
+    """Whether a key is named that has a weight of 0, in place of -1."""
 
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The key."""
         values, indices = piece.weights.detach().max(-1)
-        return (torch.where(values != 0, indices + tile.columns.start, -1),)
+        keys = indices + tile.columns.start
+        return (keys if self.names_zeros else torch.where(values != 0, keys, -1),)
 
     def __str__(self) -> str:
-        return "argmax()"
+        return "top_key()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,8 @@ class TopWeights(Statistic):
     """The k largest weights and their keys: (cells, T, k) each. See `TopKeys`."""
 
     k: int
+    names_zeros: bool = False
+    """Whether keys are named that have a weight of 0, in place of -1."""
 
     needs_tiles: ClassVar[bool] = True
 
@@ -235,10 +241,10 @@ class TopWeights(Statistic):
     def end(self, total: "dict[int, _Ranked]") -> tuple[Tensor, Tensor]:
         """The tiles, put together."""
         values, keys = (joined(group, 0) for group in zip(*(ranked.end() for ranked in total.values()), strict=True))
-        return values, torch.where(values != 0, keys, -1)
+        return values, keys if self.names_zeros else torch.where(values != 0, keys, -1)
 
     def __str__(self) -> str:
-        return f"topk({self.k})"
+        return f"top_keys({self.k})"
 
 
 class _Ranked:

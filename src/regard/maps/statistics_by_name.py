@@ -16,11 +16,11 @@ How = Literal["mean", "sum", "max"]
 Summary = dict[str, Tensor | TopKeys]
 Answers = Mapping[Statistic, tuple[Tensor, ...]]
 STATISTICS = (
-    "received", "entropy", "participation", "distance", "max", "argmax", "topk", "quantile_mass",
-    "pooled", "pooled_mean", "pooled_sum", "pooled_max",
+    "received", "entropy", "participation", "distance", "top_weight", "top_key", "top_keys",
+    "quantile_mass", "pooled", "pooled_mean", "pooled_sum", "pooled_max",
 )  # fmt: skip
 """The names that `summary` knows."""
-USUAL = ("received", "entropy", "topk", "pooled")
+USUAL = ("received", "entropy", "top_keys", "pooled")
 """The names that are used if none is given."""
 
 
@@ -51,9 +51,9 @@ def by_name(
         "entropy": st.Entropy,
         "participation": st.Participation,
         "distance": lambda: st.Distance(keys - queries),
-        "max": st.Largest,
-        "argmax": st.ArgLargest,
-        "topk": lambda: top_weights(k, keys),
+        "top_weight": st.Largest,
+        "top_key": st.ArgLargest,
+        "top_keys": lambda: top_weights(k, keys),
         "quantile_mass": lambda: quantile_mass(p),
         "pooled": lambda: picture(how),
         **{f"pooled_{kind}": partial(picture, kind) for kind in ("mean", "sum", "max")},
@@ -82,7 +82,7 @@ def top_weights(k: int, keys: int) -> Statistic:
         ArgumentError: k is not in [1, S].
     """
     if not 1 <= k <= keys:
-        raise ArgumentError(f"topk needs k in [1, {keys}], the number of keys; got {k}")
+        raise ArgumentError(f"top_keys needs k in [1, {keys}], the number of keys; got {k}")
     return st.TopWeights(k)
 
 

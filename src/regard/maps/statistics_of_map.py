@@ -254,25 +254,25 @@ class MapStatistics:
         offset = self.shape[-1] - self.shape[-2] if offset is None else offset
         return self._say(st.Distance(offset))
 
-    def max(self) -> Tensor:
+    def top_weight(self) -> Tensor:
         """The largest weight of each query, (batch..., H, T), in [0, 1] under softmax. Tiles.
 
         >>> import regard
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.max()
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_weight()
         tensor([0.4711, 0.4711, 0.4711])
         """
         return self._say(st.Largest())
 
-    def argmax(self) -> Tensor:
+    def top_key(self) -> Tensor:
         """The first key that has the largest weight of each query, (batch..., H, T); -1 for rows with no key. Tiles.
 
         >>> import regard
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.argmax()
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_key()
         tensor([0, 1, 2])
         """
         return self._say(st.ArgLargest())
 
-    def topk(self, k: int) -> TopKeys:
+    def top_keys(self, k: int) -> TopKeys:
         """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
 
         If fewer than k keys have a weight, the rest is 0 with the index -1. The values carry gradients.
@@ -281,7 +281,7 @@ class MapStatistics:
             ArgumentError: k is not in [1, S].
 
         >>> import regard
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.topk(1)
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_keys(1)
         TopKeys(values=tensor([[0.4711],
             [0.4711],
             [0.4711]]), indices=tensor([[0],
@@ -331,6 +331,30 @@ class MapStatistics:
         """
         queries, keys = self.shape[-2:]
         return self._say(pooled(rows, columns, queries, keys, how))
+
+    def block_max(self, queries: int, keys: int) -> Tensor:
+        r"""The largest weight of each block of so many queries by so many keys: (batch..., H, t, s).
+
+        Args:
+            queries: how many queries a block has; fewer in the last one if T is no multiple.
+            keys: the same for keys.
+
+        There are t = ceil(T / queries) by s = ceil(S / keys) blocks. It is exact, as block-sparse attention and its
+        indexers need it; `pooled(rows, columns, "max")` takes the number of blocks instead. A block that the mask
+        leaves empty is 0. With gradients, to the largest weight. One pass over tiles, in linear memory.
+
+        Raises:
+            ArgumentError: a size is no whole number, or below 1.
+            NotKeptError: only statistics were kept of the map.
+
+        >>> import regard
+        >>> q = torch.zeros(5, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.block_max(2, 2)
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.3333, 0.3333, 0.0000],
+                [0.2000, 0.2000, 0.2000]])
+        """
+        return self._say(st.Pooled(Grid.of_size(queries, keys, *self.shape[-2:]), "max"))
 
     def mass(self, mask: Mask | Tensor) -> Tensor:
         r"""The share of each query's weight that a mask keeps: $\sum_{j \in M_i} P_{ij}$, (batch..., H, T).
@@ -428,9 +452,10 @@ class MapStatistics:
         """Several statistics by name, from one pass over the map.
 
         Args:
-            names: received, entropy, participation, distance, max, argmax, topk, quantile_mass, pooled, pooled_mean,
-                pooled_sum or pooled_max; without names they are received, entropy, topk and pooled.
-            k: for topk.
+            names: received, entropy, participation, distance, top_weight, top_key, top_keys, quantile_mass,
+                pooled, pooled_mean, pooled_sum or pooled_max; without names they are received, entropy, top_keys and
+                pooled.
+            k: for top_keys.
             p: for quantile_mass.
             rows: for pooled.
             columns: for pooled.
@@ -441,8 +466,8 @@ class MapStatistics:
 
         >>> import regard
         >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
-        >>> summary = weights.summary("received", "topk", k=1)
-        >>> summary["received"], summary["topk"].indices
+        >>> summary = weights.summary("received", "top_keys", k=1)
+        >>> summary["received"], summary["top_keys"].indices
         (tensor([1., 1., 1.]), tensor([[0],
             [1],
             [2]]))

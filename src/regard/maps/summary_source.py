@@ -19,23 +19,23 @@ class Summarize:
     """Which statistics of each call `regard.watch(model, keep=...)` keeps, and their sizes.
 
     Args:
-        names: statistics that `AttentionMap.summary` knows: received, entropy, participation, distance, max, argmax,
-            topk, quantile_mass, pooled, pooled_mean, pooled_sum, pooled_max. Without names they are received, entropy,
-            topk and pooled.
-        k: for topk; a call with fewer keys keeps as many as it has.
+        names: statistics that `AttentionMap.summary` knows: received, entropy, participation, distance, top_weight,
+            top_key, top_keys, quantile_mass, pooled, pooled_mean, pooled_sum, pooled_max. Without names they are
+            received, entropy, top_keys and pooled.
+        k: for top_keys; a call with fewer keys keeps as many as it has.
         p: for quantile_mass.
         rows: for pooled; calls of fewer queries keep a row for each.
         columns: for pooled, in the same way.
         how: for pooled.
 
-    A head of T queries and S keys takes 4 (S + T) bytes for received and entropy, 8 k T for topk and
+    A head of T queries and S keys takes 4 (S + T) bytes for received and entropy, 8 k T for top_keys and
     4 rows columns for a picture: as it stands 57 MB for 144 heads at T = S = 8192.
 
     Raises:
         ArgumentError: a name is unknown, or a size is out of range.
 
-    >>> Summarize("entropy", "topk", k=2)
-    Summarize('entropy', 'topk', k=2)
+    >>> Summarize("entropy", "top_keys", k=2)
+    Summarize('entropy', 'top_keys', k=2)
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Summarize:
 
     def __repr__(self) -> str:
         """As it is written."""
-        sizes = [f"k={self.k}"] if "topk" in self.names else []
+        sizes = [f"k={self.k}"] if "top_keys" in self.names else []
         sizes += [f"p={self.p}"] if "quantile_mass" in self.names else []
         if any(name.startswith("pooled") for name in self.names):
             sizes += [f"rows={self.rows}", f"columns={self.columns}"]
@@ -77,8 +77,9 @@ class Summarize:
 class SummarySource(Source):
     """The statistics that were kept of a map. Its weights are not known.
 
-    It answers the statistics that were kept; topk(k) up to the k that was kept; max() if topk was kept; and pictures on
-    the grids that were kept: a sum from a mean, a mean from a sum, and any of them if a block is a single weight.
+    It answers the statistics that were kept; top_keys(k) up to the k that was kept; top_weight() if top_keys was kept;
+    and pictures on the grids that were kept: a sum from a mean, a mean from a sum, and any of them if a block is a
+    single weight.
     """
 
     layout: tuple[int, ...]

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.maps.cast_source import CastSource
+from regard.maps.extremes import NOT_LAZY
 from regard.maps.source import Source
 from regard.maps.statistics_of_map import MapStatistics
 from regard.maps.strictness import refuse_if_strict
-from regard.maps.torch_functions import NOT_LAZY, lazily
+from regard.maps.torch_functions import lazily
 
 
 class TensorLike(MapStatistics, ABC):
@@ -133,6 +134,28 @@ class TensorLike(MapStatistics, ABC):
     def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
         """The mean over dimensions, as of a tensor: a map if queries and keys stay, else a tensor."""
         return self._as("mean", options.pop("axis", dim), keepdim, **options)
+
+    def max(self, *args: Any, **kwargs: Any) -> Any:
+        """The largest of all weights, or values and indices over one dimension, as of a tensor.
+
+        `top_weight()` is the largest of each query. Over keys, and of all, it takes one pass over tiles.
+        """
+        return self._as("max", *args, **kwargs)
+
+    def min(self, *args: Any, **kwargs: Any) -> Any:
+        """The smallest of all weights, or values and indices over one dimension, as of a tensor."""
+        return self._as("min", *args, **kwargs)
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        """Where the largest weight is, as in a tensor. `top_key()` is that of each query, and -1 without any key."""
+        return self._as("argmax", dim, keepdim)
+
+    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        """The k largest along a dimension and their indices, as of a tensor: every index is that of a key.
+
+        `top_keys(k)` has -1 where fewer than k keys have a weight.
+        """
+        return self._as("topk", k, dim, largest, sorted)
 
     # -- shape, dtype and place --------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ Each entry takes the sources in place of the maps, and returns a source (a map a
 the matrix can answer. The names are those of torch, and mean what they mean there.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.maps import extremes
 from regard.maps import statistics as st
 from regard.maps.cast_source import CastSource
 from regard.maps.combined_sources import ScaledSource, SumSource, row_sums, side_by_side
 from regard.maps.derived_sources import average
+from regard.maps.extremes import NOT_LAZY
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
 from regard.maps.stack_source import StackSource
 from regard.maps.tiles import ask
 
-NOT_LAZY: Any = object()
-"""The answer of an entry that has none without the matrix."""
 VIEWS = frozenset(
     {
         "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "movedim",
@@ -43,9 +44,10 @@ def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if entry is None:
         return NOT_LAZY
     try:
-        return entry(*args, **kwargs)
+        inspect.signature(entry).bind(*args, **kwargs)
     except TypeError:  # Arguments that the entry does not know: torch says what is wrong with them, if anything is.
         return NOT_LAZY
+    return entry(*args, **kwargs)
 
 
 # -- layout ------------------------------------------------------------------------------------------------
@@ -153,32 +155,6 @@ def _over_last(source: Source, dims: set[int]) -> Tensor:
         return row_sums(source)
     received = source.laid_out(ask(source, st.Received())[0])
     return received.sum(-1) if -1 in dims else received
-
-
-# -- the largest -------------------------------------------------------------------------------------------
-
-
-def _max(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    if dim is None:
-        return input.laid_out(ask(input, st.Largest())[0]).amax()
-    if not isinstance(dim, int) or dim not in (-1, len(input.shape) - 1):
-        return NOT_LAZY
-    values, keys = (input.laid_out(ask(input, s)[0]) for s in (st.Largest(), st.ArgLargest()))
-    found = (values, keys.clamp_min(0))
-    return torch.return_types.max((found[0].unsqueeze(-1), found[1].unsqueeze(-1)) if keepdim else found)
-
-
-def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
-    dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    if not dims:
-        return _max(input)
-    found = _max(input, dims[0], keepdim) if len(dims) == 1 else NOT_LAZY
-    return found if found is NOT_LAZY else found[0]
-
-
-def _argmax(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    found = NOT_LAZY if dim is None else _max(input, dim, keepdim)
-    return found if found is NOT_LAZY else found[1]
 
 
 # -- products ----------------------------------------------------------------------------------------------
@@ -292,9 +268,13 @@ ENTRIES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
     "sum": _sum,
     "mean": _mean,
-    "max": _max,
-    "amax": _amax,
-    "argmax": _argmax,
+    "max": extremes.max_,
+    "min": extremes.min_,
+    "amax": extremes.amax,
+    "amin": extremes.amin,
+    "argmax": extremes.argmax,
+    "argmin": extremes.argmin,
+    "topk": extremes.topk,
     **dict.fromkeys(("matmul", "bmm", "__matmul__"), _matmul),
     "__rmatmul__": lambda input, other: _matmul(other, input),
     "einsum": _einsum,

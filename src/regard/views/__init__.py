@@ -1,6 +1,7 @@
-"""Attention on paper and on screen: heatmaps with matplotlib, and a page that opens in any browser."""
+"""Attention on paper and on screen: pictures with matplotlib, and a page that opens in any browser."""
 
-from regard.views.heatmap import Panel as Panel
+from regard.views.drawing import Panel as Panel
+from regard.views.figures import save_figure as save_figure
 from regard.views.heatmap import head_panels as head_panels
 from regard.views.heatmap import heatmap as heatmap
 from regard.views.heatmap import heatmap_grid as heatmap_grid
@@ -8,18 +9,41 @@ from regard.views.html import Example as Example
 from regard.views.html import Map as Map
 from regard.views.html import page as page
 from regard.views.html import save_page as save_page
+from regard.views.labels import printable as printable
 from regard.views.model import model_example as model_example
 from regard.views.model import model_grid as model_grid
+from regard.views.reading_order import visual_order as visual_order
+from regard.views.scales import ColourScale as ColourScale
+from regard.views.scales import Limits as Limits
+from regard.views.scales import LinearScale as LinearScale
+from regard.views.scales import LogScale as LogScale
+from regard.views.scales import RowScale as RowScale
+from regard.views.scales import SquareRootScale as SquareRootScale
+from regard.views.themes import DARK as DARK
+from regard.views.themes import LIGHT as LIGHT
+from regard.views.themes import Theme as Theme
 
 __all__ = [
+    "DARK",
+    "LIGHT",
+    "ColourScale",
     "Example",
+    "Limits",
+    "LinearScale",
+    "LogScale",
     "Map",
     "Panel",
+    "RowScale",
+    "SquareRootScale",
+    "Theme",
     "head_panels",
     "heatmap",
     "heatmap_grid",
     "model_example",
     "model_grid",
     "page",
+    "printable",
+    "save_figure",
     "save_page",
+    "visual_order",
 ]

@@ -1,17 +1,20 @@
-"""One scale of colours for every view, from weight 0 to weight 1, in even steps of lightness.
+"""The colours of every view, from nothing to the largest weight, in even steps of lightness.
 
 It is made in OKLCH (Björn Ottosson, "A perceptual color space for image processing", 2020,
-https://bottosson.github.io/posts/oklab/). Lightness falls linearly with the weight, so that equal
-differences of weight look equally large, also in print and to a colour-blind reader.
+https://bottosson.github.io/posts/oklab/). Lightness falls linearly along the scale, so that equal
+steps look equally large, also in print and to a colour-blind reader. Which weight stands where on it is said by the
+scale of the view (`regard.views.scales`).
 """
 
 from math import cos, pi, sin
 
+Colour = tuple[float, float, float]
+"""An sRGB triple in 0..1."""
 STEPS = 256
 
 
-def ramp(*, dark: bool = False, steps: int = STEPS) -> list[tuple[float, float, float]]:
-    """The colours of weights from 0 to 1 as sRGB triples in 0..1.
+def ramp(*, dark: bool = False, steps: int = STEPS) -> list[Colour]:
+    """The colours of shares from 0 to 1 of the scale.
 
     Args:
         dark: whether the background is dark; the scale then starts near black and becomes lighter.
@@ -31,14 +34,68 @@ def hex_ramp(*, dark: bool = False, steps: int = STEPS) -> list[str]:
     >>> hex_ramp(steps=3)[1]
     '#587ce7'
     """
-    return [
-        "#" + "".join(f"{round(255 * channel):02x}" for channel in colour) for colour in ramp(dark=dark, steps=steps)
-    ]
+    return [hexadecimal(colour) for colour in ramp(dark=dark, steps=steps)]
 
 
-def _colour(
-    share: float, first: tuple[float, float, float], last: tuple[float, float, float]
-) -> tuple[float, float, float]:
+def diverging(*, dark: bool = False, steps: int = STEPS + 1) -> list[Colour]:
+    """The colours of numbers from -1 to 1: orange below 0, the paper at 0, blue above.
+
+    The two sides have the same lightness at the same distance from 0. Blue and orange stay apart under the common
+    kinds of colour blindness.
+
+    Args:
+        dark: whether the background is dark.
+        steps: the number of colours, odd, so that 0 has one of its own; at least 3.
+
+    >>> negative, zero, positive = diverging(steps=3)
+    >>> negative[0] > negative[2], positive[0] < positive[2]
+    (True, True)
+    """
+    half = steps // 2 + 1
+    light = (0.26, 0.0, 0.94) if dark else (0.985, 0.0, 0.3)
+    below, above = (
+        [_colour(step / (half - 1), (light[0], 0.004, hue), (light[2], chroma, hue)) for step in range(half)]
+        for hue, chroma in ((55, 0.07), (265, 0.12))
+    )
+    return [*below[:0:-1], *above]
+
+
+def hexadecimal(colour: Colour) -> str:
+    """A colour as "#rrggbb".
+
+    >>> hexadecimal((1.0, 0.5, 0.0))
+    '#ff8000'
+    """
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in colour)
+
+
+def contrast(one: Colour, other: Colour) -> float:
+    """The contrast of two colours, from 1 to 21: (lighter luminance + 0.05) / (darker luminance + 0.05).
+
+    Source: WCAG 2.2 (https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio). Text needs 4.5.
+
+    >>> round(contrast((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), 1)
+    21.0
+    """
+    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def text_on(colour: Colour) -> str:
+    """The colour of text on a background, black or white, whichever has the larger contrast: at least 4.5 on any.
+
+    >>> text_on((1.0, 1.0, 0.8)), text_on((0.1, 0.0, 0.4))
+    ('#000000', '#ffffff')
+    """
+    return "#000000" if contrast(colour, (0.0, 0.0, 0.0)) >= contrast(colour, (1.0, 1.0, 1.0)) else "#ffffff"
+
+
+def _luminance(colour: Colour) -> float:
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour)
+    return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _colour(share: float, first: Colour, last: Colour) -> Colour:
     lightness, chroma, hue = (a + (b - a) * share for a, b in zip(first, last, strict=True))
     # The ends are nearly grey. The middle may be vivid, as far as sRGB allows at its lightness.
     chroma += 0.11 * sin(pi * share)
@@ -48,7 +105,7 @@ def _colour(
     return red, green, blue
 
 
-def _rgb(lightness: float, chroma: float, hue: float) -> tuple[float, float, float]:
+def _rgb(lightness: float, chroma: float, hue: float) -> Colour:
     """Linear sRGB of an OKLCH colour. It lies outside 0..1 if the screen cannot show the colour."""
     a, b = chroma * cos(hue * pi / 180), chroma * sin(hue * pi / 180)
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3

@@ -9,7 +9,7 @@ import importlib.util
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +32,19 @@ class Lettering(NamedTuple):
 
     text: str
     """The label, with the code point written in place of a character that no font has."""
-    families: tuple[str, ...]
-    """Font families for matplotlib, which are tried for each glyph in this order."""
-    thin: bool
-    """Whether one of the families is thin."""
+    faces: tuple[Face, ...]
+    """The fonts, which are tried for each glyph in this order."""
     missing: str
     """The characters that no font has; usually empty."""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The names by which matplotlib knows the fonts."""
+        return tuple(face.family for face in self.faces)
+
+    def inches(self, points: float) -> float:
+        """The width of the text in one line, at a font size in points."""
+        return points / 72 * _ems(self.text, self.faces)
 
 
 def letter(labels: Sequence[str]) -> list[Lettering]:
@@ -67,7 +74,20 @@ def _letter(label: str, script: str) -> Lettering:
     missing = "".join(char for char in dict.fromkeys(label) if char in needed)
     if missing:
         label, chosen = _spelt(label, missing), [next(_faces(script)), *chosen]
-    return Lettering(label, tuple(face.family for face in chosen), any(face.thin for face in chosen), missing)
+    return Lettering(label, tuple(chosen), missing)
+
+
+@lru_cache(maxsize=65_536)
+def _ems(text: str, faces: tuple[Face, ...]) -> float:
+    """The width of a text at a font size of 1, as matplotlib lays it out."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    if not text:
+        return 0.0
+    fonts = FontProperties(family=[face.family for face in faces], size=1)
+    width, _, _ = text_to_path.get_text_width_height_descent(text, fonts, ismath=False)
+    return float(width)
 
 
 def _draws_nothing(char: str) -> bool:

@@ -1,51 +1,44 @@
-"""Heatmaps of attention with matplotlib: queries down, keys across, a token at every tick.
+"""Heatmaps of attention with matplotlib: queries down, keys across, a token at every tick."""
 
-Figures are made without pyplot: nothing here selects a backend, keeps a figure alive or changes an rcParam. So the
-functions work in a script without a screen, in a notebook, and in a figure of your own.
-"""
-
-import warnings
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from regard.errors import ArgumentError, MissingExtraError, ShapeError
-from regard.views.colours import ramp
-from regard.views.fonts import Lettering, letter
-from regard.views.labels import printable, right_to_left, width
-from regard.views.layout import (
-    COLOUR_BAR,
-    FONT_POINTS,
-    GLYPH,
-    LABEL_CHARACTERS,
-    MARGIN,
-    TITLE_POINTS,
-    Box,
-    flow,
-    label_step,
-    panel_size,
-    upright,
+import numpy as np
+
+from regard.errors import ArgumentError, ShapeError
+from regard.views.axis_text import FONT_POINTS, TITLE_POINTS, AxisLabel, room, shown
+from regard.views.drawing import Colouring, Drawn, Panel, drawn, limits_of
+from regard.views.figures import (
+    colour_bar,
+    colours_of,
+    foot,
+    fractions,
+    frame,
+    heading_inches,
+    new_figure,
+    norm_of,
+    require_matplotlib,
+    text_style,
+    warn_of_missing,
+    write_heading,
+    write_title,
 )
-from regard.views.values import Picture, Pooling, picture
+from regard.views.fonts import letter
+from regard.views.layout import COLOUR_BAR, Box, FigureSize, flow, panel_size
+from regard.views.scales import ColourScale, Limits
+from regard.views.themes import LIGHT, Theme
+from regard.views.values import Pooling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
-
-STROKE_POINTS = 0.3
-"""Width of a stroke in points: matplotlib draws Noto Sans CJK thin; the stroke makes it as heavy as other fonts."""
+    from matplotlib.image import AxesImage
 
 ALONE, IN_GRID = 11.0, 5.0
 """The longest side of a map in inches: if it is alone in its figure, and in a grid."""
-
-
-class Panel(NamedTuple):
-    """One map of a grid, with its own labels."""
-
-    weights: Any
-    rows: Sequence[str] | None = None
-    columns: Sequence[str] | None = None
-    title: str = ""
+OURS = "regard heatmap"
+"""The mark of the image that a heatmap drew, by which a second one into the same axes knows it."""
 
 
 def heatmap(
@@ -55,35 +48,49 @@ def heatmap(
     *,
     ax: "Axes | None" = None,
     title: str = "",
-    limits: tuple[float, float] = (0.0, 1.0),
+    scale: str | ColourScale = "sqrt",
+    limits: tuple[float, float] | None = None,
+    without_sink: bool = False,
+    mask: Any = None,
+    colour_bar: bool = True,
+    theme: Theme = LIGHT,
     colour_map: "str | Colormap | None" = None,
     max_cells: int = 256,
     pooling: Pooling = "max",
 ) -> "Axes":
     """Draw one map: the weight that each query (down) gives to each key (across).
 
-    The first key is at the left; if the labels are of a right-to-left script it is at the right, as a reader of that
-    script expects. Labels are left out where they would touch. A map with a side over `max_cells` is pooled exactly,
-    and the title says so.
+    Keys stand as a reader of their script expects: those of Hebrew and Arabic from right to left, numbers among them
+    from left to right (`regard.views.visual_order`). Labels are left out where they would touch, and turned where
+    they do not fit, one by one. A map with a side over `max_cells` is pooled exactly, and the title says so. Cells
+    that a mask hides are hatched, unlike weights that are 0.
 
     Args:
-        weights: (T, S), an `AttentionMap`, a tensor or an array.
+        weights: (T, S), an `AttentionMap`, a tensor or an array. Numbers below 0 get colours of their own.
         rows: T labels, or None for positions from 0.
         columns: S labels, or None for positions from 0.
-        ax: the axes to draw into; None makes a new figure of the right size, which is `.figure` of the result.
+        ax: the axes to draw into, which then hold this heatmap in place of an earlier one; None makes a new figure of
+            the right size, which is `.figure` of the result.
         title: printed above the map.
-        limits: the weights at the two ends of the colours; an end of the colour bar is pointed if some weights lie
-            beyond it.
-        colour_map: a matplotlib colour map or its name; None for the one of regard, white to dark in even steps.
+        scale: which colour a weight gets: "sqrt", "linear", "log", "row" (each query by its largest weight), or a
+            `ColourScale`.
+        limits: the weights at the two ends of the colours; None for those of the data: 0 and the largest weight. An
+            end of the colour bar is pointed if some weights lie beyond it.
+        without_sink: whether the first key, on which many heads put what they do not need, is left out of the limits.
+        mask: who may attend to whom, as in `regard.attention`. An `AttentionMap` says it itself.
+        colour_bar: whether there is a bar of colours with its numbers.
+        theme: `LIGHT` or `DARK` of `regard.views`, or your own.
+        colour_map: a matplotlib colour map or its name; None for that of the theme, in even steps of lightness.
         max_cells: the most cells on a side; a longer side is pooled.
         pooling: the value of a pooled cell: the largest weight ("max"), or the sum over its keys averaged
             over its queries ("mass").
 
     Returns:
-        The axes; `.figure.savefig(path)` writes a figure that was made here.
+        The axes; `save_figure(axes.figure, path)` writes a figure that was made here.
 
     Raises:
-        ShapeError: `weights` is not one non-empty matrix of real numbers, or there is not one label for each token.
+        ShapeError: `weights` is not one non-empty matrix of real numbers, or there is not one label for each token,
+            or the mask does not fit.
         NonFiniteError: a weight is NaN or infinite.
         ArgumentError: an argument is out of its range.
         NotKeptError: only statistics were kept of the map, and this picture is not among them.
@@ -95,16 +102,14 @@ def heatmap(
     ['the', 'cat', 'sleeps']
     """
     require_matplotlib()
-    drawn = picture(weights, rows, columns, max_cells=max_cells, pooling=pooling)
-    name = _title(title, drawn, pooling)
+    look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
+    one = drawn(Panel(weights, rows, columns, title, mask), look, max_cells=max_cells, pooling=pooling)
     if ax is None:
-        size = panel_size(drawn, name, longest_side=ALONE)
-        figure, (ax,) = new_figure(*flow([size]))
-        image, missing = _draw(ax, drawn, name, limits=limits, colour_map=colour_map)
-        _colour_bar(image, [drawn], limits, cax=foot(figure))
+        figure, (ax,) = new_figure(*flow([_size(one, ALONE)], has_bar=colour_bar), theme)
+        missing = draw_maps([ax], [one], look, figure if colour_bar else None)
     else:
-        image, missing = _draw(ax, drawn, name, limits=limits, colour_map=colour_map)
-        _colour_bar(image, [drawn], limits, ax=ax)
+        _remove_earlier(ax)
+        missing = _draw_into(ax, one, look, colour_bar)
     warn_of_missing(missing)
     return ax
 
@@ -114,7 +119,11 @@ def heatmap_grid(
     *,
     title: str = "",
     across: int | None = None,
-    limits: tuple[float, float] = (0.0, 1.0),
+    scale: str | ColourScale = "sqrt",
+    limits: tuple[float, float] | None = None,
+    without_sink: bool = False,
+    colour_bar: bool = True,
+    theme: Theme = LIGHT,
     colour_map: "str | Colormap | None" = None,
     max_cells: int = 128,
     pooling: Pooling = "max",
@@ -125,17 +134,21 @@ def heatmap_grid(
         panels: the maps with their labels and titles; `head_panels` makes them from one layer.
         title: printed above the grid.
         across: panels in a row; None fills the rows as words fill the lines of a paragraph.
+        scale: as in `heatmap`.
         limits: as in `heatmap`, one pair for all panels.
+        without_sink: as in `heatmap`.
+        colour_bar: as in `heatmap`.
+        theme: as in `heatmap`.
         colour_map: as in `heatmap`.
         max_cells: the most cells on a side of a panel; a longer side is pooled.
         pooling: as in `heatmap`.
 
     Returns:
-        A new figure; `.savefig(path)` writes it, in the format that the path's ending names.
+        A new figure; `save_figure(figure, path)` writes it, in the format that the path's ending names.
 
     Raises:
         ShapeError, NonFiniteError, NotKeptError, MissingExtraError: as in `heatmap`.
-        ArgumentError: there are no panels, or `across` is under 1.
+        ArgumentError: there are no panels, or an argument is out of its range.
 
     >>> import torch
     >>> figure = heatmap_grid(head_panels(torch.eye(3).expand(4, 3, 3)), title="layer 0")
@@ -143,29 +156,30 @@ def heatmap_grid(
     ['head 0', 'head 1', 'head 2', 'head 3']
     """
     require_matplotlib()
+    look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     panels = list(panels)
     if not panels or (across is not None and across < 1):
         raise ArgumentError(f"a grid needs panels and at least 1 across; got {len(panels)} and {across}")
-    drawn = [picture(p.weights, p.rows, p.columns, max_cells=max_cells, pooling=pooling) for p in panels]
-    names = [_title(panel.title, shown, pooling) for panel, shown in zip(panels, drawn, strict=True)]
-    sizes = [panel_size(shown, name, longest_side=IN_GRID) for shown, name in zip(drawn, names, strict=True)]
-    figure, axes = new_figure(*flow(sizes, across=across, title=GLYPH * 1.4 * width(title)))
-    missing = write_heading(figure, title) if title else ""
-    for ax, shown, name in zip(axes, drawn, names, strict=True):
-        image, unknown = _draw(ax, shown, name, limits=limits, colour_map=colour_map)
-        missing += unknown
-    _colour_bar(image, drawn, limits, cax=foot(figure))
+    maps = [drawn(panel, look, max_cells=max_cells, pooling=pooling) for panel in panels]
+    wide = heading_inches(title) if title else 0.0
+    placed = flow([_size(one, IN_GRID) for one in maps], across=across, title=wide, has_bar=colour_bar)
+    figure, axes = new_figure(*placed, theme)
+    missing = write_heading(figure, title, theme) if title else ""
+    missing += draw_maps(axes, maps, look, figure if colour_bar else None)
     warn_of_missing(missing)
     return figure
 
 
-def head_panels(weights: Any, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> list[Panel]:
+def head_panels(
+    weights: Any, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None, *, mask: Any = None
+) -> list[Panel]:
     """The heads of one layer as the panels of a grid.
 
     Args:
         weights: (heads, T, S), an `AttentionMap`, a tensor or an array.
         rows: T labels, the same for every head.
         columns: S labels.
+        mask: as in `heatmap`, one for all heads.
 
     Raises:
         ShapeError: `weights` has not three dimensions.
@@ -173,108 +187,98 @@ def head_panels(weights: Any, rows: Sequence[str] | None = None, columns: Sequen
     shape = tuple(getattr(weights, "shape", ()))
     if len(shape) != 3:
         raise ShapeError(f"weights must be one layer of shape (heads, queries, keys); got {shape}")
-    return [Panel(weights[head], rows, columns, f"head {head}") for head in range(shape[0])]
+    return [Panel(weights[head], rows, columns, f"head {head}", mask) for head in range(shape[0])]
 
 
-def require_matplotlib() -> None:
-    """Raise an error if matplotlib is not installed.
+def _size(one: Drawn, longest_side: float) -> FigureSize:
+    (title,) = letter([one.title])
+    return panel_size(one.rows, one.columns, title.inches(TITLE_POINTS), longest_side=longest_side)
 
-    Raises:
-        MissingExtraError: matplotlib is not installed.
+
+def draw_maps(axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, figure: "Figure | None") -> str:
+    """Draw maps with common limits into axes that were laid out for them, and return the characters that no font has.
+
+    Args:
+        axes: as many as maps.
+        maps: the maps.
+        look: how weights become colours.
+        figure: the figure that gets a colour bar at its foot; None for none.
     """
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", extra="view") from error
+    limits = limits_of(maps, look)
+    images = [_draw(ax, one, look, limits) for ax, one in zip(axes, maps, strict=True)]
+    missing = "".join(_label(ax, one, look.theme) for ax, one in zip(axes, maps, strict=True))
+    if figure is not None:
+        span = min(one.lowest for one in maps), max(one.highest for one in maps)
+        colour_bar(images[0], span, limits, look.scale, look.theme, beside=_left_out(look), cax=foot(figure))
+        if any(one.hidden.any() for one in maps):
+            key_of_masked(figure, look.theme)
+    return missing
 
 
-def new_figure(outline: Box, boxes: Sequence[Box]) -> "tuple[Figure, list[Axes]]":
-    """A figure of the size of the outline, with axes in the boxes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(outline.width, outline.height), dpi=150, facecolor="white")
-    return figure, [figure.add_axes(_fractions(outline, box)) for box in boxes]
-
-
-def _fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
-    """A box in the coordinates of matplotlib: shares of the figure, from the bottom left."""
-    bottom = outline.height - box.top - box.height
-    return (
-        box.left / outline.width,
-        bottom / outline.height,
-        box.width / outline.width,
-        box.height / outline.height,
-    )
+def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
+    """Draw a map into the axes of a caller, whose size is known when the figure has been laid out."""
+    limits = limits_of([one], look)
+    image = _draw(ax, one, look, limits)
+    image.set_gid(OURS)
+    if with_bar:
+        colour_bar(image, (one.lowest, one.highest), limits, look.scale, look.theme, beside=_left_out(look), ax=ax)
+    missing = _label(ax, one, look.theme)
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    if figure.get_layout_engine() is not None:
+        # The labels take room of the map, and then others of them fit.
+        figure.draw_without_rendering()
+        _label(ax, one, look.theme)
+    return missing
 
 
-def write_heading(figure: "Figure", title: str) -> str:
-    """Print the title of the figure at its top left, and return the characters that no font has."""
-    (lettering,) = letter([title])
-    across, height = figure.get_size_inches()
-    figure.text(
-        MARGIN / across,
-        1 - MARGIN / height,
-        lettering.text,
-        va="top",
-        parse_math=False,
-        fontsize=TITLE_POINTS + 2,
-        **text_style(lettering),
-    )
-    return lettering.missing
+def _remove_earlier(ax: "Axes") -> None:
+    """Take away what an earlier heatmap drew into the axes."""
+    for image in ax.get_images():
+        if image.get_gid() == OURS:
+            if image.colorbar is not None:
+                image.colorbar.remove()
+            image.remove()
 
 
-def foot(figure: "Figure") -> "Axes":
-    """Axes for the colour bar, at the bottom left of the figure."""
-    across, height = figure.get_size_inches()
-    outline = Box(0, 0, across, height)
-    length = min(2.2, across - 4 * MARGIN)
-    return figure.add_axes(_fractions(outline, Box(2 * MARGIN, height - COLOUR_BAR - 0.02, length, 0.09)))
-
-
-def _draw(
-    ax: "Axes", drawn: Picture, title: str, *, limits: tuple[float, float], colour_map: "str | Colormap | None"
-) -> tuple[Any, str]:
-    """Draw a picture into the axes, and return the image and the characters that no font has."""
+def _draw(ax: "Axes", one: Drawn, look: Colouring, limits: Limits) -> "AxesImage":
+    """Draw the cells and the frame."""
     image = ax.imshow(
-        drawn.values,
-        vmin=limits[0],
-        vmax=limits[1],
-        cmap=our_colours() if colour_map is None else colour_map,
+        np.ma.array(one.values, mask=one.hidden),
+        norm=norm_of(look.scale, limits),
+        cmap=colours_of(look.colour_map, look.theme, limits),
         interpolation="nearest",
         aspect="auto",
     )
-    if right_to_left(drawn.columns):
-        ax.invert_xaxis()
+    if one.hidden.any():
+        ax.patch.set(facecolor=look.theme.masked, hatch="////", edgecolor=look.theme.hatch, linewidth=0)
+        ax.patch.set_hatch_linewidth(0.4)
+    else:
+        ax.patch.set(facecolor=look.theme.paper, hatch=None)
     ax.xaxis.tick_top()
-    ax.tick_params(length=2, width=0.5, pad=2, color="0.4")
-    for spine in ax.spines.values():
-        spine.set(linewidth=0.5, color="0.4")
-    missing = _label_axis(ax, "y", drawn.rows) + _label_axis(ax, "x", drawn.columns)
-    if title:
-        (lettering,) = letter([title])
-        missing += lettering.missing
-        ax.set_title(lettering.text, loc="left", fontsize=TITLE_POINTS, parse_math=False, **text_style(lettering))
-    return image, missing
+    frame(ax, look.theme)
+    return image
 
 
-def our_colours() -> "Colormap":
-    """The colour map of regard: white to dark, in even steps."""
-    from matplotlib.colors import ListedColormap
+def _label(ax: "Axes", one: Drawn, theme: Theme) -> str:
+    """Put the labels on both axes and the title above, and return the characters that no font has."""
+    missing = _label_axis(ax, "y", one.rows, theme) + _label_axis(ax, "x", one.columns, theme)
+    return missing + write_title(ax, one.title, theme)
 
-    return ListedColormap(ramp(), name="regard")
 
-
-def _label_axis(ax: "Axes", axis: str, labels: Sequence[str]) -> str:
+def _label_axis(ax: "Axes", axis: str, labels: Sequence[AxisLabel], theme: Theme) -> str:
     """Put the labels on one axis, or every n-th if they would touch, and return the characters that no font has."""
     side = _inches(ax, axis)
-    positions = range(0, len(labels), label_step(len(labels), side))
-    shown = letter([printable(labels[position], limit=LABEL_CHARACTERS) for position in positions])
+    between = room(len(labels), side) if axis == "x" else float("inf")
+    places, some = zip(*shown(labels, side), strict=True)
     ticks = ax.xaxis if axis == "x" else ax.yaxis
-    ticks.set_ticks(positions, [lettering.text for lettering in shown], parse_math=False)
-    turned = axis == "x" and not upright(labels, side)
-    for label, lettering in zip(ticks.get_majorticklabels(), shown, strict=True):
-        label.set(fontsize=FONT_POINTS, rotation=90 if turned else 0, **text_style(lettering))
-    return "".join(lettering.missing for lettering in shown)
+    ticks.set_ticks(places, [label.written(between) for label in some], parse_math=False)
+    for text, label in zip(ticks.get_majorticklabels(), some, strict=True):
+        turned = label.turn(between) == "turned"
+        text.set(fontsize=FONT_POINTS, rotation=90 if turned else 0, **text_style(label.lettering, theme))
+        if label.turn(between) == "stacked":
+            text.set_linespacing(1.15)
+    return "".join(label.lettering.missing for label in some)
 
 
 def _inches(ax: "Axes", axis: str) -> float:
@@ -286,47 +290,19 @@ def _inches(ax: "Axes", axis: str) -> float:
     return float(across * box.width if axis == "x" else height * box.height)
 
 
-def text_style(lettering: Lettering) -> dict[str, Any]:
-    """The fonts and the stroke with which a text is drawn."""
-    from matplotlib.patheffects import withStroke
-
-    stroke = [withStroke(linewidth=STROKE_POINTS, foreground="black")] if lettering.thin else []
-    return {"fontfamily": list(lettering.families), "path_effects": stroke}
+def _left_out(look: Colouring) -> str:
+    return "; limits without the first key" if look.without_sink and look.limits is None else ""
 
 
-def _title(title: str, drawn: Picture, pooling: Pooling) -> str:
-    """The title; if a cell stands for several weights, with a note that says for how many."""
-    if drawn.block == (1, 1):
-        return title
-    most = "" if drawn.is_even else "up to "
-    note = f"{pooling} of {most}{drawn.block[0]} × {drawn.block[1]} weights a cell"
-    return f"{title} ({note})" if title else note
+def key_of_masked(figure: "Figure", theme: Theme) -> None:
+    """Say beside the colour bar what hatched cells are."""
+    from matplotlib.patches import Rectangle
 
-
-def _colour_bar(image: Any, drawn: Sequence[Picture], limits: tuple[float, float], **where: Any) -> None:
-    colour_bar(
-        image, min(float(d.values.min()) for d in drawn), max(float(d.values.max()) for d in drawn), limits, **where
-    )
-
-
-def colour_bar(image: Any, lowest: float, highest: float, limits: tuple[float, float], **where: Any) -> None:
-    """The bar of an image with values from lowest to highest. An end is pointed if values lie beyond that limit."""
-    below, above = lowest < limits[0], highest > limits[1]
-    extend = ("both" if above else "min") if below else ("max" if above else "neither")
-    flat = "cax" in where
-    bar = image.figure.colorbar(
-        image, extend=extend, orientation="horizontal" if flat else "vertical", label="attention weight", **where
-    )
-    bar.ax.tick_params(labelsize=FONT_POINTS - 1, length=2, width=0.5, pad=1, color="0.4")
-    (bar.ax.xaxis if flat else bar.ax.yaxis).label.set(fontsize=FONT_POINTS)
-    bar.outline.set(linewidth=0.5, edgecolor="0.4")
-
-
-def warn_of_missing(missing: str) -> None:
-    """Warn of the characters that no font has."""
-    if missing:
-        warnings.warn(
-            f"no font has {' '.join(dict.fromkeys(missing))}: labelled by code point. pip install "
-            "'regard[view]' brings Noto; the HTML page shows every script that the browser has",
-            stacklevel=3,
-        )
+    across, height = figure.get_size_inches()
+    left, bottom, width, tall = fractions(Box(0, 0, across, height), Box(2.5, height - COLOUR_BAR - 0.04, 0.15, 0.13))
+    patch = Rectangle((left, bottom), width, tall, transform=figure.transFigure, linewidth=0)
+    patch.set(facecolor=theme.masked, edgecolor=theme.hatch, hatch="//////")
+    patch.set_hatch_linewidth(0.4)
+    figure.add_artist(patch)
+    place = (left + 1.4 * width, bottom + tall / 2)
+    figure.text(*place, "masked", va="center", fontsize=FONT_POINTS - 1, color=theme.ink)

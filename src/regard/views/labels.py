@@ -1,9 +1,10 @@
-r"""Token labels: the printed text of a token, the direction of its script, and the width of a label.
+r"""Token labels: the printed text of a token, in which nothing is invisible, and the width of a label.
 
->>> printable(" the\n"), printable("")
-('␣the↵', '')
+>>> printable(" the\n"), printable("\u200d"), printable("a\u202eb"), printable("\u0301")
+('␣the↵', 'ZWJ', 'a‹U+202E›b', '◌́')
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -14,19 +15,94 @@ MARKS = {"\n": "↵", "\t": "⇥", "\x7f": "␡", "\xa0": "⍽", "\u202f": "⍽"
 
 Every other space gets the symbol of the plain space, and every other control character its picture from U+2400 on.
 """
+NAMES = {
+    "\xad": "SHY", "\u034f": "CGJ", "\u061c": "ALM", "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ",
+    "\u200e": "LRM", "\u200f": "RLM", "\u2028": "LS", "\u2029": "PS", "\u2060": "WJ", "\ufeff": "BOM",
+}  # fmt: skip
+"""Short names of characters without a width. Others are named by their code point, such as U+202E."""
+EMPTY = "∅"
+"""The printed text of an empty label."""
+DOTTED_CIRCLE = "◌"
+"""Stands where a combining mark has no letter to stand on."""
+
+SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z0-9_]+\]|⟨[^⟨⟩\s]+⟩|<\|[^<>]*\|>")
+"""Tokens that are no part of the text, such as <eos>, [CLS] and <|endoftext|>."""
+
+_ZWNJ, _ZWJ = "\u200c", "\u200d"
+_BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufffc")
+"""Characters that draw nothing, although Unicode calls them letters, marks or symbols."""
+_VISIBLE_FORMATS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+"""Signs that draw something, although Unicode counts them among the formatting characters."""
 
 
 def printable(label: str, *, limit: int = 0) -> str:
-    """The label with spaces and control characters made visible.
+    """The label with spaces, control characters and everything else that draws nothing made visible.
+
+    Characters without a width are printed by their names. Joiners that join (in an emoji, after an Indic virama,
+    between Arabic letters) and the variation selectors of emoji stay as they are, so that one symbol is drawn. An
+    empty label is printed as "∅", and a combining mark without its letter stands on a dotted circle.
 
     Args:
-        limit: the longest result in characters; a longer label ends in "…". 0 means no limit.
+        limit: the longest result in columns (see `width`); a longer label ends in "…". 0 means no limit.
 
-    >>> printable("internationalisation", limit=8)
-    'interna…'
+    >>> printable("internationalisation", limit=8), printable("")
+    ('interna…', '∅')
     """
-    text = "".join(MARKS.get(char) or _visible(char) for char in label)
-    return text if not limit or len(text) <= limit else text[: limit - 1] + "…"
+    parts = _parts(label)
+    if not limit or sum(map(width, parts)) <= limit:
+        return "".join(parts) or EMPTY
+    kept, used = [], 1
+    for part in parts:
+        used += width(part)
+        if used > limit:
+            break
+        kept.append(part)
+    return "".join(kept) + "…"
+
+
+def _parts(label: str) -> list[str]:
+    """What is printed, in pieces that must not be cut: a letter with its marks, a joined emoji, a name."""
+    parts: list[str] = []
+    for at, char in enumerate(label):
+        before, after = label[at - 1 : at], label[at + 1 : at + 2]
+        if _stays_with(before, char, after):
+            parts[-1] += char
+        elif name := _name(char):
+            parts.append(name if len(label) == 1 else f"‹{name}›")
+        elif unicodedata.category(char) in ("Mn", "Mc", "Me") and _is_bare(before):
+            parts.append(DOTTED_CIRCLE + char)
+        elif parts and (unicodedata.category(char)[0] == "M" or (before == _ZWJ and parts[-1].endswith(_ZWJ))):
+            parts[-1] += char
+        else:
+            parts.append(MARKS.get(char) or _visible(char))
+    return parts
+
+
+def _stays_with(before: str, char: str, after: str) -> bool:
+    """Whether an invisible character does its work on its neighbours, so that it needs no name."""
+    if "\ufe00" <= char <= "\ufe0f":
+        return bool(before) and not _is_bare(before)
+    if "\U000e0020" <= char <= "\U000e007f":  # the letters of a flag
+        return before == "\U0001f3f4" or "\U000e0020" <= before <= "\U000e007e"
+    if char not in (_ZWJ, _ZWNJ) or not before or not after or _is_bare(after):
+        return False
+    emoji = char == _ZWJ and (unicodedata.category(before) in ("So", "Sk") or before == "\ufe0f")
+    arabic = unicodedata.bidirectional(before) == "AL" and unicodedata.bidirectional(after) in ("AL", "NSM")
+    return emoji or arabic or unicodedata.combining(before) == 9
+
+
+def _is_bare(char: str) -> bool:
+    """Whether a combining mark after this character would have nothing to stand on."""
+    return not char or bool(_name(char)) or unicodedata.category(char)[0] in "ZC"
+
+
+def _name(char: str) -> str:
+    """The name of a character that draws nothing; "" for the others."""
+    if char in NAMES:
+        return NAMES[char]
+    invisible = unicodedata.category(char) in ("Cf", "Cs", "Co", "Zl", "Zp") and char not in _VISIBLE_FORMATS
+    selector = "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
+    return f"U+{ord(char):04X}" if invisible or selector or char in _BLANK or "\x80" <= char <= "\x9f" else ""
 
 
 def _visible(char: str) -> str:
@@ -36,28 +112,40 @@ def _visible(char: str) -> str:
 
 
 def right_to_left(labels: Iterable[str]) -> bool:
-    """Whether more letters of the labels run right to left than left to right.
+    """Whether more letters of the labels run right to left than left to right. Special tokens do not count.
 
     >>> right_to_left(["السبت", "2026"]), right_to_left(["samedi"])
     (True, False)
     """
     balance = 0
-    for char in "".join(labels):
-        direction = unicodedata.bidirectional(char)
-        balance += (direction in ("R", "AL")) - (direction == "L")
+    for label in labels:
+        for char in "" if SPECIAL.fullmatch(label) else label:
+            direction = unicodedata.bidirectional(char)
+            balance += (direction in ("R", "AL")) - (direction == "L")
     return balance > 0
 
 
 def width(label: str) -> int:
     """The columns that the label takes: 2 for a wide (CJK) character, 0 for a combining mark, else 1.
 
-    >>> width("2026年"), width("नवंबर")
-    (6, 4)
+    An emoji that is joined of several takes 2.
+
+    >>> width("2026年"), width("नवंबर"), width("👨\u200d👩\u200d👧")
+    (6, 4, 2)
     """
-    return sum(
-        2 if unicodedata.east_asian_width(char) in "WF" else unicodedata.category(char) not in ("Mn", "Me", "Cf")
-        for char in label
-    )
+    total, joined = 0, False
+    for char in label:
+        joins = joined and unicodedata.category(char) in ("So", "Sk")
+        if not joins and not "\U0001f3fb" <= char <= "\U0001f3ff":
+            total += _columns(char)
+        joined = char == _ZWJ
+    return total
+
+
+def _columns(char: str) -> int:
+    if unicodedata.east_asian_width(char) in "WF":
+        return 2
+    return int(unicodedata.category(char) not in ("Mn", "Me", "Cf") or char in _VISIBLE_FORMATS)
 
 
 def axis_labels(labels: Sequence[str] | None, count: int, axis: str) -> list[str]:

@@ -1,26 +1,20 @@
 """The places of the maps in a figure, in inches: cells have one size, and rows take as many panels as fit.
 
-This is arithmetic over the labels, without matplotlib. A figure is laid out before it exists, so that cells are square
-and labels have room, whatever the script and the number of tokens are.
+A figure is laid out before it exists, so that cells are square and labels have room, whatever the script and the number
+of tokens are.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from regard.views.labels import printable, width
-from regard.views.values import Picture
+from regard.views.axis_text import LINE, AxisLabel, room_above, widest
 
-FONT_POINTS, TITLE_POINTS = 8, 9
-"""Font sizes of labels and titles in points."""
-CELL, GLYPH, LINE = 0.19, 0.074, 0.16
-"""Inches of a cell, of a column of label text, and of a line of text, for labels of FONT_POINTS."""
-GAP, MARGIN, SHORTEST_SIDE = 0.3, 0.15, 0.4
-"""In inches: the gap between panels, the margin of the figure, and the smallest side of a map."""
-COLOUR_BAR = 0.5
+CELL, GAP, MARGIN, SHORTEST_SIDE = 0.19, 0.3, 0.15, 0.4
+"""In inches: a cell, the gap between panels, the margin of the figure, and the smallest side of a map."""
+COLOUR_BAR = 0.56
 """Inches that the colour bar takes at the foot of the figure."""
-
-LABEL_CHARACTERS = 24
-"""The longest label in characters as printed. The rest of a longer label becomes "…"."""
+NARROWEST = 3.6
+"""The least inches across a figure, for the colour bar and what is written beside it."""
 
 
 class Box(NamedTuple):
@@ -45,46 +39,41 @@ class FigureSize(NamedTuple):
     """The width of the title."""
 
 
-def panel_size(drawn: Picture, title: str, *, longest_side: float) -> FigureSize:
-    """The inches that a map takes with its labels. Its cells are squares, unless one side would be too narrow."""
-    rows, columns = drawn.values.shape
-    cell = min(CELL, longest_side / max(rows, columns))
-    across = max(SHORTEST_SIDE, columns * cell)
-    label = 1 if upright(drawn.columns, across) else GLYPH * longest(drawn.columns) / LINE
+def panel_size(
+    rows: Sequence[AxisLabel], columns: Sequence[AxisLabel], title: float, *, longest_side: float
+) -> FigureSize:
+    """The inches that a map takes with its labels. Its cells are squares, unless one side would be too narrow.
+
+    Args:
+        rows: one label a row.
+        columns: one label a column.
+        title: the width of the title in inches; 0 means no title.
+        longest_side: the most inches of a side of the map.
+    """
+    cell = min(CELL, longest_side / max(len(rows), len(columns)))
+    across = max(SHORTEST_SIDE, len(columns) * cell)
     return FigureSize(
         width=across,
-        height=max(SHORTEST_SIDE, rows * cell),
-        left=GLYPH * longest(drawn.rows) + 0.08,
-        above=LINE * (label + 1.5 * bool(title)) + 0.06,
-        title=GLYPH * TITLE_POINTS / FONT_POINTS * width(title),
+        height=max(SHORTEST_SIDE, len(rows) * cell),
+        left=widest(rows) + 0.12,
+        above=room_above(columns, across) + LINE * 1.5 * bool(title) + 0.08,
+        title=title,
     )
 
 
-def longest(labels: Sequence[str]) -> int:
-    """The width of the longest label as printed, in columns of text."""
-    return max(width(printable(label, limit=LABEL_CHARACTERS)) for label in labels)
-
-
-def upright(labels: Sequence[str], across: float) -> bool:
-    """Whether the labels fit side by side into so many inches without being turned."""
-    return GLYPH * (longest(labels) + 0.5) <= across / len(labels)
-
-
-def label_step(count: int, side: float) -> int:
-    """The step n, if every n-th of `count` labels is printed along so many inches."""
-    return max(1, -(-round(1.1 * FONT_POINTS / 72 * count * 100) // round(side * 100)))
-
-
-def flow(sizes: Sequence[FigureSize], *, across: int | None = None, title: float = 0.0) -> tuple[Box, list[Box]]:
+def flow(
+    sizes: Sequence[FigureSize], *, across: int | None = None, title: float = 0.0, has_bar: bool = True
+) -> tuple[Box, list[Box]]:
     """Place panels in rows, like words in a paragraph. Returns the figure, and a box for each map.
 
     Args:
         sizes: the inches that the panels need.
         across: the number of panels in a row; None fills rows to a width that makes the figure about 3 to 2.
         title: the width of the figure's title in inches; 0 means no title.
+        has_bar: whether there is room for a colour bar at the foot.
 
     Returns:
-        The figure, with room for a colour bar at its foot, and the boxes of the maps without their labels.
+        The figure, and the boxes of the maps without their labels.
 
     >>> one = FigureSize(width=1.0, height=1.0, left=0.5, above=0.5, title=0.0)
     >>> figure, boxes = flow([one, one, one], across=2)
@@ -102,7 +91,7 @@ def flow(sizes: Sequence[FigureSize], *, across: int | None = None, title: float
             left += _outer(sizes[i])
         top += above + max(sizes[i].height for i in row) + GAP
     right = max(box.left - size.left + _outer(size) for box, size in zip(boxes, sizes, strict=True)) - GAP
-    return Box(0, 0, max(right, title) + MARGIN, top - GAP + COLOUR_BAR + MARGIN), boxes
+    return Box(0, 0, max(right, title, NARROWEST * has_bar) + MARGIN, top - GAP + COLOUR_BAR * has_bar + MARGIN), boxes
 
 
 def _fill(sizes: Sequence[FigureSize]) -> list[list[int]]:

@@ -1,30 +1,36 @@
 """What a whole model looked at: every head of every layer in one picture, or on one page."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.inspection.analysis.tables import Maps, named
 from regard.maps.attention_map import AttentionMap
-from regard.views.fonts import letter
-from regard.views.heatmap import (
+from regard.views.axis_text import FONT_POINTS, LINE, AxisLabel, measured, widest
+from regard.views.drawing import Colouring
+from regard.views.figures import (
     colour_bar,
+    colours_of,
     foot,
+    heading_inches,
     new_figure,
-    our_colours,
+    norm_of,
     require_matplotlib,
     text_style,
     warn_of_missing,
     write_heading,
 )
+from regard.views.heatmap import key_of_masked
 from regard.views.html.page import Example, Map
-from regard.views.labels import printable, width
-from regard.views.layout import COLOUR_BAR, FONT_POINTS, GLYPH, LINE, MARGIN, Box
+from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
+from regard.views.masked import Cells, hidden_cells
+from regard.views.scales import ColourScale, Numbers
+from regard.views.themes import LIGHT, Theme
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
@@ -42,9 +48,11 @@ def model_grid(
     sequence: int = 0,
     cells: int = 128,
     how: DotPooling = "max",
-    limits: tuple[float, float] = (0.0, 1.0),
-    power: float = 0.4,
+    scale: str | ColourScale = "sqrt",
+    limits: tuple[float, float] | None = None,
+    without_sink: bool = False,
     title: str = "",
+    theme: Theme = LIGHT,
     colour_map: "str | Colormap | None" = None,
 ) -> "Figure":
     """Draw every head of every layer: layers down, heads across, in each queries down and keys across.
@@ -56,13 +64,15 @@ def model_grid(
         sequence: which of the batch, counted through all its dimensions.
         cells: most values on a side of a head.
         how: a value is the largest of its weights, or their mean.
-        limits: the weights at the two ends of the colours.
-        power: colours follow weight ** power: below 1, small weights show; 1 is in proportion, as in `heatmap`.
+        scale: which colour a weight gets, as in `heatmap`.
+        limits: the weights at the two ends of the colours, for all heads; None for those of the data.
+        without_sink: whether the first key is left out of the limits.
         title: printed above.
-        colour_map: a matplotlib colour map or its name; None for ours.
+        theme: `LIGHT` or `DARK` of `regard.views`, or your own.
+        colour_map: a matplotlib colour map or its name; None for that of the theme.
 
     Returns:
-        A new figure; `.savefig(path)` writes it.
+        A new figure; `save_figure(figure, path)` writes it.
 
     Of maps of which statistics alone were kept (`regard.watch(model, keep="summary")`), the finest picture that was
     kept `how` is drawn.
@@ -81,15 +91,13 @@ def model_grid(
     ['0', '1', '2']
     """
     require_matplotlib()
-    if cells < 1 or power <= 0 or how not in ("max", "mean"):
-        raise ArgumentError(
-            f"cells must be at least 1, power above 0 and how 'max' or 'mean'; got {cells}, {power} and {how!r}"
-        )
+    if cells < 1 or how not in ("max", "mean"):
+        raise ArgumentError(f"cells must be at least 1 and how 'max' or 'mean'; got {cells} and {how!r}")
+    look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     found = named(maps)
-    layers = [_panels(of_sequence(one, sequence), cells, how) for _, one in found]
-    dots, pitch = _laid_out(layers)
-    names = [printable(name, limit=40) for name, _ in found]
-    return _drawn(dots, pitch, names, title, _note(found, cells, how), limits, power, colour_map)
+    layers = [_layer(of_sequence(one, sequence), cells, how, look) for _, one in found]
+    heading = " ".join(part for part in (title, _note(found, cells, how)) if part)
+    return _drawn(layers, [name for name, _ in found], heading, look)
 
 
 def model_example(
@@ -149,15 +157,83 @@ def of_sequence(weights: AttentionMap, sequence: int) -> AttentionMap:
     return chosen
 
 
-def _panels(weights: AttentionMap, cells: int, how: DotPooling) -> npt.NDArray[np.floating[Any]]:
-    """The heads as pictures (H, rows, columns); a short one has each value several times."""
+class LayerPicture(NamedTuple):
+    """The heads of one layer as pictures (H, rows, columns), each value several times if there are few."""
+
+    values: Numbers
+    hidden: Cells
+    counted: Cells
+
+
+def _layer(weights: AttentionMap, cells: int, how: DotPooling, look: Colouring) -> LayerPicture:
     grid = weights.grid(cells, cells, how)
-    drawn = weights.detach().pooled(grid.rows.count, grid.columns.count, how).cpu().numpy()
-    times = max(1, cells // max(drawn.shape[-2:]))
-    return drawn.repeat(times, -2).repeat(times, -1)
+    pooled = weights.detach().pooled(grid.rows.count, grid.columns.count, how).cpu().numpy()
+    if not np.isfinite(pooled).all():
+        head, row, column = (int(place[0]) for place in np.nonzero(~np.isfinite(pooled)))
+        raise NonFiniteError(
+            f"weights must be finite; {pooled[head, row, column]} came in head {head}, at the queries from "
+            f"{grid.rows.edge(row)} and the keys from {grid.columns.edge(column)}"
+        )
+    hidden = np.stack([hidden_cells(weights[head], grid) for head in range(len(pooled))])
+    counted = ~hidden
+    if look.without_sink and counted[..., 1:].any():
+        counted[..., 0] = False
+    times = max(1, cells // max(pooled.shape[-2:]))
+    values = look.scale.prepared(pooled, counted)
+    return LayerPicture(
+        values.repeat(times, -2).repeat(times, -1),
+        hidden.repeat(times, -2).repeat(times, -1),
+        counted.repeat(times, -2).repeat(times, -1),
+    )
 
 
-def _laid_out(layers: list[npt.NDArray[np.floating[Any]]]) -> tuple[npt.NDArray[np.floating[Any]], tuple[int, int]]:
+def _note(found: list[tuple[str, AttentionMap]], cells: int, how: DotPooling) -> str:
+    """What a value stands for, where it is not one weight."""
+    grids = [one.grid(cells, cells, how) for _, one in found]
+    down = max(grid.rows.length / grid.rows.count for grid in grids)
+    across = max(grid.columns.length / grid.columns.count for grid in grids)
+    return "" if down == across == 1 else f"({how} of {_size(down)} × {_size(across)} weights a dot)"
+
+
+def _size(mean: float) -> str:
+    """The mean size of blocks; the digits say that it is not 1, where it is not."""
+    return f"{mean:.3g}" if mean == 1 or mean >= 1.005 else f"{mean:.6g}"
+
+
+def _drawn(layers: list[LayerPicture], names: list[str], heading: str, look: Colouring) -> "Figure":
+    """The figure, with one image for all heads."""
+    dots, pitch = _laid_out([layer.values for layer in layers])
+    outside, _ = _laid_out([layer.hidden.astype(float) for layer in layers])
+    counted = np.concatenate([layer.values[layer.counted] for layer in layers])
+    limits = look.limits or look.scale.limits(counted)
+    # Whole dots a value, so that none is drawn wider than another.
+    zoom = max(1, int(SIDE * DOTS_PER_INCH) // max(dots.shape))
+    across, down = (zoom * n / DOTS_PER_INCH for n in dots.shape[::-1])
+    labels = measured(names)
+    left = MARGIN + max(0.4, widest(labels)) + 0.1
+    above = MARGIN + LINE * (1.2 + 1.7 * bool(heading))
+    wide = max(left + across, MARGIN + (heading_inches(heading) if heading else 0.0), NARROWEST) + MARGIN
+    outline = Box(0, 0, wide, above + down + COLOUR_BAR + 2 * MARGIN)
+    figure, (ax,) = new_figure(outline, [Box(left, above, across, down)], look.theme)
+    missing = write_heading(figure, heading, look.theme) if heading else ""
+    image = ax.imshow(
+        np.ma.array(dots, mask=outside != 0), norm=norm_of(look.scale, limits), interpolation="nearest",
+        cmap=colours_of(look.colour_map, look.theme, limits), aspect="auto",
+    )  # fmt: skip
+    _back(ax, layers, pitch, look.theme)
+    missing += _name(ax, pitch, dots.shape[1], zoom, labels, look.theme)
+    shown = dots[outside == 0]
+    colour_bar(
+        image, (float(shown.min()), float(shown.max())), limits, look.scale, look.theme,
+        beside="; limits without the first key" if look.without_sink and look.limits is None else "", cax=foot(figure),
+    )  # fmt: skip
+    if any(layer.hidden.any() for layer in layers):
+        key_of_masked(figure, look.theme)
+    warn_of_missing(missing)
+    return figure
+
+
+def _laid_out(layers: Sequence[Numbers]) -> tuple[Numbers, tuple[int, int]]:
     """All pictures in one array, NaN between them, and the dots from one to the next."""
     pitch = (max(one.shape[1] for one in layers) + GAP, max(one.shape[2] for one in layers) + GAP)
     dots = np.full((len(layers) * pitch[0] - GAP, max(len(one) for one in layers) * pitch[1] - GAP), np.nan)
@@ -168,64 +244,36 @@ def _laid_out(layers: list[npt.NDArray[np.floating[Any]]]) -> tuple[npt.NDArray[
     return dots, pitch
 
 
-def _note(found: list[tuple[str, AttentionMap]], cells: int, how: DotPooling) -> str:
-    """What a value stands for, where it is not one weight."""
-    grids = [one.grid(cells, cells, how) for _, one in found]
-    down = max(grid.rows.length / grid.rows.count for grid in grids)
-    across = max(grid.columns.length / grid.columns.count for grid in grids)
-    return "" if down == across == 1 else f"{how} of {_size(down)} × {_size(across)} weights a dot"
+def _back(ax: "Axes", layers: Sequence[LayerPicture], pitch: tuple[int, int], theme: Theme) -> None:
+    """What is behind the cells: the colour of masked cells in each head, the colour of gaps between them."""
+    from matplotlib.patches import Rectangle
+
+    ax.set_facecolor(theme.gap)
+    for row, layer in enumerate(layers):
+        heads, down, across = layer.values.shape
+        for head in range(heads):
+            corner = (head * pitch[1] - 0.5, row * pitch[0] - 0.5)
+            ax.add_patch(Rectangle(corner, across, down, facecolor=theme.masked, linewidth=0, zorder=-1))
 
 
-def _size(mean: float) -> str:
-    """The mean size of blocks; the digits say that it is not 1, where it is not."""
-    return f"{mean:.3g}" if mean == 1 or mean >= 1.005 else f"{mean:.6g}"
-
-
-def _drawn(
-    dots: npt.NDArray[np.floating[Any]],
-    pitch: tuple[int, int],
-    names: list[str],
-    title: str,
-    note: str,
-    limits: tuple[float, float],
-    power: float,
-    colour_map: "str | Colormap | None",
-) -> "Figure":
-    from matplotlib.colors import PowerNorm
-
-    # Whole dots a value, so that none is drawn wider than another.
-    zoom = max(1, int(SIDE * DOTS_PER_INCH) // max(dots.shape))
-    across, down = (zoom * n / DOTS_PER_INCH for n in dots.shape[::-1])
-    left = MARGIN + GLYPH * max(5, *(width(name) for name in names)) + 0.1
-    heading = " ".join(part for part in (title, f"({note})" if note else "") if part)
-    above = MARGIN + LINE * (1.2 + 1.7 * bool(heading))
-    wide = max(left + across, MARGIN + GLYPH * 1.4 * width(heading), 3.0) + MARGIN
-    outline = Box(0, 0, wide, above + down + COLOUR_BAR + 2 * MARGIN)
-    figure, (ax,) = new_figure(outline, [Box(left, above, across, down)])
-    missing = write_heading(figure, heading) if heading else ""
-    image = ax.imshow(
-        dots, norm=PowerNorm(power, *limits), cmap=our_colours() if colour_map is None else colour_map,
-        interpolation="nearest", aspect="auto",
-    )  # fmt: skip
-    heads = (dots.shape[1] + GAP) // pitch[1]
-    ax.set_facecolor("0.8")
+def _name(ax: "Axes", pitch: tuple[int, int], across: int, zoom: int, labels: Sequence[AxisLabel], theme: Theme) -> str:
+    """Print the names of layers and heads, and return the characters that no font has."""
+    heads = (across + GAP) // pitch[1]
     ax.xaxis.tick_top()
-    ax.tick_params(length=0, pad=2)
+    ax.tick_params(length=0, pad=2, labelsize=FONT_POINTS, labelcolor=theme.ink)
     for spine in ax.spines.values():
         spine.set_visible(False)
-    heads_named = [f"head {h}" if zoom * pitch[1] >= 9 * GLYPH * DOTS_PER_INCH else str(h) for h in range(heads)]
-    ax.set_xticks([pitch[1] * h + (pitch[1] - GAP) / 2 for h in range(heads)], heads_named)
-    lettered = letter(names)
+    room = zoom * pitch[1] / DOTS_PER_INCH
+    long = widest(measured([f"head {heads - 1}"])) + 0.05 <= room
+    step = 1 if long else -(-int(1000 * (widest(measured([str(heads - 1)])) + 0.05)) // max(1, int(1000 * room)))
+    ax.set_xticks(
+        [pitch[1] * h + (pitch[1] - GAP) / 2 for h in range(0, heads, step)],
+        [f"head {h}" if long else str(h) for h in range(0, heads, step)],
+    )
     ax.set_yticks(
-        [pitch[0] * n + (pitch[0] - GAP) / 2 for n in range(len(names))], [one.text for one in lettered],
-        parse_math=False,
+        [pitch[0] * n + (pitch[0] - GAP) / 2 for n in range(len(labels))],
+        [label.lettering.text for label in labels], parse_math=False,
     )  # fmt: skip
-    for label, lettering in zip(ax.get_yticklabels(), lettered, strict=True):
-        label.set(fontsize=FONT_POINTS, **text_style(lettering))
-        missing += lettering.missing
-    for label in ax.get_xticklabels():
-        label.set(fontsize=FONT_POINTS)
-    # Softmax rounds to a little over 1 at times.
-    colour_bar(image, float(np.nanmin(dots)), float(np.nanmax(dots)) - 1e-5, limits, cax=foot(figure))
-    warn_of_missing(missing)
-    return figure
+    for text, label in zip(ax.get_yticklabels(), labels, strict=True):
+        text.set(fontsize=FONT_POINTS, **text_style(label.lettering, theme))
+    return "".join(label.lettering.missing for label in labels)

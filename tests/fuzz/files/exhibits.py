@@ -51,9 +51,9 @@ QUESTIONS: tuple[Callable[[regard.AttentionMap], Any], ...] = (
     lambda m: m[..., :1, :2],
     lambda m: m.entropy(),
     lambda m: m.received(),
-    lambda m: m.max(),
+    lambda m: m.top_weight(),
     lambda m: m.pooled(4, 4),
-    lambda m: m.topk(1),
+    lambda m: m.top_keys(1),
     lambda m: m.summary("distance", "participation"),
 )
 
@@ -80,8 +80,8 @@ def _maps(folder: Path) -> None:
 def _summaries(folder: Path) -> None:
     q = torch.randn(2, 4, 5, 4)
     weights = regard.attention(q, q, q, return_weights=True).weights
-    save_summary(folder / "told.safetensors", weights.summary("entropy", "topk", "pooled_max", k=2))
-    kept = SummarySource.of(weights.source, regard.Summarize("received", "topk", "distance", "pooled"))
+    save_summary(folder / "told.safetensors", weights.summary("entropy", "top_keys", "pooled_max", k=2))
+    kept = SummarySource.of(weights.source, regard.Summarize("received", "top_keys", "distance", "pooled"))
     save_summary(folder / "kept.safetensors", regard.AttentionMap(kept))
 
 

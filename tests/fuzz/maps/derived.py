@@ -85,7 +85,7 @@ def _select(drawn: Drawn, one: Mirror) -> Mirror:
         dense, error = dense[..., index, :, :], error[..., index, :, :]
     if not wanted:
         return one
-    return one.of(f"select({wanted})", map=one.map.select(**wanted), dense=dense, error=error, **NOT_A_CALL)
+    return one.of(f"only({wanted})", map=one.map.only(**wanted), dense=dense, error=error, **NOT_A_CALL)
 
 
 NOT_A_CALL: dict[str, Any] = {"value": None, "given": None, "grad": None, "is_call": False}
@@ -144,7 +144,7 @@ def _stack(drawn: Drawn, one: Mirror) -> Mirror:
     parts, dense, error = [one.map], [one.dense], [one.error]
     for _ in range(drawn.number(1, 2)):
         rows, keys = slice(drawn.number(0, one.dense.shape[-2] - 1), None), drawn.number(1, one.dense.shape[-1])
-        part = one.map.select(rows=rows, columns=slice(0, keys))
+        part = one.map.only(rows=rows, columns=slice(0, keys))
         parts.append(part)
         for tensors, tensor in ((dense, one.dense), (error, one.error)):
             cut = tensor[..., rows, :keys]

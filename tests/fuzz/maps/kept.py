@@ -55,7 +55,7 @@ def _tensors(answer: torch.Tensor | TopKeys) -> list[torch.Tensor]:
 ASKED = {
     "received": lambda m: m.received(),
     "entropy": lambda m: m.entropy(),
-    "max": lambda m: m.max(),
+    "top_weight": lambda m: m.top_weight(),
     "distance": lambda m: m.distance(),
     "participation": lambda m: m.participation(),
 }

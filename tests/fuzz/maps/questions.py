@@ -140,16 +140,16 @@ def _distance(drawn: Drawn, one: Mirror) -> None:
 
 def _largest(drawn: Drawn, one: Mirror) -> None:
     error = one.error.amax(-1) + TINY
-    require_close("max()", one.map.max(), one.dense.amax(-1), error)
-    _check_keys("argmax()", one, one.map.max()[..., None], one.map.argmax()[..., None])
+    require_close("top_weight()", one.map.top_weight(), one.dense.amax(-1), error)
+    _check_keys("top_key()", one, one.map.top_weight()[..., None], one.map.top_key()[..., None])
 
 
 def _top(drawn: Drawn, one: Mirror) -> None:
     k = drawn.number(1, one.dense.shape[-1])
-    values, indices = one.map.topk(k)
+    values, indices = one.map.top_keys(k)
     error = one.error.amax(-1, keepdim=True) + TINY
-    require_close(f"topk({k})", values, one.dense.topk(k).values, error.expand(values.shape))
-    _check_keys(f"topk({k})", one, values, indices)
+    require_close(f"top_keys({k})", values, one.dense.topk(k).values, error.expand(values.shape))
+    _check_keys(f"top_keys({k})", one, values, indices)
 
 
 def _check_keys(name: str, one: Mirror, values: Tensor, indices: Tensor) -> None:
@@ -207,9 +207,10 @@ def _pooled(drawn: Drawn, one: Mirror) -> None:
 def _together(drawn: Drawn, one: Mirror) -> None:
     """`summary` says what the questions say alone, to the rounding of another order of sums."""
     alone: dict[str, Callable[[], Any]] = {
-        "received": one.map.received, "max": one.map.max, "entropy": one.map.entropy, "distance": one.map.distance,
+        "received": one.map.received, "entropy": one.map.entropy, "distance": one.map.distance,
         "pooled_sum": lambda: one.map.pooled(3, 4, "sum"), "pooled_max": lambda: one.map.pooled(3, 4, "max"),
-        "topk": lambda: one.map.topk(1).values, "argmax": one.map.argmax,
+        "top_weight": one.map.top_weight, "top_key": one.map.top_key,
+        "top_keys": lambda: one.map.top_keys(1).values,
     }  # fmt: skip
     names = list(dict.fromkeys(drawn.shuffled(sorted(alone))[: drawn.number(1, 5)]))
     if one.has_signs:
@@ -222,7 +223,7 @@ def _together(drawn: Drawn, one: Mirror) -> None:
         answer = found[name]
         ours = answer.values if isinstance(answer, regard.maps.TopKeys) else answer
         right = alone[name]()
-        if name == "argmax":
+        if name == "top_key":
             assert (ours == right).all(), "summary('argmax') is not argmax()"
             continue
         off = (

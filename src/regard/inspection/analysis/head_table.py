@@ -38,7 +38,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
         if the map has not as many keys as there are tokens. Memory is linear in T and S; induction goes by tiles.
 
     If only statistics were kept of the maps, the table has distance and entropy, as far as these were kept. One of
-    "max", "topk" and "participation" must be kept too, because it says which queries count.
+    "top_weight", "top_keys" and "participation" must be kept too, because it says which queries count.
 
     Raises:
         ShapeError: the tokens fit none of the maps.

@@ -1,7 +1,7 @@
 """A trained language model: it continues a text, says how probable a text is, and shows what it attended to."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.pretrained import load_pretrained_text
 from regard.text.blocks import TextWindow, next_token_windows, window_batches
 from regard.text.running_text import DocumentUnit, TextStream
@@ -234,7 +235,7 @@ class LanguageModel:
         lines: Iterable[str],
         *,
         stride: int | None = None,
-        tell: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+        tell: Tell = tell_nobody,
     ) -> TextEvaluation:
         """Measure how well the model predicts a text, read as one row of tokens.
 

@@ -1,7 +1,7 @@
 """A trained masked language model: it fills in masked tokens, measures how well, and shows what it attended to."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from regard.tasks.names import MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.telling import Tell, tell_nobody
 from regard.text.blocks import TextBatch, TextWindow, masked_windows, one_masked_windows, window_batches
 from regard.text.running_text import DocumentUnit, encode_text, pieces
 from regard.text.sections import Integers
@@ -30,8 +31,6 @@ from regard.training.distributed.devices import find_device
 
 SINGLE_MASKS = 1_000
 """The most tokens, evenly spread over a text, that are masked for its pseudo-perplexity, which masks one at a time."""
-Tell = Callable[[str, int, int | None], None]
-"""Is called with what is done, how much of it is done, and of how much."""
 
 
 class FillingEvaluation(NamedTuple):
@@ -102,7 +101,7 @@ class MaskedLanguageModel:
         return len(self.tokenizer)
 
     def evaluate(
-        self, lines: Iterable[str], *, singly: int = SINGLE_MASKS, tell: Tell = lambda what, done, total: None
+        self, lines: Iterable[str], *, singly: int = SINGLE_MASKS, tell: Tell = tell_nobody
     ) -> FillingEvaluation:
         """Measure how well the model fills in tokens of a text, read as one row of tokens.
 
@@ -135,7 +134,7 @@ class MaskedLanguageModel:
             raise DataError("there is no text to evaluate on")
         return np.asarray(ids)
 
-    def fill(self, row: Integers, *, tell: Tell = lambda what, done, total: None) -> FillingEvaluation:
+    def fill(self, row: Integers, *, tell: Tell = tell_nobody) -> FillingEvaluation:
         """Loss and accuracy on tokens that are masked as in training; the pseudo-perplexity is NaN."""
         windows = masked_windows(row, length=self.block_length, vocab_size=len(self.tokenizer), mask_id=self.mask_id)
         total, right, count = 0.0, 0, 0
@@ -144,9 +143,7 @@ class MaskedLanguageModel:
             tell("blocks of tokens filled in", done, -(-len(row) // self.block_length))
         return FillingEvaluation(total / count, 100.0 * right / count, count, math.nan, 0)
 
-    def fill_singly(
-        self, row: Integers, *, most: int = SINGLE_MASKS, tell: Tell = lambda what, done, total: None
-    ) -> Likelihood:
+    def fill_singly(self, row: Integers, *, most: int = SINGLE_MASKS, tell: Tell = tell_nobody) -> Likelihood:
         """The pseudo-log-likelihood of at most so many tokens, evenly spread, each of which is masked alone."""
         count = int((row > EOS).sum())
         every = math.ceil(count / max(most, 1))

@@ -11,7 +11,8 @@ from regard.maps.attention_map import AttentionMap
 from regard.storage.atomic import replacing
 from regard.storage.own_files import refuse_links
 from regard.tasks.pictures.token_maps import TextMaps
-from regard.views.heatmap import Panel, heatmap_grid
+from regard.views.drawing import Panel
+from regard.views.heatmap import heatmap_grid
 from regard.views.html.page import Example, Map, save_page
 
 

@@ -1,6 +1,6 @@
 """Choose a run's best model again after training: among the models that it kept, and means of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,6 +13,7 @@ from regard.tasks.config import TrainingConfig
 from regard.tasks.registry import task_of
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.config import TranslationConfig
 from regard.training.averaging import mean_of
 from regard.training.checkpoint_names import TRAINED
@@ -43,7 +44,7 @@ def choose_checkpoint(
     by: Literal["loss", "bleu"] = "loss",
     beam_size: int = 5,
     device: str = "auto",
-    tell: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+    tell: Tell = tell_nobody,
 ) -> list[CandidateWeights]:
     """Score the best and the last model of a run, the models that it kept and means of these; the winner becomes best.
 

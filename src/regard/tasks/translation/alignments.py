@@ -50,7 +50,7 @@ class AlignmentOf:
         if self.head is None:
             return weights.dense().mean(1)
         head = _index("head", self.head, weights.shape[1])
-        return weights.select(heads=[head]).dense()[:, 0]
+        return weights.only(heads=[head]).dense()[:, 0]
 
 
 def _index(what: str, index: int, count: int) -> int:

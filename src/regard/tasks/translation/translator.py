@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, zip_longest
@@ -24,6 +24,7 @@ from regard.tasks.pictures.token_maps import Axis, axis, merge
 from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.bulk.worker_pool import Workers
@@ -234,7 +235,7 @@ class Translator:
         pairs: Iterable[tuple[str, str | Sequence[str]]],
         *,
         beam: Beam = Beam(),
-        tell: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+        tell: Tell = tell_nobody,
     ) -> Evaluation:
         """Translate the sources and compare with the references.
 

@@ -1,0 +1,254 @@
+"""Put queries and keys in one order by their weights: which frames of a sound belong to which token.
+
+`dtw` follows the heads in which a decoder looks at its input from left to right, as cross-attention in speech
+recognition does.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.maps.attention_map import AttentionMap
+
+BLOCK_NUMBERS = 1 << 23
+"""How many weights of all heads are held at once: 32 MiB in float32."""
+Costs = npt.NDArray[np.float32]
+DIAGONAL, DOWN, RIGHT = 0, 1, 2
+"""Where a path comes from: the query before and the key before, the query before, or the key before."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alignment:
+    """A path through a map on which neither the query nor the key ever goes back: each query has a range of keys."""
+
+    first: Tensor
+    """The first key of each query, (batch..., T), int64. It never falls, and is 0 for query 0."""
+    last: Tensor
+    """The last key of each query, (batch..., T), int64; S - 1 for the last query."""
+
+    def path(self) -> tuple[Tensor, Tensor]:
+        """The queries and the keys of every place on the path of one map, in their order.
+
+        Raises:
+            ShapeError: these are the alignments of several maps.
+        """
+        if self.first.dim() != 1:
+            raise ShapeError(
+                f"path() is that of one map, and these are alignments {tuple(self.first.shape[:-1])}: index them first"
+            )
+        counts = self.last - self.first + 1
+        queries = torch.arange(len(counts)).repeat_interleave(counts)
+        before = (counts.cumsum(0) - counts)[queries]
+        return queries, torch.arange(len(queries)) - before + self.first[queries]
+
+    def __getitem__(self, index: int) -> "Alignment":
+        """The alignment of one map of several."""
+        if self.first.dim() < 2:
+            raise ShapeError("this is the alignment of one map, which has no other to choose")
+        return Alignment(self.first[index], self.last[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Standardized:
+    r"""The scores of Whisper: how much more than other queries a query looks at a key.
+
+    $z_{hij} = (P_{hij} - \mu_{hj}) / \sigma_{hj}$ with the mean and the standard deviation over queries; then the
+    median over `median` neighbouring keys (reflected at both ends; without effect if there are no more than half as
+    many keys); then the mean over heads. Where all queries have the same weight on a key, z is 0.
+
+    Source: OpenAI's Whisper, `whisper/timing.py`, `find_alignment`; transformers, `_extract_token_timestamps`.
+    """
+
+    median: int = 7
+    """The odd width of the median filter; 1 leaves it out."""
+
+    def __post_init__(self) -> None:
+        if self.median < 1 or self.median % 2 == 0:
+            raise ArgumentError(f"the median is over an odd number of neighbouring keys, got {self.median}")
+
+
+def dtw(weights: AttentionMap | Tensor, scores: Standardized | None = Standardized()) -> Alignment:
+    r"""Dynamic time warping: the path from the first query and key to the last that has the largest sum of scores.
+
+    $D_{ij} = -s_{ij} + \min(D_{i-1,j-1}, D_{i-1,j}, D_{i,j-1})$, where $s$ are scores made of the weights. Costs
+    are summed in float32 and compared as in Whisper's own code, so that the path is the same: of equal ways it takes
+    that of the key before, also if the two ways from the query before are equal to one another and better.
+
+    Args:
+        weights: a map, or its rows, (batch..., H, T, S) or (T, S): heads that look at the keys from left to right.
+            Choose them beforehand (`map.only(heads=...)`, or `torch.stack` of heads of several layers), and leave out
+            queries and keys that have no place in the order, such as prompts and padding (`rows=`, `columns=`).
+        scores: how the heads become one matrix of scores; None takes the mean of their weights.
+
+    Returns:
+        The first and the last key of each query, (batch..., T). No gradient flows to the weights.
+
+    The time grows as T S; the memory as S sqrt(T), since rows are made again on the way back.
+
+    Raises:
+        ArgumentError: the weights are neither a map nor a tensor of floating-point numbers.
+        ShapeError: there is no query or no key.
+        NonFiniteError: weights are NaN or infinite.
+        NotKeptError: only statistics were kept of the map.
+
+    Source: Sakoe & Chiba 1978, without a constraint of the slope; for the times of words: Radford et al. 2022 (Whisper,
+    arXiv:2212.04356) and its code.
+
+    >>> weights = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.1, 0.2, 0.9, 0.1], [0.0, 0.0, 0.0, 0.9]])
+    >>> found = dtw(weights, Standardized(median=1))
+    >>> found.first, found.last
+    (tensor([0, 2, 3]), tensor([1, 2, 3]))
+    """
+    if not isinstance(weights, AttentionMap) and not (isinstance(weights, Tensor) and weights.is_floating_point()):
+        kind = f"a tensor of {weights.dtype}" if isinstance(weights, Tensor) else type(weights).__name__
+        raise ArgumentError(f"dtw() aligns by a map, or by a tensor of weights, got {kind}")
+    if len(weights.shape) < 2 or 0 in weights.shape:
+        raise ShapeError(
+            f"dtw() needs weights (batch..., H, T, S) or (T, S) with a query and a key, got {tuple(weights.shape)}"
+        )
+    batch = tuple(weights.shape[:-3])
+    with torch.no_grad():
+        found = [_aligned(weights[index] if batch else weights, scores) for index in product(*map(range, batch))]
+    first, last = (torch.stack(ends).reshape(*batch, -1) for ends in zip(*found, strict=True))
+    return Alignment(first, last)
+
+
+def _aligned(weights: AttentionMap | Tensor, scores: Standardized | None) -> tuple[Tensor, Tensor]:
+    """The first and the last keys of one map (H, T, S) or (T, S)."""
+    queries, keys = weights.shape[-2:]
+    heads = math.prod(weights.shape[:-2])
+    step = min(queries, max(BLOCK_NUMBERS // (heads * keys), math.isqrt(queries - 1) + 1))
+    blocks = [range(start, min(start + step, queries)) for start in range(0, queries, step)]
+    costs_of = _costs(weights, scores, blocks)
+    # On the way there, only the costs at the borders of blocks are kept.
+    border = np.full(keys + 1, np.inf, dtype=np.float32)
+    border[0] = 0.0
+    borders = [border]
+    costs = np.empty((0, keys))
+    for rows in blocks:
+        costs = costs_of(rows)
+        if rows is not blocks[-1]:
+            borders.append(_swept(costs, borders[-1], None))
+    first, last = np.empty(queries, dtype=np.int64), np.empty(queries, dtype=np.int64)
+    key = keys - 1
+    for rows, above in zip(reversed(blocks), reversed(borders), strict=True):
+        costs = costs if rows is blocks[-1] else costs_of(rows)
+        origins = np.empty(costs.shape, dtype=np.uint8)
+        _swept(costs, above, origins)
+        key = _followed_back(origins, rows.start, key, first, last)
+    return torch.from_numpy(first), torch.from_numpy(last)
+
+
+def _costs(
+    weights: AttentionMap | Tensor, scores: Standardized | None, blocks: list[range]
+) -> Callable[[range], npt.NDArray[np.float64]]:
+    """A function that makes the costs (t, S) of some rows."""
+
+    def heads_of(rows: range) -> Tensor:
+        block = weights[..., rows.start : rows.stop, :]
+        assert isinstance(block, Tensor)
+        block = block.reshape(-1, *block.shape[-2:])
+        if not block.isfinite().all():
+            raise NonFiniteError(
+                f"dtw() needs finite weights, and some of queries {rows.start} to {rows.stop - 1} are NaN or infinite"
+            )
+        return block.float() if block.dtype in (torch.float16, torch.bfloat16) else block
+
+    if scores is None:
+        return lambda rows: _costs_of(heads_of(rows))
+    mean, deviation = _moments(heads_of, blocks)
+
+    def costs_of(rows: range) -> npt.NDArray[np.float64]:
+        block = heads_of(rows)
+        standard = ((block - mean.to(block.dtype)) / deviation.to(block.dtype)).masked_fill(deviation == 0, 0.0)
+        return _costs_of(_median_over_keys(standard, scores.median))
+
+    return costs_of
+
+
+def _costs_of(scores: Tensor) -> npt.NDArray[np.float64]:
+    costs: npt.NDArray[np.float64] = -scores.mean(0).double().cpu().numpy()
+    return costs
+
+
+def _moments(heads_of: Callable[[range], Tensor], blocks: list[range]) -> tuple[Tensor, Tensor]:
+    """The mean and the standard deviation over queries, (H, 1, S); of several blocks, in float64.
+
+    The median filter makes equal neighbours, between which the last bit of a score may decide: so that one block is
+    scored to the bit as transformers scores it.
+    """
+    if len(blocks) == 1:
+        deviation, mean = torch.std_mean(heads_of(blocks[0]), dim=-2, keepdim=True, unbiased=False)
+        return mean, deviation
+    count = blocks[-1].stop
+    mean = sum((heads_of(rows).double().sum(-2, keepdim=True) for rows in blocks), start=torch.zeros(())) / count
+    squares = ((heads_of(rows) - mean).square().sum(-2, keepdim=True) for rows in blocks)
+    return mean, (sum(squares, start=torch.zeros(())) / count).sqrt()
+
+
+def _median_over_keys(scores: Tensor, width: int) -> Tensor:
+    """The median of `width` neighbours along the last dimension of (H, t, S)."""
+    half = width // 2
+    if half == 0 or scores.shape[-1] <= half:
+        return scores
+    return torch.nn.functional.pad(scores, (half, half), mode="reflect").unfold(-1, width, 1).median(-1).values
+
+
+def _swept(costs: npt.NDArray[np.float64], above: Costs, origins: npt.NDArray[np.uint8] | None) -> Costs:
+    """Sum the costs (t, S) of some rows along the best ways, one antidiagonal at a time.
+
+    Args:
+        costs: of the rows.
+        above: the sums (S + 1,) of the row before them; its first is that of no key.
+        origins: (t, S), takes where the best way to each place comes from.
+
+    Returns:
+        The sums (S + 1,) of the last row.
+    """
+    rows, keys = costs.shape
+    costs, step = np.ascontiguousarray(costs).reshape(-1), max(keys - 1, 1)
+    trace = None if origins is None else origins.reshape(-1)
+    below = np.full(keys + 1, np.inf, dtype=np.float32)
+    # Sums by row, where row 0 is the one above: of this antidiagonal, the one before, and the one before that.
+    now, before, earlier = (np.full(rows + 1, np.inf, dtype=np.float32) for _ in range(3))
+    for diagonal in range(rows + keys + 1):
+        now, before, earlier = earlier, now, before
+        now.fill(np.inf)
+        if diagonal <= keys:
+            now[0] = above[diagonal]
+        low, high = max(1, diagonal - keys), min(rows, diagonal - 1)  # rows whose key number is in 1..S
+        if low > high:
+            continue
+        here, up = slice(low, high + 1), slice(low - 1, high)
+        both, from_query, from_key = earlier[up], before[up], before[here]
+        # These are the comparisons of Whisper's code: where the two from the query before are equal, neither is taken.
+        is_diagonal = (both < from_query) & (both < from_key)
+        start = (low - 1) * keys + diagonal - low - 1
+        places = slice(start, start + (high - low) * step + 1, step)
+        is_down = (from_query < both) & (from_query < from_key)
+        now[here] = costs[places] + np.where(is_diagonal, both, np.where(is_down, from_query, from_key))
+        if trace is not None:
+            trace[places] = np.where(is_diagonal, DIAGONAL, np.where(is_down, DOWN, RIGHT))
+        if high == rows:
+            below[diagonal - rows] = now[rows]
+    return below
+
+
+def _followed_back(
+    origins: npt.NDArray[np.uint8], start: int, key: int, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+) -> int:
+    """Follow the best way back through a block of rows, from a key of its last row to one of the row before it."""
+    for row in range(len(origins) - 1, -1, -1):
+        last[start + row] = key
+        while origins[row, key] == RIGHT and key > 0:
+            key -= 1
+        first[start + row] = key
+        key -= int(origins[row, key] == DIAGONAL)
+    return key

@@ -1,0 +1,84 @@
+"""The labels of an axis as they are drawn: their fonts, the room that they need, and which way each is turned."""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from regard.views.fonts import Lettering, letter
+from regard.views.labels import printable
+
+FONT_POINTS, TITLE_POINTS = 8, 9
+"""Font sizes of labels and titles in points."""
+LABEL_COLUMNS = 24
+"""The longest label in columns of text. The rest of a longer label becomes "…"."""
+APART = 0.035
+"""The least inches between two labels."""
+LINE = 0.16
+"""Inches of a line of text, for labels of FONT_POINTS."""
+_STACKED_LINE = 0.15
+_MOST_STACKED = 8
+
+Turn = Literal["upright", "stacked", "turned"]
+"""A label in one line, with one character below the other, or turned by a right angle."""
+
+
+class AxisLabel(NamedTuple):
+    """A label with its fonts and its measure."""
+
+    lettering: Lettering
+    inches: float
+    """Its width in one line."""
+    is_stackable: bool
+    """Whether it is written from top to bottom where there is no room beside: Chinese, Japanese and Korean are."""
+
+    def turn(self, room: float) -> Turn:
+        """The way in which it stands over a column, if the columns with labels are so many inches wide."""
+        if self.inches + APART <= room:
+            return "upright"
+        return "stacked" if self.is_stackable else "turned"
+
+    def height(self, room: float) -> float:
+        """The inches that it takes over such a column."""
+        turn = self.turn(room)
+        if turn == "stacked":
+            return _STACKED_LINE * len(self.lettering.text) + 0.03
+        return LINE if turn == "upright" else self.inches
+
+    def written(self, room: float) -> str:
+        """The text, with its line breaks."""
+        return "\n".join(self.lettering.text) if self.turn(room) == "stacked" else self.lettering.text
+
+
+def measured(labels: Sequence[str]) -> list[AxisLabel]:
+    """The labels of one axis with their fonts, as they will be printed."""
+    found = letter([printable(label, limit=LABEL_COLUMNS) for label in labels])
+    return [AxisLabel(one, one.inches(FONT_POINTS), _is_stackable(one.text)) for one in found]
+
+
+def widest(labels: Sequence[AxisLabel]) -> float:
+    """The inches of the widest label."""
+    return max(label.inches for label in labels)
+
+
+def label_step(count: int, side: float) -> int:
+    """The step n, if every n-th of `count` labels is printed along so many inches."""
+    return max(1, -(-round(1.25 * FONT_POINTS / 72 * count * 100) // round(side * 100)))
+
+
+def shown(labels: Sequence[AxisLabel], side: float) -> Iterator[tuple[int, AxisLabel]]:
+    """The labels for which there is room along so many inches, with their places."""
+    return ((place, labels[place]) for place in range(0, len(labels), label_step(len(labels), side)))
+
+
+def room(count: int, side: float) -> float:
+    """The inches from one printed label to the next."""
+    return side / count * label_step(count, side)
+
+
+def room_above(labels: Sequence[AxisLabel], side: float) -> float:
+    """The inches that the labels of columns take over a map of that width."""
+    return max(label.height(room(len(labels), side)) for _, label in shown(labels, side))
+
+
+def _is_stackable(text: str) -> bool:
+    return len(text) <= _MOST_STACKED and all(unicodedata.east_asian_width(char) in "WF" for char in text)

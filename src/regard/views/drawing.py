@@ -1,0 +1,126 @@
+"""From weights to what is drawn of them: the numbers in their order of reading, their scale, and their labels.
+
+This is the part of a heatmap that needs no axes. `heatmap` and `heatmap_grid` share it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from regard.views.axis_text import AxisLabel, measured
+from regard.views.labels import right_to_left
+from regard.views.masked import Cells, hidden_cells
+from regard.views.reading_order import visual_order
+from regard.views.scales import ColourScale, Limits, Numbers, checked_limits, scale_of
+from regard.views.themes import Theme
+from regard.views.values import Picture, Pooling, picture
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+
+
+class Panel(NamedTuple):
+    """One map of a grid, with its own labels."""
+
+    weights: Any
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    title: str = ""
+    mask: Any = None
+    """Who may attend to whom, as in `regard.attention`. An `AttentionMap` says it itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Colouring:
+    """How weights become colours, for all maps of a figure."""
+
+    scale: ColourScale
+    limits: Limits | None
+    """The limits that the caller gave; None for those of the data."""
+    without_sink: bool
+    theme: Theme
+    colour_map: "str | Colormap | None"
+
+    @classmethod
+    def chosen(
+        cls, scale: str | ColourScale, limits: Any, without_sink: bool, theme: Theme, colour_map: Any
+    ) -> "Colouring":
+        """The look that the arguments of a view ask for.
+
+        Raises:
+            ArgumentError: one of them is out of its range.
+        """
+        rule = scale_of(scale)
+        return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
+
+
+class Drawn(NamedTuple):
+    """One map, ready to draw; columns stand in the order of reading, from the left."""
+
+    values: Numbers
+    """The numbers that get colours, (rows, columns)."""
+    hidden: Cells
+    """The cells that a mask hides."""
+    counted: Cells
+    """The cells that set the limits."""
+    rows: list[AxisLabel]
+    columns: list[AxisLabel]
+    order: list[int]
+    """The key, or the block of keys, of each column from the left."""
+    title: str
+
+    @property
+    def lowest(self) -> float:
+        """The smallest number that is drawn."""
+        return float(self.values[~self.hidden].min(initial=0.0))
+
+    @property
+    def highest(self) -> float:
+        """The largest number that is drawn."""
+        return float(self.values[~self.hidden].max(initial=0.0))
+
+
+def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) -> Drawn:
+    """Read, check, pool and order one map.
+
+    Raises:
+        RegardError: as `heatmap` says.
+    """
+    shown = picture(panel.weights, panel.rows, panel.columns, max_cells=max_cells, pooling=pooling)
+    hidden = hidden_cells(panel.weights, shown.grid, panel.mask)
+    counted = ~hidden
+    if look.without_sink and counted[:, 1:].any():
+        counted[:, 0] = False
+    values = look.scale.prepared(shown.values, counted)
+    order = _order(shown, panel.columns)
+    columns = [shown.columns[place] for place in order]
+    return Drawn(
+        values[:, order], hidden[:, order], counted[:, order],
+        measured(shown.rows), measured(columns), order, _titled(panel.title, shown, pooling),
+    )  # fmt: skip
+
+
+def _order(shown: Picture, labels: Sequence[str] | None) -> list[int]:
+    """The columns from the left. Blocks of several keys follow the direction of the whole text."""
+    if shown.block[1] == 1:
+        return visual_order(shown.columns)
+    places = list(range(len(shown.columns)))
+    return places[::-1] if right_to_left(labels or ()) else places
+
+
+def limits_of(maps: Iterable[Drawn], look: Colouring) -> Limits:
+    """The limits that the maps of a figure share."""
+    if look.limits is not None:
+        return look.limits
+    return look.scale.limits(np.concatenate([one.values[one.counted] for one in maps]))
+
+
+def _titled(title: str, shown: Picture, pooling: Pooling) -> str:
+    """The title; if a cell stands for several weights, with a note that says for how many."""
+    if shown.block == (1, 1):
+        return title
+    most = "" if shown.is_even else "up to "
+    note = f"{pooling} of {most}{shown.block[0]} × {shown.block[1]} weights a cell"
+    return f"{title} ({note})" if title else note

@@ -1,0 +1,198 @@
+"""Figures of matplotlib in the style of regard: paper, headings, colour bars, ticks and the norm of a scale.
+
+Figures are made without pyplot: nothing here selects a backend, keeps a figure alive or changes an rcParam. So the
+views work in a script without a screen, in a notebook, and in a figure of your own.
+"""
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.errors import MissingExtraError
+from regard.storage.atomic import replacing
+from regard.views.axis_text import FONT_POINTS, TITLE_POINTS
+from regard.views.fonts import Lettering, letter
+from regard.views.layout import COLOUR_BAR, MARGIN, Box
+from regard.views.scales import ColourScale, Limits, numeral
+from regard.views.themes import Theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.figure import Figure
+
+HEADING_POINTS = TITLE_POINTS + 2
+
+
+def require_matplotlib() -> None:
+    """Raise an error if matplotlib is not installed.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", extra="view") from error
+
+
+def new_figure(outline: Box, boxes: Sequence[Box], theme: Theme) -> "tuple[Figure, list[Axes]]":
+    """A figure of the size of the outline, with axes in the boxes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(outline.width, outline.height), dpi=150, facecolor=theme.paper)
+    return figure, [figure.add_axes(fractions(outline, box)) for box in boxes]
+
+
+def fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
+    """A box in the coordinates of matplotlib: shares of the figure, from the bottom left."""
+    bottom = outline.height - box.top - box.height
+    return (
+        box.left / outline.width,
+        bottom / outline.height,
+        box.width / outline.width,
+        box.height / outline.height,
+    )
+
+
+def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
+    """Write a figure to a file, in the format that the path's ending names, either all of it or nothing.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the file cannot be written; an older one stays as it was.
+        ValueError: matplotlib has no format of that ending.
+    """
+    target = Path(path)
+    with replacing(target) as file:
+        figure.savefig(file, format=target.suffix[1:].lower() or "png")
+    return target
+
+
+def heading_inches(title: str) -> float:
+    """The width of a figure's title."""
+    return letter([title])[0].inches(HEADING_POINTS)
+
+
+def write_heading(figure: "Figure", title: str, theme: Theme) -> str:
+    """Print the title of the figure at its top left, and return the characters that no font has."""
+    (lettering,) = letter([title])
+    across, height = figure.get_size_inches()
+    place = (MARGIN / across, 1 - MARGIN / height)
+    figure.text(
+        *place, lettering.text, va="top", parse_math=False, fontsize=HEADING_POINTS, **text_style(lettering, theme)
+    )
+    return lettering.missing
+
+
+def write_title(ax: "Axes", title: str, theme: Theme) -> str:
+    """Print the title of a map, and return the characters that no font has."""
+    (lettering,) = letter([title])
+    style = text_style(lettering, theme)
+    ax.set_title(lettering.text, loc="left", fontsize=TITLE_POINTS, parse_math=False, **style)
+    return lettering.missing
+
+
+def text_style(lettering: Lettering, theme: Theme) -> dict[str, Any]:
+    """The fonts, the colour and the stroke with which a text is drawn."""
+    effects: list[Any] = []
+    if any(face.thin for face in lettering.faces):
+        from regard.views.strokes import ThinStroke
+
+        effects = [ThinStroke(lettering)]
+    return {"fontfamily": list(lettering.families), "color": theme.ink, "path_effects": effects}
+
+
+def frame(ax: "Axes", theme: Theme) -> None:
+    """Thin lines and short ticks."""
+    ax.tick_params(length=2, width=0.5, pad=2, color=theme.line, labelcolor=theme.ink, labelsize=FONT_POINTS)
+    for spine in ax.spines.values():
+        spine.set(linewidth=0.5, color=theme.line)
+
+
+def colours_of(colour_map: "str | Colormap | None", theme: Theme, limits: Limits) -> "Colormap":
+    """The colour map; a masked number has no colour."""
+    import matplotlib
+    from matplotlib.colors import Colormap, ListedColormap
+
+    if colour_map is None:
+        chosen: Colormap = ListedColormap(theme.signed_colours() if limits.low < 0 else theme.colours(), name="regard")
+    else:
+        chosen = matplotlib.colormaps[colour_map] if isinstance(colour_map, str) else colour_map
+    return chosen.with_extremes(bad=(0, 0, 0, 0))
+
+
+def norm_of(scale: ColourScale, limits: Limits) -> "Normalize":
+    """The scale as matplotlib needs it."""
+    from matplotlib.colors import Normalize
+
+    class Norm(Normalize):
+        def __call__(self, value: Any, clip: bool | None = None) -> Any:
+            numbers: Any = np.ma.asarray(value, float)
+            return np.ma.array(scale.shares(numbers.filled(limits.low), limits), mask=np.ma.getmask(numbers))
+
+        def inverse(self, value: Any) -> Any:
+            return scale.values(value, limits)
+
+    return Norm(*limits)
+
+
+def foot(figure: "Figure") -> "Axes":
+    """Axes for the colour bar, at the bottom left of the figure."""
+    across, height = figure.get_size_inches()
+    return figure.add_axes(fractions(Box(0, 0, across, height), Box(2 * MARGIN, height - COLOUR_BAR - 0.02, 1.9, 0.09)))
+
+
+def colour_bar(
+    image: Any,
+    span: tuple[float, float],
+    limits: Limits,
+    scale: ColourScale,
+    theme: Theme,
+    *,
+    beside: str = "",
+    **where: Any,
+) -> None:
+    """The bar of an image, with its limits in figures.
+
+    Args:
+        image: the image, whose numbers lie in `span`. If some lie beyond a limit, that end of the bar is pointed.
+        span: the smallest and the largest number that is drawn.
+        limits: the numbers at the ends of the bar.
+        scale: which number stands where.
+        theme: the colours of the text.
+        beside: a note at the end of the label.
+        where: `cax` for a flat bar in axes of its own, `ax` for one at the side of axes.
+    """
+    # A softmax rounds to a little over 1 at times.
+    below, above = span[0] < limits.low - 1e-6, span[1] > limits.high * (1 + 1e-5)
+    extend = ("both" if above else "min") if below and limits.low <= 0 else ("max" if above else "neither")
+    flat = "cax" in where
+    bar = image.figure.colorbar(
+        image, extend=extend, orientation="horizontal" if flat else "vertical",
+        label=f"{scale.title}{beside}", **where
+    )  # fmt: skip
+    ticks = scale.values(np.linspace(0, 1, 5), limits)
+    bar.set_ticks(ticks, labels=[numeral(float(tick)) for tick in ticks])
+    bar.minorticks_off()
+    bar.ax.tick_params(labelsize=FONT_POINTS - 1, length=2, width=0.5, pad=1, color=theme.line, labelcolor=theme.ink)
+    (bar.ax.xaxis if flat else bar.ax.yaxis).label.set(fontsize=FONT_POINTS - 1, color=theme.ink)
+    if flat:
+        bar.ax.xaxis.label.set(horizontalalignment="left", x=0.0)
+    bar.outline.set(linewidth=0.5, edgecolor=theme.line)
+
+
+def warn_of_missing(missing: str) -> None:
+    """Warn of the characters that no font has."""
+    if missing:
+        warnings.warn(
+            f"no font has {' '.join(dict.fromkeys(missing))}: labelled by code point. pip install "
+            "'regard[view]' brings Noto; the HTML page shows every script that the browser has",
+            stacklevel=3,
+        )

@@ -1,0 +1,91 @@
+"""Labels: nothing invisible is left invisible, what belongs together stays together, and each is turned by itself."""
+
+import itertools
+import unicodedata
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from regard.views import heatmap
+from regard.views.labels import printable, width
+from tests.views.written_dates import softmax
+
+FAMILY = "👨\u200d👩\u200d👧"
+
+
+@pytest.mark.parametrize(
+    ("label", "shown", "columns"),
+    [
+        ("", "∅", 1),
+        ("\u200d", "ZWJ", 3),
+        ("\ufeff", "BOM", 3),
+        ("\u200b", "ZWSP", 4),
+        ("\u202e", "U+202E", 6),
+        ("\u2066", "U+2066", 6),
+        ("\xad", "SHY", 3),
+        ("\u3164", "U+3164", 6),
+        ("\ufe0f", "U+FE0F", 6),
+        ("\ud800", "U+D800", 6),
+        ("a\u200db", "a‹ZWJ›b", 7),
+        ("\u202eabc", "‹U+202E›abc", 11),
+        ("\u0301", "◌\u0301", 1),
+        (" \u0301", "␣◌\u0301", 2),
+        ("\u200b\u0301", "‹ZWSP›◌\u0301", 7),
+        ("ि", "◌ि", 2),
+        ("e\u0301", "e\u0301", 1),
+        (FAMILY, FAMILY, 2),
+        ("❤\ufe0f\u200d🔥", "❤\ufe0f\u200d🔥", 1),
+        ("👍🏽", "👍🏽", 2),
+        ("🏴\U000e0067\U000e007f", "🏴\U000e0067\U000e007f", 2),
+        ("می\u200cخواهم", "می\u200cخواهم", 7),
+        ("क\u094d\u200dष", "क\u094d\u200dष", 2),
+        (f"{FAMILY}\u200d", f"{FAMILY}‹ZWJ›", 7),
+    ],
+)
+def test_what_is_printed(label: str, shown: str, columns: int) -> None:
+    assert printable(label) == shown
+    assert width(shown) == columns
+
+
+def test_every_character_alone_prints_something() -> None:
+    """Where Unicode has formatting characters, what is printed is not made of these and spaces alone."""
+    nothing, signs = ("Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"), "؀؁؂؃؄؅۝܏࢐࢑࣢\U000110bd\U000110cd"
+    for number in [*range(0x3400), *range(0xD7F0, 0x11200), *range(0x1F000, 0x20000), *range(0xE0000, 0xE0200)]:
+        text = printable(chr(number))
+        assert any(char in signs or unicodedata.category(char) not in nothing for char in text), hex(number)
+
+
+def test_a_long_label_is_not_cut_inside_a_letter_or_a_name() -> None:
+    assert printable("नवंबर", limit=3) == "नवं…"
+    assert printable(f"a{FAMILY}bcd", limit=4) == f"a{FAMILY}…"
+    assert printable("abc\u202edef", limit=8) == "abc…"
+    assert printable("2026年11月", limit=5) == "2026…"
+
+
+def turned(columns: list[str]) -> list[tuple[str, float]]:
+    ax = heatmap(np.eye(len(columns)), None, columns)
+    return [(text.get_text(), text.get_rotation()) for text in ax.get_xticklabels()]
+
+
+def test_labels_are_turned_one_by_one() -> None:
+    found = dict(turned(["2", "0", "年", "土曜日", "a", "<eos>"]))
+    assert found == {"2": 0, "0": 0, "年": 0, "土\n曜\n日": 0, "a": 0, "<eos>": 90}
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 30, 90, 200])
+@pytest.mark.parametrize("mix", [["WWWW", "i", "年", "土曜日"], ["of", "the", "internationalisation", "،"], ["MM"]])
+def test_no_two_labels_touch_at_any_length(count: int, mix: list[str]) -> None:
+    labels = [mix[place % len(mix)] for place in range(count)]
+    ax = heatmap(softmax(count, count), labels, labels, title="Wide title")
+    figure: Any = ax.figure
+    figure.set_dpi(72)
+    FigureCanvasAgg(figure).draw()
+    for texts in (ax.get_xticklabels(), ax.get_yticklabels(), [*figure.axes[1].get_xticklabels()]):
+        boxes = [text.get_window_extent() for text in texts]
+        for one, other in itertools.pairwise(boxes):
+            assert not one.overlaps(other)
+        for box in boxes:
+            assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
+            assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1

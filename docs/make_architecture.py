@@ -33,6 +33,8 @@ ROOMS = {
     "models": ("Transformers, the recurrent model, weights from elsewhere", "build"),
     "kernel_regression": ("a scikit-learn estimator", "build"),
     "inspection": ("watch(model): attention calls as maps", "look"),
+    "edits": ("what an edit does to the weights of a call", "look"),
+    "editing": ("edit(model): the door to the edits", "look"),
     "probes": ("check(model): runs that must not change its results", "look"),
     "huggingface": ("lazy maps in the outputs of transformers models", "look"),
     "views": ("heatmaps, every head of a model, a page to hover over", "look"),

@@ -266,6 +266,44 @@ def test_view_writes_a_picture_and_a_page(call: Call, run: Path, tmp_path: Path)
     assert all(Path(line).stat().st_size > 1000 for line in out.splitlines())
 
 
+def test_view_leaves_out_an_empty_sentence_and_says_so(call: Call, run: Path, tmp_path: Path) -> None:
+    status, out, err = call("view", str(run), "", "2 times 3", "--out", str(tmp_path))
+    assert (status, len(out.splitlines())) == (0, 2)
+    assert err == "regard: sentence 1 of 2 is not shown: there is nothing to look at in an empty sentence\n"
+    assert call("view", str(run), "", "--out", str(tmp_path))[::2] == (
+        2, "regard: there is nothing to look at in an empty sentence\n"
+    )  # fmt: skip
+
+
+def test_view_writes_one_file_that_is_named(call: Call, run: Path, tmp_path: Path) -> None:
+    for name, begins in (("v.png", b"\x89PNG"), ("v.svg", b"<?xml"), ("v.html", b"<!doctype html>")):
+        path = tmp_path / "new" / name
+        assert call("view", str(run), "2 times 3", "--out", str(path))[:2] == (0, f"{path}\n")
+        assert path.read_bytes().startswith(begins)
+    status, _, err = call("view", str(run), "2 times 3", "--out", str(tmp_path / "v.jpg"))
+    assert (status, err.count("\n")) == (2, 1)
+    assert ".png, .svg, .pdf, .html, .htm are written" in err
+    below_a_file = tmp_path / "new" / "v.png" / "x.png"
+    status, _, err = call("view", str(run), "2 times 3", "--out", str(below_a_file))
+    assert (status, err.count("\n")) == (2, 1)
+    assert (tmp_path / "new" / "v.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_view_prints_to_a_pipe(call: Call, run: Path, tmp_path: Path) -> None:
+    before = sorted(run.iterdir())
+    status, out, _ = call("view", str(run), "2 times 3", "--terminal")
+    assert status == 0
+    title, head, *lines = out.splitlines()
+    assert title == "2 times 3"
+    assert head.split()[-1] == "<eos>"
+    for line in lines:
+        shares = [float(number) for number in line.split()[1:]]
+        assert len(shares) == len(head.split())
+        assert sum(shares) == pytest.approx(1, abs=0.01)
+    assert "\x1b" not in out
+    assert sorted(run.iterdir()) == before
+
+
 def test_whoever_stops_reading_is_not_an_error(run: Path, tmp_path: Path) -> None:
     process = start("translate", str(run), "--beam", "1", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE)  # fmt: skip
@@ -689,7 +727,7 @@ def test_wrong_uses_of_runs(call: Call, run: Path, text: Path, text_runs: dict[s
     check_one_line(call("generate", language_model, "--samples", "0"), "--samples must be at least 1")
     check_one_line(
         call("train", "poetry", "--data", "x"),
-        "Unrecognized options: poetry; Available subcommands: translation, language-model, masked-language-model",
+        "unknown command 'poetry': expected one of translation, language-model, masked-language-model",
     )
     check_one_line(
         call("train", "--size", "huge", "--data", "x"), "the size must be one of tiny, small, base, got 'huge'"

@@ -16,6 +16,7 @@ from regard.generation.config import Beam
 from regard.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP, Vocabulary
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.pictures import save as pictures
+from regard.tasks.pictures.save import PictureFiles
 from regard.tasks.runs import choose_checkpoint as choosing
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import AlignmentOf
@@ -277,12 +278,20 @@ def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatc
     class Task:
         load = staticmethod(lambda run, **how: how)
 
-    def save(model: Any, sentences: Any, out: Path, **how: Any) -> list[Path]:
-        asked.append((model, tuple(sentences), out))
-        return [out / "attention.png"]
+    def save(seen: Any, files: PictureFiles, **how: Any) -> list[Path]:
+        asked.append((seen, files, how["scale"]))
+        return files.paths[:1]
 
     monkeypatch.setattr(view_command, "task_of", lambda run: Task)
+    monkeypatch.setattr(pictures, "look_at", lambda model, sentences, say: (model, sentences))
     monkeypatch.setattr(pictures, "save_pictures", save)
     assert call("view", "run", "a", "b", "--out", str(tmp_path), "--device", "cpu")[1] == f"{tmp_path}/attention.png\n"
+    call("view", "run", "a", "--out", "v.svg", "--scale", "row")
     call("view", "run", "a")
-    assert asked == [({"device": "cpu"}, ("a", "b"), tmp_path), ({"device": "auto"}, ("a",), Path("run"))]
+    both = PictureFiles(tmp_path / "attention.png", tmp_path / "attention.html")
+    assert asked == [
+        (({"device": "cpu"}, ("a", "b")), both, "sqrt"),
+        (({"device": "auto"}, ("a",)), PictureFiles(Path("v.svg"), None), "row"),
+        (({"device": "auto"}, ("a",)), PictureFiles(Path("run/attention.png"), Path("run/attention.html")), "sqrt"),
+    ]
+    assert "leave out --out or --terminal" in call("view", "run", "a", "--terminal", "--out", "v.png")[2]

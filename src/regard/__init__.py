@@ -14,6 +14,7 @@ from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from regard import align as align
+    from regard import edits as edits
     from regard import exports as exports
     from regard import generation as generation
     from regard import huggingface as huggingface
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from regard import text as text
     from regard import training as training
     from regard import views as views
+    from regard.editing import edit as edit
     from regard.errors import RegardError as RegardError
     from regard.functional import Attended as Attended
     from regard.functional import attention as attention
@@ -79,6 +81,7 @@ else:
     __getattr__, __dir__, __all__ = on_demand(
         __name__,
         {
+            "regard.editing": ("edit",),
             "regard.errors": ("RegardError",),
             "regard.functional": ("Attended", "attention", "explain", "map_of"),
             "regard.inspection.watch": ("watch",),
@@ -118,6 +121,7 @@ else:
         },
         packages=(
             "align",
+            "edits",
             "exports",
             "generation",
             "huggingface",

@@ -13,6 +13,7 @@ from regard.backends import BACKENDS, choose_backend, execute, reader, run
 from regard.backends.as_sdpa import as_sdpa
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, ShapeError
+from regard.maps import one_loop
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource, GivenFactors
 from regard.mechanisms.biases.base import Bias, as_bias
@@ -129,12 +130,21 @@ def attention(
     if is_checking():
         check_values(query, key, value, score=score, normalization=normalization, mask=mask, bias=bias)
     with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes that they get.
-        return _attend(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
+        return run_call(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
 
 
-def _attend(
+@overload
+def run_call(
+    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: Literal[True], keep_values: bool
+) -> Attended: ...
+@overload
+def run_call(
+    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool
+) -> Tensor | Attended: ...
+def run_call(
     call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool
 ) -> Tensor | Attended:
+    """Run a call that `make_call` has made, with its canonical values; `value` are the same as the caller gave them."""
     chosen = choose_backend(call, backend)
     if torch.compiler.is_compiling() and chosen.name == "fused" and not return_weights:
         # Others can read, optimise and export this graph: it is the same kernel under torch's own name.
@@ -195,6 +205,8 @@ class Explanation:
     extra_bytes: int
     """The memory that grows with T x S; 0 for backends that never allocate any."""
     refused: dict[str, str]
+    statistics: str | None = None
+    """How several statistics of the weights are computed together, where that depends on what is installed."""
 
     def __str__(self) -> str:
         """A few lines of text for a reader."""
@@ -202,6 +214,7 @@ class Explanation:
             f"{self.backend}: {self.reason}",
             f"  {self.flops:.3g} FLOPs, {self.extra_bytes:.3g} bytes for T x S weights",
         ]
+        lines += [] if self.statistics is None else [f"  statistics of its weights: {self.statistics}"]
         return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.refused.items()])
 
 
@@ -244,6 +257,7 @@ def explain(
         flops=2 * pairs * (call.query.shape[-1] + value.shape[-1]),
         extra_bytes=pairs * call.compute_dtype.itemsize if chosen.name == "reference" else 0,
         refused=refused,
+        statistics=one_loop.said_of(call),
     )
 
 

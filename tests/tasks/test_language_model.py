@@ -22,7 +22,7 @@ from regard.tasks import (
 )
 from regard.tasks.language_modelling.corpus import open_text
 from regard.tasks.language_modelling.train import next_token_loss
-from regard.tasks.pictures.save import save_pictures
+from regard.tasks.pictures.save import PictureFiles, look_at, save_pictures
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import next_token_windows, window_batches
 from regard.text.tokenizers import BOS, EOS, Characters
@@ -235,7 +235,8 @@ def test_attention_is_drawn(writer: LanguageModel, filler: MaskedLanguageModel, 
         seen = model.attend(text)
         assert seen.texts == ["<bos>", *text.replace(" ", "␣")]
         assert list(seen.maps)[-1] == seen.shown
-        picture, page = save_pictures(model, [text, "木"], tmp_path / "out", title="test")
+        looks = look_at(model, [text, "木"], pytest.fail)
+        picture, page = save_pictures(looks, PictureFiles.at(tmp_path / "out"), title="test")
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert text in page.read_text(encoding="utf-8")
         for wrong in ("", "x" * 40):

@@ -9,7 +9,7 @@ import pytest
 
 from regard.errors import RegardError, RunFolderError
 from regard.storage.sealed import checksum_of_file, read_sealed
-from regard.tasks.pictures.save import save_pictures
+from regard.tasks.pictures.save import PictureFiles, save_pictures
 from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import FILES, FOLDERS, RunFolder
 from regard.tasks.translation.bulk.resumable_output import opened
@@ -184,7 +184,7 @@ def test_pictures_are_not_written_through_links(tmp_path: Path) -> None:
     (tmp_path / "mine.png").write_text("mine")
     (tmp_path / "attention.png").symlink_to("mine.png")
     with pytest.raises(RunFolderError, match=r"attention\.png is a link to mine\.png"):
-        save_pictures(None, [], tmp_path, title="")  # type: ignore[arg-type]
+        save_pictures([], PictureFiles.at(tmp_path), title="")
     assert (tmp_path / "mine.png").read_text() == "mine"
 
 

@@ -13,7 +13,7 @@ from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.generation.config import Beam
 from regard.models.config import TransformerConfig
 from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
-from regard.tasks.pictures.save import save_pictures
+from regard.tasks.pictures.save import PictureFiles, look_at, save_pictures
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.corpus import TokenBatches, open_corpus
@@ -141,7 +141,8 @@ def test_attend_names_every_map(fitted: Translator) -> None:
 
 
 def test_attention_is_drawn(fitted: Translator, tmp_path: Path) -> None:
-    picture, page = save_pictures(fitted, ["we see two trees", "we see six stars"], tmp_path / "new", title="test")
+    seen = look_at(fitted, ["we see two trees", "we see six stars"], pytest.fail)
+    picture, page = save_pictures(seen, PictureFiles.at(tmp_path / "new"), title="test")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "we see two trees" in page.read_text(encoding="utf-8")
 

@@ -102,15 +102,20 @@ class Plan:
         return self._rendered[block.place]
 
     def _render(self, block: Block, buffer: Buffer) -> AdditiveMask:
-        looks_at_queries = self.bias is not None and self.bias.per_key is None
+        bias = self._bias_of(block)
+        looks_at_queries = bias is not None and bias.per_key is None
         looks_at_queries = looks_at_queries or any("query" in mask.depends_on() for mask in block.factors)
         if looks_at_queries and can_look(torch.empty(0, device=self.device)):
-            step = fitting(CHUNK_ELEMENTS, _breadth(block.mask, self.bias, self.sizes) * len(block.columns))
+            step = fitting(CHUNK_ELEMENTS, _breadth(block.mask, bias, self.sizes) * len(block.columns))
             if step < len(block.rows):
                 chunks = ranges(len(block.rows), step)
                 return by_chunks(chunks, len(block.rows), lambda rows: self._tensor(block, rows), buffer)
         tensor = self._tensor(block, range(len(block.rows)))
         return AdditiveMask(tensor, live_rows(tensor, block))
+
+    def _bias_of(self, block: Block) -> Bias | None:
+        """The bias, unless it is 0 in the whole block."""
+        return None if self.bias is None or self.bias.is_zero(block.rows, block.columns) else self.bias
 
     def _tensor(self, block: Block, chosen: range) -> Tensor | None:
         """The additive mask of some rows of a block; None if it is 0.
@@ -118,9 +123,10 @@ class Plan:
         Its last stride is 1: the CPU kernel would copy any other, expanded to B x H x T x S.
         """
         rows, columns, bias, mask = _moved(chosen, block.rows.start), block.columns, None, block.mask
-        if self.bias is not None:
+        given = self._bias_of(block)
+        if given is not None:
             nothing = torch.empty(0, device=self.device)
-            bias = self.bias.block(rows, columns, query=nothing, key=nothing, sizes=self.sizes).detach()
+            bias = given.block(rows, columns, query=nothing, key=nothing, sizes=self.sizes).detach()
             wide = bias.dtype == self.dtype or self.dtype == torch.float64
             bias = bias.to(self.dtype if wide else torch.float32)
         if mask is not None:
@@ -217,7 +223,7 @@ def _blocks(factors: tuple[Mask, ...], bias: Bias | None, ranges: list[tuple[ran
     for rows, columns in ranges:
         left = tuple(m for m in factors if columns and not m.covers(rows, columns))
         starts = [m for m in left if causal_offset(m) == columns.start - rows.start]
-        if len(left) == len(starts) == 1 and bias is None:
+        if len(left) == len(starts) == 1 and (bias is None or bias.is_zero(rows, columns)):
             yield Block(rows, columns, is_causal=True)
         else:
             yield Block(rows, columns, factors=left)

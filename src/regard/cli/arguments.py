@@ -51,6 +51,8 @@ def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
             return _unrecognized(event.tokens, known())
         case events.MissingArgs():
             unrecognized = [_unrecognized(event.unrecognized_tokens, known())] if event.unrecognized_tokens else []
+            if unrecognized and not event.unrecognized_tokens[0].startswith("-"):
+                return unrecognized[0]  # of another command, other arguments would be missing
             return "; ".join([*unrecognized, *_missing(event)])
         case events.MissingSubcommand():
             return f"Expected one of {{{', '.join(event.subcommand_spec.parser_from_name)}}}"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.cli.loading import loading
+from regard.tasks.demo_folder import refuse_others
 
 if TYPE_CHECKING:
     from regard.tasks.demo import DemoResult
@@ -18,6 +19,7 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, device: str = "auto") -> No
         seed: seed of all random numbers.
         device: auto, cpu, cuda, cuda:N or mps.
     """
+    refuse_others(out)
     print("a small model learns to read dates in 25 languages: two minutes or so on two cores", file=sys.stderr)
     with loading("lightning_fabric", "matplotlib"):
         import torch

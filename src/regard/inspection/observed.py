@@ -11,7 +11,7 @@ from torch import nn
 from regard.errors import ShapeError
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, undisturbed
-from regard.inspection.capture.module_stack import Frame, Thread, looks_like_attention
+from regard.inspection.capture.module_stack import Frame, Thread, is_in_backward, looks_like_attention
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import Moment, Sequences
@@ -110,7 +110,7 @@ class Record:
         """Count runs of modules that look like attention, so that the report can miss none, and recomputed modules."""
         if (path := self._suspects.get(id(module))) is not None:
             self.ran[path] += 1
-        if _is_in_backward() and (path := self.paths.get(id(module))) is not None and path in self.count:
+        if is_in_backward() and (path := self.paths.get(id(module))) is not None and path in self.count:
             self.recomputed[path] += 1
 
     def take(self, thread: Thread, source: ObservedCall) -> None:
@@ -121,14 +121,10 @@ class Record:
                 self.outside += 1
             elif not self.wanted(path):
                 self.skipped += 1
-            elif _is_in_backward():
+            elif is_in_backward():
                 self.recomputed.setdefault(path, 1)
             else:
-                self._keep(path, source, Moment(threading.get_ident(), thread.taken, self._begun(thread)))
-
-    def _begun(self, thread: Thread) -> int | None:
-        """How many calls had been observed when the model was called; None if it is not the model that runs."""
-        return next((frame.taken for frame in thread.stack if self.paths.get(id(frame.module)) == ""), None)
+                self._keep(path, source, Moment(threading.get_ident(), thread.taken, thread.begun(self)))
 
     def _keep(self, path: str, source: ObservedCall, when: Moment) -> None:
         index = self.count[path]
@@ -208,8 +204,3 @@ def _summarized(source: Source, what: Summarize) -> AttentionMap:
     # Without this a watch would take the functions that are called here for calls of the model.
     with undisturbed(), torch._C.DisableTorchFunction():
         return AttentionMap(SummarySource.of(source, what))
-
-
-def _is_in_backward() -> bool:
-    """Whether a backward pass is running, in which modules run forward only to be recomputed (checkpointing)."""
-    return torch._C._current_graph_task_id() != -1

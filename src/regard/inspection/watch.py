@@ -71,7 +71,7 @@ def watch(
     if summary is None and keep not in get_args(Where):
         raise ArgumentError(f"keep must be one of {', '.join(get_args(Where))} or a Summarize(...); got {keep!r}")
     modules = dict(model.named_modules())
-    _refuse_compiled(modules)
+    refuse_compiled(modules, "watch", "watched")
     where: Where = "summary" if summary else "cpu" if keep == "cpu" else "factors"
     keeper = Keeper(where, copy=copy)
     return Seen(Record(modules, chooser(names, modules), keeper, verify=verify, summary=summary))
@@ -283,8 +283,8 @@ class Seen:
         return f"Seen({type(self.modules['']).__name__}: {count(len(self), 'map')} of {count(names, 'module')}{tail})"
 
 
-def _refuse_compiled(modules: dict[str, nn.Module]) -> None:
-    """Refuse a model of which any part is compiled.
+def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
+    """Refuse a model of which any part is compiled; the verb for what is to be done with it is for the message.
 
     Raises:
         ArgumentError: a part is compiled; the message says what to watch instead.
@@ -293,13 +293,13 @@ def _refuse_compiled(modules: dict[str, nn.Module]) -> None:
         if "_orig_mod" in module._modules:
             inside = ".".join(["model", *([path] if path else []), "_orig_mod"])
             raise ArgumentError(
-                f"{'the model' if not path else repr(path)} is compiled, and watched it would run uncompiled and stay "
-                f"so: watch the module inside ({inside}) and run that one"
+                f"{'the model' if not path else repr(path)} is compiled, and {done} it would run uncompiled and stay "
+                f"so: {do} the module inside ({inside}) and run that one"
             )
         is_compiled = getattr(module, "_compiled_call_impl", None) is not None
         if is_compiled or hasattr(module.forward, "_torchdynamo_orig_callable"):
             raise ArgumentError(
                 f"{'the model' if not path else repr(path)} was compiled in place ({type(module).__name__}.compile()), "
-                "and watched it would run uncompiled and stay so: watch a model that is not compiled, "
+                f"and {done} it would run uncompiled and stay so: {do} a model that is not compiled, "
                 "such as one with the same state_dict"
             )

@@ -165,16 +165,23 @@ class CallSource(Source):
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
         """The weights of the call on those cells."""
+        buffered = None if scratch is None else self.score_part(cells, scratch)
+        if buffered is not None:
+            return buffered
         call, state = self.call, self.state
-        if scratch is not None and isinstance(call.normalization, Softmax):
-            scale = call.score.dot_scale(call.query.shape[-1])
-            if scale is not None:
-                return _Buffered(call, scale, scratch.of(self, lambda: _Shared(call, state)), cells)
         if len(cells) == self.cells:
             return lambda rows, columns: _weights(call, state, rows, columns)
         one = call.select(torch.arange(cells.start, cells.stop, device=state.device))
         rows_of_one = state.flatten(0, 1)[cells.start : cells.stop, None]
         return lambda rows, columns: _weights(one, rows_of_one, rows, columns)
+
+    def score_part(self, cells: range, scratch: Scratch) -> "_Buffered | None":
+        """The scores of those cells of a softmax of dot products."""
+        call, state = self.call, self.state
+        if not isinstance(call.normalization, Softmax):
+            return None
+        scale = call.score.dot_scale(call.query.shape[-1])
+        return None if scale is None else _Buffered(call, scale, scratch.of(self, lambda: _Shared(call, state)), cells)
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The weights of single pairs, for which only the scores of these pairs are computed."""
@@ -319,26 +326,37 @@ class _Buffered:
         self.call = call
 
     def __call__(self, rows: Rows, columns: Rows) -> Piece:
-        query, key = take_rows(self.query.mT, rows).mT, take_rows(self.key, columns)
-        logs, weights = self.shared.buffers((len(query), query.shape[1], key.shape[2]))
-        torch.baddbmm(logs, query, key, beta=0, alpha=self.scale, out=logs)
+        logs = self.scores(rows, columns)
         logs -= take_rows(self.state, rows)[..., None]
+        return Piece(self.shared.exponentials(logs), logs, LN_2, is_scratch=True)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no number from which the weights are computed is NaN or infinite."""
+        # A sum is finite only if all its numbers are.
+        return all(math.isfinite(tensor.sum().item()) for tensor in (self.query, self.key, self.state))
+
+    def scores(self, rows: Rows, columns: Rows) -> Tensor:
+        """The scores (cells, t, s) to base 2, -NEVER for a hidden key."""
+        query, key = take_rows(self.query.mT, rows).mT, take_rows(self.key, columns)
+        scores = self.shared.buffer((len(query), query.shape[1], key.shape[2]))
+        torch.baddbmm(scores, query, key, beta=0, alpha=self.scale, out=scores)
         call = self.call
         if call.bias is not None:
             # In the map's dtype, as everywhere: a bias that reads the vectors would round in half precision.
             vectors = {
-                name: take(x, where).to(logs.dtype)
+                name: take(x, where).to(scores.dtype)
                 for name, x, where in (("query", call.query, rows), ("key", call.key, columns))
             }
-            bias = call.bias.block(rows, columns, **vectors, sizes=call.sizes).to(logs.dtype).squeeze(1)
-            logs.add_(bias, alpha=1 / LN_2)
-            logs.clamp_min_(-NEVER)
+            bias = call.bias.block(rows, columns, **vectors, sizes=call.sizes).to(scores.dtype).squeeze(1)
+            scores.add_(bias, alpha=1 / LN_2)
+            scores.clamp_min_(-NEVER)
         if call.mask is not None:
             covered = _covered(call.mask, rows, columns)
             if covered < len(columns):
                 hidden = ~call.allowed(call.mask, rows, columns[covered:])
-                logs[..., covered:].unsqueeze(1).masked_fill_(hidden, -NEVER)
-        return Piece(torch.exp2(logs, out=weights), logs, LN_2, is_scratch=True)
+                scores[..., covered:].unsqueeze(1).masked_fill_(hidden, -NEVER)
+        return scores
 
 
 class _Shared:
@@ -359,12 +377,18 @@ class _Shared:
         # The number of key heads divides that of heads, so that the flat cell // group is the flat key head.
         return self.key[torch.arange(cells.start, cells.stop, device=self.key.device) // self.group]
 
-    def buffers(self, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-        """Two tensors of a shape. They reuse memory, because memory that was used before is many times faster."""
+    def buffer(self, shape: tuple[int, int, int]) -> Tensor:
+        """A tensor of a shape. It reuses memory, because memory that was used before is many times faster."""
         count = math.prod(shape)
         if self.logs.numel() < count:
-            self.logs, self.weights = (self.query.new_empty(count) for _ in range(2))
-        return self.logs[:count].view(shape), self.weights[:count].view(shape)
+            self.logs = self.query.new_empty(count)
+        return self.logs[:count].view(shape)
+
+    def exponentials(self, logs: Tensor) -> Tensor:
+        """2^logs, in memory that it reuses too."""
+        if self.weights.numel() < logs.numel():
+            self.weights = self.query.new_empty(self.logs.numel())
+        return torch.exp2(logs, out=self.weights[: logs.numel()].view_as(logs))
 
 
 def _covered(mask: Mask, rows: Rows, columns: Rows) -> int:

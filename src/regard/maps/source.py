@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,24 @@ class Piece:
 
 Rows = range | Tensor
 Part = Callable[[Rows, Rows], Piece]
+
+
+class ScorePart(Protocol):
+    """The scores of some cells whose weights are 2^(score - state), and their row state."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no number from which the weights are computed is NaN or infinite."""
+
+    @property
+    def state(self) -> Tensor:
+        """The log-sum-exp of each row to base 2, (cells, T); far above 0 for a row with no key."""
+
+    def scores(self, rows: range, columns: range) -> Tensor:
+        """The scores (cells, t, s) to base 2, far below 0 for a hidden key.
+
+        The caller may overwrite them, and the next call does.
+        """
 
 
 class Scratch:
@@ -202,6 +220,10 @@ class Source(ABC):
 
         With a scratch, a piece may overwrite the memory of the piece before, and carries no gradient.
         """
+
+    def score_part(self, cells: range, scratch: Scratch) -> ScorePart | None:
+        """The scores of those cells, if their weights are a softmax of dot products; None for other sources."""
+        return None
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The single weights P[..., rows[n], columns[n]], (cells, N)."""

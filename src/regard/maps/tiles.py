@@ -1,10 +1,10 @@
-"""One pass over the tiles of a map, which all requested statistics share.
+"""How statistics of a map are computed: at once, by one loop over its rows, or in one pass over tiles, which all share.
 
 A tile has a few queries of a few heads, and every key that they may see. Its weights exist only while the
 statistics read it, and are computed again, tile by tile, for a gradient: memory is linear in T and S.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.backends.tiled import Tile
 from regard.errors import ArgumentError
+from regard.maps.one_loop import in_one_loop
 from regard.maps.source import Part, Scratch, Source, Statistic
-from regard.mechanisms.tile_sizes import ranges, tile_shape
-
-TILE_ELEMENTS = 1 << 20
-"""How many numbers the largest tensor of a tile may have: 4 MiB in float32. Smaller tiles fit the cache better, but
-more calls cancel the gain."""
-TILE_ROWS = 64
-"""A tile gets fewer heads before it gets fewer queries than this, because narrow matrix products are slow."""
+from regard.maps.tile_groups import groups
 
 
 def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
@@ -51,7 +46,7 @@ def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tenso
     missing = [s for s, answer in zip(statistics, answers, strict=True) if answer is None]
     if missing and not source.has_blocks:
         source.refuse(", ".join(map(str, missing)))
-    found = iter(one_pass(source, missing) if missing else ())
+    found = iter((in_one_loop(source, missing) or one_pass(source, missing)) if missing else ())
     return [next(found) if answer is None else answer for answer in answers]
 
 
@@ -78,30 +73,3 @@ def _read(part: Part, tile: Tile, statistics: Sequence[Statistic]) -> list[tuple
         return read()
     # The tensors of a tile are freed at once and computed again in the backward pass.
     return checkpoint(read, use_reentrant=False, preserve_rng_state=False)
-
-
-def groups(source: Source) -> Iterator[tuple[range, list[range]]]:
-    """Groups of cells, each with the rows of its tiles. If not all fit, a tile has few cells and many rows."""
-    count, a_row = source.cells, max(1, source.keys * source.width)
-    # For a small map, the first access to larger buffers would take longer than to fill them.
-    limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, count * source.queries * a_row // 8))
-    few, rows = tile_shape(count, source.queries, a_row, budget=limit, few_rows=TILE_ROWS)
-    # The number of tiles stays the same, but all get about equally many cells.
-    few = max(1, -(-count // max(1, -(-count // few))))
-    cuts = list(_cuts(source, few, rows, limit))
-    for cells in ranges(count, few):
-        yield cells, cuts
-
-
-def _cuts(source: Source, cells: int, step: int, limit: int) -> Iterator[range]:
-    """The rows of tiles: `step` rows each, or more if the mask leaves them few keys."""
-    start, queries, width = 0, source.queries, source.width
-    while start < queries:
-        rows = range(start, min(start + step, queries))
-        while rows.stop < queries:
-            more = range(start, min(start + 2 * len(rows), queries))
-            if cells * len(more) * len(source.columns(more)) * width > limit:
-                break
-            rows = more
-        yield rows
-        start = rows.stop

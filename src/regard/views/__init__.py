@@ -19,6 +19,10 @@ from regard.views.scales import LinearScale as LinearScale
 from regard.views.scales import LogScale as LogScale
 from regard.views.scales import RowScale as RowScale
 from regard.views.scales import SquareRootScale as SquareRootScale
+from regard.views.terminal import HalfBlocks as HalfBlocks
+from regard.views.terminal import Printing as Printing
+from regard.views.terminal import Table as Table
+from regard.views.terminal import map_text as map_text
 from regard.views.themes import DARK as DARK
 from regard.views.themes import LIGHT as LIGHT
 from regard.views.themes import Theme as Theme
@@ -28,17 +32,21 @@ __all__ = [
     "LIGHT",
     "ColourScale",
     "Example",
+    "HalfBlocks",
     "Limits",
     "LinearScale",
     "LogScale",
     "Map",
     "Panel",
+    "Printing",
     "RowScale",
     "SquareRootScale",
+    "Table",
     "Theme",
     "head_panels",
     "heatmap",
     "heatmap_grid",
+    "map_text",
     "model_example",
     "model_grid",
     "page",

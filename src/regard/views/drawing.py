@@ -94,7 +94,7 @@ def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) ->
     if look.without_sink and counted[:, 1:].any():
         counted[:, 0] = False
     values = look.scale.prepared(shown.values, counted)
-    order = _order(shown, panel.columns)
+    order = ordered(shown, panel.columns)
     columns = [shown.columns[place] for place in order]
     return Drawn(
         values[:, order], hidden[:, order], counted[:, order],
@@ -102,7 +102,7 @@ def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) ->
     )  # fmt: skip
 
 
-def _order(shown: Picture, labels: Sequence[str] | None) -> list[int]:
+def ordered(shown: Picture, labels: Sequence[str] | None) -> list[int]:
     """The columns from the left. Blocks of several keys follow the direction of the whole text."""
     if shown.block[1] == 1:
         return visual_order(shown.columns)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from regard.maps import tiles
+from regard.maps import one_loop, tile_groups
 from tests.fuzz.drawing import Drawn
 from tests.fuzz.maps.derived import derived
 from tests.fuzz.maps.gradients import check_gradients_of_statistics
@@ -15,18 +15,20 @@ from tests.fuzz.maps.questions import QUESTIONS
 
 
 @contextmanager
-def _tiles_of(elements: int) -> Iterator[None]:
-    """Short calls are cut into tiles, as long ones are."""
-    before, tiles.TILE_ELEMENTS = tiles.TILE_ELEMENTS, elements
+def _read_as_long_ones(elements: int, small: int) -> Iterator[None]:
+    """Short maps are cut into tiles, or go by the loop over rows, as long ones do."""
+    before = tile_groups.TILE_ELEMENTS, one_loop.SMALL
+    tile_groups.TILE_ELEMENTS, one_loop.SMALL = elements, small
     try:
         yield
     finally:
-        tiles.TILE_ELEMENTS = before
+        tile_groups.TILE_ELEMENTS, one_loop.SMALL = before
 
 
 def case(drawn: Drawn) -> None:
     """One random map, and three questions to it; or gradients; or what is kept of it."""
-    with _tiles_of(drawn.of([tiles.TILE_ELEMENTS, 200, 20])):
+    elements, small = drawn.of([tile_groups.TILE_ELEMENTS, 200, 20]), drawn.of([one_loop.SMALL, 0])
+    with _read_as_long_ones(elements, small):
         match drawn.of(["questions", "questions", "questions", "gradients", "kept"]):
             case "gradients":
                 check_gradients_of_statistics(drawn)

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Scratch, Source
-from regard.maps.tiles import TILE_ELEMENTS, TILE_ROWS
+from regard.maps.tile_groups import TILE_ELEMENTS, TILE_ROWS
 from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
 
 

@@ -53,6 +53,15 @@ class Folding(NamedTuple):
             return tensor.unflatten(0, (-1, self.heads))
         return tensor.unflatten(0, (self.heads, -1)).transpose(0, 1)
 
+    def folded(self, tensor: Tensor) -> Tensor:
+        """A tensor (B, H, ...) as (B * H, ...), or as (H * B, ...).
+
+        >>> folding = Folding(2, heads_last=False)
+        >>> folding.folded(folding.unfolded(torch.arange(6)))
+        tensor([0, 1, 2, 3, 4, 5])
+        """
+        return (tensor if self.heads_last else tensor.transpose(0, 1)).flatten(0, 1)
+
 
 _known: WeakKeyDictionary[nn.Module, Folding] = WeakKeyDictionary()
 

@@ -15,9 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_operator
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils.hooks import RemovableHandle
 
+from regard.errors import RegardError
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
 
@@ -94,10 +101,24 @@ class Watcher(Protocol):
         """Called if a call that was taken turns out to be no attention."""
 
 
+class Editor(Watcher, Protocol):
+    """A watch that changes calls before they run."""
+
+    functions: Mapping[object, FunctionObserver]
+    """The functions that can be edited, each with what runs it edited. It hands to the watches what it ran."""
+    unfused: frozenset[int]
+    """The ids of the modules that must not run fused, because attention inside them is edited."""
+    refusal: RegardError | None
+    """Why a module that ran cannot be edited; it is raised when that module ends."""
+
+    def wants(self, thread: "Thread") -> object | None:
+        """What those functions need to know of the call that the running module makes; None if it is not edited."""
+
+
 class Frame:
     """A module whose forward is running."""
 
-    __slots__ = ("is_in_blocks", "module", "pending", "taken", "was_hidden")
+    __slots__ = ("is_in_blocks", "is_recomputed", "module", "pending", "taken", "was_hidden")
 
     def __init__(self, module: nn.Module, taken: int, was_hidden: bool) -> None:
         self.module = module
@@ -105,6 +126,8 @@ class Frame:
         self.was_hidden = was_hidden
         self.pending: list[SoftmaxOrigin] = []
         """Softmaxes of this module that may turn out to be attention."""
+        self.is_recomputed = False
+        """Whether our mode is on for this module alone, which a backward pass runs again."""
         self.is_in_blocks = False
         """Whether the module multiplied values with parts of a softmax."""
 
@@ -114,6 +137,8 @@ class Thread:
 
     def __init__(self) -> None:
         self.watches: list[Watcher] = []
+        self.editors: list[Editor] = []
+        """Those of the watches that edit, the outermost first."""
         self.stack: list[Frame] = []
         self.taken = 0
         self.meant: nn.Module | None = None
@@ -165,6 +190,24 @@ class Thread:
         elif not hidden and self.hidden:
             _push_mode(self.mode)
             self.hidden = False
+
+    def begin_recomputation(self) -> None:
+        """Put our mode on for a module that a backward pass runs again: torch has it off in functions that it handles,
+        of which a backward pass is one.
+        """
+        if not self.hidden and not any(mode is self.mode for mode in _get_current_function_mode_stack()):
+            self.stack[-1].is_recomputed = True
+            _push_mode(self.mode)
+
+    def may_hide(self, module: nn.Module) -> bool:
+        """Whether our mode has to be off while a module runs: torch may run it fused, and nobody edits it."""
+        if any(id(module) in editor.unfused for editor in self.editors):
+            return False
+        return self.observers.may_run_fused(module)
+
+    def begun(self, watch: Watcher) -> int | None:
+        """How many calls had been observed when the watch's model was called; None if it is not the model that runs."""
+        return next((frame.taken for frame in self.stack if watch.paths.get(id(frame.module)) == ""), None)
 
     def path(self, watch: Watcher) -> str | None:
         """The path of the innermost running module that the watch knows; None outside its model.
@@ -274,6 +317,8 @@ class _Functions(TorchFunctionMode):
         observers = thread.observers
         if thread.is_reading:
             return func(*args, **(kwargs or {}))
+        if thread.editors and (edit := thread.editors[0].functions.get(func)) is not None:
+            return edit(thread, func, args, kwargs or {})
         observe = observers.functions.get(func)
         if observe is None:
             if isinstance(func, OPERATORS):
@@ -283,6 +328,11 @@ class _Functions(TorchFunctionMode):
             else:
                 return func(*args, **(kwargs or {}))
         return observe(thread, func, args, kwargs or {})
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass is running, in which modules run forward only to be recomputed (checkpointing)."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -364,10 +414,12 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     if thread.mode.compiled:
         thread.hand_on()
     thread.stack.append(Frame(module, thread.taken, thread.hidden))
+    if thread.editors and is_in_backward():
+        thread.begin_recomputation()
     if is_plain(module):
         thread.hide(True)
         return
-    thread.hide(thread.observers.may_run_fused(module))
+    thread.hide(thread.may_hide(module))
     for watch in thread.watches:
         watch.entered(module)
 
@@ -395,6 +447,13 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
     finally:
         thread.stack.pop()
         thread.hide(frame.was_hidden)
+        if frame.is_recomputed:
+            _take_out(thread.mode)
+    if len(rest) == 2:
+        for editor in thread.editors:
+            if editor.refusal is not None:
+                refusal, editor.refusal = editor.refusal, None
+                raise refusal
 
 
 def _finish(thread: Thread, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +120,7 @@ KeptProjection = tuple[Projection, Projection]
 class Projected(ObservedCall):
     """One call of multi-head attention, after it ran."""
 
+    is_editable: ClassVar[bool] = True
     query: Projection
     key: Projection
     value: Projection
@@ -140,10 +141,10 @@ class Projected(ObservedCall):
         """Keep inputs, weights and masks; queries and keys are computed when the map is read."""
         query, held = self.query.keep(keeper, name)
         key, more = self.key.keep(keeper, name, (self.query, query))
-        sizes = self._sizes()
+        sizes = self.sizes()
         kind = self.query.input.device.type
         dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
-        given = self._mask(keeper, sizes, dtype)
+        given = self.mask(keeper, sizes, dtype)
         kind = query.input.device.type
 
         def build() -> Call:
@@ -166,7 +167,8 @@ class Projected(ObservedCall):
         queries, keys = (x if self.batch_first else x.transpose(0, 1) for x in inputs)
         return Evidence(queries, keys, self.key.input)
 
-    def _sizes(self) -> Sizes:
+    def sizes(self) -> Sizes:
+        """The sizes of the call."""
         x, y = self.query.input, self.key.input
         is_batched = x.dim() == 3
         length, batch = (1, 0) if self.batch_first else (0, 1)
@@ -177,7 +179,8 @@ class Projected(ObservedCall):
         lead = (x.shape[batch],) if is_batched else ()
         return Sizes(lead, self.num_heads, self.num_heads, x.shape[length], keys, has_heads=True)
 
-    def _mask(self, keeper: Keeper, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
+    def mask(self, keeper: Keeper, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
+        """What both masks say together."""
         if self.lengths is not None:
             return self._nested(sizes)
         extra = (self.key.row is not None) + self.key.zero
@@ -193,6 +196,17 @@ class Projected(ObservedCall):
         if len(given) < 2:
             return given[0] if given else GivenMask()
         return both(*given) or keeper.mask(_added(tensors[0]) + _added(tensors[1]), sizes, dtype=dtype)
+
+    def learned_bias(self, sizes: Sizes) -> Tensor | None:
+        """Both masks as numbers to add, if one of them takes a gradient, which reading it as a mask would lose."""
+        if self.attn_mask is None or self.is_causal or not self.attn_mask.requires_grad:
+            return None
+        bias = self.attn_mask.view(*sizes.leading, *self.attn_mask.shape[-2:]) if self.attn_mask.dim() == 3 else (
+            self.attn_mask
+        )  # fmt: skip
+        if self.key_padding_mask is not None:
+            bias = bias + _added(self.key_padding_mask).view(*sizes.batch, 1, 1, -1)
+        return F.pad(bias, (0, (self.key.row is not None) + self.key.zero))
 
     def _nested(self, sizes: Sizes) -> GivenMask:
         assert self.lengths is not None
@@ -340,7 +354,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: parameter.default for name, parameter in signature(function).parameters.items()}
 
 
-def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments_by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call that ran, by the names of the function's parameters, defaults included."""
     # `Signature.bind` does the same and checks the call, but takes 15 us, a tenth of a watched call; this takes 1 us.
     parameters = _parameters(function)
@@ -357,10 +371,14 @@ def observe_function(thread: Thread, func: Callable[..., Any], args: tuple[Any, 
 def _give(
     thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
 ) -> None:
+    thread.give(projected_call(thread, arguments_by_name(func, args, kwargs), output))
+
+
+def projected_call(thread: Thread, given: Mapping[str, Any], output: Tensor | None) -> Projected:
+    """A call of F.multi_head_attention_forward with these arguments; `output` is None before it ran."""
     is_module = bool(thread.stack) and isinstance(thread.stack[-1].module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"
-    given = _by_name(func, args, kwargs)
-    thread.give(_projected(_layer_of_call(given), given, output, how=how))
+    return _projected(_layer_of_call(given), given, output, how=how)
 
 
 def observe_module(
@@ -369,7 +387,7 @@ def observe_module(
     """Hand a call of nn.MultiheadAttention to the watches if it ran fused, because then no function was seen."""
     if thread.taken == frame.taken:
         assert isinstance(module, nn.MultiheadAttention)
-        given = _by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
+        given = arguments_by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
         thread.give(_of_module(module, given, output[0]))
 
 
@@ -383,7 +401,7 @@ def observe_encoder_layer(
     # A layer that is not fused calls its `self_attn`, whose call was observed unless somebody has changed the layer.
     is_torchs = type(module)._sa_block is nn.TransformerEncoderLayer._sa_block
     if is_torchs and type(module.self_attn).forward is nn.MultiheadAttention.forward:
-        given = _by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
+        given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
         thread.give(_of_encoder_layer(module, given), module.self_attn)
     elif thread.observers.may_run_fused(module):
         thread.unread(FUSED_SUBCLASS)

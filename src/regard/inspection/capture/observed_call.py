@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors
@@ -43,6 +44,8 @@ class Reading:
 class ObservedCall(ABC):
     """One observed call, while the model's tensors are at hand."""
 
+    is_editable: ClassVar[bool] = False
+    """Whether a call of this kind can be edited before it runs."""
     how: str
     """The function or module that was observed, for the report."""
     token: object = None

@@ -81,7 +81,7 @@ class WrittenOut(ObservedCall):
         product = self.product
         read = source.laid_out(source.part(range(source.cells))(range(source.queries), range(source.keys)).weights)
         if isinstance(folding, Folding):
-            read = (read if folding.heads_last else read.transpose(0, 1)).flatten(0, 1)
+            read = folding.folded(read)
         operands = [t.detach().to(torch.promote_types(t.dtype, source.dtype)) for t in product.contraction.operands]
         operands[product.place] = product.laid_back(read).to(operands[product.place].dtype)
         with undisturbed():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from regard.mechanisms.shapes import canonical
 class Own(ObservedCall):
     """One call, after it ran."""
 
+    is_editable: ClassVar[bool] = True
     attended: Attended
     vectors: tuple[Tensor, Tensor, Tensor]
     how: str = "regard.attention"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from regard.mechanisms.shapes import is_autocasting
 class Sdpa(ObservedCall):
     """One call, after it ran."""
 
+    is_editable: ClassVar[bool] = True
     query: Tensor
     key: Tensor
     value: Tensor
@@ -38,7 +39,8 @@ class Sdpa(ObservedCall):
     is_causal: bool
     scale: float | None
     enable_gqa: bool
-    output: Tensor
+    output: Tensor | None
+    """None before it ran."""
     kernel: KernelLse
     folding: Folding | str | None = None
     """How the heads were folded into the batch, if they were; they no longer are."""
@@ -47,7 +49,7 @@ class Sdpa(ObservedCall):
     def read(self, keeper: Keeper, name: str) -> Reading:
         """Keep query and key as the kernel got them, the mask (as a predicate if possible), and the lse if right."""
         query, key, dtype = self._as_computed()
-        query, key = _one_rank(query, key, self.enable_gqa)
+        query, key = one_rank(query, key, self.enable_gqa)
         kept = keeper.keep(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
         call, _ = make_call(
             kept[0].tensor, kept[1].tensor, kept[1].tensor,
@@ -97,10 +99,13 @@ class Sdpa(ObservedCall):
         return keeper.keep(lse, "").tensor
 
     def _verify(self, factors: Factors) -> Callable[[], float]:
+        assert self.output is not None, "it is read after it ran"
+        given = self.output
+
         def error() -> float:
             call = factors.call
-            output = self.output.reshape(*call.query.shape[:-1], -1)
-            value = _one_rank(self.query, self.value, self.enable_gqa)[1].to(call.query)
+            output = given.reshape(*call.query.shape[:-1], -1)
+            value = one_rank(self.query, self.value, self.enable_gqa)[1].to(call.query)
             sizes = call.sizes
             # The keys may be grouped while the values came with a copy for each query head.
             heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
@@ -120,7 +125,7 @@ def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
     return replace(call, query=query, mask=mask, bias=given.bias)
 
 
-def _one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
+def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
     """Give query and key the same number of dimensions, as broadcasting does; grouped heads need four.
 
     Raises:
@@ -158,8 +163,18 @@ def observe_sdpa(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _give(thread: Thread, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, kernel: KernelLse) -> None:
+    thread.give(laid_out_by_heads(thread, args, kwargs, output, kernel))
+
+
+def laid_out_by_heads(
+    thread: Thread, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor | None, kernel: KernelLse
+) -> Sdpa:
+    """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout.
+
+    `output` is None before it ran.
+    """
     call = Sdpa(**_arguments(*args, **kwargs), output=output, kernel=kernel)
-    thread.give(_unfolded(_with_heads(call, thread.stack[-1].module)) if thread.stack else call)
+    return _unfolded(_with_heads(call, thread.stack[-1].module)) if thread.stack else call
 
 
 def _unfolded(call: Sdpa) -> Sdpa:
@@ -176,8 +191,8 @@ def _unfolded(call: Sdpa) -> Sdpa:
         mask = folding.unfolded(mask) if len(mask) > 1 else mask.unsqueeze(0)
     # The kernel's row state has the order of the folded rows.
     return replace(
-        call, query=query, key=key, value=value, attn_mask=mask, output=folding.unfolded(call.output),
-        kernel=KernelLse(), folding=folding,
+        call, query=query, key=key, value=value, attn_mask=mask, kernel=KernelLse(), folding=folding,
+        output=None if call.output is None else folding.unfolded(call.output),
     )  # fmt: skip
 
 

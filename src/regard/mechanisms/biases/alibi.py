@@ -16,7 +16,7 @@ SPLIT_REACH = 128.0
 """The largest bias, relative to that of the middle query, at which ALiBi is split into keys and queries in float32."""
 
 
-def alibi_slopes(num_heads: int) -> Float[Tensor, " H"]:
+def alibi_slopes(num_heads: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, " H"]:
     r"""The slopes of ALiBi: $m_h = 2^{-8h/H}$ for h = 1, ..., H, where H is a power of two.
 
     For any other H: the slopes of the power of two n below H, then every second slope of 2n, starting with the first.
@@ -36,7 +36,7 @@ def alibi_slopes(num_heads: int) -> Float[Tensor, " H"]:
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
     slopes += [2.0 ** (-4.0 * h / power) for h in range(1, 2 * (num_heads - power), 2)]
-    return torch.tensor(slopes)
+    return torch.tensor(slopes, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,8 @@ class ALiBi(Relative):
 
     def __post_init__(self) -> None:
         if isinstance(self.slopes, int):
-            object.__setattr__(self, "slopes", alibi_slopes(self.slopes))
+            # Exact enough for a call in float64; other calls take them in their own dtype.
+            object.__setattr__(self, "slopes", alibi_slopes(self.slopes, torch.float64))
         elif self.slopes.dim() != 1 or not self.slopes.is_floating_point():
             got = f"{self.slopes.dtype} of shape {tuple(self.slopes.shape)}"
             raise ShapeError(f"ALiBi takes the number of heads or one float slope per head, got {got}")
@@ -90,7 +91,8 @@ class ALiBi(Relative):
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
         """Resolve the offset, and check that there is one slope for each head."""
         require_heads("ALiBi", "slopes", self._m.shape[0], sizes)
-        return ALiBi(self._m.to(device), query_offset(self.offset, sizes))
+        slopes = self._m.float() if device.type == "mps" else self._m  # which has no float64
+        return ALiBi(slopes.to(device), query_offset(self.offset, sizes))
 
     def of(self, head: Tensor, distance: Tensor) -> Tensor:
         """-m |distance|."""

@@ -58,6 +58,10 @@ class Bias(ABC):
         """
         return None
 
+    def is_zero(self, rows: range, columns: range) -> bool:
+        """Whether a bound bias is 0 for all pairs of these rows and columns; False if that is not known cheaply."""
+        return False
+
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:

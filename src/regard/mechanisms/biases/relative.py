@@ -44,7 +44,8 @@ class Relative(Bias):
         """For adjacent rows and columns: the t + s - 1 distances along the diagonals. Their gradients add up."""
         if not isinstance(rows, range) or not isinstance(columns, range):
             return super().block(rows, columns, query=query, key=key, sizes=sizes)
-        return per_head_diagonals(self, torch.arange(sizes.heads, device=query.device)[:, None], rows, columns)[None]
+        heads = torch.arange(sizes.heads, device=query.device)[:, None]
+        return per_head_diagonals(self, heads, rows, columns, query.dtype)[None]
 
     def laid_out(self, sizes: Sizes, device: torch.device) -> Bias:
         """One number for each head and distance: (H, T + S - 1) numbers, computed and differentiated once."""
@@ -87,7 +88,8 @@ class Diagonals(Bias):
         values = self.values if self.heads is None else self.values[self.heads]
         upwards = torch.arange(len(rows) - 1, -1, -1, device=values.device)
         # (flip would give a block that is stored by columns; index_select stores it by rows.)
-        block = values[:, self._places(rows, columns)].unfold(-1, len(columns), 1).index_select(-2, upwards)
+        diagonals = values[:, self._places(rows, columns)].to(torch.promote_types(query.dtype, torch.float32))
+        block = diagonals.unfold(-1, len(columns), 1).index_select(-2, upwards)
         return block[None] if self.heads is None else block[:, None]
 
     def linearize(
@@ -148,18 +150,20 @@ class _OfHeads(Bias):
     ) -> Tensor:
         if not isinstance(rows, range) or not isinstance(columns, range):
             return Bias.block(self, rows, columns, query=query, key=key, sizes=sizes)
-        return per_head_diagonals(self.bias, self.heads[:, None, None], rows, columns)
+        return per_head_diagonals(self.bias, self.heads[:, None, None], rows, columns, query.dtype)
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
         return _OfHeads(self.bias, self.heads[batches])
 
 
-def per_head_diagonals(bias: Relative, head: Tensor, rows: range, columns: range) -> Tensor:
+def per_head_diagonals(bias: Relative, head: Tensor, rows: range, columns: range, dtype: torch.dtype) -> Tensor:
     """A block (..., t, s) that is the same along each diagonal, for heads (..., 1)."""
     first = columns.start - (rows.stop - 1) - bound_offset(bias.offset)
     distances = torch.arange(first, first + len(rows) + len(columns) - 1, device=head.device)
     # Window w of the distances is row t - 1 - w of the block.
-    return bias.of(head, distances).unfold(-1, len(columns), 1).flip(-2)
+    # At least float32, and so cast while the numbers are few.
+    diagonals = bias.of(head, distances).to(torch.promote_types(dtype, torch.float32))
+    return diagonals.unfold(-1, len(columns), 1).flip(-2)
 
 
 def gather_offsets(products: Tensor, index: Tensor) -> Tensor:

@@ -1,19 +1,23 @@
 """Save what a trained model attended to, as a picture and as a page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-import torch
-from torch import Tensor
-
+from regard.errors import ArgumentError, DataError
 from regard.maps.attention_map import AttentionMap
-from regard.storage.atomic import replacing
 from regard.storage.own_files import refuse_links
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.drawing import Panel
+from regard.views.figures import save_figure
 from regard.views.heatmap import heatmap_grid
 from regard.views.html.page import Example, Map, save_page
+from regard.views.scales import ColourScale
+
+PICTURES, PAGES = (".png", ".svg", ".pdf"), (".html", ".htm")
+"""The endings of files that are written."""
+OTHER_PICTURES = (".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".eps", ".ps")
+"""The endings of pictures that are not."""
 
 
 class Attends(Protocol):
@@ -24,47 +28,107 @@ class Attends(Protocol):
         ...
 
 
-def save_pictures(model: Attends, sentences: Sequence[str], folder: Path, *, title: str) -> list[Path]:
-    """Use a model on sentences and write attention.png (one map each) and attention.html (every layer and head).
+class SeenText(NamedTuple):
+    """A sentence, and what the model attended to in it."""
+
+    sentence: str
+    attention: TextMaps
+
+
+class PictureFiles(NamedTuple):
+    """The files to write; None for one that is not wanted."""
+
+    picture: Path | None
+    page: Path | None
+
+    @classmethod
+    def at(cls, out: Path) -> "PictureFiles":
+        """The files that a path means: one file if it ends as a picture or a page does, else both in a folder.
+
+        Raises:
+            ArgumentError: it ends as a picture does that is not written here.
+
+        >>> PictureFiles.at(Path("out/v.svg"))
+        PictureFiles(picture=PosixPath('out/v.svg'), page=None)
+        """
+        ending = out.suffix.lower()
+        if not out.is_dir() and ending in PICTURES:
+            return cls(out, None)
+        if not out.is_dir() and ending in PAGES:
+            return cls(None, out)
+        if not out.is_dir() and ending in OTHER_PICTURES:
+            raise ArgumentError(
+                f"files that end in {', '.join([*PICTURES, *PAGES])} are written, or a folder; got {out}"
+            )
+        return cls(out / "attention.png", out / "attention.html")
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that are wanted."""
+        return [path for path in self if path is not None]
+
+
+def look_at(model: Attends, sentences: Sequence[str], skipped: Callable[[str], None]) -> list[SeenText]:
+    """Use a model on sentences, and go on past those at which it cannot look.
 
     Args:
         model: the model whose attention is shown.
-        sentences: each becomes a panel of the picture and a choice on the page.
-        folder: where the files go; it is made if it does not exist.
-        title: the title of both files.
-
-    Returns:
-        The two files.
+        sentences: the sentences.
+        skipped: is called with a line about each sentence that is empty or too long, if there are others.
 
     Raises:
-        DataError: a sentence is empty or too long.
-        RunFolderError: one of the two files is a link.
-        MissingExtraError: matplotlib is not installed.
-        OSError: a file cannot be written.
+        DataError: the model can look at none of them; the message is that of the first.
     """
-    seen = [(sentence, model.attend(sentence)) for sentence in sentences]
-    folder.mkdir(parents=True, exist_ok=True)
-    picture, page = folder / "attention.png", folder / "attention.html"
-    refuse_links(picture, page)
-    panels = [panel(sentence, attention) for sentence, attention in seen]
-    with replacing(picture) as file:
-        heatmap_grid(panels, title=title).savefig(file, format="png")
-    save_page(page, [page_example(sentence, attention) for sentence, attention in seen], title=title)
-    return [picture, page]
+    seen, problems = [], []
+    for number, sentence in enumerate(sentences, 1):
+        try:
+            seen.append(SeenText(sentence, model.attend(sentence)))
+        except DataError as error:
+            problems.append((number, error))
+    if not seen and problems:
+        raise problems[0][1]
+    for number, problem in problems:
+        skipped(f"sentence {number} of {len(sentences)} is not shown: {problem}")
+    return seen
+
+
+def save_pictures(
+    seen: Sequence[SeenText], files: PictureFiles, *, title: str, scale: str | ColourScale = "sqrt"
+) -> list[Path]:
+    """Write a picture (one map for each sentence) and a page (every layer and head).
+
+    Args:
+        seen: sentences and what a model attended to; each becomes a panel of the picture and a choice on the page.
+        files: where they go; a folder is made if it does not exist.
+        title: the title of both files.
+        scale: which colour a weight gets in the picture, as in `regard.views.heatmap`.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        RunFolderError: a file is a link.
+        MissingExtraError: matplotlib is not installed.
+        OSError: a file cannot be written; an older one stays as it was.
+    """
+    refuse_links(*files.paths)
+    for path in files.paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if files.picture is not None:
+        save_figure(heatmap_grid([panel(*one) for one in seen], title=title, scale=scale), files.picture)
+    if files.page is not None:
+        save_page(files.page, [page_example(*one) for one in seen], title=title)
+    return files.paths
 
 
 def panel(sentence: str, attention: TextMaps) -> Panel:
     """The map to show first, averaged over its heads: a translation's alignment, or a text's last layer."""
-    weights = _dense(attention.maps[attention.shown]).mean(0)
-    return Panel(weights, *attention.labels(attention.shown), sentence)
+    weights = attention.maps[attention.shown]
+    mean = weights.average() if isinstance(weights, AttentionMap) else weights.mean(0)
+    return Panel(mean, *attention.labels(attention.shown), sentence)
 
 
 def page_example(sentence: str, attention: TextMaps) -> Example:
     """Every map of a text."""
     maps = {name: Map(weights, *attention.labels(name)) for name, weights in attention.maps.items()}
     return Example(sentence, maps, show=attention.shown)
-
-
-def _dense(weights: AttentionMap | Tensor) -> Tensor:
-    with torch.no_grad():
-        return weights.dense() if isinstance(weights, AttentionMap) else weights

@@ -1,0 +1,144 @@
+"""Edits that add to scores: a bias for keys, and the factor whose logarithm is one."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regard.edits.base import Edit, indicator, is_all, number_or_tensor, of_keys, where
+from regard.edits.call_place import CallPlace, Positions, checked_positions
+from regard.edits.edited_weights import EditedWeights
+from regard.edits.knockout import Knockout
+from regard.errors import ArgumentError
+from regard.mechanisms.biases.base import Bias, DenseBias
+from regard.mechanisms.biases.combined import OfQueries
+from regard.mechanisms.normalizations import Softmax
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AddBias(Edit):
+    r"""Add numbers to the scores of chosen keys: $s_{ij} + b_j$ before the softmax.
+
+    A tensor with `requires_grad` is learned: a steering vector on attention.
+
+    Args:
+        bias: a number, a tensor (n,) with one for each chosen key, or (h, n) with one for each chosen head and key.
+        keys: which keys, counted from the first of the whole sequence, also in the steps of a generation. A number or
+            numbers (negative ones count from the newest key), a slice (which takes those that exist), a bool tensor
+            (S,), or (B, S) for each row of the batch. None for all.
+        queries: which queries, counted in the same way; None for all.
+        heads: which heads, as the maps of a watch number them; None for all.
+        batch: which rows of the batch; None for all.
+
+    Raises:
+        ArgumentError: a number is not finite, or something cannot choose positions.
+
+    >>> import regard, torch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(0 * x, x, x)
+    >>> model = Block()
+    >>> with regard.edit(model, {"": AddBias(torch.tensor([1.0, 2.0]), keys=slice(0, 2))}):
+    ...     model(torch.eye(3))[0]
+    tensor([0.2447, 0.6652, 0.0900])
+    """
+
+    bias: float | Tensor
+    keys: Positions = None
+    queries: Positions = None
+    heads: Positions = None
+    batch: Positions = None
+
+    def __post_init__(self) -> None:
+        number_or_tensor(self.bias, "a bias")
+        for axis in ("keys", "queries", "heads", "batch"):
+            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
+
+    def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
+        """The weights with the bias."""
+        bias = bias_of(self.bias, self, at, "bias")
+        if bias is None or is_all(self.bias, 0.0):
+            return weights
+        return weights.biased(bias, f"bias on{_where(self)}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reweight(Edit):
+    r"""Multiply the weights of chosen keys by a factor, each row scaled so that it keeps its sum.
+
+    $P'_{ij} = a_j P_{ij} / \sum_l a_l P_{il}$, which is a bias of $\log a$: it runs in the fused kernel. The factor 0
+    is a `Knockout` of these keys, 1 changes nothing. PASTA multiplies the other tokens by 0.01, which is the same as
+    multiplying those that are to be stressed by 100.
+
+    Args:
+        keys: which keys, as in `AddBias`.
+        factor: a number of at least 0, a tensor (n,) above 0 with one for each chosen key, or (h, n) with one for each
+            chosen head and key.
+        queries: which queries, heads and rows of the batch, as in `AddBias`.
+        heads: see `AddBias`.
+        batch: see `AddBias`.
+
+    Raises:
+        ArgumentError: a factor is not finite or below 0, or something cannot choose positions; when a call runs: its
+            weights are not made by a softmax.
+
+    Source: PASTA, Zhang et al. 2023 (arXiv:2311.02262), equation 2; a bias of log a in place of scaling and
+    renormalising.
+
+    >>> import regard, torch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(0 * x, x, x)
+    >>> model = Block()
+    >>> with regard.edit(model, {"": Reweight(keys=0, factor=2.0)}):
+    ...     model(torch.eye(3))[0]
+    tensor([0.5000, 0.2500, 0.2500])
+    """
+
+    keys: Positions
+    factor: float | Tensor
+    queries: Positions = None
+    heads: Positions = None
+    batch: Positions = None
+
+    def __post_init__(self) -> None:
+        number_or_tensor(self.factor, "a factor", least=0.0)
+        if isinstance(self.factor, Tensor) and bool((self.factor.detach() == 0).any()):
+            raise ArgumentError("the factors of a tensor must be above 0: cut the other keys by a Knockout")
+        for axis in ("keys", "queries", "heads", "batch"):
+            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
+
+    def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
+        """The weights times the factor."""
+        if not isinstance(weights.call.normalization, Softmax):
+            raise ArgumentError(
+                f"{at}: its weights are made by {weights.call.normalization}, and only a softmax turns a factor into a "
+                "bias: use Knockout, ScaleHeads or ReplaceWeights here"
+            )
+        if is_all(self.factor, 0.0):
+            keys = slice(None) if self.keys is None else self.keys
+            return Knockout(keys, queries=self.queries, heads=self.heads, batch=self.batch).apply(weights, at)
+        bias = self.factor.log() if isinstance(self.factor, Tensor) else math.log(self.factor)
+        made = bias_of(bias, self, at, "factor")
+        if made is None or is_all(self.factor, 1.0):
+            return weights
+        shown = f"{self.factor:g}" if not isinstance(self.factor, Tensor) else "a tensor"
+        return weights.biased(made, f"times {shown} on{_where(self)}, by a bias")
+
+
+def bias_of(value: float | Tensor, edit: "AddBias | Reweight", at: CallPlace, what: str) -> Bias | None:
+    """The bias for what an edit chooses; None if the call has nothing of it."""
+    queries = at.chosen(edit.queries, "query")
+    numbers = of_keys(value, at, edit.keys, edit.heads, edit.batch, what)
+    if numbers is None or (queries is not None and not len(queries.local)):
+        return None
+    bias = DenseBias(numbers)
+    if queries is None or len(queries.local) == at.sizes.queries:
+        return bias
+    rows = indicator(queries, at.sizes.queries, at.device)
+    assert rows is not None
+    return OfQueries(bias, rows, tuple(sorted(queries.local.tolist())))
+
+
+def _where(edit: "AddBias | Reweight") -> str:
+    return where(keys=edit.keys, queries=edit.queries, heads=edit.heads, batch=edit.batch) or " all keys"

@@ -1,0 +1,306 @@
+"""A run of a model with edits, which `regard.edit` makes."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import RLock, get_ident
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.backends.base import Call
+from regard.edits.base import Edit
+from regard.edits.call_place import CallPlace
+from regard.edits.edited_weights import EditedCall
+from regard.edits.functions import EDITABLE, Wanted
+from regard.edits.refusals import refuse_edits
+from regard.edits.report import UNCHANGED, EditReport, times
+from regard.errors import ArgumentError, RegardError
+from regard.inspection.audit.roles import is_cross
+from regard.inspection.capture.evidence import Evidence
+from regard.inspection.capture.module_names import chooser
+from regard.inspection.capture.module_stack import (
+    TORCHS,
+    Frame,
+    Thread,
+    is_in_backward,
+    looks_like_attention,
+    this_thread,
+)
+from regard.inspection.capture.observed_call import ObservedCall
+from regard.inspection.capture.observers import OBSERVERS
+from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.sequences import CallSequence, Moment, Sequences
+from regard.maps.call_source import CallSource, GivenFactors
+
+Name = str | tuple[str, int]
+MASKS_HELD = 256
+"""After how many calls the masks that were read are forgotten, where the model itself is never called."""
+
+
+class EditsOfName:
+    """Edits under a name."""
+
+    def __init__(self, name: Name, chooses: Callable[[str], bool], call: int | None, edits: tuple[Edit, ...]) -> None:
+        self.name, self.chooses, self.call, self.edits = name, chooses, call, edits
+        self.is_reached = False
+
+    @classmethod
+    def of(cls, name: Any, edits: Any, modules: Mapping[str, nn.Module]) -> "EditsOfName":
+        """Check a name and its edits.
+
+        Raises:
+            ArgumentError: no module has the name, or something is no edit.
+        """
+        path, call = name if isinstance(name, tuple) and len(name) == 2 else (name, None)
+        if not isinstance(path, str) or isinstance(call, bool) or not (call is None or isinstance(call, int)):
+            raise ArgumentError(f"edits are named by a path, or by (path, number of the call); got {name!r}")
+        if call is not None and call < 0:
+            raise ArgumentError(f"{name!r}: the calls of a run are numbered from 0, and how many come is not known")
+        given = tuple(edits) if isinstance(edits, list | tuple) else (edits,)
+        for one in given:
+            if not isinstance(one, Edit):
+                raise ArgumentError(f"{name!r} needs an edit of regard.edits, or a list of them; got {one!r}")
+        return cls(name, chooser(path, modules), call, given)
+
+
+class EditRun:
+    """A run with edits: a context manager, and what it knows of the calls that it has edited."""
+
+    functions = EDITABLE
+    """The functions that can be edited."""
+
+    def __init__(self, modules: dict[str, nn.Module], named: list[EditsOfName]) -> None:
+        self.modules, self._named = modules, named
+        self.paths = {id(module): path for path, module in modules.items()}
+        self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, TORCHS) and self._is_in(path))
+        """The modules that torch may run fused, and must not, because attention in them is edited."""
+        self.refusal: RegardError | None = None
+        self._keeper = Keeper("factors", copy=False)
+        self._asked = 0
+        self._count: Counter[str] = Counter()
+        self._plans: dict[str, Counter[str]] = {}
+        self._no_key: dict[str, list[Tensor]] = {}
+        self._unread: Counter[tuple[str, str]] = Counter()
+        self._ran: Counter[str] = Counter()
+        self._sequences = Sequences()
+        self._queries: dict[CallSequence, int] = {}
+        """How many queries each sequence of calls of cross-attention has asked."""
+        self._places: dict[str, CallPlace] = {}
+        """Where the latest call of each module stood."""
+        self._lock = RLock()
+        self._entered: list[tuple[Thread, int]] = []
+
+    @classmethod
+    def of(cls, model: nn.Module, edits: Mapping[Any, Edit | Sequence[Edit]]) -> "EditRun":
+        """The run of a model with edits, as `regard.edit` takes them.
+
+        Raises:
+            ArgumentError: see `regard.edit`.
+        """
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"edit() takes a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(edits, Mapping):
+            raise ArgumentError(f"edit() takes a mapping from names to edits, got {type(edits).__name__}")
+        modules = dict(model.named_modules())
+        named = [EditsOfName.of(name, given, modules) for name, given in edits.items()]
+        refuse_edits(modules, lambda path: any(one.chooses(path) for one in named))
+        return cls(modules, named)
+
+    def _is_in(self, path: str) -> bool:
+        """Whether a module that is named is inside another, or is it."""
+        return any(self._wants(inside) for inside in self.modules if not path or f"{inside}.".startswith(f"{path}."))
+
+    def _wants(self, path: str) -> bool:
+        return any(named.chooses(path) for named in self._named)
+
+    # -- entering ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "EditRun":
+        self._entered.append(self._enter())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._leave(*self._entered.pop())
+        if kind is not None:
+            return
+        if self.refusal is not None:
+            raise self.refusal
+        if not self._entered and (missed := self._not_reached()):
+            raise ArgumentError(f"{'; '.join(missed)}")
+
+    def _enter(self) -> tuple[Thread, int]:
+        thread = this_thread()
+        mark = thread.enter(self, OBSERVERS)
+        thread.editors.append(self)
+        return thread, mark
+
+    def _leave(self, thread: Thread, mark: int) -> None:
+        thread.editors.remove(self)
+        thread.leave(self, mark)
+
+    @contextmanager
+    def attach(self) -> Iterator["EditRun"]:
+        """Edit in another thread too: that thread must run the model inside `with run.attach():`.
+
+        Raises:
+            ArgumentError: the run itself is not entered, or edits in this thread already.
+        """
+        if not self._entered or self in this_thread().editors:
+            raise ArgumentError(
+                "attach() belongs into another thread than the one whose `with regard.edit(...)` is open"
+            )
+        place = self._enter()
+        try:
+            yield self
+        finally:
+            self._leave(*place)
+
+    # -- calls -------------------------------------------------------------------------------------------
+
+    def entered(self, module: nn.Module) -> None:
+        """Count the runs of modules that look like attention; a new run of the model has new masks."""
+        path = self.paths.get(id(module))
+        if path == "":
+            self._keeper = Keeper("factors", copy=False)
+        elif path is not None and looks_like_attention(module) and self._wants(path):
+            self._ran[path] += 1
+
+    def wants(self, thread: Thread) -> Wanted | None:
+        """The edits for the call that the running module makes; None without any."""
+        path = thread.path(self)
+        if path is None:
+            return None
+        with self._lock:
+            # Blocks that a backward pass runs again repeat the latest call of their module.
+            again = is_in_backward() and self._count[path] > 0
+            number = self._count[path] - again
+            self._count[path] += not again
+        named = [one for one in self._named if one.chooses(path)]
+        if not named:
+            return None
+        now = [one for one in named if one.call in (None, number)]
+        for one in now:
+            one.is_reached = True
+        edits = tuple(edit for one in now for edit in one.edits)
+        asks = any(edit.needs_positions for one in named for edit in one.edits)
+        if not edits and not asks:
+            return None
+
+        def placed(call: Call, key: Tensor, crosses: bool, unknown: str) -> CallPlace:
+            at = CallPlace(path, number, call.sizes, call.query.device, call.compute_dtype, heads_unknown=unknown)
+            if not asks:
+                return at
+            crosses = crosses or is_cross(path, self.modules[path]) or call.sizes.queries > call.sizes.keys
+            with self._lock:
+                return self._found(at, Evidence(call.query, call.key, key), thread, crosses=crosses)
+
+        return Wanted(edits, self._masks(), placed, self._done)
+
+    def _masks(self) -> Keeper:
+        self._asked += 1
+        if self._asked % MASKS_HELD == 0:
+            self._keeper = Keeper("factors", copy=False)
+        return self._keeper
+
+    def _found(self, at: CallPlace, evidence: Evidence, thread: Thread, *, crosses: bool) -> CallPlace:
+        """The same place with the positions of its queries and keys, which the keys tell, as they tell a watch."""
+        known = self._places.get(at.name)
+        if known is not None and known.number == at.number:
+            return known
+        prints = evidence.printed()
+        self._sequences.add(at.name, at.number, prints, Moment(get_ident(), thread.taken + 1, thread.begun(self)))
+        sequence = next(s for s in reversed(self._sequences.of[at.name]) if s.steps[-1].call == at.number)
+        step, filled = sequence.steps[-1], at.sizes.keys if prints is None else prints.filled
+        asked = self._queries.get(sequence, 0)
+        self._queries[sequence] = asked + at.sizes.queries
+        first = asked if crosses else max(0, step.start + filled - at.sizes.queries)
+        found = replace(at, first_query=first, first_key=0 if crosses else step.start, filled=filled)
+        # Only the latest call of a module can be run again by a backward pass.
+        self._places[at.name] = found
+        return found
+
+    def _done(self, at: CallPlace, made: EditedCall | None) -> None:
+        """Remember what came of a call."""
+        with self._lock:
+            self._plans.setdefault(at.name, Counter())[UNCHANGED if made is None else made.plan] += 1
+            if made is not None and isinstance(source := made.softmax.source, CallSource):
+                state = source.factors.known_state if isinstance(source.factors, GivenFactors) else None
+                if state is not None and made.hides_keys:
+                    self._no_key.setdefault(at.name, []).append((state.detach() == -float("inf")).sum())
+
+    # -- what is seen beside the edited calls ------------------------------------------------------------
+
+    def take(self, thread: Thread, source: ObservedCall) -> None:
+        """Refuse a call of a named module that can only be watched."""
+        path = thread.path(self)
+        if path is None or source.is_editable or not self._wants(path) or self.refusal is not None:
+            return
+        self.refusal = ArgumentError(
+            f"{path or 'the model itself'!r} attends by {source.how}, which can be watched, but not edited: edit other "
+            "modules, or let it call F.scaled_dot_product_attention (for transformers' models "
+            "model.set_attn_implementation('sdpa') or regard.huggingface.enable(model))"
+        )
+
+    def unread(self, thread: Thread, reason: str) -> None:
+        """Remember something in a named module that cannot even be watched."""
+        path = thread.path(self)
+        if path is not None and self._wants(path):
+            self._unread[path, reason] += 1
+
+    def refuse(self, thread: Thread, frame: Frame) -> None:
+        """Nothing: attention in blocks was remembered by `unread`."""
+
+    def other(self, thread: Thread, reason: str) -> None:
+        """Nothing: what only looks like attention is none."""
+
+    def withdraw(self, token: object, reason: str) -> None:
+        """Nothing: it was no attention."""
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def report(self) -> EditReport:
+        """Report which calls ran edited and how, and what could not be edited; print it."""
+        with self._lock:
+            return EditReport(
+                type(self.modules[""]).__name__,
+                {path: dict(plans) for path, plans in self._plans.items()},
+                {path: int(sum(int(n) for n in counts)) for path, counts in self._no_key.items()},
+                tuple(self._not_reached()),
+                times(self._unread) + tuple((path, SILENT) for path in self._silent()),
+            )
+
+    def _not_reached(self) -> list[str]:
+        return [
+            f"{one.name!r} was not reached by any call: {self._why(one)}" for one in self._named if not one.is_reached
+        ]
+
+    def _why(self, named: EditsOfName) -> str:
+        calls = {path: n for path, n in self._count.items() if named.chooses(path)}
+        if calls:
+            path, n = max(calls.items(), key=lambda item: item[1])
+            return f"{path!r} attended {n} times, and there was no call {named.call}"
+        reasons = [reason for (path, reason), _ in self._unread.items() if named.chooses(path)]
+        if reasons:
+            return reasons[0]
+        ran = [path for path in self._ran if named.chooses(path)]
+        return f"{ran[0]!r} ran, but {SILENT}" if ran else "it did not run, or it does not attend"
+
+    def _silent(self) -> list[str]:
+        """Modules that were named, look like attention and ran, without a call in them, around them or inside them."""
+        known = [path for path in self._count if self._count[path]] + [path for path, _ in self._unread]
+        return [path for path in self._ran if not any(_are_related(path, other) for other in known)]
+
+    def __repr__(self) -> str:
+        """One line of counts."""
+        return f"EditRun({type(self.modules['']).__name__}: {len(self._plans)} modules reached; print(run.report()))"
+
+
+def _are_related(one: str, other: str) -> bool:
+    """Whether one path is inside the other, or is it."""
+    return any(not b or f"{a}.".startswith(f"{b}.") for a, b in ((one, other), (other, one)))
+
+
+SILENT = "no attention was seen in it that could be edited (a linear attention, or a formula of its own?)"
+"""The reason for modules in which no call was seen."""

@@ -1,0 +1,157 @@
+"""The weights of a call while it is edited: a call with its mask and bias, factors, and heads that were replaced."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.backends import choose_backend
+from regard.backends.base import Call
+from regard.functional import run_call
+from regard.maps.attention_map import AttentionMap
+from regard.maps.combined_sources import ScaledSource, SumSource, row_sums
+from regard.maps.source import Source
+from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.biases.combined import added
+from regard.mechanisms.masks.base import And, Mask, render
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replaced:
+    """Heads that attend with other weights."""
+
+    weights: Source
+    """Those of (B, n) cells, n heads in the order of `heads`."""
+    heads: Tensor
+    """Which heads (n,)."""
+    where: Tensor
+    """In which rows: bool (B or 1, n, T or 1)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EditedWeights:
+    """The weights that the edits so far have left."""
+
+    call: Call
+    """The model's call, with the masks and biases of the edits."""
+    factor: Tensor | None = None
+    """What the weights are multiplied by, (B or 1, H or 1, T or 1); None for 1."""
+    replaced: tuple[Replaced, ...] = ()
+    """Heads that attend with other weights; the later ones hold where two name one row."""
+    words: tuple[str, ...] = ()
+    """What the edits did, for the report."""
+    hides_keys: bool = False
+    """Whether an edit has hidden keys, so that a row may have none left."""
+
+    def masked(self, mask: Mask, word: str) -> "EditedWeights":
+        """The weights of the pairs that a bound mask allows; each row keeps its sum, unless no key is left to it."""
+        before = () if self.call.mask is None else self.call.mask.factors()
+        call = replace(self.call, mask=And((*before, mask)) if before else mask)
+        replaced = self._reweighted(self._rendered(mask)) if self.replaced else ()
+        return replace(self, call=call, replaced=replaced, words=(*self.words, word), hides_keys=True)
+
+    def biased(self, bias: Bias, word: str) -> "EditedWeights":
+        """The weights times exp(bias), each row scaled so that it keeps its sum."""
+        call = replace(self.call, bias=added(self.call.bias, bias))
+        replaced = self._reweighted(self._exponential(bias)) if self.replaced else ()
+        return replace(self, call=call, replaced=replaced, words=(*self.words, word))
+
+    def scaled(self, factor: Tensor, word: str) -> "EditedWeights":
+        """The weights times factors (B or 1, H or 1, T or 1)."""
+        whole = factor if self.factor is None else self.factor * factor
+        replaced = tuple(self._times(one, factor) for one in self.replaced)
+        return replace(self, factor=whole, replaced=replaced, words=(*self.words, word))
+
+    def with_heads(self, replaced: Replaced, word: str) -> "EditedWeights":
+        """The weights with other ones in some heads and rows."""
+        return replace(self, replaced=(*self.replaced, replaced), words=(*self.words, word))
+
+    # -- what is done to weights that replaced others ----------------------------------------------------
+
+    def _rendered(self, mask: Mask) -> Tensor:
+        sizes, device = self.call.sizes, self.call.query.device
+        return render(mask, range(sizes.queries), range(sizes.keys), sizes=sizes, device=device).to(torch.float32)
+
+    def _exponential(self, bias: Bias) -> Tensor:
+        sizes, nothing = self.call.sizes, self.call.query.new_empty(0)
+        return bias.block(range(sizes.queries), range(sizes.keys), query=nothing, key=nothing, sizes=sizes).exp()
+
+    def _reweighted(self, factors: Tensor) -> tuple[Replaced, ...]:
+        """The replaced weights times factors (B or 1, H or 1, T or 1, S or 1)."""
+        return tuple(replace(one, weights=self._keeping_sums(one, factors)) for one in self.replaced)
+
+    def _keeping_sums(self, one: Replaced, factors: Tensor) -> Source:
+        chosen = factors if factors.shape[1] == 1 else factors[:, one.heads]
+        before = row_sums(one.weights)
+        scaled = ScaledSource(one.weights, self._of_cells(one, chosen))
+        after = row_sums(scaled)
+        kept = torch.where(after == 0, 0.0, before / after.masked_fill(after == 0, 1.0))
+        return ScaledSource(scaled, kept.reshape(-1, kept.shape[-1], 1).to(scaled.dtype))
+
+    def _times(self, one: Replaced, factor: Tensor) -> Replaced:
+        chosen = factor if factor.shape[1] == 1 else factor[:, one.heads]
+        return replace(one, weights=ScaledSource(one.weights, self._of_cells(one, chosen[..., None])))
+
+    def _of_cells(self, one: Replaced, tensor: Tensor) -> Tensor:
+        """A tensor (B or 1, n or 1, t, s) with one row for each cell of the replaced heads."""
+        lead = (self.call.sizes.flat_batch, len(one.heads))
+        return tensor.expand(*lead, *tensor.shape[2:]).flatten(0, 1).to(one.weights.dtype)
+
+    # -- what comes of it --------------------------------------------------------------------------------
+
+    def run(self, values: Tensor, value: Tensor, backend: str | None = None) -> "EditedCall":
+        """Attend with these weights to canonical values; `value` are the same as the model gave them."""
+        chosen = choose_backend(self.call, backend)
+        attended = run_call(self.call, values, value, backend, return_weights=True, keep_values=False)
+        sizes, weights = self.call.sizes, attended.weights
+        output = attended.output.reshape(sizes.flat_batch, sizes.heads, sizes.queries, -1)
+        source = weights.source
+        if self.factor is not None:
+            output = output * self.factor[..., None].to(output.dtype)
+            whole = self.factor.expand(sizes.flat_batch, sizes.heads, -1).flatten(0, 1)
+            source = ScaledSource(source, whole[..., None].to(source.dtype))
+        for one in self.replaced:
+            output = self._put(output, one, values)
+            source = self._joined(source, one)
+        output = output.reshape(*sizes.leading, *output.shape[-2:])
+        final = weights if source is weights.source else AttentionMap(source)
+        return EditedCall(output, final, weights, f"{chosen.name}: {', '.join(self.words)}", self.hides_keys)
+
+    def _put(self, output: Tensor, one: Replaced, values: Tensor) -> Tensor:
+        """The output with that of the replaced heads in its rows."""
+        group = self.call.group
+        own = values[:, one.heads // group] if group > 1 or len(one.heads) < values.shape[1] else values[:, one.heads]
+        made = (AttentionMap(one.weights) @ own.to(one.weights.dtype)).to(output.dtype)
+        made = torch.where(one.where[..., None], made, output[:, one.heads])
+        return output.index_copy(1, one.heads, made)
+
+    def _joined(self, source: Source, one: Replaced) -> Source:
+        """The weights of all heads, with those of the replaced heads in their rows."""
+        sizes, device = self.call.sizes, one.heads.device
+        batch, heads = sizes.flat_batch, sizes.heads
+        place = torch.zeros(heads, dtype=torch.long, device=device)
+        place[one.heads] = torch.arange(len(one.heads), device=device)
+        cells = torch.arange(batch, device=device)[:, None] * len(one.heads) + place
+        rows = torch.zeros(batch, heads, one.where.shape[-1], dtype=torch.bool, device=device)
+        rows[:, one.heads] = one.where.expand(batch, -1, -1)
+        is_new = rows.flatten(0, 1)[..., None]
+        wide = one.weights.choose(cells.reshape(-1), sizes.leading)
+        return SumSource(
+            (ScaledSource(source, (~is_new).to(source.dtype)), ScaledSource(wide, is_new.to(source.dtype)))
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EditedCall:
+    """What came of an edited call."""
+
+    output: Tensor
+    """(batch..., H, T, E)"""
+    weights: AttentionMap
+    """The weights that multiplied the values."""
+    softmax: AttentionMap
+    """The weights before heads were scaled or replaced, under the masks and biases of the edits."""
+    plan: str
+    """The backend that ran, and what the edits did."""
+    hides_keys: bool
+    """Whether an edit has hidden keys, so that a row may have none left."""

@@ -1,0 +1,260 @@
+"""The edit that cuts edges between queries and keys."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from regard.edits.base import Edit, indicator, of_keys, where
+from regard.edits.call_place import CallPlace, Positions, checked_positions
+from regard.edits.edited_weights import EditedWeights
+from regard.errors import ArgumentError
+from regard.mechanisms.masks.base import AXES, Mask
+from regard.mechanisms.masks.basic import DenseMask
+from regard.mechanisms.shapes import Sizes
+
+Edges = Sequence[tuple[int, int]] | Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Knockout(Edit):
+    """Cut edges: the chosen queries do not attend to the chosen keys; what is left of each row is scaled to its sum.
+
+    A row that is left no key is exactly 0, and so is its output; the report counts such rows.
+
+    Args:
+        keys: which keys, as in `AddBias`. With `queries`, every chosen query is cut from every chosen key.
+        queries: which queries, counted from the first of the whole sequence; None for all.
+        heads: which heads; None for all.
+        batch: which rows of the batch; None for all.
+        edges: in place of keys and queries: pairs (query, key), or a function (batch, head, query, key) -> bool on
+            index tensors that broadcast, as in `regard.predicate`, which is True for the edges to cut.
+
+    Raises:
+        ArgumentError: nothing is chosen, or edges together with keys or queries; when a call runs: a position is
+            outside it.
+
+    Source: attention knockout, Geva et al. 2023 (arXiv:2304.14767), section 5.
+
+    >>> import regard, torch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(0 * x, x, x)
+    >>> model = Block()
+    >>> with regard.edit(model, {"": Knockout(keys=0, queries=[1, 2])}):
+    ...     model(torch.eye(3))
+    tensor([[0.3333, 0.3333, 0.3333],
+            [0.0000, 0.5000, 0.5000],
+            [0.0000, 0.5000, 0.5000]])
+    """
+
+    keys: Positions = None
+    queries: Positions = None
+    heads: Positions = None
+    batch: Positions = None
+    edges: Edges = None
+
+    def __post_init__(self) -> None:
+        for axis in ("keys", "queries", "heads", "batch"):
+            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
+        if self.edges is None:
+            if self.keys is None and self.queries is None:
+                raise ArgumentError(
+                    "Knockout() needs keys, queries or edges to cut; ScaleHeads(heads, 0) silences heads"
+                )
+            return
+        if self.keys is not None or self.queries is not None:
+            raise ArgumentError("Knockout() takes edges, or keys and queries, not both")
+        if not callable(self.edges):
+            object.__setattr__(self, "edges", _pairs(self.edges))
+
+    def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
+        """The weights without these edges."""
+        mask = self._product(at) if self.edges is None else self._edges(at)
+        if mask is None:
+            return weights
+        shown = "" if self.edges is None else f" {len(self.edges)} edges" if not callable(self.edges) else " edges"
+        return weights.masked(mask, f"cut{shown}{self._where()}, by a mask")
+
+    def _where(self) -> str:
+        return where(keys=self.keys, queries=self.queries, heads=self.heads, batch=self.batch)
+
+    def _product(self, at: CallPlace) -> Mask | None:
+        """The mask without the chosen queries on the chosen keys; None if the call has none of them."""
+        queries = at.chosen(self.queries, "query")
+        numbers = of_keys(1.0, at, self.keys, self.heads, self.batch, "mask")
+        if numbers is None or (queries is not None and not len(queries.local)):
+            return None
+        cut = numbers > 0
+        rows = indicator(queries, at.sizes.queries, at.device)
+        if rows is None or bool(rows.all()):
+            return DenseMask(~cut)
+        return CutBlock.of(rows, cut)
+
+    def _edges(self, at: CallPlace) -> Mask | None:
+        """The mask without the edges; None if the call has none of them."""
+        sizes, device = at.sizes, at.device
+        heads = indicator(at.chosen(self.heads, "head"), sizes.heads, device)
+        batch = indicator(at.chosen(self.batch, "batch"), sizes.flat_batch, device)
+        edges = self.edges
+        if callable(edges):
+            return CutEdges(edges, at.first_query, at.first_key, heads, batch)
+        assert edges is not None
+        found = [(q - at.first_query, k - at.first_key) for q, k in _existing(edges, at)]
+        found = [(q, k) for q, k in found if q >= 0 and k >= 0]
+        return CutPairs.of(found, sizes, device, heads, batch) if found else None
+
+
+def _pairs(edges: object) -> tuple[tuple[int, int], ...]:
+    """Pairs of integers.
+
+    Raises:
+        ArgumentError: they are none.
+    """
+    rows = edges.tolist() if isinstance(edges, Tensor) else edges
+    try:
+        pairs = tuple((query, key) for query, key in rows)  # type: ignore[attr-defined]
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"edges are pairs (query, key) or a function; got {edges!r}") from error
+    if not pairs or not all(isinstance(n, int) and not isinstance(n, bool) for pair in pairs for n in pair):
+        raise ArgumentError(f"edges are at least one pair (query, key) of integers, or a function; got {edges!r}")
+    return pairs
+
+
+def _existing(edges: Sequence[tuple[int, int]], at: CallPlace) -> list[tuple[int, int]]:
+    """The edges with positions from the first; negative ones counted from the end.
+
+    Raises:
+        ArgumentError: a position is outside the call.
+    """
+    found = []
+    for pair in edges:
+        placed = []
+        for n, axis, end in zip(pair, ("query", "key"), (at.queries.stop, at.keys.stop), strict=True):
+            if not -end <= n < end:
+                raise ArgumentError(
+                    f"{at}: there is no {axis} {n} for the edge {pair}: the last one so far is {end - 1}"
+                )
+            placed.append(n + end if n < 0 else n)
+        found.append((placed[0], placed[1]))
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CutBlock(Mask):
+    """All pairs but those of chosen queries with chosen keys."""
+
+    rows: Tensor
+    """bool (T)"""
+    cut: Tensor
+    """bool (B or 1, H or 1, 1, S)"""
+    rows_before: tuple[int, ...]
+    """How many chosen queries there are before each query, and in all."""
+    keys_before: tuple[int, ...]
+    """How many keys that are chosen anywhere there are before each key, and in all."""
+
+    @classmethod
+    def of(cls, rows: Tensor, cut: Tensor) -> "CutBlock":
+        """Count them once."""
+        keys = cut.flatten(0, 2).any(0)
+        return cls(rows, cut, tuple(accumulate(rows.tolist(), initial=0)), tuple(accumulate(keys.tolist(), initial=0)))
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """False where the query and the key are chosen."""
+        zero = torch.zeros_like(batch)
+        where_ = zero if len(self.cut) == 1 else batch, zero if self.cut.shape[1] == 1 else head
+        return ~(self.rows[query] & self.cut[(*where_, zero, key)])
+
+    def depends_on(self) -> frozenset[str]:
+        """The queries, the keys, and the batch and the heads if these differ."""
+        differing = {axis for axis, n in zip(("batch", "head"), self.cut.shape, strict=False) if n > 1}
+        return frozenset({"query", "key", *differing})
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Whether no chosen query or no chosen key is in the block."""
+        return _count(self.rows_before, rows) == 0 or _count(self.keys_before, columns) == 0
+
+    def __str__(self) -> str:
+        return f"without {self.keys_before[-1]} keys for {self.rows_before[-1]} queries"
+
+
+def _count(before: tuple[int, ...], where_: range) -> int:
+    return before[where_.stop] - before[where_.start] if where_ else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CutPairs(Mask):
+    """All pairs of query and key but a few."""
+
+    codes: Tensor
+    """query * S + key of each (n,)."""
+    keys: int
+    heads: Tensor | None
+    """In which heads they are cut, bool (H); None for all."""
+    batch: Tensor | None
+    """In which rows of the batch, bool (B); None for all."""
+    pairs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(
+        cls, pairs: list[tuple[int, int]], sizes: Sizes, device: torch.device, heads: Tensor | None,
+        batch: Tensor | None,
+    ) -> "CutPairs":  # fmt: skip
+        """The mask without those pairs of local indices."""
+        codes = torch.tensor([q * sizes.keys + k for q, k in pairs], device=device)
+        return cls(codes, sizes.keys, heads, batch, tuple(pairs))
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """False for those pairs."""
+        cut = torch.isin(query * self.keys + key, self.codes)
+        return ~_in_cells(cut, self.heads, self.batch, head, batch)
+
+    def depends_on(self) -> frozenset[str]:
+        """The queries, the keys, and the batch and the heads if only some are cut."""
+        return _axes(self.heads, self.batch)
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Whether no pair is in the block."""
+        return not any(q in rows and k in columns for q, k in self.pairs)
+
+    def __str__(self) -> str:
+        return f"without {len(self.pairs)} pairs"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CutEdges(Mask):
+    """All pairs but those that a function names."""
+
+    function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    first_query: int
+    first_key: int
+    heads: Tensor | None
+    batch: Tensor | None
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """False where the function is True, which is asked for positions in the whole sequence."""
+        cut = self.function(batch, head, query + self.first_query, key + self.first_key)
+        if not isinstance(cut, Tensor) or cut.dtype != torch.bool:
+            kind = str(cut.dtype) if isinstance(cut, Tensor) else type(cut).__name__
+            raise ArgumentError(f"the function of Knockout(edges=...) returns a bool tensor, True = cut; got {kind}")
+        return ~_in_cells(cut, self.heads, self.batch, head, batch)
+
+    def depends_on(self) -> frozenset[str]:
+        """Everything: nothing is known of the function."""
+        return AXES
+
+    def __str__(self) -> str:
+        return "without the edges that a function names"
+
+
+def _axes(heads: Tensor | None, batch: Tensor | None) -> frozenset[str]:
+    some = {axis for axis, chosen in (("head", heads), ("batch", batch)) if chosen is not None}
+    return frozenset({"query", "key", *some})
+
+
+def _in_cells(cut: Tensor, heads: Tensor | None, batch: Tensor | None, head: Tensor, row: Tensor) -> Tensor:
+    """What is cut, in the chosen heads and rows of the batch alone."""
+    cut = cut if heads is None else cut & heads[head]
+    return cut if batch is None else cut & batch[row]

@@ -1,0 +1,59 @@
+"""What cannot be edited, as far as it is known before anything runs."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError
+from regard.inspection.audit.roles import config_of
+from regard.inspection.capture.module_stack import looks_like_attention
+from regard.inspection.watch import refuse_compiled
+
+RUN_BY = ("sdpa", "regard")
+"""The beginnings of the names of the implementations of transformers that call what can be edited."""
+
+
+def refuse_edits(modules: dict[str, nn.Module], wanted: Callable[[str], bool]) -> None:
+    """Refuse a model, or a module that was named, that cannot be edited.
+
+    Raises:
+        ArgumentError: it cannot; the message says why and what to do.
+    """
+    refuse_compiled(modules, "edit", "edited")
+    for path, module in modules.items():
+        if not any(wanted(inside) for inside in modules if not path or inside == path or inside.startswith(f"{path}.")):
+            continue
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ArgumentError(
+                f"{_said(path)} is TorchScript, whose calls cannot be edited: edit the model it was made of"
+            )
+        if isinstance(module, torch.fx.GraphModule) or type(module).__name__ == "InterpreterModule":
+            raise ArgumentError(
+                f"{_said(path)} is a graph (exported or traced), in which modules and heads are not told apart: "
+                "edit the model that it was made of"
+            )
+        if wanted(path) and looks_like_attention(module):
+            _refuse_implementation(modules, path)
+
+
+def _refuse_implementation(modules: dict[str, nn.Module], path: str) -> None:
+    """Refuse attention that transformers runs in a way that cannot be edited.
+
+    Raises:
+        ArgumentError: it does.
+    """
+    config = getattr(modules[path], "config", None)
+    config = config if hasattr(config, "_attn_implementation") else config_of(modules, path)
+    name = getattr(config, "_attn_implementation", None)
+    if not isinstance(name, str) or name.startswith(RUN_BY):
+        return
+    raise ArgumentError(
+        f"{_said(path)} runs transformers' {name!r} attention, which "
+        f"{'is written out and can only be watched' if name == 'eager' else 'cannot be edited'}: call "
+        "model.set_attn_implementation('sdpa') or regard.huggingface.enable(model) first, where the model has either"
+    )
+
+
+def _said(path: str) -> str:
+    return repr(path) if path else "the model"

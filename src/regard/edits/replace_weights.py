@@ -1,0 +1,143 @@
+"""The edit that lets heads attend with other weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.edits.base import Edit, indicator, where
+from regard.edits.call_place import CallPlace, Positions, checked_positions
+from regard.edits.edited_weights import EditedWeights, Replaced
+from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.inspection.watch import Seen
+from regard.maps.attention_map import AttentionMap
+from regard.maps.given_source import given_weights
+from regard.maps.source import Source
+
+OtherWeights = Tensor | AttentionMap | Seen | Mapping[tuple[str, int], AttentionMap]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplaceWeights(Edit):
+    r"""Let heads attend with other weights: $P' V$ with the values of this run.
+
+    A map is multiplied with the values lazily, so that no T x S tensor is made.
+
+    Args:
+        weights: a tensor or an `AttentionMap` (..., T, S) of the call's own T and S, with one map for each chosen head,
+            or for every head of the module, of which the chosen ones are taken; with or without a batch. Or what
+            another run attended with: the `seen` of `regard.watch(...)`, or a mapping from (module path, number of the
+            call) to maps, from which each call takes the map of its own name and number.
+        heads: which heads get other weights, as the maps of a watch number them; None for all.
+        queries: which queries, as in `AddBias`; None for all.
+        batch: which rows of the batch; None for all.
+
+    Raises:
+        ArgumentError: the weights are none of these, or something cannot choose positions.
+        NonFiniteError: NaN or infinity is among the numbers of a tensor.
+        ShapeError: when a call runs: its heads, queries or keys are not as many as those of the weights.
+        NotSeenError: when a call runs: the other run has no map of its name and number.
+
+    Source: Prompt-to-prompt, Hertz et al. 2022 (arXiv:2208.01626), section 3; patching of attention patterns, Wang et
+    al. 2022 (arXiv:2211.00593).
+
+    >>> import regard, torch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    >>> model = Block()
+    >>> with regard.edit(model, {"": ReplaceWeights(torch.eye(3).flip(0))}):
+    ...     model(torch.arange(3.0)[:, None])
+    tensor([[2.],
+            [1.],
+            [0.]])
+    """
+
+    weights: OtherWeights
+    heads: Positions = None
+    queries: Positions = None
+    batch: Positions = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.weights, Tensor | AttentionMap | Seen | Mapping):
+            raise ArgumentError(
+                "ReplaceWeights() takes a tensor, an AttentionMap, the `seen` of a watch, or a mapping of maps; got "
+                f"{type(self.weights).__name__}"
+            )
+        if isinstance(self.weights, Tensor):
+            given_weights(self.weights)
+            if not bool(torch.isfinite(self.weights.detach()).all()):
+                raise NonFiniteError(f"the weights {tuple(self.weights.shape)} have NaN or infinity in them")
+        for axis in ("heads", "queries", "batch"):
+            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
+
+    @property
+    def needs_positions(self) -> bool:
+        """Only if queries are chosen."""
+        return self.queries is not None
+
+    def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
+        """The weights with other ones in the chosen heads and rows."""
+        sizes, device = at.sizes, at.device
+        heads, query = at.chosen(self.heads, "head"), at.chosen(self.queries, "query")
+        rows = at.chosen(self.batch, "batch")
+        if any(chosen is not None and not len(chosen.local) for chosen in (heads, query, rows)):
+            return weights
+        chosen = torch.arange(sizes.heads, device=device) if heads is None else heads.local
+        where_ = torch.ones(1, len(chosen), 1, dtype=torch.bool, device=device)
+        if (is_in := indicator(rows, sizes.flat_batch, device)) is not None:
+            where_ = where_ & is_in[:, None, None]
+        if (is_in := indicator(query, sizes.queries, device)) is not None:
+            where_ = where_ & is_in
+        given, what = self._given(at)
+        word = (
+            f"{what} in{where(heads=self.heads, queries=self.queries, batch=self.batch) or ' all heads'}, by a product"
+        )
+        return weights.with_heads(Replaced(self._fitted(given, chosen, at), chosen, where_), word)
+
+    def _given(self, at: CallPlace) -> tuple[Source, str]:
+        """The weights for a call, and what they are."""
+        given = self.weights
+        if isinstance(given, Tensor):
+            return given_weights(given.to(at.device, at.dtype)), "given weights"
+        if isinstance(given, AttentionMap):
+            return given.source, "the weights of a map"
+        if isinstance(given, Seen):
+            return given[at.name, at.number].source, "the weights of another run"
+        found = given.get((at.name, at.number))
+        if not isinstance(found, AttentionMap):
+            raise ArgumentError(f"{at}: the mapping has no map under {(at.name, at.number)!r}")
+        return found.source, "the weights of another run"
+
+    def _fitted(self, given: Source, heads: Tensor, at: CallPlace) -> Source:
+        """The weights of the chosen heads, for (B, n) cells.
+
+        Raises:
+            ShapeError: they do not fit the call.
+        """
+        sizes = at.sizes
+        lead, has = tuple(given.shape[:-2]), tuple(given.shape[-2:])
+        heads_given = 1 if not lead or (not sizes.has_heads and len(lead) == 1) else lead[-1]
+        batch = 1
+        for n in lead[: len(lead) - (sizes.has_heads and bool(lead))]:
+            batch *= n
+        if (
+            has != (sizes.queries, sizes.keys)
+            or heads_given not in (1, len(heads), sizes.heads)
+            or batch not in (1, sizes.flat_batch)
+        ):
+            raise ShapeError(
+                f"{at}: its weights are {tuple(sizes.map_shape)}, of which {len(heads)} of {sizes.heads} heads are "
+                f"replaced; the weights that replace them are {tuple(given.shape)}"
+            )
+        device = heads.device
+        if heads_given == sizes.heads:
+            columns = heads
+        else:
+            columns = torch.arange(len(heads), device=device) if heads_given > 1 else torch.zeros_like(heads)
+        rows = torch.arange(sizes.flat_batch, device=device) if batch > 1 else torch.zeros(
+            sizes.flat_batch, dtype=torch.long, device=device
+        )  # fmt: skip
+        cells = rows[:, None] * heads_given + columns
+        return given.choose(cells.reshape(-1), (sizes.flat_batch, len(heads)))

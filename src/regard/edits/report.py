@@ -1,0 +1,44 @@
+"""The report of a run with edits: what ran, and how."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from regard.inspection.report import count
+
+UNCHANGED = "unchanged"
+"""The plan of a call that no edit changes: it runs as without edits, with the same bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditReport:
+    """What ran edited, and how; `print` it."""
+
+    model: str
+    plans: Mapping[str, Mapping[str, int]]
+    """For each module, how many of its calls ran by which plan."""
+    no_key: Mapping[str, int]
+    """For each module, how many rows of its edited calls had no key: their weights and outputs are 0."""
+    not_reached: tuple[str, ...]
+    """The names under which an edit was given that no call has reached, each with the reason."""
+    not_editable: tuple[tuple[str, str], ...]
+    """(module path, reason) for what was named and looks like attention, but could not be edited."""
+
+    def __str__(self) -> str:
+        """A line for each module and plan."""
+        lines = [f"{self.model}: edits of {count(len(self.plans), 'module')}"]
+        for path, plans in self.plans.items():
+            for plan, n in plans.items():
+                lines.append(f"  {path or 'the model itself'}: {'' if n == 1 else f'{n} calls, '}{plan}")
+            if n := self.no_key.get(path, 0):
+                lines.append(f"    {count(n, 'row')} without a key: weights and output are 0 there")
+        lines += ["not reached:"] if self.not_reached else []
+        lines += [f"  {text}" for text in self.not_reached]
+        lines += ["not edited:"] if self.not_editable else []
+        lines += [f"  {path or 'the model itself'}: {reason}" for path, reason in self.not_editable]
+        return "\n".join(lines)
+
+
+def times(counts: Counter[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """(path, reason) with how often it was seen."""
+    return tuple((path, reason if n == 1 else f"{reason} ({n} times)") for (path, reason), n in counts.items())

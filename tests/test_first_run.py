@@ -133,7 +133,7 @@ def test_evaluation_of_a_masked_model_scores_in_batches_and_prints_as_it_goes(
     status, out, err = typed(*command, "--singly", "60")
     assert status == 0, err
     assert [line.split("\t")[0] for line in out.splitlines()] == ["loss", "masked accuracy", "pseudo-perplexity"]
-    singly = int(re.search(r"(\d+) tokens masked singly", out)[1])  # type: ignore[index]
+    (singly,) = map(int, re.findall(r"(\d+) tokens masked singly", out))
     assert 30 <= singly <= 60
     assert len(passes) < sum(passes) / 4
     assert "blocks of tokens filled in: " in err
@@ -158,7 +158,8 @@ def test_the_loss_at_the_masks_is_that_of_all_logits(folder: Path) -> None:
         total += float(cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=0, reduction="sum"))
         right += int(((logits.argmax(-1) == batch.targets) & (batch.targets != 0)).sum())
         count += int((batch.targets != 0).sum())
-    assert (found.masked, found.accuracy) == (count, pytest.approx(100 * right / count))
+    assert found.masked == count
+    assert found.accuracy == pytest.approx(100 * right / count)
     assert found.loss == pytest.approx(total / count, rel=1e-5)
     assert math.isnan(found.pseudo_perplexity)
 
@@ -176,7 +177,8 @@ def test_evaluate_and_choose_say_how_far_they_are(folder: Path, monkeypatch: pyt
     assert status == 0, err
     assert "models scored: 0 of 2" in err
     assert "no model reaches 1 BLEU, where BLEU tells nothing: the loss decided" in err
-    losses = [float(re.search(r"loss ([\d.]+)", line)[1]) for line in out.splitlines()]  # type: ignore[index]
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
+    assert len(losses) == 2
     assert losses == sorted(losses)
 
 

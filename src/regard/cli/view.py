@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from regard.cli.loading import loading
-from regard.cli.shared import Run, refuse_taken_folder
+from regard.cli.shared import Run
 from regard.errors import ArgumentError
 from regard.tasks.registry import task_of
 
@@ -42,7 +42,6 @@ def view(
         raise ArgumentError("there is no sentence to draw: give one or more")
     if terminal and out is not None:
         raise ArgumentError("--terminal prints and writes no file: leave out --out or --terminal")
-    refuse_taken_folder(out)
     task = task_of(run)
     with loading("matplotlib"):
         from regard.tasks.pictures.save import PictureFiles, look_at, panel, save_pictures

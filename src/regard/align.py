@@ -152,8 +152,10 @@ def _costs(
     """A function that makes the costs (t, S) of some rows."""
 
     def heads_of(rows: range) -> Tensor:
-        block = weights[..., rows.start : rows.stop, :]
-        assert isinstance(block, Tensor)
+        if isinstance(weights, AttentionMap):
+            block = weights.block(rows, range(weights.shape[-1]))
+        else:
+            block = weights[..., rows.start : rows.stop, :]
         block = block.reshape(-1, *block.shape[-2:])
         if not block.isfinite().all():
             raise NonFiniteError(

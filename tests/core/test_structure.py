@@ -13,7 +13,7 @@ import regard
 from tests.core import house
 
 SOURCE = Path(regard.__file__).parent
-PAGE = SOURCE / "views" / "page"
+PAGE = SOURCE / "views" / "html"
 
 # From the ground up; a file imports only from floors below its own, or its own package.
 FLOORS = [

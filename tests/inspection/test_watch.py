@@ -70,6 +70,7 @@ def dense(
 
 
 def close(found: Any, expected: Tensor, tolerance: float = 2e-6) -> None:
+    found = found.dense() if isinstance(found, regard.AttentionMap) else found
     torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=tolerance)
 
 

@@ -25,6 +25,24 @@ INDICES: dict[str, Any] = {
     "a step": (0, 1, slice(None, None, 2)),
     "a column": (0, 1, slice(None), np.int64(2)),
     "no head": (slice(None), []),
+    "no query": (0, 1, slice(3, 3)),
+    "slices of queries and keys": (..., slice(1, None), slice(None, -1)),
+    "steps": (slice(None), slice(None, None, 2), slice(1, 5, 3), slice(None, None, 2)),
+    "a new dimension before": (slice(None), None),
+    "new dimensions before the queries": (None, 0, None),
+    "a new dimension of queries": (0, ..., None, slice(None)),
+    "a new dimension behind": (..., None),
+    "True": (0, 1, True),
+    "paired tensors": (..., torch.tensor([0, 4, 4]), torch.tensor([1, 0, -1])),
+    "paired tensors that broadcast": (0, slice(None), torch.tensor([[0], [3]]), torch.tensor([1, 2])),
+    "heads paired with queries": (0, torch.tensor([2, 0]), torch.tensor([1, 4])),
+    "sequences paired with keys": (torch.tensor([1, 0]), slice(None), slice(None), torch.tensor([1, 4])),
+    "heads and one key": (slice(None), torch.tensor([2, 0]), slice(None), 3),
+    "a mask of pairs": (0, slice(None), torch.eye(5, dtype=torch.bool)),
+    "a mask of heads": (torch.tensor([[True, False, True], [False, True, False]]),),
+    "a mask of everything": (torch.arange(150).view(2, 3, 5, 5) % 4 == 0,),
+    "queries by a matrix": (0, 0, torch.tensor([[1, 2], [0, 3]])),
+    "nothing": (),
 }
 
 
@@ -44,17 +62,33 @@ def test_an_index_means_what_it_means_for_a_tensor(index: Any) -> None:
     ("index", "message"),
     [
         ((0, 1, 7), r"query index must be in \[-5, 5\), got \[7\]"),
-        ((0, 1, 1.0), "query index must be an integer"),
-        ((0, 1, True), "query index must be an integer"),
-        ((0, 1, 0, "x"), "key index must be integers or bools, got 'x'"),
-        (("x",), "cannot index a map"),
-        ((0, 1, torch.tensor([1, 0], dtype=torch.uint8), [[1]]), "key index must be an integer, a slice, or a 1-D"),
+        ((0, 1, 1.0), r"an index tensor has integers or bools, got \(\) torch.float32"),
+        ((0, 1, 0, "x"), "a map takes integers, slices, None, ... and index tensors, got 'x'"),
+        (("x",), "a map takes integers, slices"),
+        ((0, 1, torch.tensor([1, 0], dtype=torch.uint8), [[1]]), "cannot index a map"),
+        ((0, 1, torch.tensor([True, False])), "1-D tensor of integers or of 5 bools"),
+        ((5,), "cannot index a map"),
+        ((0, 0, 0, 0, 0), "at most 4 indices"),
+        ((..., 0, ...), "one ellipsis"),
+        ((torch.tensor([0, 1]), 0, torch.tensor([0, 1, 2])), "cannot index a map"),
     ],
 )
 def test_other_indices_are_refused(index: Any, message: str) -> None:
     q = torch.randn(2, 3, 5, 4)
     with pytest.raises(ShapeError, match=message):
         regard.attention(q, q, q, return_weights=True).weights[index]
+
+
+def test_what_is_read_of_an_index_alone_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of a long map are read one by one, and slices of it stay lazy: neither makes its matrix."""
+    x = torch.randn(1, 2, 20_000, 2)
+    weights: Any = regard.attention(x, x, x, return_weights=True).weights
+    with regard.strict_maps():
+        rows = weights[0, :, 1:, :-1]
+        assert isinstance(rows, regard.AttentionMap)
+        points = weights[0, :, torch.tensor([1, 7]), torch.tensor([0, 19_999])]
+        torch.testing.assert_close(points, torch.stack([weights[0, :, 1, 0], weights[0, :, 7, 19_999]], -1))
+        torch.testing.assert_close(rows[:, 6, 0], weights[0, :, 7, 0])
 
 
 CALLS: dict[str, dict[str, Any]] = {

@@ -85,8 +85,8 @@ def test_a_watched_model_as_a_picture_and_as_a_page() -> None:
     for name, weights in seen.items():
         assert torch.equal(example.maps[name[0]].weights.dense(), weights[0].dense())
         assert example.maps[name[0]].rows == example.maps[name[0]].columns == words
-    data = json.loads(re.search(r"<script[^>]*json[^>]*>(.*?)</script>", page([example]), re.DOTALL)[1])
-    assert data["examples"][0]["labels"] == [words]
+    data = json.loads(re.search(r"<script[^>]*json[^>]*>(.*?)</script>", page([example]).text, re.DOTALL)[1])
+    assert [one["texts"] for one in data["examples"][0]["labels"]] == [words]
     assert [one["layer"] for one in data["examples"][0]["maps"]] == ["0", "1"]
 
 

@@ -1,45 +1,42 @@
-"""The page in a browser, where one is: what is pointed at, clicked, typed and drawn, against the given weights."""
+"""The page in a browser: what is pointed at, clicked, typed and drawn, against the given weights."""
 
-import json
-import re
-import shutil
-import subprocess
-from collections.abc import Callable
+import csv
+import io
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 
+import regard
+from regard.maps.call_source import source_of_call
 from regard.views.colours import hex_ramp
-from regard.views.html.page import Example, Map, page
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed: the page is not opened")
+from regard.views.html import Example, Map, page
+from regard.views.labels import printable
+from regard.views.model import model_example
+from tests.views.chromium import Chromium
 
 # Numbers that half precision holds exactly. Queries are digits, keys are letters.
 FIRST = np.array([[0.5, 0.25, 0.125, 0.125], [0.0625, 0.0625, 0.375, 0.5], [0.25, 0.5, 0.25, 0.0]])
 SECOND = FIRST[::-1, ::-1] / 2
 QUERIES, KEYS, HEBREW = ["0", "1", "2"], ["a", "b", "c", "d"], ["א", "ב", "ג", "ד"]
 RAMP = hex_ramp()
-
-# The names that every program below may use. A module runs after those that stand before it.
 HELP = """
-const root = document.getElementById("regard");
-const line = (name) => [...root.querySelector(`.tokens[aria-label^="${name}"]`).children];
+const root = document.getElementById("regard"), page = regard();
+await page.ready;
+const line = (name) => [...root.querySelector(`.scroller[aria-label^="${name}"]`).querySelectorAll(".token")];
 const keys = () => line("Keys"), queries = () => line("Queries");
 const send = (target, type, more = {}) =>
   target.dispatchEvent(new PointerEvent(type, { pointerType: "mouse", bubbles: true, ...more }));
-const press = (key, target = document.activeElement) =>
-  target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+const field = (label) => [...root.querySelectorAll("label")].find((one) => one.textContent.startsWith(label));
 const choose = (label, value) => {
   const select = field(label).querySelector("select");
   select.value = value;
   select.dispatchEvent(new Event("change"));
+  return new Promise((done) => setTimeout(done, 30));
 };
-const field = (label) => [...root.querySelectorAll("label")].find((one) => one.textContent.startsWith(label));
-const button = (text) => [...root.querySelectorAll("button")].find((one) => one.textContent === text);
 const byte = (text) => Number(text).toString(16).padStart(2, "0");
 const hex = (colour) => "#" + (colour.match(/\\d+/g) ?? []).slice(0, 3).map(byte).join("");
 const shades = (tokens) => tokens.map((token) => token.style.background && hex(token.style.background));
@@ -51,56 +48,61 @@ const reading = () => ({
 """
 
 
+class Tab:
+    """A page in the browser."""
+
+    def __init__(self, browser: Chromium, path: Path) -> None:
+        self.browser, self.path = browser, path
+
+    def show(self, text: str, link: str = "theme=light") -> "Tab":
+        self.path.write_text(text, encoding="utf-8")
+        return self.again(link)
+
+    def again(self, link: str) -> "Tab":
+        self.browser.open(f"file://{self.path}#{link}")
+        self.browser.until("globalThis.regard && document.querySelector('.heads')?.dataset.drawn")
+        return self
+
+    def run(self, program: str) -> Any:
+        found = self.browser.run(HELP + program)
+        assert self.browser.errors == []
+        return found
+
+
 @pytest.fixture
-def browse(tmp_path: Path) -> Callable[..., Any]:
-    """Open a page, run a program in it, and return what the program returns."""
-
-    def run(text: str, program: str, start: str = "") -> Any:
-        script = f"""<script type="module">{HELP}
-const found = (() => {{ {program} }})();
-const answer = {{ id: "found", textContent: encodeURIComponent(JSON.stringify(found)) }};
-document.body.append(Object.assign(document.createElement("pre"), answer));
-</script></body>"""
-        path = tmp_path / "page.html"
-        path.write_text(text.replace("</body>", script), encoding="utf-8")
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--virtual-time-budget=4000",
-            "--window-size=1000,900",
-        ]
-        done = subprocess.run(
-            [CHROMIUM, *options, f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"file://{path}{start}"],
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        answer = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-        assert answer is not None, done.stderr[-2000:]
-        return json.loads(unquote(answer[1]))
-
-    return run
+def tab(browser: Chromium, tmp_path: Path) -> Tab:
+    browser.size(1280, 800)
+    browser.dark(False)
+    return Tab(browser, tmp_path / "page.html")
 
 
 def small(columns: list[str] = KEYS) -> str:
     heads = np.stack([FIRST, SECOND])
     example = Example("small", {"x.0": Map(heads, QUERIES, columns), "x.1": Map(heads[::-1], QUERIES, columns)}, "x.0")
-    return page([example, Example("one", {"y": Map(FIRST.T, columns, QUERIES)})])
+    return page([example, Example("one", {"y": Map(FIRST.T, columns, QUERIES)})]).text
 
 
-def shade(weight: float, ramp: list[str] = RAMP, top: float = 1.0) -> str:
-    return ramp[round(weight / top * (len(ramp) - 1))]
+def causal(length: int, heads: int = 2, seed: int = 0) -> regard.AttentionMap:
+    made = torch.Generator().manual_seed(seed)
+    q, k = (2 * torch.randn(1, heads, length, 8, generator=made) for _ in range(2))
+    found = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights[0]
+    assert isinstance(found, regard.AttentionMap)
+    return found
 
 
-def test_a_query_shows_what_it_looks_at_and_a_key_who_looks_at_it(browse: Callable[..., Any]) -> None:
-    found = browse(small(), """
-      choose("Head", "0");
+def shade(weight: float, ramp: list[str] = RAMP, top: float = 0.5) -> str:
+    return ramp[int(np.sqrt(weight / top) * (len(ramp) - 1) + 0.5)]
+
+
+def test_a_query_shows_what_it_looks_at_and_a_key_who_looks_at_it(tab: Tab) -> None:
+    nothing, query, key, again = tab.show(small(), "theme=light&heads=0").run("""
       const see = () => ({ ...reading(), keys: shades(keys()), queries: shades(queries()),
         focus: [...root.querySelectorAll(".token.focus")].map((token) => token.textContent) });
       const all = [see()];
-      send(queries()[1], "pointerenter"); all.push(see()); send(queries()[1], "pointerleave");
-      send(keys()[2], "pointerenter"); all.push(see()); send(keys()[2], "pointerleave"); all.push(see());
-      return all;""")  # fmt: skip
-    nothing, query, key, again = found
+      const leave = () => send(root.querySelectorAll(".lines")[0], "pointerleave", { bubbles: false });
+      send(queries()[1], "pointermove"); all.push(see()); leave();
+      send(keys()[2], "pointermove"); all.push(see()); leave(); all.push(see());
+      return all;""")
     assert nothing == again
     assert (nothing["title"], nothing["keys"], nothing["queries"]) == ("Reading", [""] * 4, [""] * 3)
     assert query["title"] == "What it looks at"
@@ -110,56 +112,58 @@ def test_a_query_shows_what_it_looks_at_and_a_key_who_looks_at_it(browse: Callab
     assert (query["focus"], key["focus"]) == (["1"], ["c"])
     assert key["title"] == "Who looks at it"
     assert "c (key 2)" in key["text"]
+    assert "strongest key of 0 queries" in key["text"]
     assert key["list"] == [["1", "1", "0.375"], ["2", "2", "0.250"], ["0", "0", "0.125"]]
     assert (key["queries"], key["keys"]) == ([shade(weight) for weight in FIRST[:, 2]], [""] * 4)
 
 
-def test_a_click_keeps_a_token_and_another_lets_go(browse: Callable[..., Any]) -> None:
-    found = browse(small(), """
+def test_a_click_keeps_a_token_another_lets_go_and_the_link_says_so(tab: Tab) -> None:
+    found = tab.show(small()).run("""
       const pinned = () => [...root.querySelectorAll(".token.pinned")].map((token) => token.textContent);
-      const all = [];
-      queries()[2].click(); all.push([pinned(), reading().title]);
-      send(keys()[0], "pointerenter"); all.push([pinned(), reading().title]);
-      send(keys()[0], "pointerleave"); all.push([pinned(), reading().title]);
-      queries()[2].click(); all.push([pinned(), reading().title]);
-      keys()[1].click(); all.push([pinned(), reading().title]);
-      press("Escape", document.body); all.push([pinned(), reading().title]);
-      return all;""")  # fmt: skip
-    kept = [["2"], "What it looks at"]
-    assert found == [kept, kept, kept, [[], "Reading"], [["b"], "Who looks at it"], [[], "Reading"]]
+      const query = () => new URLSearchParams(location.hash.slice(1)).get("query");
+      const all = [], see = () => all.push([pinned(), reading().title, query()]);
+      queries()[2].click(); see();
+      send(keys()[0], "pointermove"); see();
+      queries()[2].click(); see();
+      keys()[1].click(); see();
+      const escape = new KeyboardEvent("keydown", { key: "Escape", bubbles: true });
+      root.querySelector(".scroller").dispatchEvent(escape); see();
+      return all;""")
+    kept = [["2"], "What it looks at", "2"]
+    assert found == [kept, kept, [[], "Reading", None], [["b"], "Who looks at it", None], [[], "Reading", None]]
+
+
+def test_keys_are_heard_on_the_page_alone(tab: Tab) -> None:
+    found = tab.show(small(), "heads=0").run("""
+      const press = (target) => target.dispatchEvent(new KeyboardEvent("keydown", { key: "h", bubbles: true }));
+      press(document.body); press(document);
+      const before = page.state().heads[0];
+      press(root.querySelector(".matrix canvas"));
+      return [before, page.state().heads[0]];""")
+    assert found == [0, 1]
+
+
+@pytest.mark.parametrize("wish", ["9999", "-1", "abc"])
+def test_a_wish_beyond_the_map_leaves_a_page_that_works(tab: Tab, wish: str) -> None:
+    tab.show(small(), f"query={wish}&key={wish}&heads={wish}&example={wish}&with={wish}&view=compare")
+    assert tab.run("return reading().title;") == "One weight"
+
+
+def test_a_link_opens_the_same_elsewhere_and_going_back_works(tab: Tab) -> None:
+    link = tab.show(small()).run("""
+      await page.changed({ layer: "1", heads: [1], view: "links", scale: "linear", focus: { row: 1 }, pinned: true });
+      return location.hash.slice(1);""")
+    before = tab.run("return [reading(), page.state().layer];")
+    tab.again(link)
+    assert tab.run("return [reading(), page.state().layer];") == before
+    assert before[0]["list"][0] == ["d", "3", "0.500"]  # there the heads stand the other way round
 
 
 @pytest.mark.parametrize("columns", [KEYS, HEBREW], ids=["left to right", "right to left"])
-def test_arrow_keys_follow_the_line_on_the_screen_and_cross_to_the_strongest(
-    browse: Callable[..., Any], columns: list[str]
-) -> None:
-    found = browse(small(columns), """
-      choose("Head", "1");
-      const at = () => document.activeElement.textContent;
-      const all = [], go = (key) => { press(key); all.push(at()); };
-      queries()[1].focus();
-      ["ArrowRight", "ArrowRight", "ArrowLeft", "ArrowLeft", "End", "Home"].forEach(go);
-      go("ArrowUp"); go("ArrowLeft"); go("ArrowRight"); go("End"); go("ArrowDown");
-      const stops = [keys(), queries()].map((tokens) => tokens.filter(({ tabIndex }) => tabIndex === 0));
-      return {
-        all, stops: stops.map((tokens) => tokens.map((token) => token.textContent)),
-        directions: [keys(), queries()].map((tokens) => tokens[0].parentNode.dir),
-      };
-    """)  # fmt: skip
-    _, b, c, d = columns
-    assert found["directions"] == ["rtl" if columns is HEBREW else "ltr", "ltr"]
-    assert found["all"][:7] == ["2", "2", "1", "0", "2", "0", c]  # query 0 of head 1 looks at key 2 most
-    assert found["all"][7:9] == ([d, c] if columns is HEBREW else [b, c])
-    assert found["all"][9:] == [d, "2"]  # key 3 is looked at most by query 2
-    assert found["stops"] == [[d], ["2"]]
-
-
-@pytest.mark.parametrize("columns", [KEYS, HEBREW], ids=["left to right", "right to left"])
-def test_what_is_under_the_pointer_is_what_is_drawn_there(browse: Callable[..., Any], columns: list[str]) -> None:
+def test_what_is_under_the_pointer_is_what_is_drawn_there(tab: Tab, columns: list[str]) -> None:
     """At many points of the map: the query and key that the reading names, and the colour of the pixel."""
-    found = browse(small(columns), """
-      choose("Head", "0");
-      const canvas = root.querySelector(".map canvas"), box = canvas.getBoundingClientRect();
+    found = tab.show(small(columns), "theme=light&heads=0").run("""
+      const canvas = root.querySelector(".matrix canvas"), box = canvas.getBoundingClientRect();
       const context = canvas.getContext("2d"), all = [];
       const under = (x, y) => {
         send(canvas, "pointermove", { clientX: box.left + x, clientY: box.top + y });
@@ -167,13 +171,13 @@ def test_what_is_under_the_pointer_is_what_is_drawn_there(browse: Callable[..., 
         if (title === "One weight") return text.match(/query (\\d+), key (\\d+)/).slice(1).map(Number).join();
         return `${title} ${text.match(/\\((query|key) \\d+\\)/)?.[0]}`;
       };
-      for (let x = 3; x < box.width; x += 6) for (let y = 3; y < box.height; y += 6) {
+      for (let x = 4; x < box.width; x += 14) for (let y = 4; y < box.height; y += 14) {
         const here = under(x, y);
-        if ([[-2, 0], [2, 0], [0, -2], [0, 2]].some(([right, down]) => under(x + right, y + down) !== here)) continue;
+        if ([[-3, 0], [3, 0], [0, -3], [0, 3]].some(([right, down]) => under(x + right, y + down) !== here)) continue;
         all.push([here, x, y, hex([...context.getImageData(x, y, 1, 1).data].join())]);
       }
       send(canvas, "pointerleave");
-      return { all, after: reading().title };""")  # fmt: skip
+      return { all, after: reading().title };""")
     cells = [
         (tuple(map(int, here.split(","))), x, y, colour) for here, x, y, colour in found["all"] if here[0].isdigit()
     ]
@@ -185,159 +189,155 @@ def test_what_is_under_the_pointer_is_what_is_drawn_there(browse: Callable[..., 
     assert across == sorted(across, reverse=columns is HEBREW)
     assert down == sorted(down)
     beside = {here for here, *_ in found["all"] if not here[0].isdigit()}
-    assert {f"What it looks at (query {i})" for i in range(3)} <= beside
     assert {f"Who looks at it (key {j})" for j in range(4)} <= beside
     assert found["after"] == "Reading"
 
 
-def test_the_controls_choose_among_what_there_is(browse: Callable[..., Any]) -> None:
-    found = browse(small(), """
-      const see = () => {
-        queries()[0].click();
-        const seen = {
-          keys: shades(keys()),
-          pressed: [...root.querySelectorAll('.thumb[aria-pressed="true"]')].map((thumb) => thumb.title),
-          hidden: ["Attention", "Layer", "Head"].map((label) => field(label).hidden),
-          options: [...field("Head").querySelectorAll("option")].map((option) => option.value),
-          values: ["Attention", "Layer", "Head"].map((label) => field(label).querySelector("select").value) };
-        press("Escape", document.body);
-        return seen;
-      };
-      const all = [see()];
-      choose("Head", "1"); all.push(see());
-      choose("Layer", "1"); all.push(see());
-      root.querySelector('.thumb[data-map="0"][data-head="0"]').click(); all.push(see());
-      choose("Sentence", "1"); all.push(see());
-      return { all, overview: root.querySelector(".heads").parentNode.hidden };""")  # fmt: skip
-    mean, head, layer, thumb, other = found["all"]
-    assert mean["keys"] == [shade(weight) for weight in (FIRST + SECOND)[0] / 2]
-    assert head["keys"] == [shade(weight) for weight in SECOND[0]]
-    assert layer["keys"] == [shade(weight) for weight in FIRST[0]]  # there the heads stand the other way round
-    assert thumb["keys"] == [shade(weight) for weight in FIRST[0]]
-    assert other["keys"] == [shade(weight) for weight in FIRST.T[0]]
-    seen = (mean, head, layer, thumb)
-    values = [("0", "mean"), ("0", "1"), ("1", "1"), ("0", "0")]
-    assert [one["values"] for one in seen] == [["x", *value] for value in values]
-    assert [one["pressed"] for one in seen] == [["mean of all heads"], ["head 1"], ["head 1"], ["head 0"]]
-    assert mean["options"] == ["mean", "0", "1"]
-    assert (mean["hidden"], other["hidden"]) == ([False, False, False], [False, True, True])
-    assert found["overview"]
-
-
-def test_thumbnails_are_the_maps_one_pixel_a_weight(browse: Callable[..., Any]) -> None:
-    found = browse(small(HEBREW), """
+def test_thumbnails_are_the_maps_one_pixel_a_weight(tab: Tab) -> None:
+    found = tab.show(small(HEBREW)).run("""
       return [...root.querySelectorAll(".thumb")].map((thumb) => {
         const canvas = thumb.firstChild, { width, height } = canvas;
         const data = canvas.getContext("2d").getImageData(0, 0, width, height).data;
         const pixels = Array.from({ length: width * height }, (_, i) => hex(data.slice(4 * i, 4 * i + 3).join()));
         return { width, height, pixels };
-      });""")  # fmt: skip
+      });""")
     maps = [(FIRST + SECOND) / 2, FIRST, SECOND, (FIRST + SECOND) / 2, SECOND, FIRST]
     assert [(one["width"], one["height"]) for one in found] == [(4, 3)] * 6
     for one, weights in zip(found, maps, strict=True):
-        assert one["pixels"] == [shade(weight) for weight in weights[:, ::-1].ravel()]  # from right to left
+        expected = [shade(weight, top=weights.max()) for weight in weights[:, ::-1].ravel()]  # from right to left
+        assert one["pixels"] == expected
 
 
-def test_colours_are_those_of_the_theme_and_of_the_largest_weight(browse: Callable[..., Any]) -> None:
-    found = browse(small(), """
-      const canvas = root.querySelector(".map canvas"), corner = [canvas.width - 8, canvas.height - 8, 1, 1];
-      const pixel = () => hex([...canvas.getContext("2d").getImageData(...corner).data].join());
-      const see = () => [root.dataset.theme, shades(keys()), root.querySelector(".legend").textContent, pixel()];
-      choose("Head", "1");
-      queries()[0].click();
-      const all = [see()];
-      field("Stretch").querySelector("input").click(); all.push(see());
-      button("Light / dark").click(); all.push(see());
-      return all;""", start="#theme=light")  # fmt: skip
-    dark, last = hex_ramp(dark=True), SECOND[2, 3]
-    assert found == [
-        ["light", [shade(weight) for weight in SECOND[0]], "01", shade(last)],
-        ["light", [shade(weight, top=0.25) for weight in SECOND[0]], "00.25", shade(last, top=0.25)],
-        ["dark", [shade(weight, dark, 0.25) for weight in SECOND[0]], "00.25", shade(last, dark, 0.25)],
-    ]
+def test_several_heads_stand_side_by_side_in_colours_with_numbers(tab: Tab) -> None:
+    found = tab.show(small(), "heads=0,1&query=1").run("""
+      return { titles: [...root.querySelectorAll(".reading h3")].map((one) => one.textContent), list: reading().list,
+        pressed: root.querySelectorAll('.thumb[aria-pressed="true"]').length };""")
+    assert (found["titles"], found["pressed"]) == (["head 0", "head 1"], 2)
+    assert [row[2] for row in found["list"][:2]] == ["0.500", "0.375"]
+    assert [row[2] for row in found["list"][4:6]] == ["0.250", "0.188"]
 
 
-def test_the_lines_join_each_query_with_its_strongest_key_or_the_token_with_all(browse: Callable[..., Any]) -> None:
-    """Counted are the columns of pixels, between the two lines of tokens, under which something is drawn."""
-    found = browse(small(), """
-      choose("Head", "0");
-      const canvas = root.querySelector(".sentence canvas"), context = canvas.getContext("2d");
-      const edge = canvas.getBoundingClientRect();
-      const touched = (tokens, edgeOf, inset) => tokens.map((token) => {
-        const box = token.getBoundingClientRect();
-        const y = Math.round(box[edgeOf] - edge.top + inset), x = Math.round(box.left - edge.left);
-        const data = context.getImageData(x, y, Math.round(box.width), 1).data;
-        return data.some((value, place) => place % 4 === 3 && value > 0);
-      });
-      const see = () => ({ keys: touched(keys(), "bottom", 2), queries: touched(queries(), "top", -3) });
-      const all = [see()];
-      queries()[2].click(); all.push(see()); queries()[2].click();
-      keys()[3].click(); all.push(see());
-      return all;""")  # fmt: skip
-    assert found == [
-        {"keys": [True, True, False, True], "queries": [True, True, True]},
-        {"keys": [True, True, True, False], "queries": [False, False, True]},  # the weight of key 3 is 0
-        {"keys": [False, False, False, True], "queries": [True, True, False]},
-    ]
+def test_two_maps_are_compared_by_their_exact_differences(tab: Tab) -> None:
+    found = tab.show(small(), "heads=0&view=compare&with=0.1.0&query=1&key=3").run("""
+      return { said: [...root.querySelectorAll(".reading [data-exact]")].map((one) => Number(one.textContent)),
+        panes: [...root.querySelectorAll(".pane")].map((one) => !one.hidden) };""")
+    a, b = FIRST[1, 3], SECOND[1, 3]
+    assert found["panes"] == [True] * 3
+    assert found["said"] == pytest.approx([a, b, a - b], abs=6e-4)
+    other = tab.again("heads=0&view=compare&with=1.0.0&query=1").run("""
+      return [[...root.querySelectorAll(".pane")].map((one) => !one.hidden), reading().text];""")
+    assert other[0] == [True, True, False]
+    assert "no difference can be drawn" in other[1]
 
 
-@pytest.mark.parametrize(
-    ("shape", "pooling", "says"),
-    [
-        ((3, 3), "max", ""),
-        ((6, 3), "max", "; each cell the largest of 2 × 1 weights"),
-        ((3, 6), "max", "; each cell the largest of 1 × 2 weights"),
-        ((7, 6), "max", "; each cell the largest of up to 3 × 2 weights"),
-        ((6, 6), "mass", "; each cell the mass of 2 × 2 weights"),
-    ],
-)
-def test_the_title_of_the_map_says_what_a_cell_is(
-    browse: Callable[..., Any], shape: tuple[int, int], pooling: Any, says: str
-) -> None:
-    text = page([Example("", {"x": Map(np.full(shape, 0.125))})], max_cells=3, pooling=pooling)
-    title = browse(
-        text, 'return [...root.querySelectorAll("h2")].map((one) => one.textContent).find((one) => /Map/.test(one));'
-    )
-    assert title == f"Map: queries down, keys across{says}"
+def test_temperature_and_mask_are_toggled_live_and_said_to_be(tab: Tab) -> None:
+    """For a teacher: eight words, one head, recomputed from its queries and keys; softmax by NumPy."""
+    weights = causal(8, heads=1)
+    words = ["the", "cat", "sat", "on", "the", "mat", "and", "slept"]
+    text = page([Example("eight words", {"0": Map(weights, words, words)})], factors=["0"]).text
+    found = tab.show(text, "query=5").run("""
+      const numbers = () => Object.fromEntries([...root.querySelectorAll(".reading li")].map((item) =>
+        [item.querySelector("small").textContent, Number(item.querySelector(".number").textContent)]));
+      const all = [], see = () => all.push([numbers(), Boolean(root.querySelector(".changed"))]);
+      see();
+      await page.changed({ temperature: 0.5 }); see();
+      await page.changed({ temperature: 1, mask: "none" }); see();
+      return all;""")
+    call = source_of_call(weights.source, "this").call
+    scores = (call.query @ call.key.mT).squeeze().double()[5] * 8**-0.5
+    expected = [scores[:6].softmax(-1), (scores[:6] / 0.5).softmax(-1), scores.softmax(-1)]
+    assert [told for _, told in found] == [False, True, True]
+    for (numbers, _), row in zip(found, expected, strict=True):
+        shown = np.array([numbers.get(str(place), 0.0) for place in range(len(row))])
+        np.testing.assert_allclose(shown, row, atol=1e-3)
 
 
-@pytest.mark.parametrize("columns", [KEYS, HEBREW], ids=["left to right", "right to left"])
-def test_a_cell_that_is_clicked_stays_in_its_frame_and_one_beside_the_map_lets_go(
-    browse: Callable[..., Any], columns: list[str]
-) -> None:
-    found = browse(small(columns), """
-      choose("Head", "0");
-      const [canvas, cross] = root.querySelectorAll(".map canvas"), box = canvas.getBoundingClientRect();
-      const at = (type, x, y) => send(canvas, type, { clientX: box.left + x, clientY: box.top + y });
-      const named = () => reading().text.match(/query \\d+, key \\d+/)?.[0] ?? reading().title;
-      const all = [], see = () => all.push(named());
-      at("click", box.width - 5, box.height - 5); see();
-      at("pointermove", box.width - 40, box.height - 40); see();
-      const shown = [shades(keys()), shades(queries())];
-      // The frame of the key crosses the first row of cells at two places, and the key is named between them.
-      const y = box.height - 2.5 * 34, data = cross.getContext("2d").getImageData(0, y, cross.width, 1).data;
-      const frame = [...Array(cross.width).keys()].filter((x) => data[4 * x + 3] > 0);
-      const [left, right] = [Math.min(...frame), Math.max(...frame)];
-      at("click", 1, 1); see();
-      for (const x of [left + 4, right - 4, left - 4, box.width - 0.5]) { at("pointermove", x, y); see(); }
-      at("pointermove", box.width - 60, box.height - 0.5); see();
-      return { all, shown, width: right - left };""")  # fmt: skip
-    kept = f"query 2, key {0 if columns is HEBREW else 3}"
-    inside, beside = kept.replace("2", "0", 1), f"query 0, key {1 if columns is HEBREW else 2}"
-    assert found["all"] == [kept, kept, "Reading", inside, inside, beside, "Reading", "Reading"]
-    assert found["shown"] == [[shade(weight) for weight in FIRST[2]], [""] * 3]
-    assert 33 <= found["width"] <= 37
+def test_a_translation_is_exported_as_pairs_and_free_words_are_counted(tab: Tab) -> None:
+    found = tab.show(small(), "heads=0&view=links").run("""
+      const all = [page.exported("pharaoh"), page.exported("csv")];
+      await page.changed({ view: "matrix" });
+      return [...all, page.exported("csv"), page.exported("svg")];""")
+    assert found[0] == " ".join(f"{key}-{query}" for query, key in enumerate(FIRST.argmax(1)))
+    links, rows = (list(csv.DictReader(io.StringIO(text, newline=""))) for text in found[1:3])
+    assert [(int(row["query"]), int(row["key"])) for row in links] == list(enumerate(FIRST.argmax(1)))
+    assert len(rows) == 12
+    for row in (*links, *rows):
+        assert float(row["weight"]) == FIRST[int(row["query"]), int(row["key"])]
+        assert (row["query_token"], row["key_token"]) == (QUERIES[int(row["query"])], KEYS[int(row["key"])])
+    drawn = ElementTree.fromstring(found[3])
+    assert len(drawn.findall(".//{*}svg/{*}rect")) == 11  # a rectangle for each weight above 0
+    assert [one.text for one in drawn.iter() if one.tag.endswith("text")] == [*QUERIES, *KEYS]
 
 
-def test_what_is_not_listed_is_summed_and_each_layer_offers_its_own_heads(browse: Callable[..., Any]) -> None:
-    many = np.full((1, 12), 1 / 16)
-    maps = {"x.0": Map(many[None]), "x.1": Map(np.stack([many] * 3))}
-    found = browse(page([Example("", maps, "x.0")]), """
-      queries()[0].click();
-      const heads = () => [...field("Head").querySelectorAll("option")].map((option) => option.value);
-      const all = [reading().list.length, reading().text, heads(), field("Head").hidden];
-      choose("Layer", "1");
-      return [...all, heads(), field("Head").hidden];""")  # fmt: skip
-    assert found[0] == 9
-    assert found[1].endswith("3 more share 0.188")
-    assert found[2:] == [["0"], True, ["mean", "0", "1", "2"], False]
+def test_every_query_whose_strongest_key_is_a_token_is_found(tab: Tab) -> None:
+    """Of a map whose weights are not all carried; the heads in the order of a number."""
+    weights = causal(200, heads=3, seed=5)
+    dense = weights.dense()
+    made = page([Example("", {"0": Map(weights, *[[f"w{n % 50}" for n in range(200)]] * 2)})], budget_mb=0.12, exact=[])
+    assert made.carried[0].exact == 0
+    strongest = dense[1].argmax(-1)
+    key = int(strongest.mode().values)
+    tab.show(made.text, f"heads=1&key={key}&sort=induction")
+    found = tab.run("""
+      const order = [...root.querySelectorAll(".thumb")].map((one) => Number(one.dataset.head));
+      return { text: reading().text, order };""")
+    lookers = (strongest == key).nonzero().ravel().tolist()
+    assert len(lookers) > 1
+    assert f"strongest key of {len(lookers)} queries: {', '.join(map(str, lookers))}" in found["text"]
+    tokens = torch.arange(200) % 50
+    score = regard.inspection.head_table([weights], tokens)["induction"][0]
+    assert found["order"] == score.argsort(descending=True).tolist()
+
+
+def test_what_is_not_carried_is_drawn_and_said_so(tab: Tab) -> None:
+    """Of a map of which one picture was kept, zoomed beyond its blocks."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    with torch.no_grad(), regard.watch(layer, keep=regard.Summarize("pooled_max", rows=60, columns=60)) as seen:
+        layer(torch.randn(1, 300, 16))
+    made = page([model_example(seen)])
+    assert not made.carried[0].of_each_query
+    found = tab.show(made.text, "theme=light&heads=0&query=200&zoom=190-230x10-50").run("""
+      return [reading().text, root.querySelector(".caption").textContent];""")
+    assert "not carried" in found[0]
+    assert "largest of its block of up to 5 × 5 weights" in found[1]
+
+
+def test_the_page_is_one_screen_at_every_size_and_in_both_themes(tab: Tab) -> None:
+    tab.show(page([Example("", {f"{n}": Map(causal(100, heads=12))}) for n in range(3)]).text)
+    for width, height in ((1280, 800), (1024, 768), (360, 740)):
+        tab.browser.size(width, height)
+        for theme in ("light", "dark"):
+            found = tab.run(f"""
+              await page.changed({{ theme: "{theme}" }});
+              await new Promise(requestAnimationFrame);
+              const size = ({{ width, height }}) => [width, height];
+              return {{ whole: [document.documentElement.scrollWidth, document.documentElement.scrollHeight],
+                map: size(root.querySelector(".matrix").getBoundingClientRect()),
+                text: size(root.querySelector(".scroller:last-of-type").getBoundingClientRect()) }};""")
+            assert found["whole"] == [width, height]
+            assert min(found["map"]) >= 100, (width, found)
+
+
+def test_hostile_text_stays_text(tab: Tab) -> None:
+    evil = ["</script><script>globalThis.hit = 1</script>", '"><img src=x onerror="globalThis.hit = 1">', "<!--"]
+    text = page([Example(evil[0], {evil[1]: Map(np.full((3, 3), 1 / 3), evil, evil)})], title=evil[0]).text
+    found = tab.show(text, "query=1&find=%3Cimg&view=links").run("""
+      const tokens = [...root.querySelectorAll(".token")].map((one) => one.textContent);
+      return [globalThis.hit ?? 0, root.querySelectorAll("img, script").length, tokens];""")
+    assert found == [0, 0, [printable(token) for token in evil]]
+
+
+def test_pointing_is_followed_within_a_twentieth_of_a_second(tab: Tab) -> None:
+    weights = causal(512, heads=4, seed=3)
+    words = [f"w{n}" for n in range(512)]
+    tab.show(page([Example("", {"0": Map(weights, words, words)})]).text, "heads=mean")
+    times = tab.run("""
+      const canvas = root.querySelector(".matrix canvas"), box = canvas.getBoundingClientRect(), all = [];
+      for (let n = 0; n < 40; n++) {
+        const start = performance.now();
+        send(canvas, "pointermove", { clientX: box.left + 100 + 9 * n, clientY: box.top + 100 + 9 * n });
+        await new Promise(requestAnimationFrame);
+        all.push(performance.now() - start);
+      }
+      return all.sort((a, b) => a - b);""")
+    assert times[len(times) // 2] < 50, times

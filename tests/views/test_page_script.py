@@ -1,5 +1,7 @@
 """The page's script, run by node where it is: its numbers against NumPy's, and its state."""
 
+import csv
+import io
 import json
 import shutil
 import subprocess
@@ -9,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.views.html.page import Example, Map, page, script
-from tests.views.written_dates import decoded, embedded, sentence, softmax
+from regard.maps.pooling import Bins
+from regard.views.html import Example, Map, page
+from regard.views.html.arrays import packed
+from regard.views.html.page import script
+from tests.views.written_dates import array_of, embedded, sentence, softmax
 
 NODE = shutil.which("node") or ""
 pytestmark = pytest.mark.skipif(not NODE, reason="node is not installed: the page's script is not run")
@@ -30,6 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
 import * as page from "./page.mjs";
 import {{ readFileSync }} from "node:fs";
 const data = JSON.parse(readFileSync(0, "utf-8"));
+globalThis.matchMedia = undefined;
 const plain = (value) => ArrayBuffer.isView(value) ? [...value].map(Number) : value;
 process.stdout.write(JSON.stringify({expression}, (_, value) => plain(value)));
 """
@@ -47,143 +53,163 @@ def test_every_half_precision_number(run: Callable[..., Any]) -> None:
     np.testing.assert_array_equal(np.array([float(value) for value in values]), expected)
 
 
-@pytest.mark.parametrize("precision", ["float16", "uint8"])
-def test_the_script_reads_what_was_written(run: Callable[..., Any], precision: Any) -> None:
-    weights = softmax(2, 5, 7) * 3
-    (map_,) = embedded(page([Example("", {"x": Map(weights)})], precision=precision))["examples"][0]["maps"]
-    values = np.array(run("page.decodeMap(data)", map_)).reshape(2, 5, 7)
-    np.testing.assert_allclose(values, decoded(map_), rtol=1e-7)
-    for head, expected in ((1, values[1]), ("mean", values.mean(0))):
-        read = run("page.headWeights(page.decodeMap(data.map), data.map.shape, data.head)", {"map": map_, "head": head})
-        np.testing.assert_allclose(np.array(read).reshape(5, 7), expected, rtol=1e-6)
+def test_arrays_are_read_as_they_were_written(run: Callable[..., Any]) -> None:
+    random = np.random.default_rng(0)
+    given = {"f16": random.random(77), "f32": random.random(5) * 1e9, "u8": random.integers(0, 256, 9)}
+    given |= {"u16": random.integers(0, 2**16, 13), "u32": random.integers(0, 2**32, 13)}
+    for kind, values in given.items():
+        one = packed(values, kind).as_json()
+        found = run("await page.arrayReader([data])(0)", one)
+        expected = array_of({"arrays": [one]}, 0)
+        np.testing.assert_allclose(np.array(found, np.float64), expected, rtol=1e-7)
+        np.testing.assert_allclose(expected, values, rtol=1e-3)
 
 
-def test_rows_columns_and_peaks(run: Callable[..., Any]) -> None:
-    weights = softmax(5, 7).astype(np.float64)
-    data = weights.ravel().tolist()
-    np.testing.assert_array_equal(run("page.rowOf(data, 7, 3)", data), weights[3])
-    np.testing.assert_allclose(run("page.columnOf(data, 7, 4)", data), weights[:, 4], rtol=1e-7)
-    top = run("page.strongest(page.rowOf(data, 7, 3), 3)", data)
-    order = np.argsort(-weights[3])
-    assert [one["index"] for one in top["top"]] == order[:3].tolist()
-    assert top["others"] == 4
-    assert top["sum"] == pytest.approx(weights[3, order[3:]].sum())
+@pytest.mark.parametrize(("length", "count"), [(7, 3), (64, 64), (513, 512), (1000, 7), (5, 1)])
+def test_blocks_are_those_of_python(run: Callable[..., Any], length: int, count: int) -> None:
+    bins = Bins(length, count)
+    edges = run(f"Array.from({{length: {count + 1}}}, (_, i) => page.edge({length}, {count}, i))")
+    assert edges == [bins.edge(index) for index in range(count + 1)]
+    owners = run(f"Array.from({{length: {length}}}, (_, i) => page.binOf({length}, {count}, i))")
+    assert owners == [bins.index_of(place) for place in range(length)]
 
 
-def test_thumbnails_keep_the_peaks(run: Callable[..., Any]) -> None:
-    weights = softmax(12, 20)
-    small = run("page.shrink(data, 12, 20, 4)", weights.ravel().tolist())
-    assert (small["height"], small["width"]) == (4, 4)
-    expected = weights.reshape(4, 3, 4, 5).max((1, 3))
-    np.testing.assert_allclose(np.array(small["weights"]).reshape(4, 4), expected, rtol=1e-6)
-    narrow = run("page.shrink(data, 3, 20, 5)", weights[:3].ravel().tolist())
-    assert (narrow["height"], narrow["width"]) == (3, 5)
-    expected = weights[:3].reshape(3, 5, 4).max(-1)
-    np.testing.assert_allclose(np.array(narrow["weights"]).reshape(3, 5), expected, rtol=1e-6)
+@pytest.mark.parametrize(
+    ("weight", "text"),
+    [
+        (0, "0"),
+        (0.5, "0.500"),
+        (0.0123, "0.012"),
+        (0.00456, "0.00456"),
+        (3e-7, "3.0e-7"),
+        (12.3456, "12.346"),
+        (12345, "1.235e+4"),
+        (-0.25, "-0.250"),
+    ],
+)
+def test_a_number_is_never_shown_as_a_zero(run: Callable[..., Any], weight: float, text: str) -> None:
+    assert run(f"page.readable({weight})") == text
 
 
-def test_weights_are_readable_and_coloured_by_their_share(run: Callable[..., Any]) -> None:
-    assert run("[0, 1e-9, 0.0012, 0.5, 1].map(page.readable)") == ["0", "< 0.001", "0.001", "0.500", "1.000"]
-    assert run("[0, 0.5, 1, 2, -1].map((weight) => page.step(weight, 1, 256))") == [0, 128, 255, 255, 0]
-    assert run("page.step(0, 0, 256)") == 0
-    assert run("[0, 1, 2, 3, 4].map((weight) => page.step(weight, 4, 11))") == [0, 3, 5, 8, 10]
+def test_the_largest_places_are_those_of_numpy(run: Callable[..., Any]) -> None:
+    values = np.random.default_rng(0).integers(0, 20, 100).tolist()
+    expected = sorted(range(100), key=lambda place: (-values[place], place))
+    for count in (1, 9, 100, 200):
+        assert run(f"page.largestPlaces(data, {count})", values) == expected[:count]
 
 
-def test_the_start_is_what_is_asked_for_as_far_as_it_exists(run: Callable[..., Any]) -> None:
-    data = embedded(page([sentence("fr"), sentence("he")]))
-    first = run("page.initial(data, {})", data)
-    assert (first["example"], first["map"], first["kind"], first["head"]) == (0, 1, "decoder cross", "mean")
-    asked = {"example": "1", "kind": "encoder", "head": "1", "query": "2", "theme": "dark"}
-    second = run(f"page.initial(data, {json.dumps(asked)})", data)
-    assert (second["example"], second["map"], second["head"], second["theme"]) == (1, 0, 1, "dark")
-    assert second["focus"] == {"row": 2}
-    assert second["pinned"]
-    stretched = [
-        run(f"page.initial(data, {json.dumps(start)}).stretch", data)
-        for start in ({"stretch": "1"}, {"stretch": "0"}, {})
-    ]
-    assert stretched == [True, False, False]
-    odd = run('page.initial(data, {example: "99", kind: "no such", layer: "7", head: "-3"})', data)
-    assert (odd["example"], odd["map"], odd["head"]) == (1, 2, 0)
+def test_the_ink_on_a_colour_can_be_read(run: Callable[..., Any]) -> None:
+    """WCAG: at least 4.5 : 1 on every colour of weights, in both themes; the ratio is computed here."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    for theme in embedded(page([sentence()]).text)["colours"].values():
+        inks = run("data.map((colour) => page.inkOn(colour))", theme["ramp"])
+        for colour, ink in zip(theme["ramp"], inks, strict=True):
+            light, dark = sorted((luminance(colour), luminance(ink)), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, colour
 
 
-def test_another_sentence_lets_go_of_the_token_and_another_layer_does_not(run: Callable[..., Any]) -> None:
-    data = embedded(page([sentence("fr"), sentence("he")]))
-    begin = 'page.initial(data, {query: "10", head: "1"})'
-    layer = run(f"page.settled(data, {begin}, {{ layer: '1' }})", data)
-    assert (layer["map"], layer["head"], layer["focus"]) == (2, 1, {"row": 10})
-    other = run(f"page.settled(data, {begin}, {{ example: 1 }})", data)
-    assert (other["example"], other["focus"], other["pinned"]) == (1, None, False)
+def test_files_of_csv_are_read_back(run: Callable[..., Any]) -> None:
+    fields = ["a,b", 'say "yes"', "line\nbreak", "=1+1", "", "ы"]
+    (found,) = csv.reader(io.StringIO(run("page.csvLine(data)", fields), newline=""))
+    assert found == fields
 
 
 @pytest.mark.parametrize(
     ("key", "state", "change"),
     [
         ("]", {}, {"example": 1}),
-        ("[", {}, {"example": -1}),  # which `settled` brings back to 0
+        ("[", {}, {"example": -1}),
         ("l", {}, {"layer": "1"}),
-        ("l", {"map": 2}, {"layer": "1"}),
         ("L", {"map": 2}, {"layer": "0"}),
-        ("L", {}, {"layer": "0"}),
-        ("h", {}, {"head": 0}),
-        ("h", {"head": 0}, {"head": 1}),
-        ("h", {"head": 1}, {"head": 1}),
-        ("H", {"head": 1}, {"head": 0}),
-        ("H", {"head": 0}, {"head": "mean"}),
-        ("H", {}, {"head": "mean"}),
+        ("h", {}, {"heads": [0]}),
+        ("h", {"heads": [1]}, {"heads": [1]}),
+        ("H", {"heads": [0]}, {"heads": ["mean"]}),
         ("Escape", {}, {"focus": None, "pinned": False}),
         ("x", {}, None),
     ],
 )
-def test_keys_of_the_whole_page(run: Callable[..., Any], key: str, state: dict[str, Any], change: Any) -> None:
-    data = embedded(page([sentence("fr"), sentence("he")]))
+def test_keys_of_the_page(run: Callable[..., Any], key: str, state: dict[str, Any], change: Any) -> None:
+    data = embedded(page([sentence("fr"), sentence("he")]).text)
     found = run(
         f"""(() => {{
-          const all = [], event = {{ key: {json.dumps(key)}, target: {{}}, preventDefault: () => all.push("taken") }};
           const state = {{ ...page.initial(data, {{}}), ...{json.dumps(state)} }};
-          page.shortcut(event, data, state, (change) => all.push(change));
-          page.shortcut({{ ...event, ctrlKey: true }}, data, state, (change) => all.push(change));
-          page.shortcut({{ ...event, target: {{ closest: () => ({{}}) }} }}, data, state, (change) => all.push(change));
-          return all;
+          const event = {{ key: {json.dumps(key)}, target: {{}} }};
+          return [event, {{ ...event, ctrlKey: true }}, {{ ...event, target: {{ closest: () => ({{}}) }} }}]
+            .map((one) => page.shortcut(one, data, state));
         }})()""",
         data,
     )
-    assert found == ([] if change is None else ["taken", change])
+    assert found == [change, None, None]
 
 
 def test_every_change_ends_in_a_state_that_exists(run: Callable[..., Any]) -> None:
     """Of two examples, the second of which has one head and another kind."""
     one = Example("one", {"other": Map(softmax(3, 4))})
-    data = embedded(page([sentence("fr"), one]))
+    data = embedded(page([sentence("fr"), one]).text)
 
     def settled(change: dict[str, Any], start: dict[str, Any] | None = None) -> dict[str, Any]:
         begun = f"page.initial(data, {json.dumps(start or {})})"
         state: dict[str, Any] = run(f"page.settled(data, {begun}, {json.dumps(change)})", data)
-        return {name: state[name] for name in ("example", "kind", "layer", "map", "head", "focus")}
+        return {name: state[name] for name in ("example", "kind", "layer", "map", "heads", "focus")}
 
-    first = {"example": 0, "kind": "decoder cross", "layer": "0", "map": 1, "head": "mean", "focus": None}
+    first = {"example": 0, "kind": "decoder cross", "layer": "0", "map": 1, "heads": ["mean"], "focus": None}
     assert settled({"example": -1}) == first
-    assert settled({"head": "9"}) == {**first, "head": 1}
+    assert settled({"heads": ["9"]}) == {**first, "heads": [1]}
+    assert settled({"heads": [0, 0, "x", 1]}) == {**first, "heads": [0, 1]}
     assert settled({"layer": "1"}) == {**first, "layer": "1", "map": 2}
     assert settled({"layer": "7"}) == {**first, "layer": "1", "map": 2}
-    other = {"example": 1, "kind": "other", "layer": "", "map": 0, "head": 0, "focus": None}
+    other = {"example": 1, "kind": "other", "layer": "", "map": 0, "heads": [0], "focus": None}
     assert settled({"example": 5}) == other
-    assert settled({"example": 0}, {"example": "1"}) == {**first, "layer": "1", "map": 2, "head": 0}
     assert settled({"kind": "encoder"}, {"query": "3"}) == {**first, "kind": "encoder", "map": 0}
     assert settled({"layer": "1"}, {"query": "3", "key": "2"})["focus"] == {"row": 3, "column": 2}
 
 
-def test_lines_join_the_focus_with_all_and_each_query_with_its_strongest_key(run: Callable[..., Any]) -> None:
-    weights = softmax(3, 4).astype(np.float64)
-    now = {"rows": 3, "columns": 4, "weights": weights.ravel().tolist(), "top": 0.5, "state": {"focus": None}}
+@pytest.mark.parametrize("wish", ["9999", "-1", "abc", "", "1e99", "NaN", "0x10"])
+def test_a_link_can_wish_for_anything(run: Callable[..., Any], wish: str) -> None:
+    names: tuple[str, ...] = (
+        "example",
+        "query",
+        "key",
+        "heads",
+        "layer",
+        "kind",
+        "zoom",
+        "threshold",
+        "temperature",
+        "with",
+        "view",
+    )
+    names += ("scale", "sort", "theme", "side", "mask")
+    data = embedded(page([sentence("fr"), sentence("he")]).text)
+    state = run(f"page.initial(data, {json.dumps(dict.fromkeys(names, wish))})", data)
+    map_ = data["examples"][state["example"]]["maps"][state["map"]]
+    for side, length in zip(("row", "column"), map_["shape"][1:], strict=True):
+        assert 0 <= state["focus"][side] < length
+    assert all(head == "mean" or 0 <= head < map_["shape"][0] for head in state["heads"])
+    assert (state["view"], state["scale"], state["sort"], state["mask"]) == ("matrix", "sqrt", "layer", "own")
+    assert 0 <= state["threshold"] <= 1
 
-    def links(focus: dict[str, int] | None) -> list[tuple[int, int]]:
-        found = run("page.links(data)", {**now, "state": {"focus": focus}})
-        for query, key, share in found:
-            assert share == pytest.approx(weights[query, key] / 0.5)
-        return [(query, key) for query, key, _ in found]
 
-    assert links(None) == [(i, int(weights[i].argmax())) for i in range(3)]
-    assert links({"row": 1}) == [(1, j) for j in range(4)]
-    assert links({"column": 2}) == [(i, 2) for i in range(3)]
-    assert links({"row": 1, "column": 2}) == [(1, 2)]
+def test_a_link_leads_back_to_what_was_shown(run: Callable[..., Any]) -> None:
+    data = embedded(page([sentence("fr"), sentence("he")]).text)
+    change = {
+        "example": 1, "kind": "decoder cross", "layer": "1", "heads": ["mean", 1], "focus": {"row": 3, "column": 2},
+        "pinned": True, "view": "compare", "other": {"example": 0, "map": 2, "head": 1}, "scale": "log",
+        "withoutSink": True, "threshold": 0.01, "sort": "entropy", "side": "to", "find": "a b&=",
+        "window": [1, 4, 0, 3.5],
+    }  # fmt: skip
+    found = run(
+        f"""(() => {{
+          const state = page.settled(data, page.initial(data, {{}}), {json.dumps(change)});
+          const link = page.linkOf(data, state);
+          return [state, page.initial(data, Object.fromEntries(new URLSearchParams(link)))];
+        }})()""",
+        data,
+    )
+    assert found[0] == found[1]
+    assert found[0]["heads"] == ["mean", 1]

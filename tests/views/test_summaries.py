@@ -1,7 +1,5 @@
 """Views of what a watch kept in place of the weights: the pictures that were kept are drawn, the rest is refused."""
 
-import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from regard.maps import load_summary, save_summary
 from regard.views import heatmap, heatmap_grid, model_example, model_grid, page
 from regard.views.heatmap import head_panels
 from regard.views.values import picture
+from tests.views.written_dates import array_of, embedded
 
 LENGTH, CELLS = 77, 16
 WHAT = regard.Summarize("entropy", "top_keys", "pooled", "pooled_max", rows=CELLS, columns=CELLS)
@@ -42,12 +41,6 @@ def image_of(figure: Any) -> npt.NDArray[np.floating[Any]]:
     FigureCanvasAgg(figure).draw()
     (image,) = figure.axes[0].get_images()
     return np.asarray(image.get_array().filled(np.nan))
-
-
-def data_of(text: str) -> Any:
-    found = re.search(r"<script[^>]*json[^>]*>(.*?)</script>", text, re.DOTALL)
-    assert found
-    return json.loads(found[1])
 
 
 def test_the_picture_that_a_summary_keeps_is_drawn() -> None:
@@ -82,20 +75,25 @@ def test_heatmaps_and_grids_of_pictures() -> None:
     np.testing.assert_allclose(mean, expected, rtol=0, atol=2e-6)
 
 
-def test_a_page_of_pictures() -> None:
+def test_a_page_of_what_was_kept() -> None:
+    """The pictures and the strongest keys that were kept; of the rest nothing is said."""
     whole, kept = seen_by("factors", WHAT)
-    data = data_of(page([model_example(kept)]))
-    expected = data_of(page([model_example(whole)], max_cells=CELLS))
-    for one, other in zip(data["examples"][0]["maps"], expected["examples"][0]["maps"], strict=True):
-        assert one["shape"] == [4, CELLS, CELLS]
-        assert (one["block"], one["even"], one["pooling"]) == ([5, 5], False, "max")
-        assert {k: v for k, v in one.items() if k not in ("data", "scale")} == {
-            k: v for k, v in other.items() if k not in ("data", "scale")
-        }
-        assert one["scale"] == pytest.approx(other["scale"], abs=2e-6)
-    assert data["examples"][0]["labels"][0][:2] == ["0…4", "5…9"]
+    data = embedded(page([model_example(kept)]).text)
+    for entry, weights in zip(data["examples"][0]["maps"], whole.maps, strict=True):
+        (heads, mean) = entry["pictures"]
+        assert (heads["grid"], entry["exact"], entry["finer"]) == ([CELLS, CELLS], {}, {})
+        pictures: list[tuple[Any, int]] = [("max", heads["largest"]), ("mean", heads["mean"])]
+        for how, place in pictures:
+            expected = weights[0].pooled(CELLS, CELLS, how).numpy()
+            np.testing.assert_allclose(array_of(data, place).reshape(expected.shape), expected, rtol=1e-3, atol=1e-5)
+        assert mean["largest"] is None
+        expected = weights[0].average().pooled(CELLS, CELLS, "mean").numpy()
+        np.testing.assert_allclose(array_of(data, mean["mean"]).reshape(expected.shape), expected, rtol=1e-3, atol=1e-5)
+        assert {top["k"] for top in entry["top"].values()} == {4}
+        assert len(entry["top"]) == 4
     (means,) = seen_by("summary", length=300)
-    assert data_of(page([model_example(means)], pooling="mass"))["examples"][0]["maps"][0]["shape"] == [4, 128, 128]
+    (first, _) = embedded(page([model_example(means)]).text)["examples"][0]["maps"]
+    assert (first["pictures"][0]["grid"], first["pictures"][0]["largest"]) == ([128, 128], None)
 
 
 def test_a_short_map_is_kept_whole_and_drawn_by_every_view() -> None:
@@ -104,7 +102,8 @@ def test_a_short_map_is_kept_whole_and_drawn_by_every_view() -> None:
     name = next(iter(kept))
     np.testing.assert_allclose(image_of(model_grid(kept)), image_of(model_grid(whole)), rtol=0, atol=2e-6)
     np.testing.assert_allclose(picture(kept[name][0, 1]).values, whole[name][0, 1].dense(), rtol=0, atol=2e-6)
-    assert data_of(page([model_example(kept, list("abcdefghi"))]))["examples"][0]["labels"] == [list("abcdefghi")]
+    (labels,) = embedded(page([model_example(kept, list("abcdefghi"))]).text)["examples"][0]["labels"]
+    assert labels["texts"] == list("abcdefghi")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,6 @@ def test_a_short_map_is_kept_whole_and_drawn_by_every_view() -> None:
         (lambda seen: model_grid(seen), r"pooled\(128, 128, 'max'\)"),
         (lambda seen: model_grid(seen, how="mean", cells=100), r"pooled\(100, 100, 'mean'\)"),
         (lambda seen: heatmap(seen.maps[0][0, 0]), r"pooled\(256, 256, 'max'\)"),
-        (lambda seen: page([model_example(seen)]), r"pooled\(300, 300, 'max'\)"),
     ],
 )
 def test_what_was_not_kept_is_refused_and_named(draw: Callable[[Seen], object], asked: str) -> None:
@@ -123,6 +121,12 @@ def test_what_was_not_kept_is_refused_and_named(draw: Callable[[Seen], object], 
     )
     with pytest.raises(NotKeptError, match=said):
         draw(kept)
+
+
+def test_a_page_needs_a_picture() -> None:
+    (kept,) = seen_by(regard.Summarize("entropy"), length=300)
+    with pytest.raises(NotKeptError, match=r"pooled\(64, 64, 'max'\) cannot be told"):
+        page([model_example(kept)])
 
 
 def test_a_saved_summary_is_drawn_again(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ import base64
 import datetime
 import json
 import re
+import zlib
 from typing import Any
 
 import numpy as np
 from babel.dates import format_date
 
-from regard.views.html.page import Example, Map
+from regard.views.html import Example, Map
 
 LOCALES = ["en_US", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "pl", "ru", "uk", "tr", "el", "fi", "cs"]
 LOCALES += ["hu", "vi", "id", "zh", "ja", "ko", "ar", "he", "hi", "th"]
@@ -34,12 +35,20 @@ def embedded(text: str) -> Any:
     return json.loads(data)
 
 
-def decoded(map_: dict[str, Any]) -> np.ndarray:
-    """The weights of an embedded map in float64, decoded by NumPy rather than by the page's own script."""
-    raw = base64.b64decode(map_["data"])
-    if map_["precision"] == "float16":
-        return np.frombuffer(raw, "<f2").reshape(map_["shape"]).astype(np.float64)
-    return np.frombuffer(raw, np.uint8).reshape(map_["shape"]) / 255 * map_["scale"]
+def array_of(data: Any, place: int) -> np.ndarray:
+    """An array of a page, decoded by NumPy rather than by the page's own script."""
+    found = data["arrays"][place]
+    dtype = np.dtype({"f16": "<f2", "f32": "<f4", "u8": "u1", "u16": "<u2", "u32": "<u4"}[found["kind"]])
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(found["data"])), np.uint8)
+    values = np.ascontiguousarray(planes.reshape(dtype.itemsize, found["length"]).T).view(dtype).ravel()
+    return values.astype(np.float64) if dtype.kind == "f" else values
+
+
+def decoded(data: Any, map_: dict[str, Any]) -> np.ndarray:
+    """The small picture of each head of a map: for a short map, all its weights."""
+    picture = map_["pictures"][0]
+    place = picture["mean"] if picture["largest"] is None else picture["largest"]
+    return array_of(data, place).reshape(-1, *picture["grid"]) * map_["scale"]
 
 
 def sentence(locale: str = "fr", heads: int = 2) -> Example:

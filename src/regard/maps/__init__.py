@@ -1,7 +1,6 @@
 """Maps of weights that are never stored: their statistics, the sources of their weights, and their files."""
 
 from regard.maps.attention_map import AttentionMap as AttentionMap
-from regard.maps.attention_map import Transposed as Transposed
 from regard.maps.attention_map import stack as stack
 from regard.maps.files import load_summary as load_summary
 from regard.maps.files import save_summary as save_summary
@@ -16,7 +15,6 @@ __all__ = [
     "Source",
     "Spectrum",
     "TopKeys",
-    "Transposed",
     "load_summary",
     "save_summary",
     "stack",

@@ -1,6 +1,7 @@
 """The exact weights of attention, never stored."""
 
 import math
+import reprlib
 from collections.abc import Sequence
 from importlib import import_module
 from os import PathLike
@@ -13,12 +14,12 @@ from regard.errors import ArgumentError, ShapeError
 from regard.maps import files
 from regard.maps.call_source import source_of_call
 from regard.maps.derived_sources import SelectionSource, WeightedSource, average
-from regard.maps.indexing import expand_ellipsis, is_integer, positions
-from regard.maps.products import product, transposed_product
+from regard.maps.indexing import Index, is_integer, positions
+from regard.maps.products import product
 from regard.maps.stack_source import StackSource, starts_of
-from regard.maps.statistics_of_map import DENSE_LIMIT_BYTES
 from regard.maps.summary_source import SummarySource, joined_steps
-from regard.maps.tensor_like import TensorLike
+from regard.maps.tensor_like import TensorLike, as_matrix
+from regard.maps.transposed_source import TransposedSource
 from regard.mechanisms.byte_size import human
 
 
@@ -30,9 +31,10 @@ class AttentionMap(TensorLike):
     queries, keys and one number per row, and computes any block of P from them exactly. Weights are
     float32 (float64 for float64 input), before dropout, and carry gradients to query and key.
 
-    - `map[index]` on leading dimensions is a map again; if rows or columns are indexed too, the answer is a
-      tensor: `map[0, :, 5]` is what query 5 of sequence 0 attends to, in every head. Integers, slices and
-      index tensors can be mixed; two index tensors for rows and columns mean the outer block.
+    - `map[index]` is what the index gives of a tensor. If queries and keys stay, it is a map again, still lazy:
+      `map[0]`, `map[..., 1:, 1:]`, `map[:, :, keep]`. If a query, a key or single weights are named, it is a tensor:
+      `map[0, :, 5]` is what query 5 of sequence 0 attends to, in every head. Two index tensors are paired with one
+      another; `block(rows, columns)` and `only(rows=..., columns=...)` take the outer block.
     - `map @ x` is P x for x of shape (..., S, N), in memory linear in T and S.
     - `map.dense()` is the whole of P, if it fits a limit.
 
@@ -52,20 +54,43 @@ class AttentionMap(TensorLike):
     # -- parts -----------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> "AttentionMap | Tensor":
-        """A map of some heads, or a block of weights. See the class."""
-        index = expand_ellipsis(index if isinstance(index, tuple) else (index,), self.ndim)
-        lead, pair = index[: self.ndim - 2], index[self.ndim - 2 :]
-        chosen = self._choose_leading(lead)
-        if all(isinstance(i, slice) and i == slice(None) for i in pair):
+        """What the same index of the tensor gives: a map if queries and keys stay, else a tensor. See the class.
+
+        Raises:
+            ShapeError: the index does not fit the map.
+            TooLargeError: the weights that are named take more than the limit of `dense()`.
+        """
+        given = Index.of(index, self.ndim)
+        if given.is_points:
+            return self._choose_leading(given.lead).at(*given.pair)
+        if not given.is_outer:
+            return self._weights_of(given)
+        chosen = self._choose_leading(given.lead)
+        if given.is_whole:
             return chosen
         rows, columns = (
             positions(i, n, name, self.device)
-            for i, n, name in zip(pair, self.shape[-2:], ("query", "key"), strict=True)
+            for i, n, name in zip(given.pair, self.shape[-2:], ("query", "key"), strict=True)
         )
+        is_one = [is_integer(i) for i in given.pair]
+        if not any(is_one) and len(rows) and len(columns):
+            return AttentionMap(SelectionSource(chosen.source, rows, columns))
         weights = chosen.block(rows, columns)
-        if is_integer(pair[0]):
-            weights = weights[..., 0, :]
-        return weights[..., 0] if is_integer(pair[1]) else weights
+        weights = weights[..., 0, :] if is_one[0] else weights
+        return weights[..., 0] if is_one[1] else weights
+
+    def _weights_of(self, index: Index) -> Tensor:
+        """The weights of an index that pairs tensors with one another, or makes a dimension after the queries'."""
+        ones = [isinstance(i, int) and not isinstance(i, bool) for i in index.lead]
+        # Integers come first, as in torch: what they leave out is not computed.
+        chosen = self._choose_leading(tuple(i if one else slice(None) for i, one in zip(index.lead, ones, strict=True)))
+        rest = (*(i for i, one in zip(index.lead, ones, strict=True) if not one), *index.pair)
+        try:
+            return as_matrix(chosen, "an index of paired tensors")[rest]
+        except (IndexError, TypeError, RuntimeError) as error:
+            raise ShapeError(
+                f"cannot index a map {tuple(self.shape)} by {reprlib.repr(index.whole)}: {error}"
+            ) from error
 
     def _choose_leading(self, lead: tuple[Any, ...]) -> "AttentionMap":
         if all(isinstance(i, slice) and i == slice(None) for i in lead):
@@ -73,14 +98,16 @@ class AttentionMap(TensorLike):
         cells = torch.arange(math.prod(self.leading), device=self.device).view(self.leading)
         try:
             cells = cells[lead]
-        except (IndexError, TypeError, RuntimeError) as error:
-            raise ShapeError(f"cannot index a map {tuple(self.shape)} by {lead}: {error}") from error
+        except (IndexError, TypeError, RuntimeError, ValueError) as error:
+            raise ShapeError(f"cannot index a map {tuple(self.shape)} by {reprlib.repr(lead)}: {error}") from error
         return AttentionMap(self.source.choose(cells.reshape(-1), tuple(cells.shape)))
 
     # -- products --------------------------------------------------------------------------------------
 
-    def __matmul__(self, other: Tensor) -> Tensor:
-        """P @ x for x of shape (S, N) or (batch..., H, S, N); of an `AttentionMap` also (batch..., G, S, N).
+    def __matmul__(self, other: Any) -> Any:
+        """P @ x for x of shape (S, N) or (batch..., H, S, N); of the map of one call also (batch..., G, S, N).
+
+        A vector (S,) and a map are taken as by a tensor.
 
         Raises:
             ShapeError: x does not fit the map.
@@ -92,11 +119,16 @@ class AttentionMap(TensorLike):
                 [0.2645],
                 [0.2645]])
         """
-        return product(self.source, other)
+        if isinstance(other, Tensor) and other.dim() > 1:
+            return product(self.source, other).to(self.dtype)
+        this: Any = self
+        return torch.matmul(this, other)
 
     @property
-    def mT(self) -> "Transposed":
-        """The transposed map, for `map.mT @ x`: the sum of x that every key receives.
+    def mT(self) -> "AttentionMap":
+        """The transposed map (batch..., H, S, T), still lazy: `map.mT @ x` is the sum of x that every key receives.
+
+        For softmax of dot products the product is one fused call. Row statistics of it go by tiles.
 
         >>> import regard
         >>> q = torch.zeros(2, 1)
@@ -105,7 +137,7 @@ class AttentionMap(TensorLike):
         tensor([[1.2500],
                 [0.2500]])
         """
-        return Transposed(self)
+        return AttentionMap(TransposedSource.of_source(self.source))
 
     # -- other maps ------------------------------------------------------------------------------------
 
@@ -348,40 +380,6 @@ class AttentionMap(TensorLike):
         dense = f", dense() would take {human(self.dense_bytes)}" if self.source.has_blocks else ""
         kind = str(self.dtype).removeprefix("torch.")
         return f"AttentionMap{tuple(self.shape)} {kind} on {self.device}: {self.source}; holds {held}{dense}"
-
-
-class Transposed:
-    """A map with the roles of queries and keys exchanged: `map.mT @ x` is P^T x, one fused call for softmax of dot
-    products."""
-
-    def __init__(self, of: AttentionMap) -> None:
-        self.mT = of
-
-    @property
-    def shape(self) -> torch.Size:
-        """(batch..., H, S, T)."""
-        *leading, queries, keys = self.mT.shape
-        return torch.Size((*leading, keys, queries))
-
-    def __matmul__(self, other: Tensor) -> Tensor:
-        """P^T x for x of shape (T, N) or (batch..., H, T, N): (batch..., H, S, N).
-
-        Raises:
-            ShapeError: x does not fit the map.
-        """
-        return transposed_product(self.mT.source, other)
-
-    def dense(self, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
-        """All of P^T, (batch..., H, S, T).
-
-        Raises:
-            TooLargeError: it would take more than `limit_bytes`.
-        """
-        return self.mT.dense(limit_bytes).mT
-
-    def __repr__(self) -> str:
-        """The map that it transposes."""
-        return f"transposed {self.mT!r}"
 
 
 def stack(maps: Sequence[AttentionMap], *, starts: Sequence[int] | None = None) -> AttentionMap:

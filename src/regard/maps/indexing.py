@@ -2,6 +2,7 @@
 
 import operator
 import reprlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,89 @@ from torch import Tensor
 from regard.errors import ShapeError
 
 
-def expand_ellipsis(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
-    """An index with one entry for each dimension.
+@dataclass(frozen=True)
+class Index:
+    """An index of a map: what it says of the dimensions before queries and keys, and of these two."""
 
-    Raises:
-        ShapeError: there are too many entries, or a map does not take one of them.
-    """
-    if any(i is None for i in index):
-        raise ShapeError("a map takes integers, slices and index tensors, not None: index it, then add dimensions")
-    dots = [n for n, i in enumerate(index) if i is Ellipsis]
-    if len(dots) > 1 or len(index) - len(dots) > ndim:
-        raise ShapeError(f"a map of {ndim} dimensions takes at most {ndim} indices and one ellipsis, got {index}")
-    at = dots[0] if dots else len(index)
-    fill = (slice(None),) * (ndim - len(index) + len(dots))
-    return (*index[:at], *fill, *index[at + len(dots) :])
+    whole: tuple[Any, ...]
+    """All entries, without an ellipsis."""
+    lead: tuple[Any, ...]
+    pair: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, index: Any, ndim: int) -> "Index":
+        """The index `map[index]`, as torch reads it.
+
+        Raises:
+            ShapeError: there are too many entries.
+        """
+        entries = tuple(_as_entry(i) for i in (index if isinstance(index, tuple) else (index,)))
+        taken = sum(_dimensions(i) for i in entries)
+        dots = [n for n, i in enumerate(entries) if i is Ellipsis]
+        if len(dots) > 1 or taken > ndim:
+            raise ShapeError(
+                f"a map of {ndim} dimensions takes at most {ndim} indices and one ellipsis, got {reprlib.repr(index)}"
+            )
+        at = dots[0] if dots else len(entries)
+        whole = (*entries[:at], *(slice(None),) * (ndim - taken), *entries[at + 1 :])
+        # The entry of the queries is the first one after ndim - 2 dimensions that is no new dimension before them.
+        seen, first = 0, 0
+        while first < len(whole) and (seen < ndim - 2 or whole[first] is None):
+            seen, first = seen + _dimensions(whole[first]), first + 1
+        return cls(whole, whole[:first], whole[first:])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether queries and keys stay as they are."""
+        return self.pair == (slice(None), slice(None))
+
+    @property
+    def is_outer(self) -> bool:
+        """Whether rows and columns are chosen by themselves: torch pairs index tensors with one another."""
+        many = [i for i in (*self.lead, *self.pair) if isinstance(i, Tensor)]
+        in_pair = [i for i in self.pair if isinstance(i, Tensor)]
+        return (
+            len(self.pair) == 2
+            and all(i is not None and not (isinstance(i, Tensor) and i.dim() != 1) for i in self.pair)
+            and (not in_pair or len(many) == 1)
+        )
+
+    @property
+    def is_points(self) -> bool:
+        """Whether two 1-D tensors of integers name single weights, and no tensor comes before them."""
+        return (
+            len(self.pair) == 2
+            and not any(isinstance(i, Tensor) for i in self.lead)
+            and all(isinstance(i, Tensor) and i.dim() == 1 and i.dtype != torch.bool for i in self.pair)
+            and len(self.pair[0]) == len(self.pair[1])
+        )
+
+
+def _as_entry(entry: Any) -> Any:
+    """One entry; lists and arrays as tensors, integers of any kind as those of Python."""
+    if entry is None or entry is Ellipsis or isinstance(entry, slice | bool):
+        return entry
+    if is_integer(entry):
+        return operator.index(entry)
+    try:
+        # An empty list would become a tensor of float32.
+        empty = isinstance(entry, list) and not entry
+        found = torch.as_tensor(entry, dtype=torch.long if empty else None)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(
+            f"a map takes integers, slices, None, ... and index tensors, got {reprlib.repr(entry)}"
+        ) from error
+    if found.is_floating_point() or found.is_complex():
+        raise ShapeError(f"an index tensor has integers or bools, got {tuple(found.shape)} {found.dtype}")
+    # torch takes tensors of uint8 as masks too.
+    return found.bool() if found.dtype == torch.uint8 else found
+
+
+def _dimensions(entry: Any) -> int:
+    """How many dimensions an entry takes up."""
+    if entry is None or entry is Ellipsis or isinstance(entry, bool):
+        return 0
+    return entry.dim() if isinstance(entry, Tensor) and entry.dtype == torch.bool else 1
 
 
 def is_integer(index: Any) -> bool:

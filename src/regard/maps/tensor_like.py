@@ -1,7 +1,7 @@
 """A map passes for the tensor that it stands for: functions of torch, NumPy, arithmetic, iteration."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -15,6 +15,34 @@ from regard.maps.source import Source
 from regard.maps.statistics_of_map import MapStatistics
 from regard.maps.strictness import refuse_if_strict
 from regard.maps.torch_functions import lazily
+
+OF_STORAGE = frozenset(
+    {"retain_grad", "register_hook", "register_post_accumulate_grad_hook", "data_ptr", "storage", "untyped_storage"}
+)
+"""Methods of a tensor that would act on a copy which nobody holds."""
+ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
+    "T": lambda one: one.permute(*reversed(range(one.ndim))),
+    "H": lambda one: one.t(),
+    "mH": lambda one: one.mT,
+    "data": lambda one: one.detach(),
+    "grad": lambda one: None,
+    "is_leaf": lambda one: not one.requires_grad,
+    "is_cpu": lambda one: one.device.type == "cpu",
+    "itemsize": lambda one: one.dtype.itemsize,
+    "nbytes": lambda one: one.dense_bytes,
+    "layout": lambda one: torch.strided,
+    **dict.fromkeys(("is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_meta"), lambda one: False),
+}
+"""Attributes of a tensor, for a map."""
+
+
+def _operator(name: str) -> Any:
+    """An operator of Python that does what it does for a tensor."""
+
+    def operate(self: "TensorLike", *other: Any) -> Any:
+        return self._as(name, *other)
+
+    return operate
 
 
 class TensorLike(MapStatistics, ABC):
@@ -43,11 +71,18 @@ class TensorLike(MapStatistics, ABC):
             raise ArgumentError(
                 f"{name}() changes a tensor in place, and a map is never changed: use the form without _"
             )
+        if name in OF_STORAGE:
+            raise ArgumentError(
+                f"{name}() belongs to a stored tensor, and a map stores none: make one by map.dense() and keep it"
+            )
         if func in (getattr(torch, name, None), getattr(Tensor, name, None)):
             answer = lazily(name, _each(_source, args), _each(_source, kwargs))
             if answer is not NOT_LAZY:
                 return _each(lambda one: cls(one) if isinstance(one, Source) else one, answer)
-        return func(*_each(lambda one: _dense(one, name), args), **_each(lambda one: _dense(one, name), kwargs))
+        return func(
+            *_each(lambda one: as_matrix(one, f"{name}()"), args),
+            **_each(lambda one: as_matrix(one, f"{name}()"), kwargs),
+        )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """The dense weights as a NumPy array.
@@ -55,63 +90,79 @@ class TensorLike(MapStatistics, ABC):
         Raises:
             TooLargeError: they are above the limit of `dense()`, or maps are strict here.
         """
-        return np.asarray(_dense(self, "numpy.asarray").detach().cpu().numpy(), dtype=dtype)
+        return np.asarray(as_matrix(self, "numpy.asarray()").detach().cpu().numpy(), dtype=dtype)
+
+    __array_priority__ = 1000
+    """NumPy leaves arithmetic of its numbers and arrays with a map to the map, as with a tensor."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The dense weights for `torch.as_tensor` and other libraries.
+
+        Raises:
+            TooLargeError: they are above the limit of `dense()`, or maps are strict here.
+        """
+        return as_matrix(self, "as_tensor()").detach().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, device=self.device).__dlpack_device__()
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Any other method of a tensor, applied to the map."""
-            method = None if name.startswith("_") else getattr(Tensor, name, None)
-            if not callable(method):
+            """Any other method or attribute of a tensor, applied to the map."""
+            found = None if name.startswith("_") else getattr(Tensor, name, None)
+            if callable(found):
+                return lambda *args, **kwargs: type(self).__torch_function__(
+                    found, (type(self),), (self, *args), kwargs
+                )
+            if found is None or name not in ATTRIBUTES:
                 raise AttributeError(f"an attention map has no attribute {name!r}")
-            return lambda *args, **kwargs: type(self).__torch_function__(method, (type(self),), (self, *args), kwargs)
+            return ATTRIBUTES[name](self)
 
     def _as(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return type(self).__torch_function__(getattr(Tensor, name), (type(self),), (self, *args), kwargs)
 
     # -- arithmetic --------------------------------------------------------------------------------------
 
-    def __mul__(self, other: Any) -> Any:
-        return self._as("__mul__", other)
+    __mul__ = __rmul__ = _operator("__mul__")
+    __truediv__ = _operator("__truediv__")
+    __rtruediv__ = _operator("__rtruediv__")
+    __floordiv__ = _operator("__floordiv__")
+    __rfloordiv__ = _operator("__rfloordiv__")
+    __mod__ = _operator("__mod__")
+    __rmod__ = _operator("__rmod__")
+    __add__ = __radd__ = _operator("__add__")
+    __sub__ = _operator("__sub__")
+    __rsub__ = _operator("__rsub__")
+    __pow__ = _operator("__pow__")
+    __rpow__ = _operator("__rpow__")
+    __rmatmul__ = _operator("__rmatmul__")
+    __neg__ = _operator("__neg__")
+    __pos__ = _operator("__pos__")
+    __abs__ = _operator("__abs__")
+    __gt__ = _operator("__gt__")
+    __ge__ = _operator("__ge__")
+    __lt__ = _operator("__lt__")
+    __le__ = _operator("__le__")
+    __eq__ = _operator("__eq__")
+    __ne__ = _operator("__ne__")
+    __hash__ = object.__hash__
 
-    def __rmul__(self, other: Any) -> Any:
-        return self._as("__mul__", other)
+    def __bool__(self) -> bool:
+        """The truth of a single weight.
 
-    def __truediv__(self, other: Any) -> Any:
-        return self._as("__truediv__", other)
+        Raises:
+            ArgumentError: there are several.
+        """
+        if self.numel() != 1:
+            raise ArgumentError(
+                f"the truth value of a map {tuple(self.shape)} is ambiguous, as that of a tensor is: write `map is not "
+                "None`, or compare and use .any() or .all()"
+            )
+        return bool(self.dense())
 
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._as("__rtruediv__", other)
-
-    def __add__(self, other: Any) -> Any:
-        return self._as("__add__", other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._as("__add__", other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._as("__sub__", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._as("__rsub__", other)
-
-    def __neg__(self) -> Any:
-        return self._as("__neg__")
-
-    def __pow__(self, other: Any) -> Any:
-        return self._as("__pow__", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._as("__gt__", other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._as("__ge__", other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._as("__lt__", other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._as("__le__", other)
+    def __float__(self) -> float:
+        return float(as_matrix(self, "float()"))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Refuse to change a map.
@@ -123,17 +174,17 @@ class TensorLike(MapStatistics, ABC):
 
     # -- reductions --------------------------------------------------------------------------------------
 
-    def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+    def sum(self, *args: Any, **kwargs: Any) -> Any:
         """The sum over dimensions, as of a tensor: a map if queries and keys stay, else a tensor.
 
         Over queries it is `received()`, over keys the sums of rows, each one fused call for softmax of dot products;
         over heads and batches it is lazy.
         """
-        return self._as("sum", options.pop("axis", dim), keepdim, **options)
+        return self._as("sum", *args, **kwargs)
 
-    def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+    def mean(self, *args: Any, **kwargs: Any) -> Any:
         """The mean over dimensions, as of a tensor: a map if queries and keys stay, else a tensor."""
-        return self._as("mean", options.pop("axis", dim), keepdim, **options)
+        return self._as("mean", *args, **kwargs)
 
     def max(self, *args: Any, **kwargs: Any) -> Any:
         """The largest of all weights, or values and indices over one dimension, as of a tensor.
@@ -250,11 +301,15 @@ def _source(one: Any) -> Any:
     return one.source if isinstance(one, TensorLike) else one
 
 
-def _dense(one: Any, asked: str) -> Any:
-    """A map's matrix; anything else as it is."""
+def as_matrix(one: Any, asked: str) -> Any:
+    """A map's matrix for something that was asked, unless maps are strict; anything else as it is.
+
+    Raises:
+        TooLargeError: it is above the limit of `dense()`, or maps are strict here.
+    """
     if not isinstance(one, TensorLike):
         return one
-    refuse_if_strict(f"{asked}()", tuple(one.shape))
+    refuse_if_strict(asked, tuple(one.shape))
     return one.dense()
 
 

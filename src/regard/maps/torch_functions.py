@@ -16,31 +16,46 @@ from regard.maps import extremes
 from regard.maps import statistics as st
 from regard.maps.cast_source import CastSource
 from regard.maps.combined_sources import ScaledSource, SumSource, row_sums, side_by_side
-from regard.maps.derived_sources import average
+from regard.maps.derived_sources import SelectionSource, average
 from regard.maps.extremes import NOT_LAZY
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
 from regard.maps.stack_source import StackSource
 from regard.maps.tiles import ask
+from regard.maps.transposed_source import TransposedSource
 
 VIEWS = frozenset(
     {
         "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "movedim",
-        "moveaxis", "unsqueeze", "squeeze", "expand", "narrow", "select", "unbind", "split", "chunk", "tensor_split",
+        "moveaxis", "unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "narrow", "select", "unbind",
+        "split", "chunk", "tensor_split", "adjoint", "t", "view_as", "reshape_as", "atleast_2d", "atleast_3d",
     }
 )  # fmt: skip
 """The functions that return views of a contiguous tensor."""
+OF_SHAPE = frozenset(
+    {
+        "stride", "is_contiguous", "element_size", "storage_offset", "is_floating_point", "is_complex", "is_signed",
+        "is_conj", "is_neg", "is_inference", "numel", "nelement", "ndimension", "size", "dim", "is_same_size",
+        "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones",
+        "new_full", "new_empty", "new_tensor",
+    }
+)  # fmt: skip
+"""The functions that read no weight, only shape, dtype and device."""
+NUMPYS = {"axis": "dim", "keepdims": "keepdim"}
 
 
 def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The answer of a function of torch without any matrix, or NOT_LAZY."""
-    if name in VIEWS and isinstance(args[0], Source):
-        return _view(name, args[0], args[1:], kwargs)
-    entry = ENTRIES.get(name)
     # NumPy's names of arguments, which torch takes too.
-    kwargs = {
-        ("dim" if key == "axis" else key): value for key, value in kwargs.items() if (key, value) != ("out", None)
-    }
+    kwargs = {NUMPYS.get(key, key): value for key, value in kwargs.items() if (key, value) != ("out", None)}
+    if "input" in kwargs:
+        args, kwargs = (kwargs["input"], *args), {key: value for key, value in kwargs.items() if key != "input"}
+    if args and isinstance(args[0], Source):
+        if name in VIEWS:
+            return _view(name, args[0], args[1:], kwargs)
+        if name in OF_SHAPE:
+            return _of_shape(name, args[0], args[1:], kwargs)
+    entry = ENTRIES.get(name)
     if entry is None:
         return NOT_LAZY
     try:
@@ -50,33 +65,50 @@ def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return entry(*args, **kwargs)
 
 
+def _of_shape(name: str, source: Source, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The answer for a contiguous tensor without memory; what it makes is on the map's device."""
+    shadow = torch.empty(source.shape, dtype=source.answer_dtype, device="meta")
+    others = [torch.empty(o.shape, dtype=o.answer_dtype, device="meta") if isinstance(o, Source) else o for o in args]
+    makes = name.endswith("_like") or name.startswith("new_")
+    kwargs = {"device": source.device, **kwargs} if makes else kwargs
+    function = getattr(Tensor, name, None) or getattr(torch, name)
+    return function(shadow, *others, **kwargs)
+
+
 # -- layout ------------------------------------------------------------------------------------------------
 
 
 def _view(name: str, source: Source, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A rearrangement of the dimensions before queries and keys, if it leaves these two as they are."""
-    function = getattr(Tensor, name)
+    function = getattr(Tensor, name, None) or getattr(torch, name)
     shadows = function(torch.empty(source.shape, device="meta", dtype=torch.float32), *args, **kwargs)
     several = isinstance(shadows, tuple | list)
-    if not all(_keeps_last(shadow, source) for shadow in (shadows if several else [shadows])):
+    turned = {_turns_last(shadow, source) for shadow in (shadows if several else [shadows])}
+    if None in turned or len(turned) > 1:
         return NOT_LAZY
     numbers = torch.arange(source.cells, device=source.device).view(*source.leading, 1, 1).expand(source.shape)
     views = function(numbers, *args, **kwargs)
     chosen = [source.choose(v[..., 0, 0].reshape(-1), tuple(v.shape[:-2])) for v in (views if several else [views])]
+    chosen = [TransposedSource.of_source(one) for one in chosen] if turned == {True} else chosen
     return tuple(chosen) if several else chosen[0]
 
 
-def _keeps_last(shadow: Tensor, source: Source) -> bool:
-    """Whether the last two dimensions of a view are those of the contiguous tensor, in memory too."""
-    queries, keys = source.shape[-2:]
-    steps = [step for step, size in zip((keys, 1), (queries, keys), strict=True) if size > 1]
-    found = [step for step, size in zip(shadow.stride()[-2:], shadow.shape[-2:], strict=True) if size > 1]
-    return (
-        shadow.dtype == torch.float32
-        and shadow.dim() > 1
-        and tuple(shadow.shape[-2:]) == (queries, keys)
-        and steps == found
-    )
+def _turns_last(shadow: Tensor, source: Source) -> bool | None:
+    """Whether the last two dimensions of a view are the contiguous tensor's in the other order; None if others.
+
+    They are told apart by their steps in memory.
+    """
+    if shadow.dtype != torch.float32 or shadow.dim() < 2:
+        return None
+    sizes, steps = tuple(source.shape[-2:]), (source.shape[-1], 1)
+
+    def same(expected: tuple[int, ...], at: tuple[int, ...]) -> bool:
+        found = tuple(shadow.shape[-2:]), tuple(shadow.stride()[-2:])
+        return found[0] == expected and all(
+            a == b for a, b, size in zip(found[1], at, expected, strict=True) if size > 1
+        )
+
+    return False if same(sizes, steps) else True if same(sizes[::-1], steps[::-1]) else None
 
 
 def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -263,6 +295,29 @@ def _same(input: Any, *_: Any, **__: Any) -> Any:
     return input
 
 
+def _dtype_of(other: Any) -> torch.dtype:
+    return other.answer_dtype if isinstance(other, Source) else other.dtype
+
+
+def _is_floating(dtype: Any) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
+
+
+def _index_select(input: Any, dim: int, index: Any) -> Any:
+    """Some places of one dimension, in the order of the index."""
+    if not isinstance(index, Tensor) or index.dim() != 1 or not len(index):
+        return NOT_LAZY
+    rank = len(input.shape)
+    if not -rank <= dim < rank or not 0 <= int(index.min()) <= int(index.max()) < input.shape[dim]:
+        return NOT_LAZY
+    dim, index = dim % rank, index.long()
+    if dim < rank - 2:
+        cells = torch.arange(input.cells, device=input.device).view(input.leading).index_select(dim, index)
+        return input.choose(cells.reshape(-1), tuple(cells.shape))
+    both = [range(input.queries), range(input.keys)]
+    return SelectionSource(input, *(index if at == dim - rank else both[at] for at in (-2, -1)))
+
+
 ENTRIES: Mapping[str, Callable[..., Any]] = {
     "stack": _stack,
     **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
@@ -284,9 +339,15 @@ ENTRIES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("add", "__add__", "__radd__"), _add),
     **dict.fromkeys(("sub", "subtract", "__sub__"), _sub),
     "float": _as_dtype(torch.float32),
+    "type_as": lambda input, other: CastSource.of_dtype(input, _dtype_of(other)),
+    "type": lambda input, dtype: CastSource.of_dtype(input, dtype) if _is_floating(dtype) else NOT_LAZY,
     "double": _as_dtype(torch.float64),
     "half": _as_dtype(torch.float16),
     "bfloat16": _as_dtype(torch.bfloat16),
+    "detach": lambda input: input.mapped(Tensor.detach),
+    "__pos__": _same,
+    "positive": _same,
+    "index_select": _index_select,
     **dict.fromkeys(("clone", "contiguous"), _same),
 }
 """What each function means, by its name in torch."""

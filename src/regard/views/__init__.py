@@ -5,8 +5,10 @@ from regard.views.figures import save_figure as save_figure
 from regard.views.heatmap import head_panels as head_panels
 from regard.views.heatmap import heatmap as heatmap
 from regard.views.heatmap import heatmap_grid as heatmap_grid
+from regard.views.html import Carried as Carried
 from regard.views.html import Example as Example
 from regard.views.html import Map as Map
+from regard.views.html import Page as Page
 from regard.views.html import page as page
 from regard.views.html import save_page as save_page
 from regard.views.labels import printable as printable
@@ -30,6 +32,7 @@ from regard.views.themes import Theme as Theme
 __all__ = [
     "DARK",
     "LIGHT",
+    "Carried",
     "ColourScale",
     "Example",
     "HalfBlocks",
@@ -37,6 +40,7 @@ __all__ = [
     "LinearScale",
     "LogScale",
     "Map",
+    "Page",
     "Panel",
     "Printing",
     "RowScale",

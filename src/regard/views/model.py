@@ -23,7 +23,7 @@ from regard.views.figures import (
     write_heading,
 )
 from regard.views.heatmap import key_of_masked
-from regard.views.html.page import Example, Map
+from regard.views.html.contents import Example, Map
 from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
 from regard.views.masked import Cells, hidden_cells
 from regard.views.scales import ColourScale, Numbers

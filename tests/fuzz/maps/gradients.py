@@ -75,7 +75,10 @@ STATISTICS = {
     "expected": (lambda m, x: m.expected(x), lambda d, x: d @ x),
     "distance": (lambda m, x: m.distance(), lambda d, x: (d * _away(d)).sum(-1)),
     "product": (lambda m, x: m @ x, lambda d, x: d @ x),
-    "block": (lambda m, x: m[..., :2, :3], lambda d, x: d[..., :2, :3]),
+    "block": (
+        lambda m, x: m.block(range(min(2, m.shape[-2])), range(min(3, m.shape[-1]))),
+        lambda d, x: d[..., :2, :3],
+    ),
     "pooled": (lambda m, x: m.pooled(1, 1, "sum"), lambda d, x: d.sum((-2, -1))),
 }
 """Each asked of the map, and written out on the dense weights."""

@@ -119,9 +119,26 @@ def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
         return numbers
     if not _fits(tokens, weights):
         return {**numbers, "induction": numbers["self"].new_full((weights.shape[-3],), torch.nan)}
-    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
+    return {**numbers, "induction": induction_score(weights, tokens)}
+
+
+@torch.no_grad()
+def induction_score(weights: AttentionMap, tokens: Tensor) -> Tensor:
+    """The column "induction" of `head_table` alone: (H,), NaN where no token is repeated.
+
+    Args:
+        weights: a map (batch..., H, T, S).
+        tokens: the ids of the tokens, (batch..., S) or (S,).
+
+    >>> import regard
+    >>> q = torch.zeros(2, 3, 1)
+    >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    >>> induction_score(weights, torch.tensor([7, 8, 7]))
+    tensor([0.3333, 0.3333])
+    """
+    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], weights.shape[-1])
     found, counts = _induction(weights, tokens)
-    return {**numbers, "induction": _mean(found, live & counts[..., None, :])}
+    return _mean(found, _live(weights) & counts[..., None, :])
 
 
 def _live(weights: AttentionMap) -> Tensor:

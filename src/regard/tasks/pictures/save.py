@@ -11,7 +11,8 @@ from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.drawing import Panel
 from regard.views.figures import save_figure
 from regard.views.heatmap import heatmap_grid
-from regard.views.html.page import Example, Map, save_page
+from regard.views.html.contents import Example, Map
+from regard.views.html.page import save_page
 from regard.views.scales import ColourScale
 
 PICTURES, PAGES = (".png", ".svg", ".pdf"), (".html", ".htm")

@@ -1,110 +1,553 @@
-// Attention in a browser: render(root, data) draws into an element and changes nothing else in the
-// document, so that a saved page and a notebook widget can share it.
+// Attention in a browser: render(root, data, options) draws into an element and changes nothing else in the document, so
+// that a saved page and a notebook widget can share it.
 
-import { rightToLeft } from "./page_dom.js";
-import { dark, drawAll, paint } from "./page_drawing.js";
-import { build, fillControls, fillThumbnails, fillTokens } from "./page_parts.js";
-import { initial, settled, shortcut } from "./page_state.js";
-import { decodeMap, headWeights, largest, shrink, step } from "./page_weights.js";
+import { arrayReader } from "./page_codec.js";
+import { download, element, styleOf } from "./page_dom.js";
+import { csvOf, pharaohOf, svgOf } from "./page_export.js";
+import { drawHeads, fillHeads, knownSorts, markHeads, SORT_NAMES } from "./page_heads.js";
+import { linksPane } from "./page_links.js";
+import { blockAt, matrixOf } from "./page_matrix.js";
+import { readable } from "./page_numbers.js";
+import { drawReading, readingOf, swatch } from "./page_reading.js";
+import { lowOf, shareOf, stepOf } from "./page_scale.js";
+import { initial, kinds, linkOf, MOST_HEADS, namesOfHeads, SCALES, settled, shortcut, VIEWS } from "./page_state.js";
+import { textOf } from "./page_text.js";
+import { difference, weightReader } from "./page_weights.js";
 
-// The pixels on a side of a thumbnail, and the number of thumbnails drawn between two frames.
-const THUMB = 60;
-const AT_ONCE = 12;
+const MARKS = 2000;
+const STEP_MS = 600;
 
 /**
- * Draw the examples of `data` into `root`. `start` may say what is shown first, each entry being optional:
- * example, kind, layer, head, query, key (numbers as text), theme, stretch. The returned function
- * removes everything again.
+ * Draw the examples of `data` into `root`. Options, all of them optional:
+ *   start      what is shown first, as in a link (texts by name)
+ *   onLink     called with the link's text when what is shown has changed
+ *   bytesOf      gives the bytes of an array that the data do not hold
+ * Returns { ready, remove }: a promise of the first picture, and a function that removes everything again.
  */
-export function render(root, data, start = {}) {
-  const state = initial(data, start);
-  const weights = reader();
-  const parts = build(root, data, state, changed);
+export function render(root, data, options = {}) {
+  const read = arrayReader(data.arrays, options.bytesOf);
+  const weightsOf = weightReader(data, read);
+  const loaded = new Map();
+  let state = initial(data, options.start), turn = 0, last = null, playing = null;
+  const act = actions();
+  const parts = build(root, data, act);
   const filled = {};
 
-  /** All values that drawing needs, computed from the state. */
-  function view() {
-    const example = data.examples[state.example];
-    const map = example.maps[state.map];
-    const shown = weights.head(map, state.head);
-    const [, rows, columns] = map.shape;
-    const top = state.stretch ? largest(shown) || 1 : map.top;
-    const ramp = dark(root) ? data.colours.dark : data.colours.light;
+  function changed(change, { replace = true } = {}) {
+    if (change.theme) change.themeChosen = true;
+    state = settled(data, state, change);
+    if (replace && !("focus" in change && !state.pinned && Object.keys(change).length <= 2 && !last?.state.pinned)) options.onLink?.(linkOf(data, state));
+    return show();
+  }
+
+  /** Show the state: at once if the weights are known already, else when they are. */
+  function show() {
+    const mine = (turn += 1);
+    const needs = needed();
+    const known = needs.map((need) => loaded.get(need.name));
+    if (known.every(Boolean)) return draw(known);
+    root.dataset.busy = "1";
+    return Promise.all(needs.map(async ({ name, load }) => {
+      if (!loaded.has(name)) loaded.set(name, await load());
+      if (loaded.size > 40) loaded.delete(loaded.keys().next().value);
+      return loaded.get(name);
+    })).then((all) => (mine === turn ? draw(all) : undefined));
+  }
+
+  /** What is to be read for the state: the chosen heads, and what they are compared with; then labels' orders. */
+  function needed() {
+    const { maps, labels } = data.examples[state.example], map = maps[state.map];
+    const what = state.temperature !== 1 || state.mask !== "own" ? { temperature: state.temperature, mask: state.mask } : null;
+    const one = (example, place, head, how) => {
+      const of = data.examples[example].maps[place];
+      const changed_ = how && of.factors?.heads[head] !== undefined ? how : null;
+      return { name: `${example} ${place} ${head} ${JSON.stringify(changed_)}`, load: () => weightsOf(of, head, changed_) };
+    };
+    const order = (example, place) => ({
+      name: `order ${example} ${place}`,
+      load: async () => {
+        const { order: at } = data.examples[example].labels[place];
+        return { order: at === null ? null : [...(await read(at))] };
+      },
+    });
+    const needs = [order(state.example, map.rows), order(state.example, map.columns), ...state.heads.map((head) => one(state.example, state.map, head, what))];
+    if (state.view === "compare") {
+      const other = data.examples[state.other.example].maps[state.other.map];
+      needs.push(order(state.other.example, other.columns), one(state.other.example, state.other.map, state.other.head, null));
+    }
+    return needs;
+  }
+
+  /** Everything that drawing needs, computed from the state. */
+  function view([rowOrder, columnOrder, ...read_]) {
+    const example = data.examples[state.example], map = example.maps[state.map], isDark = state.theme === "dark";
+    const colours = { ...data.colours[state.theme], card: styleOf(root, "--card"), ink: styleOf(root, "--ink") };
+    const several = state.heads.map((head, place) => ({ head, weights: read_[place], colour: colours.heads[place % colours.heads.length] }));
+    const at = state.heads[0] === "mean" ? map.shape[0] : state.heads[0];
+    const top = (state.withoutSink ? map.withoutSink : map.largest)[at] || map.largest[at] || 1;
+    const now = {
+      root, data, state, example, map, several, weights: several[0].weights, top, isDark, colours,
+      rowLabels: example.labels[map.rows], columnLabels: example.labels[map.columns],
+      rowOrder: rowOrder.order, columnOrder: columnOrder.order, same: map.rows === map.columns,
+      share: (weight) => shareOf(weight, top, state.scale === "row" ? "linear" : state.scale, filled.low || undefined),
+      about: `${map.shape[0]} heads of ${map.shape[1]} queries and ${map.shape[2]} keys.`,
+      changedBy: state.temperature !== 1 || state.mask !== "own",
+    };
+    if (state.view === "compare") now.compared = comparedWith(now, read_.at(-2).order, read_.at(-1));
+    return now;
+  }
+
+  function comparedWith(now, columnOrder, weights) {
+    const { example, map, head } = state.other, of = data.examples[example], entry = of.maps[map];
+    const sameShape = weights.rows === now.weights.rows && weights.columns === now.weights.columns;
     return {
-      example, map, rows, columns, top, ramp, state,
-      weights: shown,
-      rowLabels: example.labels[map.rows],
-      columnLabels: example.labels[map.columns],
-      colour: (weight) => ramp[step(weight, top, ramp.length)],
+      weights, head, example: of, map: entry, rowLabels: of.labels[entry.rows], columnLabels: of.labels[entry.columns], columnOrder,
+      top: entry.largest[head === "mean" ? entry.shape[0] : head] || 1,
+      difference: sameShape ? difference(now.weights, weights) : null,
     };
   }
 
-  /** Every event ends here: change the state, then draw what depends on it. */
-  function changed(change) {
-    Object.assign(state, settled(data, state, change));
-    draw();
+  /** The colours of numbers: of weights from 0 up, or of differences on both sides of 0. */
+  function painter(now, { signed = false, top = now.top } = {}) {
+    return (cells) => {
+      const { state: { scale, threshold, withoutSink } } = now;
+      if (signed) {
+        const colours = now.colours.diverging, most = cells.values.reduce((found, value) => Math.max(found, Math.abs(value) || 0), 0) || 1;
+        const step = (value) => (Math.abs(value) < threshold ? -1 : stepOf((Math.sign(value) * shareOf(Math.abs(value), most, scale === "linear" ? "linear" : "sqrt") + 1) / 2, colours.length));
+        return { colours, paper: colours[(colours.length - 1) / 2], step, top: most };
+      }
+      const colours = now.colours.ramp;
+      let tops = null;
+      if (scale === "row") {
+        tops = rowTops(cells.values, cells.columns.length - 1, withoutSink && cells.columns[0] === 0);
+      }
+      const low = scale === "log" ? lowOf(cells.values, top) : 0;
+      if (top === now.top) filled.low = low;
+      const step = (value, row) => (value < threshold ? -1 : stepOf(shareOf(value, tops ? tops[row] : top, scale, low), colours.length));
+      return { colours, paper: colours[0], step, top };
+    };
   }
 
-  function draw() {
+  function thumbPainter(now) {
+    return (map, head, picture) => {
+      const at = head === "mean" ? map.shape[0] : head;
+      const top = (state.withoutSink ? map.withoutSink : map.largest)[at] || 1;
+      const values = picture.largest ?? picture.mean, { scale } = state;
+      const tops = scale === "row" ? rowTops(values, picture.columns, state.withoutSink) : null;
+      const low = scale === "log" ? lowOf(values, top) : 0;
+      return { colours: now.colours.ramp, step: (value, row) => stepOf(shareOf(value, tops ? tops[row] : top, scale, low), now.colours.ramp.length) };
+    };
+  }
+
+  function draw(all) {
+    delete root.dataset.busy;
     root.dataset.theme = state.theme;
-    const now = view();
-    const { example, kind, theme } = state;
+    root.dataset.view = state.view;
+    const now = view(all);
+    last = now;
+    const { example, kind } = state;
     const renewed = (part, ...key) => filled[part] !== (filled[part] = key.join(" "));
-    if (renewed("example", example)) weights.forget(now.example);
     if (renewed("controls", example, state.map)) fillControls(parts, data, state);
-    // Tokens are kept while their labels do not change, so that the keyboard focus stays where it is.
-    if (renewed("tokens", example, now.map.rows, now.map.columns)) fillTokens(parts, now, changed);
-    if (renewed("heads", example, kind)) fillThumbnails(parts, now, changed);
-    if (renewed("thumbs", example, kind, theme)) drawThumbnails(parts, now, weights);
-    drawAll(parts, now);
+    if (renewed("heads", example, kind, state.sort)) fillHeads(parts.heads, now, act.head);
+    if (renewed("thumbs", example, kind, state.sort, state.theme, state.scale, state.withoutSink)) drawHeads(parts.heads, now, weightsOf, thumbPainter(now));
+    syncControls(parts, now);
+    markHeads(parts.heads, now);
+    drawMiddle(now);
+    drawTexts(now);
+    const cells = parts.matrix.cells;
+    const found = readingOf(now, cells, blockAt);
+    drawReading(parts.reading, found, now, act.go);
+    if (now.compared) parts.reading.append(...comparedReading(now));
+    if (now.changedBy) parts.reading.prepend(element("p", { class: "changed" }, `Recomputed: temperature ${state.temperature}, ${{ own: "its own mask", none: "no mask", causal: "a causal mask" }[state.mask]}. These are not the model's weights.`));
+    parts.live.textContent = state.pinned ? found.short : "";
+    drawLegend(parts, now, filled.low);
   }
 
-  draw();
-  const sizes = new ResizeObserver(draw);
-  sizes.observe(parts.sentence);
-  const keys = (event) => shortcut(event, data, state, changed);
-  root.ownerDocument.addEventListener("keydown", keys);
-  return () => {
-    sizes.disconnect();
-    root.ownerDocument.removeEventListener("keydown", keys);
-    root.replaceChildren();
-  };
-}
+  // -- the text ------------------------------------------------------------------------------------------
 
-/** Decodes each map of an example when it is first needed, and keeps the result. */
-function reader() {
-  const maps = new Map();
-  let last = {};
-  const values = (map) => {
-    if (!maps.has(map)) maps.set(map, decodeMap(map));
-    return maps.get(map);
-  };
-  return {
-    head(map, head) {
-      if (last.map !== map || last.head !== head) last = { map, head, weights: headWeights(values(map), map.shape, head) };
-      return last.weights;
-    },
-    forget(example) {
-      for (const map of maps.keys()) if (!example.maps.includes(map)) maps.delete(map);
-    },
-  };
-}
+  /** The weights of the tokens of one side that the focus is joined with, by head; null if it is joined with none. */
+  function partnersOf(now, side) {
+    const { row, column } = state.focus ?? {};
+    if ((row === undefined) === (column === undefined)) return null;
+    if (side === "both" ? false : (side === "column") !== (row !== undefined)) return null;
+    return now.several.map(({ weights }) => (row !== undefined ? weights.row(row) : weights.column(column)));
+  }
 
-/** Draws a few thumbnails between two frames, so that a page of 144 heads reacts before all of them are drawn. */
-function drawThumbnails(parts, now, weights) {
-  const waiting = [...parts.heads.querySelectorAll(".thumb")];
-  const some = () => {
-    // Another example, kind or theme was chosen, and its own drawing has begun.
-    if (parts.heads.drawn !== waiting) return;
-    for (const button of waiting.splice(0, AT_ONCE)) {
-      const map = now.example.maps[button.dataset.map];
-      const head = button.dataset.head === "mean" ? "mean" : Number(button.dataset.head);
-      const small = shrink(weights.head(map, head), map.shape[1], map.shape[2], THUMB);
-      const colour = (weight) => now.ramp[step(weight, map.top, now.ramp.length)];
-      paint(button.firstChild, small, colour, rightToLeft(now.example, map.columns));
+  function drawTexts(now) {
+    parts.texts.dataset.same = now.same ? "1" : "0";
+    const sides = now.same ? [["both", parts.keys]] : [["row", parts.queries], ["column", parts.keys]];
+    parts.queries.frame.hidden = now.same;
+    parts.keys.title.textContent = now.same ? "Text" : "Keys: looked at";
+    const wanted = state.find.trim();
+    for (const [side, text] of sides) {
+      const labels = side === "row" ? now.rowLabels : now.columnLabels;
+      text.fill(labels, side === "row" ? now.rowOrder : now.columnOrder);
+      const found = wanted ? new Set(matches(labels, wanted)) : null;
+      const known = partnersOf(now, side), focus = focusOn(now, side);
+      const maps = known?.map((one) => (one.kind === "none" ? null : placesOf(one)));
+      const paintOf = (place) => {
+        if (!maps) return null;
+        const shown = maps.map((map, n) => map && [map.get(place) ?? 0, n]).filter(Boolean).filter(([weight]) => Math.abs(weight) > 0 && Math.abs(weight) >= state.threshold);
+        if (!shown.length) return null;
+        if (now.several.length === 1) return now.colours.ramp[stepOf(now.share(Math.abs(shown[0][0])), now.colours.ramp.length)];
+        const clear = shown.filter(([weight]) => now.share(weight) >= 0.15);
+        return clear.length ? clear.map(([, n]) => now.several[n].colour) : null;
+      };
+      const marks = [];
+      maps?.forEach((map, n) => {
+        if (!map) return;
+        const clear = [...map].filter(([, weight]) => now.share(Math.abs(weight)) > 0.12 && Math.abs(weight) >= state.threshold).slice(0, MARKS);
+        for (const [place] of clear) marks.push([place, now.several.length > 1 ? now.several[n].colour : styleOf(root, "--accent")]);
+      });
+      text.draw(now, paintOf, marks, focus, found);
     }
-    if (waiting.length) requestAnimationFrame(some);
+  }
+
+  /** The token of a side that has the focus: in one text for both, a query stands at its own place among the keys. */
+  function focusOn(now, side) {
+    const { row, column } = state.focus ?? {};
+    if (side === "both") return row ?? column ?? null;
+    return (side === "row" ? row : column) ?? null;
+  }
+
+  function matches(labels, wanted) {
+    if (!labels.texts) return /^\d+$/.test(wanted) && Number(wanted) < labels.count ? [Number(wanted)] : [];
+    const low = wanted.toLowerCase(), found = [];
+    const at = /^#(\d+)$/.exec(wanted);
+    if (at && Number(at[1]) < labels.count) return [Number(at[1])];
+    labels.texts.forEach((text, place) => text.toLowerCase().replaceAll("␣", " ").trim().includes(low) && found.push(place));
+    return found;
+  }
+
+  // -- the middle ----------------------------------------------------------------------------------------
+
+  function drawMiddle(now) {
+    const compared = state.view === "compare";
+    parts.links.frame.hidden = state.view !== "links";
+    parts.matrix.frame.hidden = state.view === "links";
+    parts.panes.hidden = state.view === "links";
+    for (const other of [parts.second, parts.third]) other.frame.parentNode.hidden = !compared;
+    parts.third.frame.parentNode.hidden = !compared || !now.compared.difference;
+    parts.panes.dataset.count = compared ? (now.compared.difference ? 3 : 2) : 1;
+    if (state.view === "links") {
+      parts.caption.textContent = "Queries left, keys right";
+      return parts.links.draw(now);
+    }
+    const describe = (holder, what) => (cells) => {
+      const blocks = { weight: "each cell is one weight", largest: "each cell is the largest of its block", mean: "each cell is the mean of its block", none: "not carried" }[cells.what];
+      const size = cells.what === "weight" || cells.what === "none" ? "" : ` of up to ${Math.ceil(what.weights.rows / (cells.rows.length - 1))} × ${Math.ceil(what.weights.columns / (cells.columns.length - 1))} weights`;
+      holder.textContent = `${what.name}${blocks}${size}`;
+      holder.title = holder.textContent;
+    };
+    const headName = (head) => (head === "mean" ? "mean of the heads" : `head ${head}`);
+    const first = { weights: now.weights, name: compared ? `A: ${headName(state.heads[0])}; ` : "Queries down, keys across; " };
+    const drawn = [state.example, state.map, state.heads[0], state.window, state.scale, state.withoutSink, state.threshold, state.theme,
+      state.temperature, state.mask, state.view, JSON.stringify(state.other), parts.matrix.frame.clientWidth, parts.matrix.frame.clientHeight].join(" ");
+    if (filled.matrix === drawn) {
+      for (const one of [parts.matrix, ...(compared ? [parts.second, parts.third] : [])]) one.drawCross(now);
+      return undefined;
+    }
+    filled.matrix = drawn;
+    parts.matrix.draw(now, {
+      ...first, rowLabels: now.rowLabels, columnLabels: now.columnLabels, columnOrder: now.columnOrder, painter: painter(now), says: describe(parts.caption, first),
+    });
+    if (!compared) return undefined;
+    const { compared: other } = now;
+    const window = sameSize(now, other) ? state.window : null;
+    const second = { weights: other.weights, name: `B: ${other.example === now.example ? "" : `${other.example.title}, `}${other.map.layer ? `layer ${other.map.layer}, ` : ""}${headName(other.head)}; ` };
+    parts.second.draw({ ...now, state: { ...state, window } }, {
+      ...second, rowLabels: other.rowLabels, columnLabels: other.columnLabels, columnOrder: other.columnOrder, painter: painter(now, { top: other.top }), says: describe(parts.secondCaption, second),
+    });
+    if (other.difference) {
+      const third = { weights: other.difference, name: "A less B; " };
+      parts.third.draw(now, {
+        ...third, rowLabels: now.rowLabels, columnLabels: now.columnLabels, columnOrder: now.columnOrder, painter: painter(now, { signed: true }), says: describe(parts.thirdCaption, third),
+      });
+    }
+    return undefined;
+  }
+
+  function sameSize(now, other) {
+    return other.weights.rows === now.weights.rows && other.weights.columns === now.weights.columns;
+  }
+
+  /** What the other side of a comparison says of the same focus. */
+  function comparedReading(now) {
+    const { compared: other } = now;
+    const same = sameSize(now, other);
+    if (!same) return [element("p", { class: "quiet" }, "B has other numbers of tokens: no difference can be drawn.")];
+    if (!state.focus) return [];
+    const one = { ...now, weights: other.difference, several: [{ head: "A less B", weights: other.difference, colour: "" }], signed: true };
+    const two = { ...now, weights: other.weights, several: [{ head: other.head, weights: other.weights, colour: "" }], rowLabels: other.rowLabels, columnLabels: other.columnLabels };
+    return [["In B", two, parts.second.cells], ["A less B", one, parts.third.cells]].map(([title, of, cells]) => {
+      const holder = element("div", { class: "other" });
+      drawReading(holder, readingOf(of, cells, blockAt), of, act.go);
+      holder.querySelector("h2").textContent = title;
+      return holder;
+    });
+  }
+
+  // -- what the reader does ------------------------------------------------------------------------------
+
+  function actions() {
+    const point = (focus) => !state.pinned && changed({ focus });
+    const choose = (focus) => {
+      const again = state.pinned && focus && JSON.stringify(focus) === JSON.stringify(state.focus);
+      return changed({ focus: again ? null : focus, pinned: Boolean(focus) && !again });
+    };
+    const ofText = (side) => (what, place) => {
+      const name = side() === "both" ? (state.side === "from" ? "row" : "column") : side();
+      const count = data.examples[state.example].maps[state.map].shape[name === "row" ? 1 : 2];
+      const focus = place === undefined || place >= count ? null : { [name]: place };
+      if (what === "point") return point(focus);
+      if (what === "leave") return point(null);
+      if (what === "walk") {
+        changed({ focus, pinned: true });
+        return textNamed(name)?.reveal(place);
+      }
+      return choose(focus);
+    };
+    const isSame = () => {
+      const map = data.examples[state.example].maps[state.map];
+      return map.rows === map.columns;
+    };
+    return {
+      changed: (change) => changed(change),
+      text: { row: ofText(() => "row"), column: ofText(() => (isSame() ? "both" : "column")) },
+      pane: (what, value) => ({ point: () => point(value), leave: () => point(null), choose: () => choose(value), zoom: () => changed({ window: value }) })[what](),
+      head: ({ map, head, added }) => {
+        const { layer } = data.examples[state.example].maps[map];
+        if (!added || map !== state.map) return changed({ layer, heads: [head] });
+        const heads = state.heads.includes(head) ? state.heads.filter((one) => one !== head) : [...state.heads, head].slice(-MOST_HEADS);
+        return changed({ heads: heads.length ? heads : [head] });
+      },
+      go: (what, place) => {
+        const { row } = state.focus ?? {};
+        const side = row !== undefined ? "column" : "row";
+        textNamed(isSame() ? "column" : side)?.reveal(place);
+        return changed({ focus: { ...state.focus, [side]: place }, pinned: true });
+      },
+      find: (text, next) => find(text, next),
+      step: (by) => step(by),
+      play: () => play(),
+      zoomTo: (window) => changed({ window }),
+      save: (kind) => save(kind),
+    };
+  }
+
+  function textNamed(side) {
+    const map = data.examples[state.example].maps[state.map];
+    return map.rows === map.columns || side === "column" ? parts.keys : parts.queries;
+  }
+
+  function find(text, next) {
+    changed({ find: text });
+    if (!next || !last) return;
+    const labels = last.columnLabels, found = matches(labels, text.trim());
+    if (!found.length) {
+      parts.live.textContent = `no token matches ${text}`;
+      return;
+    }
+    const name = last.same && state.side === "from" ? "row" : "column";
+    const from = state.focus?.[name] ?? -1;
+    const place = found.find((one) => one > from) ?? found[0];
+    changed({ focus: { [name]: place }, pinned: true });
+    parts.keys.reveal(place);
+  }
+
+  /** The next query: a generation token by token. */
+  function step(by) {
+    const rows = data.examples[state.example].maps[state.map].shape[1];
+    const row = Math.min(rows - 1, Math.max(0, (state.focus?.row ?? -1) + by));
+    changed({ focus: { row }, pinned: true });
+    textNamed("row")?.reveal(row);
+    return row < rows - 1;
+  }
+
+  function play() {
+    clearInterval(playing);
+    playing = playing === null ? setInterval(() => step(1) || play(), STEP_MS) : null;
+    parts.play.textContent = playing === null ? "Play" : "Stop";
+  }
+
+  function save(kind) {
+    const name = (data.title || "attention").replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "attention";
+    const text = (content, type, ending) => download(`${name}.${ending}`, new Blob([content], { type }));
+    if (kind === "csv") text(csvOf(last, parts.matrix.cells), "text/csv", "csv");
+    if (kind === "pharaoh") text(`${pharaohOf(last.weights, state.threshold)}\n`, "text/plain", "align");
+    if (kind === "svg") text(svgOf(parts.matrix, last), "image/svg+xml", "svg");
+    if (kind === "png") (state.view === "links" ? parts.links : parts.matrix).canvas.toBlob((blob) => download(`${name}.png`, blob));
+    if (kind === "copy") navigator.clipboard?.writeText(csvOf(last, parts.matrix.cells));
+  }
+
+  const ready = Promise.resolve(show());
+  const sizes = new ResizeObserver(() => last && show());
+  for (const part of [root, parts.keys.scroller, parts.panes]) sizes.observe(part);
+  const keys = (event) => {
+    const change = shortcut(event, data, state);
+    if (!change) return;
+    event.preventDefault();
+    changed(change);
   };
-  parts.heads.drawn = waiting;
-  some();
+  root.addEventListener("keydown", keys);
+  return {
+    ready,
+    remove() {
+      clearInterval(playing);
+      sizes.disconnect();
+      root.removeEventListener("keydown", keys);
+      root.replaceChildren();
+    },
+    state: () => state,
+    changed,
+    exported: (kind) => ({ csv: () => csvOf(last, parts.matrix.cells), pharaoh: () => pharaohOf(last.weights, state.threshold), svg: () => svgOf(parts.matrix, last) })[kind](),
+  };
+}
+
+/** The largest number of each row of a picture; without the first key if so wished. */
+function rowTops(values, across, withoutSink) {
+  const tops = new Float32Array(values.length / across);
+  for (let at = 0; at < values.length; at++) {
+    if (withoutSink && at % across === 0 && across > 1) continue;
+    const row = Math.floor(at / across);
+    if (values[at] > tops[row]) tops[row] = values[at];
+  }
+  return tops;
+}
+
+/** The weights that are known, by place. */
+function placesOf(known) {
+  const found = new Map();
+  known.weights.forEach((weight, at) => found.set(known.kind === "all" ? at : known.places[at], weight));
+  return found;
+}
+
+// -- the elements --------------------------------------------------------------------------------------------
+
+function choice(label, names, chosen, title = false) {
+  const select = element("select", { onchange: (event) => chosen(event.target.value) },
+    ...names.map(([value, text]) => element("option", { value }, text)));
+  return Object.assign(element("label", { title }, label, select), { select });
+}
+
+function tick(label, chosen) {
+  const input = element("input", { type: "checkbox", onchange: (event) => chosen(event.target.checked) });
+  return Object.assign(element("label", {}, input, label), { input });
+}
+
+function slider(label, options, chosen) {
+  const input = element("input", { type: "range", ...options, oninput: (event) => chosen(Number(event.target.value)) });
+  const output = element("output");
+  return Object.assign(element("label", {}, label, input, output), { input, output });
+}
+
+const button = (text, act, title = false) => element("button", { type: "button", onclick: act, title }, text);
+
+/** Make the elements that stay. The parts that depend on the example are filled in later. */
+function build(root, data, act) {
+  const { changed } = act;
+  const parts = {
+    examples: choice("Sentence", data.examples.map(({ title }, at) => [at, title || String(at)]), (value) => changed({ example: Number(value) })),
+    kinds: choice("Attention", [], (kind) => changed({ kind })),
+    layers: choice("Layer", [], (layer) => changed({ layer })),
+    headChoice: choice("Head", [], (head) => changed({ heads: [head === "mean" ? "mean" : Number(head)] })),
+    view: choice("View", VIEWS.map((name) => [name, { matrix: "matrix", links: "two columns", compare: "compare" }[name]]), (view) => changed({ view })),
+    scale: choice("Scale", SCALES.map((name) => [name, { sqrt: "square root", linear: "linear", log: "logarithm", row: "each row" }[name]]), (scale) => changed({ scale })),
+    side: choice("Token", [["from", "looks at"], ["to", "is looked at by"]], (side) => changed({ side, focus: null })),
+    sort: choice("Heads by", [], (sort) => changed({ sort })),
+    other: choice("Compare with", [], (text) => {
+      const [example, map, head] = text.split(".");
+      changed({ other: { example: Number(example), map: Number(map), head: head === "mean" ? "mean" : Number(head) } });
+    }),
+    sink: tick("Without the first key", (withoutSink) => changed({ withoutSink })),
+    threshold: slider("From weight", { min: 0, max: 1, step: 0.01, value: 0 }, (share) => changed({ threshold: Number((share ** 3).toPrecision(3)) })),
+    temperature: slider("Temperature", { min: -2, max: 2, step: 0.1, value: 0 }, (power) => changed({ temperature: Number((2 ** power).toPrecision(3)) })),
+    mask: choice("Mask", [["own", "its own"], ["none", "none"], ["causal", "causal"]], (mask) => changed({ mask })),
+    find: element("input", { type: "search", placeholder: "a token, or #812", "aria-label": "Find a token",
+      oninput: (event) => act.find(event.target.value, false),
+      onkeydown: (event) => event.key === "Enter" && act.find(event.target.value, true) }),
+    play: button("Play", act.play, "go through the queries one by one"),
+    caption: element("h2", { class: "caption" }), secondCaption: element("h2", { class: "caption" }), thirdCaption: element("h2", { class: "caption" }),
+    queries: textOf("Queries: looking", act.text.row),
+    keys: textOf("Keys: looked at", act.text.column),
+    matrix: matrixOf("Map: queries down, keys across. Plus and minus zoom, arrows move, 0 shows all.", act.pane),
+    second: matrixOf("Map B", act.pane), third: matrixOf("A less B", act.pane),
+    links: linksPane(act.pane),
+    reading: element("div", { class: "reading", tabindex: 0, role: "region", "aria-label": "Reading" }),
+    ramp: element("i"), low: element("span", {}, "0"), top: element("span"), legendText: element("small"),
+    heads: element("div", { class: "heads", role: "group", "aria-label": "Every layer and head" }),
+    live: element("p", { class: "live", role: "status", "aria-live": "polite" }),
+  };
+  const dark = () => changed({ theme: root.dataset.theme === "dark" ? "light" : "dark" });
+  const more = element("details", { class: "more" }, element("summary", {}, "More"),
+    element("div", {}, parts.sink, parts.threshold, parts.other, parts.temperature, parts.mask,
+      element("div", { class: "buttons" }, "Save what is seen: ", button("CSV", () => act.save("csv")), button("PNG", () => act.save("png")), button("SVG", () => act.save("svg")),
+        button("i-j", () => act.save("pharaoh"), "the strongest key of each query as Pharaoh's source-target pairs"), button("Copy CSV", () => act.save("copy"))),
+      button("Light or dark", dark),
+      element("p", {}, "Click keeps a token or a cell, Esc lets go. In the text arrows walk. In the map the wheel, + and - zoom, dragging and arrows move, 0 shows all. h H next and last head, l L layer, [ ] sentence. Shift and click on heads shows several."),
+      element("p", {}, data.note),
+      element("p", {}, `This page carries ${(data.carried.used / 2 ** 20).toFixed(1)} of ${(data.carried.budget / 2 ** 20).toFixed(1)} MB:`),
+      element("ul", {}, ...data.carried.lines.map((line) => element("li", {}, line)))));
+  parts.panes = element("div", { class: "panes" },
+    element("div", { class: "pane" }, parts.caption, parts.matrix.frame),
+    element("div", { class: "pane", hidden: true }, parts.secondCaption, parts.second.frame),
+    element("div", { class: "pane", hidden: true }, parts.thirdCaption, parts.third.frame));
+  parts.texts = element("div", { class: "texts card" }, parts.side, parts.queries.frame, parts.keys.frame);
+  parts.more = more;
+  root.replaceChildren(
+    element("header", {}, element("h1", { dir: "auto" }, data.title), parts.examples, parts.kinds, parts.layers, parts.headChoice, parts.view, parts.scale, parts.find, more),
+    parts.texts,
+    element("section", { class: "middle card", "aria-label": "Map" }, parts.panes, parts.links.frame),
+    element("section", { class: "side card", "aria-label": "Numbers" },
+      element("div", { class: "legend" }, parts.low, parts.ramp, parts.top), parts.legendText,
+      element("div", { class: "steps" }, button("◀", () => act.step(-1), "the query before"), button("▶", () => act.step(1), "the next query"), parts.play), parts.reading),
+    element("section", { class: "strip card", "aria-label": "Heads" }, parts.sort, parts.heads),
+    parts.live,
+  );
+  parts.examples.hidden = data.examples.length < 2;
+  return parts;
+}
+
+function fillControls(parts, data, state) {
+  const { maps } = data.examples[state.example], groups = kinds(maps), layers = groups.get(state.kind), map = maps[state.map];
+  const options = (list) => list.map(([value, text]) => element("option", { value }, text));
+  parts.kinds.select.replaceChildren(...options([...groups.keys()].map((kind) => [kind, kind || "attention"])));
+  parts.layers.select.replaceChildren(...options(layers.map(({ layer }) => [layer, layer])));
+  const names = namesOfHeads(map).map((head) => [head, head === "mean" ? "mean" : head]);
+  parts.headChoice.select.replaceChildren(...options(names));
+  parts.sort.select.replaceChildren(...options(knownSorts(maps, state.kind).map((sort) => [sort, SORT_NAMES[sort]])));
+  const others = data.examples.flatMap((example, at) => example.maps.flatMap((one, place) => namesOfHeads(one).map((head) =>
+    [`${at}.${place}.${head}`, `${data.examples.length > 1 ? `${example.title || at}: ` : ""}${one.name} ${head}`])));
+  parts.other.select.replaceChildren(...options(others.slice(0, 3000)));
+  parts.kinds.hidden = groups.size < 2;
+  parts.layers.hidden = layers.length < 2;
+  parts.headChoice.hidden = names.length < 2;
+}
+
+function syncControls(parts, now) {
+  const { state } = now;
+  for (const [part, value] of [["examples", state.example], ["kinds", state.kind], ["layers", state.layer], ["headChoice", state.heads[0]],
+    ["view", state.view], ["scale", state.scale], ["side", state.side], ["sort", state.sort], ["mask", state.mask]]) parts[part].select.value = String(value);
+  parts.sink.input.checked = state.withoutSink;
+  parts.threshold.input.value = String(Math.cbrt(state.threshold));
+  parts.threshold.output.textContent = readable(state.threshold);
+  parts.temperature.input.value = String(Math.log2(state.temperature));
+  parts.temperature.output.textContent = String(state.temperature);
+  parts.side.hidden = !now.same;
+  const canChange = now.several.every(({ head }) => now.map.factors?.heads[head] !== undefined);
+  for (const part of [parts.temperature, parts.mask]) part.hidden = !canChange;
+  parts.other.hidden = state.view !== "compare";
+  if (state.other) parts.other.select.value = [state.other.example, state.other.map, state.other.head].join(".");
+  if (parts.find.value !== state.find && document.activeElement !== parts.find) parts.find.value = state.find;
+}
+
+function drawLegend(parts, now, low) {
+  const { state, colours, top } = now, stops = 12;
+  if (state.view === "compare" && now.compared.difference) parts.legendText.textContent = "A less B: orange less, blue more";
+  else parts.legendText.textContent = { sqrt: "colours follow the square root of the weight", linear: "colours follow the weight", log: "colours follow the logarithm of the weight", row: "each query's colours go up to its own largest weight" }[state.scale];
+  parts.ramp.style.background = `linear-gradient(90deg, ${Array.from({ length: stops }, (_, n) => colours.ramp[stepOf(n / (stops - 1), colours.ramp.length)]).join(", ")})`;
+  parts.low.textContent = state.scale === "log" ? readable(low || 0) : "0";
+  parts.top.textContent = state.scale === "row" ? "row's largest" : readable(top);
+  if (state.withoutSink) parts.legendText.textContent += "; limits without the first key";
+  parts.legendText.replaceChildren(parts.legendText.textContent, ...(now.several.length > 1 ? now.several.flatMap(({ head, colour }) => [" ", swatch(colour), `${head}`]) : []));
 }

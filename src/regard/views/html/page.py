@@ -1,122 +1,158 @@
 """The page: attention in one HTML file that opens in every browser, offline, without any installation.
 
-If you point at a token, you see the tokens that it attended to, or the tokens that attended to it, for every sentence,
-kind of attention, layer and head. The page holds the weights as base64 of float16 or uint8, with 2 or 1 bytes for each
-weight (times 4/3), and states this precision. The browser has the fonts, so that every script is readable.
+Point at a token, and you see the tokens that it attended to, or that attended to it, for every sentence, kind of
+attention, layer and head. A page has a budget of bytes. What it carries within that, and how exactly, it says itself,
+and what it does not carry it draws as "not carried". The browser has the fonts, so that every script is readable.
 """
 
 import html
 import json
 import os
 import re
-from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
-from math import prod
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from regard.errors import ArgumentError, ShapeError, TooLargeError
+from regard.errors import ArgumentError
 from regard.storage.atomic import write_atomically
-from regard.views.colours import hex_ramp
-from regard.views.labels import printable, right_to_left
-from regard.views.values import Picture, Pooling, picture
+from regard.views.colours import hexadecimal
+from regard.views.html.arrays import PackedArray
+from regard.views.html.contents import MIB, Carried, Example, contents
+from regard.views.themes import DARK, LIGHT, Theme
 
-WeightPrecision = Literal["float16", "uint8"]
-"""The type in which the page holds the weights."""
-
-PRECISIONS = {
-    "float16": "Weights are kept in half precision: within 0.05 % of their value, or 3e-8.",
-    "uint8": "Weights are kept in 8 bits: within 0.2 % of the largest weight of their map.",
-}
+MODULES = (
+    "page_codec.js", "page_numbers.js", "page_weights.js", "page_state.js", "page_scale.js", "page_dom.js",
+    "page_text.js", "page_matrix.js", "page_links.js", "page_reading.js", "page_heads.js", "page_export.js", "page.js",
+)  # fmt: skip
+"""The files of the JavaScript; each uses only those before it."""
+NOT_CARRIED = ("#f1f1f4", "#c9ccd6"), ("#22242e", "#3d4152")
+"""The stripes of what is not carried, on light and on dark paper."""
+PRECISION = "Weights are kept in half precision: within 0.05 % of their value, or 3e-8."
 """The largest difference between a weight on the page and the given weight, in words; the page prints it."""
 
-MODULES = ("page_weights.js", "page_state.js", "page_dom.js", "page_drawing.js", "page_parts.js", "page.js")
-"""The files of the JavaScript; each uses only those before it."""
 
+@dataclass(frozen=True)
+class Page:
+    """A page, and what it carries.
 
-class Map(NamedTuple):
-    """One layer of attention with its labels."""
+    >>> import torch
+    >>> from regard.views import Example, Map
+    >>> made = page([Example("", {"0": Map(torch.eye(2))})])
+    >>> print(made.report())
+    the page carries 0.0 of 8.0 MB
+    0: every weight of 1 of 1
+    """
 
-    weights: Any
-    """(heads, T, S) or (T, S): an `AttentionMap`, a tensor or an array, from 0 up."""
-    rows: Sequence[str] | None = None
-    columns: Sequence[str] | None = None
+    text: str
+    """The document."""
+    carried: list[Carried]
+    """What it carries of each map."""
+    used_bytes: int
+    """What of the budget it took."""
+    budget_bytes: float
 
+    def report(self) -> str:
+        """What it carries, a line a map."""
+        head = f"the page carries {self.used_bytes / MIB:.1f} of {self.budget_bytes / MIB:.1f} MB"
+        return "\n".join([head, *map(str, self.carried)])
 
-class Example(NamedTuple):
-    """One sentence or pair of sentences, and all of its maps that the page shows."""
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write it to a file, either all of it or nothing.
 
-    title: str
-    maps: Mapping[str, Map]
-    """Maps by name. The numbers in a name are the layer, and the words are the kind: "decoder.0.cross"."""
-    show: str = ""
-    """The name of the map that is shown first; "" for the last map."""
+        Raises:
+            OSError: the file cannot be written; an older one stays as it was.
+        """
+        write_atomically(path, self.text)
+        return Path(path)
 
 
 def page(
     examples: Iterable[Example],
     *,
     title: str = "Attention",
-    precision: WeightPrecision = "float16",
-    max_cells: int = 512,
-    pooling: Pooling = "max",
-    limit_bytes: int = 64 * 2**20,
-) -> str:
+    budget_mb: float = 8.0,
+    exact: Sequence[str] | None = None,
+    factors: Sequence[str] = (),
+) -> Page:
     """One HTML document that shows the examples.
 
     Args:
         examples: sentences with their maps; the reader of the page chooses one.
         title: the heading, and the title of the window.
-        precision: "float16" (each weight within 0.05 %) or "uint8" (half the size, within 0.2 % of the
-            largest weight of the map).
-        max_cells: the most queries and keys of a map; a longer map is pooled exactly in blocks, and the page says so.
-        pooling: the value of a block of weights: its largest weight ("max"), or the sum over its keys averaged over
-            its queries ("mass").
-        limit_bytes: the most bytes of weights; a document with more is refused.
+        budget_mb: how much it may carry, in MiB of the document. It is spent on a small picture and a few numbers of
+            every head; on `factors`; on the strongest keys of each query; on exact weights.
+        exact: names of the maps whose exact weights come first; None for the map of each example that is shown first.
+        factors: names of maps of which queries and keys are carried, so that every weight is exact at every length.
+            A head takes 4 (T + S) D bytes. Only for a softmax of scaled dot products under causal, length and window
+            masks.
 
     Returns:
-        The document. It loads nothing else, so it works from a file and offline.
+        The document, and what it carries. It loads nothing else, so it works from a file and offline.
 
     Raises:
         ShapeError: a map is not (heads, T, S) or (T, S), or has not one label for each token.
         NonFiniteError: a weight is NaN or infinite.
-        TooLargeError: the document would exceed `limit_bytes`; raised before any weight is computed.
-        ArgumentError: there are no examples or no maps, a name or an argument does not exist, or a weight is below 0.
-        NotKeptError: only statistics were kept of a map, and this picture is not among them.
+        TooLargeError: labels and small pictures alone exceed the budget.
+        ArgumentError: there are no examples or no maps, a name or an argument does not exist, a weight is below 0, or
+            a map in `factors` has none.
+        NotKeptError: only statistics were kept of a map, and no picture is among them.
 
     >>> import torch
+    >>> from regard.views import Example, Map
     >>> words = ["le", "chat"]
-    >>> text = page([Example("le chat", {"encoder.0": Map(torch.eye(2)[None], words, words)})])
+    >>> text = page([Example("le chat", {"encoder.0": Map(torch.eye(2)[None], words, words)})]).text
     >>> text[:15], "http:" in text, "https:" in text
     ('<!doctype html>', False, False)
     """
-    if precision not in PRECISIONS:
-        raise ArgumentError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
-    chosen = list(examples)
-    if not chosen or not all(example.maps for example in chosen):
-        raise ArgumentError("a page needs at least one example, and each example at least one map")
-    _check_size(chosen, precision=precision, max_cells=max_cells, limit_bytes=limit_bytes)
-    data = {
-        "title": title,
-        "note": PRECISIONS[precision],
-        "colours": {"light": hex_ramp(), "dark": hex_ramp(dark=True)},
-        "examples": [_example(example, precision, max_cells, pooling) for example in chosen],
-    }
+    data, arrays, carried = page_data(examples, title=title, budget_mb=budget_mb, exact=exact, factors=factors)
+    data["arrays"] = [one.as_json() for one in arrays]
     parts = {
         "title": html.escape(title.encode("utf-8", "replace").decode()),
-        "style": _resource("page.css"),
+        "style": resource("page.css"),
         "script": script(),
         # "<" could end the HTML element that holds the data. In JSON it can be escaped.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], _resource("page.html"))
+    text = re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], resource("page.html"))
+    return Page(text, carried, data["carried"]["used"], data["carried"]["budget"])
 
 
-def save_page(path: str | os.PathLike[str], examples: Iterable[Example], **options: Any) -> Path:
+def page_data(
+    examples: Iterable[Example], *, title: str, budget_mb: float, exact: Sequence[str] | None, factors: Sequence[str]
+) -> tuple[dict[str, Any], list[PackedArray], list[Carried]]:
+    """What the page's script reads, without the arrays; the arrays; and what they are. See `page`."""
+    chosen = list(examples)
+    if not chosen or not all(example.maps for example in chosen):
+        raise ArgumentError("a page needs at least one example, and each example at least one map")
+    if not 0 < budget_mb < float("inf"):
+        raise ArgumentError(f"budget_mb must be above 0; got {budget_mb}")
+    budget = budget_mb * MIB
+    data, arrays, carried = contents(chosen, budget, exact, factors)
+    about = {
+        "title": title,
+        "note": PRECISION,
+        "carried": {"used": arrays.used_bytes, "budget": budget, "lines": [str(one) for one in carried]},
+        "colours": {"light": _colours(LIGHT, NOT_CARRIED[0]), "dark": _colours(DARK, NOT_CARRIED[1])},
+    }
+    return about | data, arrays.held, carried
+
+
+def _colours(theme: Theme, unknown: tuple[str, str]) -> dict[str, Any]:
+    """The colours of a page: of weights, of differences, of heads, and of what is masked or not carried."""
+    return {
+        "ramp": [hexadecimal(one) for one in theme.colours()],
+        "diverging": [hexadecimal(one) for one in theme.signed_colours()],
+        "heads": theme.accents,
+        "masked": theme.masked,
+        "hatch": theme.hatch,
+        "unknown": unknown[0],
+        "unknownStripe": unknown[1],
+    }
+
+
+def save_page(path: str | os.PathLike[str], examples: Iterable[Example], **options: Any) -> Page:
     """Write `page(examples, **options)` to a file, either all of it or nothing.
 
     Args:
@@ -124,118 +160,27 @@ def save_page(path: str | os.PathLike[str], examples: Iterable[Example], **optio
         options: the keyword arguments of `page`.
 
     Returns:
-        The path.
+        The page; `.report()` says what it carries.
 
     Raises:
         OSError: the file cannot be written; an older one stays as it was.
         RegardError: see `page`.
     """
-    write_atomically(path, page(examples, **options))
-    return Path(path)
+    made = page(examples, **options)
+    made.save(path)
+    return made
 
 
 def script() -> str:
-    """The JavaScript of the page as one module that exports `render(root, data, start)`.
+    """The JavaScript of the page as one module that exports `render(root, data, options)`.
 
     >>> "export function render(" in script(), "import " in script()
     (True, False)
     """
-    modules = (_resource(name) for name in MODULES)
+    modules = (resource(name) for name in MODULES)
     return "\n".join(re.sub(r"(?m)^import [^;]*;\n", "", module) for module in modules)
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """A file of the page."""
     return files("regard.views.html").joinpath(name).read_text(encoding="utf-8").rstrip("\n")
-
-
-def _check_size(examples: Sequence[Example], *, precision: WeightPrecision, max_cells: int, limit_bytes: int) -> None:
-    weight_bytes = (2 if precision == "float16" else 1) * 4 / 3
-    total = 0.0
-    for example in examples:
-        for name, one in example.maps.items():
-            *heads, rows, columns = _shape(name, one.weights)
-            total += prod(heads) * min(rows, max_cells) * min(columns, max_cells) * weight_bytes
-    if total > limit_bytes:
-        raise TooLargeError(
-            f"the page would hold {total / 2**20:.1f} MiB of weights, more than limit_bytes = "
-            f"{limit_bytes / 2**20:.1f} MiB: give fewer layers or sentences, a smaller max_cells "
-            f"(now {max_cells}), precision='uint8', or a higher limit"
-        )
-
-
-def _shape(name: str, weights: Any) -> tuple[int, ...]:
-    shape = tuple(getattr(weights, "shape", ()))
-    if len(shape) not in (2, 3) or 0 in shape:
-        raise ShapeError(f"map {name!r} must have shape (heads, queries, keys), none of them 0; got {shape}")
-    return shape
-
-
-def _example(example: Example, precision: WeightPrecision, max_cells: int, pooling: Pooling) -> dict[str, Any]:
-    """The data of one example in the page. Lists of labels that several maps share are stored once."""
-    names = list(example.maps)
-    if example.show and example.show not in names:
-        raise ArgumentError(f"show must name one of the maps {', '.join(names)}; got {example.show!r}")
-    labels: list[list[str]] = []
-
-    def place(texts: list[str]) -> int:
-        shown = [printable(text) for text in texts]
-        if shown not in labels:
-            labels.append(shown)
-        return labels.index(shown)
-
-    maps = []
-    for name, one in example.maps.items():
-        heads = _heads(one, max_cells, pooling)
-        first = heads[0]
-        maps.append(
-            {
-                **_kind_and_layer(name),
-                "rows": place(first.rows),
-                "columns": place(first.columns),
-                "block": first.block,
-                "even": first.is_even,
-                "pooling": pooling,
-                **_encoded(name, np.stack([head.values for head in heads]), precision),
-            }
-        )
-    return {
-        "title": example.title,
-        "labels": labels,
-        "directions": ["rtl" if right_to_left(texts) else "ltr" for texts in labels],
-        "maps": maps,
-        "show": names.index(example.show) if example.show else len(names) - 1,
-    }
-
-
-def _heads(one: Map, max_cells: int, pooling: Pooling) -> list[Picture]:
-    weights = one.weights
-    heads = [weights] if len(weights.shape) == 2 else [weights[head] for head in range(weights.shape[0])]
-    return [picture(head, one.rows, one.columns, max_cells=max_cells, pooling=pooling) for head in heads]
-
-
-def _kind_and_layer(name: str) -> dict[str, str]:
-    """The parts of a map's name: "decoder.0.cross" is layer "0" of the kind "decoder cross"."""
-    words = re.split(r"[.\s]+", name)
-    return {
-        "kind": " ".join(word for word in words if not word.isdecimal()),
-        "layer": ".".join(word for word in words if word.isdecimal()),
-    }
-
-
-def _encoded(name: str, values: npt.NDArray[np.floating[Any]], precision: WeightPrecision) -> dict[str, Any]:
-    """The weights as text, with the numbers that decodeMap in page_weights.js needs to read it."""
-    largest = float(values.max())
-    if values.min() < 0:
-        raise ArgumentError(f"map {name!r}: the page shows weights from 0 up; got {values.min()}")
-    if precision == "float16" and largest > float(np.finfo(np.float16).max):
-        raise ArgumentError(f"map {name!r} holds {largest}, too large for float16: use precision='uint8'")
-    scale = largest or 1.0
-    narrow = values.astype("<f2") if precision == "float16" else np.rint(values / scale * 255).astype(np.uint8)
-    return {
-        "shape": values.shape,
-        "precision": precision,
-        "scale": scale,
-        # The weight of the darkest colour: a softmax may be rounded to a little over 1, other weights may be far above.
-        "top": 1.0 if largest < 1.001 else largest,
-        "data": b64encode(narrow.tobytes()).decode(),
-    }

@@ -1,61 +1,178 @@
-// The state says what is shown. It is one plain object, and every change keeps its indices valid.
+// The state says what is shown. It is one plain object; every change is settled, so that whatever it names exists.
 
-import { kinds } from "./page_weights.js";
+import { clamp } from "./page_numbers.js";
 
-/** The state at the start, with those wishes of `start` that exist in the data. */
-export function initial(data, start) {
-  const prefersDark = globalThis.matchMedia?.("(prefers-color-scheme: dark)").matches;
-  const state = {
-    example: 0, map: 0, kind: "", head: "mean", focus: null, pinned: false, stretch: start.stretch === "1",
-    theme: start.theme ?? (prefersDark ? "dark" : "light"),
-  };
-  const change = { example: Number(start.example ?? 0) };
-  for (const name of ["kind", "layer", "head"]) if (name in start) change[name] = start[name];
-  Object.assign(state, settled(data, { ...state, example: -1 }, change));
-  if ("query" in start) Object.assign(state, { focus: { row: Number(start.query) }, pinned: true });
-  if ("key" in start) Object.assign(state, { focus: { ...state.focus, column: Number(start.key) }, pinned: true });
-  return state;
+export const VIEWS = ["matrix", "links", "compare"];
+export const SCALES = ["sqrt", "linear", "log", "row"];
+export const SORTS = ["layer", "entropy", "distance", "first", "induction", "largest"];
+export const MOST_HEADS = 8;
+const MASKS = ["own", "none", "causal"];
+
+/** The maps of an example by kind ("decoder cross"), each kind with its layers in order. */
+export function kinds(maps) {
+  const found = new Map();
+  maps.forEach((map, index) => {
+    if (!found.has(map.kind)) found.set(map.kind, []);
+    found.get(map.kind).push({ layer: map.layer, index });
+  });
+  return found;
 }
 
-/** Completes a change so that every index in it exists, since another example may have fewer layers. */
+/** The state at the start, with those wishes of `start` (texts, as in a link) that exist in the data. */
+export function initial(data, start = {}) {
+  const prefersDark = globalThis.matchMedia?.("(prefers-color-scheme: dark)").matches;
+  const text = (name, known, otherwise) => (known.includes(start[name]) ? start[name] : otherwise);
+  const state = {
+    example: -1, kind: "", layer: "", map: 0, heads: [], focus: null, pinned: false, window: null, other: null,
+    view: text("view", VIEWS, "matrix"), scale: text("scale", SCALES, "sqrt"), sort: text("sort", SORTS, "layer"),
+    side: text("side", ["from", "to"], "from"), withoutSink: start.nosink === "1", threshold: number(start.threshold, 0),
+    theme: text("theme", ["light", "dark"], prefersDark ? "dark" : "light"), find: start.find ?? "",
+    temperature: number(start.temperature, 1), mask: text("mask", MASKS, "own"), shown: text("shown", ["a", "b", "both"], "both"),
+  };
+  const change = { example: number(start.example, 0) };
+  for (const name of ["kind", "layer"]) if (name in start) change[name] = start[name];
+  const heads = start.heads ?? start.head;
+  if (heads !== undefined) change.heads = String(heads).split(",");
+  if (start.with !== undefined) change.other = partsOf(start.with);
+  const begun = settled(data, state, change);
+  const focus = {};
+  if (start.query !== undefined) focus.row = number(start.query, 0);
+  if (start.key !== undefined) focus.column = number(start.key, 0);
+  const window = start.zoom?.split(/[-x]/).map(Number);
+  return settled(data, begun, {
+    focus: Object.keys(focus).length ? focus : null, pinned: Object.keys(focus).length > 0,
+    window: window?.length === 4 && window.every(Number.isFinite) ? window : null,
+  });
+}
+
+/** The link to a state, as the part of an address after "#". */
+export function linkOf(data, state) {
+  const entries = {
+    example: data.examples.length > 1 ? state.example : null,
+    kind: kinds(data.examples[state.example].maps).size > 1 ? state.kind : null,
+    layer: state.layer || null, heads: state.heads.join(","),
+    query: state.pinned ? state.focus?.row : null, key: state.pinned ? state.focus?.column : null,
+    view: state.view === "matrix" ? null : state.view, zoom: state.window ? zoomText(state.window) : null,
+    scale: state.scale === "sqrt" ? null : state.scale, nosink: state.withoutSink ? 1 : null,
+    sort: state.sort === "layer" ? null : state.sort, side: state.side === "from" ? null : state.side,
+    threshold: state.threshold || null, find: state.find || null, theme: state.themeChosen ? state.theme : null,
+    temperature: state.temperature === 1 ? null : state.temperature, mask: state.mask === "own" ? null : state.mask,
+    with: state.view === "compare" && state.other ? [state.other.example, state.other.map, state.other.head].join(".") : null,
+  };
+  const known = Object.entries(entries).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return String(new URLSearchParams(known)).replaceAll("%2C", ",");
+}
+
+function zoomText([r0, r1, c0, c1]) {
+  const short = (value) => Number(value.toFixed(2));
+  return `${short(r0)}-${short(r1)}x${short(c0)}-${short(c1)}`;
+}
+
+function partsOf(text) {
+  const [example, map, head] = String(text).split(".");
+  return { example: number(example, 0), map: number(map, 0), head: head ?? "mean" };
+}
+
+/** A number from a text; what is none is the other. */
+export function number(text, otherwise) {
+  const found = text === "" || text === null || text === undefined ? NaN : Number(text);
+  return Number.isFinite(found) ? found : otherwise;
+}
+
+/** Completes a change so that whatever it names exists, since another example may have fewer layers or tokens. */
 export function settled(data, state, change) {
   const next = { ...state, ...change };
-  next.example = clamp(next.example, data.examples.length);
+  next.example = index(next.example, data.examples.length);
   const { maps, show } = data.examples[next.example];
   const groups = kinds(maps);
   if (!groups.has(next.kind)) next.kind = maps[show].kind;
   const layers = groups.get(next.kind);
-  const wanted = change.layer ?? state.layer ?? maps[show].layer;
-  const { layer, index } = layers.find((one) => one.layer === wanted) ?? layers.at(-1);
-  Object.assign(next, { layer, map: index });
-  const heads = maps[index].shape[0];
-  next.head = heads === 1 ? 0 : next.head === "mean" ? "mean" : clamp(Number(next.head), heads);
-  if (next.example !== state.example || next.kind !== state.kind) Object.assign(next, { focus: null, pinned: false });
+  const wanted = change.layer ?? (state.example === -1 ? maps[show].layer : state.layer);
+  const chosen = layers.find((one) => one.layer === String(wanted)) ?? layers.at(-1);
+  Object.assign(next, { layer: chosen.layer, map: chosen.index });
+  const map = maps[next.map];
+  next.heads = headsOf(next.heads, map);
+  const [, rows, columns] = map.shape;
+  if (change.focus === undefined && (next.example !== state.example || next.kind !== state.kind)) {
+    Object.assign(next, { focus: null, pinned: false, window: null });
+  }
+  if (next.focus) {
+    const { row, column } = next.focus;
+    next.focus = {};
+    if (row !== undefined) next.focus.row = index(row, rows);
+    if (column !== undefined) next.focus.column = index(column, columns);
+    if (next.focus.row === undefined && next.focus.column === undefined) next.focus = null;
+  }
+  if (!next.focus) next.pinned = false;
+  if (next.window) next.window = windowWithin(next.window, rows, columns);
+  next.threshold = clamp(next.threshold, 0, 1);
+  next.temperature = clamp(next.temperature, 0.05, 20);
+  if (!map.factors) Object.assign(next, { temperature: 1, mask: "own" });
+  if (next.other) {
+    const example = index(next.other.example, data.examples.length);
+    const place = index(next.other.map, data.examples[example].maps.length);
+    next.other = { example, map: place, head: headsOf([next.other.head], data.examples[example].maps[place])[0] };
+  }
+  if (next.view === "compare" && !next.other) next.other = comparable(data, next);
   return next;
 }
 
-function clamp(index, count) {
-  return Math.min(count - 1, Math.max(0, Number.isFinite(index) ? Math.trunc(index) : 0));
+/** What a map is compared with at first: the same map of the next sentence, or of the next layer. */
+function comparable(data, state) {
+  const { maps } = data.examples[state.example];
+  const { name } = maps[state.map];
+  const others = data.examples.map((_, place) => place).filter((place) => place !== state.example);
+  for (const example of others) {
+    const map = data.examples[example].maps.findIndex((one) => one.name === name);
+    if (map >= 0) return { example, map, head: headsOf([state.heads[0]], data.examples[example].maps[map])[0] };
+  }
+  const layers = kinds(maps).get(state.kind).map(({ index: place }) => place);
+  const map = layers.find((place) => place !== state.map) ?? state.map;
+  return { example: state.example, map, head: headsOf([state.heads[0]], maps[map])[0] };
 }
 
-/** Keyboard shortcuts of the whole page, which work as long as no field has the focus. */
-export function shortcut(event, data, state, changed) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("select, input, textarea")) return;
+/** The heads that can be chosen of a map: their mean, if the page has it, and each of them. */
+export function namesOfHeads(map) {
+  return [...(map.mean ? ["mean"] : []), ...Array(map.shape[0]).keys()];
+}
+
+function headsOf(wanted, map) {
+  const names = namesOfHeads(map);
+  const found = wanted.filter((head) => head !== undefined && head !== "")
+    .map((head) => (names.includes(head) ? head : index(Number(head), map.shape[0])));
+  const some = [...new Set(found)].slice(0, MOST_HEADS);
+  return some.length ? some : [names[0]];
+}
+
+function windowWithin([r0, r1, c0, c1], rows, columns) {
+  const axis = (start, stop, length) => {
+    const size = clamp(stop - start, Math.min(2, length), length);
+    const from = clamp(start, 0, length - size);
+    return [from, from + size];
+  };
+  const [top, bottom] = axis(r0, r1, rows), [left, right] = axis(c0, c1, columns);
+  return bottom - top >= rows && right - left >= columns ? null : [top, bottom, left, right];
+}
+
+function index(wanted, count) {
+  return Number.isFinite(wanted) ? clamp(Math.trunc(wanted), 0, count - 1) : 0;
+}
+
+/** The change that a key of the keyboard means, wherever in the page the focus is; null if it means nothing. */
+export function shortcut(event, data, state) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("select, input, textarea")) return null;
   const { maps } = data.examples[state.example];
   const layers = kinds(maps).get(state.kind);
   const at = layers.findIndex((one) => one.index === state.map);
-  const heads = maps[state.map].shape[0];
-  const head = state.head === "mean" ? -1 : state.head;
-  const change = {
+  const count = maps[state.map].shape[0];
+  const head = state.heads[0] === "mean" ? -1 : state.heads[0];
+  return {
     "]": { example: state.example + 1 },
     "[": { example: state.example - 1 },
     l: { layer: layers[Math.min(at + 1, layers.length - 1)].layer },
     L: { layer: layers[Math.max(at - 1, 0)].layer },
-    h: { head: Math.min(head + 1, heads - 1) },
-    H: { head: head <= 0 && heads > 1 ? "mean" : head - 1 },
+    h: { heads: [Math.min(head + 1, count - 1)] },
+    H: { heads: [head <= 0 && maps[state.map].mean ? "mean" : Math.max(head - 1, 0)] },
     Escape: { focus: null, pinned: false },
-  }[event.key];
-  if (!change) return;
-  event.preventDefault();
-  changed(change);
+  }[event.key] ?? null;
 }

@@ -1,0 +1,244 @@
+"""What a page needs to know of a map: a small picture of each head, numbers of each head, the strongest keys of each
+query, the mean of the heads. Everything comes from the map in one pass over its tiles, and one over the mean's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.inspection.analysis.head_table import induction_score
+from regard.maps.attention_map import AttentionMap
+from regard.maps.given_source import given_weights
+from regard.maps.pooling import Grid
+from regard.maps.statistics import Distance, Entropy, TopKeys
+from regard.maps.statistics_by_name import pooled, top_weights
+from regard.views.html.arrays import Floats
+
+THUMBNAIL = 64
+"""The most cells on a side of the picture that is carried of every head."""
+KEPT = 512
+"""The same of a map of which only statistics were kept: its pictures are taken as they are."""
+STRONGEST = 16
+"""How many keys of a query are carried."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCells:
+    """A picture of heads (H, rows, columns): the largest weight and the mean weight of each block; None if not kept."""
+
+    grid: Grid
+    largest: Floats | None
+    mean: Floats | None
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """The strongest keys of each query (H, T, k) in the order of the keys, their weights, and the sum of the others."""
+
+    keys: npt.NDArray[np.integer[Any]]
+    weights: Floats
+    rest: Floats
+    """(H, T)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNumbers:
+    """What is known of some heads."""
+
+    cells: HeadCells
+    top: Top | None
+    largest: list[float]
+    """The largest weight of each head."""
+    without_sink: list[float]
+    """The same without the first key."""
+    statistics: dict[str, list[float | None]]
+
+
+def as_heads(name: str, weights: Any) -> AttentionMap:
+    """A map, tensor or array (heads, T, S) or (T, S) as a map (H, T, S).
+
+    Raises:
+        ShapeError: it has another shape, or is not made of real numbers.
+        ArgumentError: a weight is below 0.
+    """
+    shape = tuple(getattr(weights, "shape", ()))
+    if len(shape) not in (2, 3) or 0 in shape:
+        raise ShapeError(f"map {name!r} must have shape (heads, queries, keys), none of them 0; got {shape}")
+    if not isinstance(weights, AttentionMap):
+        weights = AttentionMap(given_weights(_tensor(name, weights)))
+    if weights.source.has_blocks and weights.source.has_signs:
+        raise ArgumentError(f"map {name!r}: the page shows weights from 0 up; it is {weights.source} with some below 0")
+    return cast(AttentionMap, weights.detach() if len(shape) == 3 else weights.detach().with_heads())
+
+
+def _tensor(name: str, weights: Any) -> Tensor:
+    if isinstance(weights, Tensor):
+        tensor = weights.detach().cpu()
+    else:
+        array = np.asarray(weights)
+        if array.dtype.kind not in "fiub":
+            raise ShapeError(f"map {name!r} must be made of real numbers; got dtype {array.dtype}")
+        # torch reads no numbers wider than float64 and no negative strides, and warns of arrays that are read-only.
+        wide = array.dtype.kind != "f" or array.dtype.itemsize > 8
+        tensor = torch.from_numpy(np.array(array, np.float64 if wide else array.dtype, order="C"))
+    if tensor.is_complex():
+        raise ShapeError(f"map {name!r} must be made of real numbers; got dtype {tensor.dtype}")
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
+@torch.no_grad()
+def numbers(name: str, heads: AttentionMap, labels: Sequence[str] | None, *, strongest: bool = True) -> HeadNumbers:
+    """The numbers of every head of a map (H, T, S).
+
+    Args:
+        name: of the map, for messages.
+        heads: the map.
+        labels: of the keys: where some repeat, there is an induction score.
+        strongest: whether to look for the strongest keys of each query.
+
+    Raises:
+        NonFiniteError: a weight is NaN or infinite.
+        NotKeptError: only statistics were kept of the map, and neither picture is among them.
+    """
+    queries, keys = heads.shape[-2:]
+    wanted = Grid.at_most(THUMBNAIL, THUMBNAIL, queries, keys)
+    if not heads.source.has_blocks:
+        return _of_what_was_kept(heads)
+    asked = [*(() if wanted.is_whole else ("pooled_max",)), "pooled_mean", "entropy", "distance"]
+    asked += ["top_keys"] if strongest and not wanted.is_whole else []
+    k = min(STRONGEST, keys)
+    found: dict[str, Any] = heads.summary(*asked, rows=THUMBNAIL, columns=THUMBNAIL, k=k)
+    mean = found["pooled_mean"]
+    cells = HeadCells(wanted, _numpy(found.get("pooled_max", mean)), _numpy(mean))
+    _refuse_what_is_not_finite(name, cells)
+    largest = [float(one.max()) for one in cast(Floats, cells.largest)]
+    top = _top(heads, found["top_keys"]) if "top_keys" in found else None
+    return HeadNumbers(cells, top, largest, _without_sink(cells, top, largest), _statistics(heads, found, labels))
+
+
+def mean_of_heads(heads: AttentionMap) -> AttentionMap | None:
+    """The mean over the heads (1, T, S), taken before anything is pooled; None for one head, or if it is not known."""
+    if len(heads) == 1:
+        return None
+    if not heads.source.has_blocks:
+        queries, keys = heads.shape[-2:]
+        grid = heads.grid(KEPT, KEPT, "mean")
+        if not heads.source.keeps(pooled(grid.rows.count, grid.columns.count, queries, keys, "mean")):
+            return None
+    return AttentionMap(heads.average().source.choose(None, (1,)))
+
+
+def _without_sink(cells: HeadCells, top: Top | None, largest: list[float]) -> list[float]:
+    """The largest weights on other keys than the first; the largest of all where that is not known."""
+    if cells.grid.is_whole and cells.grid.columns.count > 1:
+        values = cells.largest if cells.largest is not None else cells.mean
+        return [float(one[:, 1:].max()) for one in cast(Floats, values)]
+    if top is None or top.keys.shape[-1] < 2:
+        return largest
+    return [float(one.max()) for one in np.where(top.keys > 0, top.weights, 0.0)]
+
+
+def _numpy(values: Tensor) -> Floats:
+    array: Floats = values.cpu().double().numpy()
+    return array
+
+
+def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
+    """The finest pictures, the strongest keys and the numbers that a summary holds."""
+    source, (queries, keys) = heads.source, heads.shape[-2:]
+    found: dict[str, Floats] = {}
+    grids = {}
+    kinds: tuple[Literal["max"], Literal["mean"]] = ("max", "mean")
+    for how in kinds:
+        grids[how] = heads.grid(KEPT, KEPT, how)
+        rows, columns = grids[how].rows.count, grids[how].columns.count
+        if source.keeps(pooled(rows, columns, queries, keys, how)):
+            found[how] = _numpy(heads.pooled(rows, columns, how))
+    if not found:
+        heads.pooled(THUMBNAIL, THUMBNAIL, "max")  # says what was kept
+    grid = grids["max" if "max" in found else "mean"]
+    if len(found) == 2 and grids["max"] != grids["mean"]:
+        del found["mean"]
+    cells = HeadCells(grid, found.get("max"), found.get("mean"))
+    k = next((k for k in range(min(STRONGEST, keys), 0, -1) if source.keeps(top_weights(k, keys))), 0)
+    top = _top(heads, heads.top_keys(k)) if k else None
+    known = (found.get("max"), None if top is None else top.weights, found.get("mean"))
+    largest = next(values for values in known if values is not None)
+    statistics: dict[str, list[float | None]] = {}
+    for name, statistic in (("entropy", Entropy()), ("distance", Distance(keys - queries))):
+        if source.keeps(statistic):
+            statistics[name] = [float(one) for one in getattr(heads, name)().mean(-1)]
+    most = [float(one.max()) for one in largest]
+    return HeadNumbers(cells, top, most, _without_sink(cells, top, most), statistics)
+
+
+def _refuse_what_is_not_finite(name: str, cells: HeadCells) -> None:
+    for values in (cells.largest, cells.mean):
+        if values is None or np.isfinite(values).all():
+            continue
+        head, row, column = (int(place) for place in np.argwhere(~np.isfinite(values))[0])
+        query, key = cells.grid.rows.edge(row), cells.grid.columns.edge(column)
+        among = "" if cells.grid.is_whole else ", or at another weight of that block"
+        raise NonFiniteError(
+            f"map {name!r}: weights must be finite; {values[head, row, column]} came in head {head} at query {query}, "
+            f"key {key}{among}"
+        )
+
+
+def _top(heads: AttentionMap, found: TopKeys) -> Top:
+    """The strongest keys in the order of the keys; places without a key are at the end, with weight 0."""
+    weights, keys = found.values.cpu().double(), found.indices.cpu()
+    keys = keys.where(weights > 0, heads.shape[-1] - 1)
+    keys, order = keys.sort(dim=-1, stable=True)
+    weights = weights.gather(-1, order)
+    if heads.source.has_blocks:
+        ones = torch.ones(heads.shape[-1], 1, dtype=heads.dtype, device=heads.device)
+        sums = (heads @ ones)[..., 0].cpu().double()
+    else:
+        sums = torch.ones(weights.shape[:-1], dtype=torch.float64).where(weights.sum(-1) > 0, 0.0)
+    rest = (sums - weights.sum(-1)).clamp_min(0.0)
+    # What float32 leaves of a sum is no weight.
+    rest = rest.where(rest > 1e-6 * sums, 0.0)
+    return Top(keys.numpy(), weights.numpy(), rest.numpy())
+
+
+def _statistics(
+    heads: AttentionMap, found: dict[str, Any], labels: Sequence[str] | None
+) -> dict[str, list[float | None]]:
+    """Means over the queries that have a key: nats, positions, shares."""
+    queries, keys = heads.shape[-2:]
+    live = found["pooled_mean"].new_ones(len(heads), queries, dtype=torch.bool)
+    if "top_keys" in found:
+        live = found["top_keys"].values[..., 0] > 0
+    rows = torch.arange(queries, device=heads.device)
+    places = rows + keys - queries
+    answers = {"entropy": _mean_of(found["entropy"], live), "distance": _mean_of(found["distance"], live)}
+    first = heads.at(rows, torch.zeros_like(rows))
+    answers["first"] = _mean_of(first, live & (places > 0))
+    if labels is not None and len(labels) == keys and len(set(labels)) < keys:
+        kinds = {label: kind for kind, label in enumerate(dict.fromkeys(labels))}
+        answers["induction"] = induction_score(heads, torch.tensor([kinds[label] for label in labels]))
+    return {
+        name: [None if number != number else float(f"{number:.4g}") for number in answer.tolist()]
+        for name, answer in answers.items()
+    }
+
+
+def _mean_of(values: Tensor, counted: Tensor) -> Tensor:
+    """The mean of values (H, T) over those that count; NaN if none does."""
+    return values.where(counted, 0.0).sum(-1) / counted.expand_as(values).sum(-1)
+
+
+def spans(heads: AttentionMap) -> npt.NDArray[np.integer[Any]] | None:
+    """For each query, the range of keys that the mask allows, (T, 2); None if all may be seen, or if nobody knows."""
+    queries, keys = heads.shape[-2:]
+    if not heads.source.has_blocks:
+        return None
+    ranges = [heads.source.columns(range(row, row + 1)) for row in range(queries)]
+    found = np.array([(one.start, max(one.start, one.stop)) for one in ranges], np.int64)
+    return None if (found == (0, keys)).all() else found

@@ -1,0 +1,61 @@
+// Arrays from text: base64, deflate, bytes in planes, half precision. This file does not use the DOM.
+
+/** The bytes of a base64 string. */
+export function decodeBase64(text) {
+  return Uint8Array.fromBase64 ? Uint8Array.fromBase64(text) : Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+}
+
+/** The number that 16 bits mean in IEEE half precision. */
+export function halfToNumber(bits) {
+  const sign = bits & 0x8000 ? -1 : 1;
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return exponent ? sign * 2 ** (exponent - 15) * (1 + fraction / 1024) : sign * 2 ** -14 * (fraction / 1024);
+}
+
+let halves;
+
+/** Numbers of half precision as a Float32Array. */
+export function fromHalves(bits) {
+  halves ??= Float32Array.from({ length: 65536 }, (_, bits) => halfToNumber(bits));
+  const values = new Float32Array(bits.length);
+  for (let i = 0; i < bits.length; i++) values[i] = halves[bits[i]];
+  return values;
+}
+
+/** Inflated bytes. The browser does this in a thread of its own. */
+export async function inflate(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+const WIDTH = { f16: 2, f32: 4, u8: 1, u16: 2, u32: 4 };
+
+/** Numbers from the planes of their bytes: all first bytes stand before all second ones. */
+export function fromPlanes(planes, kind, length) {
+  const width = WIDTH[kind];
+  if (planes.length !== width * length) throw new Error(`an array of ${length} ${kind} has ${planes.length} bytes`);
+  const bytes = new Uint8Array(width * length);
+  for (let plane = 0; plane < width; plane++) {
+    const from = plane * length;
+    for (let i = 0, at = plane; i < length; i++, at += width) bytes[at] = planes[from + i];
+  }
+  const { buffer } = bytes;
+  if (kind === "f16") return fromHalves(new Uint16Array(buffer));
+  return new { f32: Float32Array, u8: Uint8Array, u16: Uint16Array, u32: Uint32Array }[kind](buffer);
+}
+
+/** The arrays of a page, each decoded when it is first needed. `bytesOf(place)` gives deflated bytes that are not in the page. */
+export function arrayReader(arrays, bytesOf) {
+  const known = new Map();
+  const read = async (place) => {
+    const { kind, length, data } = arrays[place];
+    const bytes = data === undefined ? await bytesOf(place) : decodeBase64(data);
+    return fromPlanes(await inflate(bytes), kind, length);
+  };
+  return (place) => {
+    if (!known.has(place)) known.set(place, read(place));
+    return known.get(place);
+  };
+}

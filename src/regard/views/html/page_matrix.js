@@ -1,0 +1,334 @@
+// The map as a picture: from blocks of tokens down to single cells, with what is not carried drawn as such.
+
+import { element, labelOf, shortened, sized, styleOf } from "./page_dom.js";
+import { clamp, edge } from "./page_numbers.js";
+import { rgb } from "./page_scale.js";
+
+const LABEL_FONT = "12px system-ui, 'Noto Sans', sans-serif";
+const LABEL_WIDTH = 110;
+const LABEL_CELL = 14;
+const LARGEST_CELL = 64;
+const SIDES = [64, 128, 256, 512, 1024];
+const SINGLE = 160;
+
+/**
+ * What is drawn of the weights from row r0 to before r1 and so on, if there are so many dots: the edges of its rows and
+ * columns in tokens, the numbers (NaN: not carried), and what they are ("weight", "largest" or "mean").
+ */
+export function cellsOf(weights, [r0, r1, c0, c1], down, across) {
+  const [top, bottom, left, right] = [Math.floor(r0), Math.ceil(r1), Math.floor(c0), Math.ceil(c1)];
+  const single = bottom - top <= Math.max(8, down) && right - left <= Math.max(8, across);
+  const whole = weights.rows * weights.columns;
+  if (weights.knowsAll && single) return singles(weights, top, bottom, left, right);
+  const finest = weights.finest();
+  const wide = finest ? Math.max(weights.rows / finest.rows, weights.columns / finest.columns) : 1;
+  const few = bottom - top <= Math.min(SINGLE, 4 * wide + 8) && right - left <= Math.min(SINGLE, 4 * wide + 8);
+  if (!weights.knowsAll && weights.knowsRows && few) return singles(weights, top, bottom, left, right);
+  const fits = SIDES.filter((side) => side * ((bottom - top) / weights.rows) <= down && side * ((right - left) / weights.columns) <= across);
+  const picture = weights.picture(whole > 2 ** 26 ? Math.min(1024, fits.at(-1) ?? SIDES[0]) : fits.at(-1) ?? SIDES[0]);
+  if (!picture) return { what: "none", rows: [top, bottom], columns: [left, right], values: new Float32Array([NaN]) };
+  const edges = (length, count) => Uint32Array.from({ length: count + 1 }, (_, index) => edge(length, count, index));
+  const isWhole = picture.rows === weights.rows && picture.columns === weights.columns;
+  return {
+    what: isWhole ? "weight" : picture.largest ? "largest" : "mean",
+    rows: edges(weights.rows, picture.rows), columns: edges(weights.columns, picture.columns),
+    values: picture.largest ?? picture.mean,
+  };
+}
+
+function singles(weights, top, bottom, left, right) {
+  const [down, across] = [bottom - top, right - left];
+  const values = new Float32Array(down * across).fill(NaN);
+  for (let i = 0; i < down; i++) {
+    const known = weights.row(top + i);
+    if (known.kind === "all") values.set(known.weights.subarray(left, right), i * across);
+    else if (known.kind === "some") {
+      if (known.rest === 0) values.fill(0, i * across, (i + 1) * across);
+      known.places.forEach((place, at) => {
+        if (place >= left && place < right) values[i * across + place - left] = known.weights[at];
+      });
+    }
+  }
+  const edges = (from, count) => Uint32Array.from({ length: count + 1 }, (_, index) => from + index);
+  return { what: "weight", rows: edges(top, down), columns: edges(left, across), values };
+}
+
+/** The block of tokens [r0, r1, c0, c1] and the number at a query and a key, of what is drawn. */
+export function blockAt(cells, row, column) {
+  const find = (edges, place) => {
+    let low = 0, high = edges.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (edges[middle] <= place) low = middle; else high = middle;
+    }
+    return low;
+  };
+  const [r, c] = [find(cells.rows, row), find(cells.columns, column)];
+  return {
+    block: [cells.rows[r], cells.rows[r + 1], cells.columns[c], cells.columns[c + 1]],
+    value: cells.values[r * (cells.columns.length - 1) + c], what: cells.what,
+  };
+}
+
+/** A picture of a map that can be zoomed. `act` tells what the reader does: point, choose, leave, zoom. */
+export function matrixOf(name, act) {
+  const canvas = element("canvas", { tabindex: 0, role: "img", "aria-label": name });
+  const cross = element("canvas", { class: "cross", "aria-hidden": "true" });
+  const frame = element("div", { class: "matrix" }, canvas, cross);
+  const matrix = { frame, canvas, place: null, cells: null, drag: null };
+
+  /** Draw into the room there is. `pane` has the weights, labels, orders, and colours of this picture. */
+  matrix.draw = (now, pane) => {
+    Object.assign(matrix, { now, pane });
+    const { weights } = pane;
+    const width = frame.clientWidth, height = frame.clientHeight;
+    if (width < 40 || height < 40) return;
+    const window = now.state.window ?? [0, weights.rows, 0, weights.columns];
+    const context = sized(canvas, width, height);
+    context.font = LABEL_FONT;
+    const place = placeOf(context, pane, window, width, height);
+    const ratio = globalThis.devicePixelRatio || 1;
+    const cells = cellsOf(weights, window, place.height * ratio, place.width * ratio);
+    Object.assign(matrix, { place, cells });
+    fillCells(context, now, pane, place, cells, ratio);
+    context.strokeStyle = styleOf(now.root, "--line");
+    context.strokeRect(place.left - 0.5, place.top - 0.5, place.width + 1, place.height + 1);
+    drawLabels(context, now, pane, place);
+    matrix.drawCross(now);
+    pane.says?.(cells, window);
+  };
+
+  matrix.drawCross = (now) => {
+    const { place } = matrix;
+    if (!place) return;
+    const context = sized(cross, frame.clientWidth, frame.clientHeight);
+    const { row, column } = now.state.focus ?? {};
+    context.save();
+    context.beginPath();
+    context.rect(place.left - 1, place.top - 1, place.width + 2, place.height + 2);
+    context.clip();
+    context.strokeStyle = styleOf(now.root, "--ink");
+    context.lineWidth = 1.5;
+    if (row !== undefined) context.strokeRect(place.left, place.y(row), place.width, Math.max(1, place.cellHeight));
+    if (column !== undefined) context.strokeRect(place.x(column), place.top, Math.max(1, place.cellWidth), place.height);
+    context.restore();
+  };
+
+  /** The query and the key under a point of the canvas; on a margin only one of them; null beside. */
+  matrix.at = (event) => {
+    const box = canvas.getBoundingClientRect(), { place } = matrix;
+    if (!place) return null;
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const row = y >= place.top && y < place.top + place.height ? place.rowAt(y) : undefined;
+    const column = x >= place.left && x < place.left + place.width ? place.columnAt(x) : undefined;
+    if (row === undefined && column === undefined) return null;
+    if (row === undefined) return y < place.top ? { column } : null;
+    return column === undefined ? (x < place.left ? { row } : null) : { row, column };
+  };
+
+  const zoomAt = (event, factor) => {
+    const { pane, now, place } = matrix;
+    const { rows, columns } = pane.weights;
+    const [r0, r1, c0, c1] = now.state.window ?? [0, rows, 0, columns];
+    const box = canvas.getBoundingClientRect();
+    const down = event ? clamp((event.clientY - box.top - place.top) / place.height, 0, 1) : 0.5;
+    const along = event ? clamp((event.clientX - box.left - place.left) / place.width, 0, 1) : 0.5;
+    const across = place.mirrored ? 1 - along : along;
+    const axis = (from, to, share, length) => {
+      const size = clamp((to - from) * factor, Math.min(4, length), length), fixed = from + (to - from) * share;
+      const start = clamp(fixed - size * share, 0, length - size);
+      return [start, start + size];
+    };
+    act("zoom", [...axis(r0, r1, down, rows), ...axis(c0, c1, across, columns)]);
+  };
+  const moveBy = (down, across) => {
+    const { pane, now } = matrix;
+    const { rows, columns } = pane.weights;
+    const [r0, r1, c0, c1] = now.state.window ?? [0, rows, 0, columns];
+    const axis = (from, to, by, length) => {
+      const start = clamp(from + by, 0, length - (to - from));
+      return [start, start + to - from];
+    };
+    act("zoom", [...axis(r0, r1, down, rows), ...axis(c0, c1, across, columns)]);
+  };
+
+  canvas.addEventListener("wheel", (event) => {
+    event.preventDefault();
+    zoomAt(event, event.deltaY > 0 ? 1.25 : 0.8);
+  }, { passive: false });
+  canvas.addEventListener("pointerdown", (event) => {
+    matrix.drag = { x: event.clientX, y: event.clientY, moved: false };
+    canvas.setPointerCapture?.(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const { drag, place } = matrix;
+    if (drag && place && (drag.moved || Math.hypot(event.clientX - drag.x, event.clientY - drag.y) > 4)) {
+      const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
+      Object.assign(drag, { x: event.clientX, y: event.clientY, moved: true });
+      moveBy(-dy / place.cellHeight, ((place.mirrored ? 1 : -1) * dx) / place.cellWidth);
+    } else if (!drag) act("point", matrix.at(event));
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    const was = matrix.drag;
+    matrix.drag = null;
+    if (was && !was.moved) act("choose", matrix.at(event));
+  });
+  canvas.addEventListener("pointerleave", () => act("leave"));
+  canvas.addEventListener("dblclick", () => act("zoom", null));
+  canvas.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !matrix.pane) return;
+    const { rows, columns } = matrix.pane.weights;
+    const [r0, r1, c0, c1] = matrix.now.state.window ?? [0, rows, 0, columns];
+    const [down, across] = [(r1 - r0) / 8, (c1 - c0) / 8];
+    const sign = matrix.place?.mirrored ? -1 : 1;
+    const act_ = {
+      "+": () => zoomAt(null, 0.7), "=": () => zoomAt(null, 0.7), "-": () => zoomAt(null, 1.4), 0: () => act("zoom", null),
+      ArrowUp: () => moveBy(-down, 0), ArrowDown: () => moveBy(down, 0),
+      ArrowLeft: () => moveBy(0, -across * sign), ArrowRight: () => moveBy(0, across * sign),
+    }[event.key];
+    if (!act_) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act_();
+  });
+  return matrix;
+}
+
+/** Where the cells are in the canvas, and which token is where. */
+function placeOf(context, { rowLabels, columnLabels, columnOrder, weights }, window, width, height) {
+  const [r0, r1, c0, c1] = window;
+  const widest = (labels, from, to) => {
+    let most = 0;
+    const step = Math.max(1, Math.floor((to - from) / 60));
+    for (let place = Math.floor(from); place < to && place < labels.count; place += step) {
+      most = Math.max(most, context.measureText(labelOf(labels, place)).width);
+    }
+    return Math.min(LABEL_WIDTH, most);
+  };
+  const left = Math.min(width / 3, widest(rowLabels, r0, r1) + 10);
+  const room = [width - left - 8, 0];
+  const columnWidth = widest(columnLabels, c0, c1);
+  const upright = columnWidth + 4 <= Math.min(LARGEST_CELL, room[0] / (c1 - c0));
+  const top = Math.min(height / 3, (upright ? 16 : columnWidth) + 10);
+  room[1] = height - top - 6;
+  let cellWidth = Math.min(LARGEST_CELL, room[0] / (c1 - c0)), cellHeight = Math.min(LARGEST_CELL, room[1] / (r1 - r0));
+  // Square cells, unless that would leave most of the room empty.
+  const square = Math.min(cellWidth, cellHeight);
+  if (Math.max(cellWidth, cellHeight) / square < 3) cellWidth = cellHeight = square;
+  const mirrored = columnLabels.direction === "rtl";
+  const size = c1 - c0;
+  // The order of single tokens is that of the script; blocks of them stand in a row, from the right in such a script.
+  const ranks = ranksWithin(columnOrder, Math.floor(c0), Math.ceil(c1), weights.columns, cellWidth);
+  const shift = c0 - Math.floor(c0);
+  const along = (column) => (ranks ? ranks.of(column) - shift : mirrored ? size - 1 - (column - c0) : column - c0);
+  return {
+    left, top, width: cellWidth * size, height: cellHeight * (r1 - r0), cellWidth, cellHeight, window, mirrored, upright, ranks,
+    x: (column) => left + along(column) * cellWidth,
+    y: (row) => top + (row - r0) * cellHeight,
+    rowAt: (y) => clamp(Math.floor(r0 + (y - top) / cellHeight), 0, weights.rows - 1),
+    columnAt: (x) => {
+      const at = (x - left) / cellWidth;
+      if (ranks) return ranks.at(clamp(Math.floor(at + shift), 0, ranks.count - 1));
+      return clamp(Math.floor(mirrored ? c1 - at : c0 + at), 0, weights.columns - 1);
+    },
+  };
+}
+
+/** The places of the tokens of a window among themselves; null if they stand in the order of the sequence or as blocks. */
+function ranksWithin(order, from, to, count, cellWidth) {
+  if (!order || cellWidth < 2) return null;
+  const shown = order.filter((place) => place >= from && place < Math.min(to, count));
+  const found = new Map(shown.map((place, rank) => [place, rank]));
+  return { count: shown.length, at: (rank) => shown[rank], of: (column) => found.get(column) ?? -1 };
+}
+
+function fillCells(context, now, pane, place, cells, ratio) {
+  const width = Math.max(1, Math.round(place.width * ratio)), height = Math.max(1, Math.round(place.height * ratio));
+  const image = new ImageData(width, height), dots = new Uint32Array(image.data.buffer);
+  const rowOf = new Int32Array(height), columnOf = new Int32Array(width), keyOf = new Int32Array(width), queryOf = new Int32Array(height);
+  const block = (edges, token) => {
+    let low = 0, high = edges.length - 1;
+    if (token < edges[0] || token >= edges[high]) return -1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (edges[middle] <= token) low = middle; else high = middle;
+    }
+    return low;
+  };
+  for (let y = 0; y < height; y++) {
+    queryOf[y] = place.rowAt(place.top + (y + 0.5) / ratio);
+    rowOf[y] = block(cells.rows, queryOf[y]);
+  }
+  for (let x = 0; x < width; x++) {
+    keyOf[x] = place.columnAt(place.left + (x + 0.5) / ratio);
+    columnOf[x] = block(cells.columns, keyOf[x]);
+  }
+  const across = cells.columns.length - 1;
+  const paint = pane.painter(cells);
+  const pack = (hex) => {
+    const [r, g, b] = rgb(hex);
+    return (255 << 24) | (b << 16) | (g << 8) | r;
+  };
+  const table = Uint32Array.from(paint.colours, pack);
+  const [paper, unknown, stripe, masked, maskedStripe] = [
+    paint.paper, now.colours.unknown, now.colours.unknownStripe, now.colours.masked, now.colours.hatch].map(pack);
+  const spans = pane.weights.masked ? pane.weights.span : null;
+  for (let y = 0; y < height; y++) {
+    const row = rowOf[y], at = row * across;
+    let [start, stop] = [0, pane.weights.columns];
+    if (spans && row >= 0) {
+      // A block is masked if the mask hides all of it.
+      start = Infinity, stop = 0;
+      const [a, b] = [spans(cells.rows[row]), spans(cells.rows[row + 1] - 1)];
+      start = Math.min(a[0], b[0]);
+      stop = Math.max(a[1], b[1]);
+    }
+    for (let x = 0; x < width; x++) {
+      const column = columnOf[x], dot = y * width + x;
+      if (row < 0 || column < 0) continue;
+      if (cells.columns[column] >= stop || cells.columns[column + 1] <= start) {
+        dots[dot] = (x + y) % 6 < 1 ? maskedStripe : masked;
+        continue;
+      }
+      const value = cells.values[at + column];
+      if (value !== value) dots[dot] = (x - y + 6000) % 6 < 2 ? stripe : unknown;
+      else {
+        const step = paint.step(value, row);
+        dots[dot] = step < 0 ? paper : table[step];
+      }
+    }
+  }
+  const buffer = document.createElement("canvas");
+  Object.assign(buffer, { width, height });
+  buffer.getContext("2d").putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = false;
+  context.drawImage(buffer, place.left, place.top, place.width, place.height);
+}
+
+function drawLabels(context, now, { rowLabels, columnLabels, weights }, place) {
+  const [r0, r1, c0, c1] = place.window;
+  context.fillStyle = styleOf(now.root, "--ink");
+  context.font = LABEL_FONT;
+  context.textBaseline = "middle";
+  const every = (cell) => Math.max(1, Math.ceil(LABEL_CELL / cell));
+  const step = [every(place.cellHeight), every(place.cellWidth)];
+  for (let row = Math.ceil(r0 / step[0]) * step[0]; row < Math.min(r1, weights.rows); row += step[0]) {
+    const y = place.y(row) + place.cellHeight / 2;
+    if (y < place.top || y > place.top + place.height) continue;
+    context.textAlign = "right";
+    context.fillText(shortened(context, labelOf(rowLabels, row), place.left - 8), place.left - 5, y);
+  }
+  for (let column = Math.ceil(c0 / step[1]) * step[1]; column < Math.min(c1, weights.columns); column += step[1]) {
+    const x = place.x(column) + place.cellWidth / 2;
+    if (x < place.left || x > place.left + place.width) continue;
+    const label = labelOf(columnLabels, column);
+    const stands = context.measureText(label).width + 4 <= place.cellWidth * step[1];
+    context.save();
+    context.translate(x, place.top - 5);
+    if (!stands) context.rotate(-Math.PI / 2);
+    context.textAlign = stands ? "center" : "left";
+    context.textBaseline = stands ? "bottom" : "middle";
+    context.fillText(shortened(context, label, stands ? place.cellWidth * step[1] : place.top - 8), 0, 0);
+    context.restore();
+  }
+}

@@ -1,0 +1,50 @@
+// Numbers for readers, and the rule by which tokens are put in blocks. This file does not use the DOM.
+
+/** Where bin `index` of `count` begins: the first length % count bins have one place more, as in Python. */
+export function edge(length, count, index) {
+  const size = Math.floor(length / count);
+  return index * size + Math.min(index, length % count);
+}
+
+/** The bin that a place is in. */
+export function binOf(length, count, place) {
+  const size = Math.floor(length / count), extra = length % count, big = extra * (size + 1);
+  return place < big ? Math.floor(place / (size + 1)) : extra + Math.floor((place - big) / size);
+}
+
+/** A weight as text: three decimals, or three digits that count, but never a zero for a weight that is not zero. */
+export function readable(weight) {
+  if (weight === 0) return "0";
+  if (!Number.isFinite(weight)) return String(weight);
+  const size = Math.abs(weight);
+  if (size >= 1000) return weight.toPrecision(4);
+  return size >= 0.01 ? weight.toFixed(3) : size >= 1e-6 ? String(Number(weight.toPrecision(3))) : weight.toExponential(1);
+}
+
+/** "token 3", or "tokens 3 to 9", of the places from start to before stop. */
+export function tokensOf(start, stop) {
+  return stop - start === 1 ? `token ${start}` : `tokens ${start} to ${stop - 1}`;
+}
+
+/** "8 x 8 (tokens 760 to 767 x 400 to 407)". */
+export function blockText([r0, r1, c0, c1]) {
+  const range = (start, stop) => (stop - start === 1 ? String(start) : `${start} to ${stop - 1}`);
+  return `${r1 - r0} × ${c1 - c0} (tokens ${range(r0, r1)} × ${range(c0, c1)})`;
+}
+
+/** The places of the largest `count` numbers, in order; of equals the first. */
+export function largestPlaces(values, count) {
+  const best = [];
+  for (let i = 0; i < values.length; i++) {
+    if (best.length === count && !(values[i] > values[best[count - 1]])) continue;
+    let at = best.length === count ? count - 1 : best.length;
+    while (at > 0 && values[best[at - 1]] < values[i]) at--;
+    best.splice(at, 0, i);
+    if (best.length > count) best.pop();
+  }
+  return best;
+}
+
+export function clamp(number, low, high) {
+  return Math.min(high, Math.max(low, number));
+}

@@ -1,0 +1,120 @@
+// The reading: numbers in words. Each is one exact weight with its tokens, or is named as what it is of a block.
+
+import { element, labelOf } from "./page_dom.js";
+import { blockText, readable } from "./page_numbers.js";
+import { strongest } from "./page_weights.js";
+
+const SHOWN = 9;
+const LOOKERS = 200;
+
+/** What is read of a focus: plain data, which the page draws, the live region says in short, and a file can hold. */
+export function readingOf(now, cells, blockOf) {
+  const { row, column } = now.state.focus ?? {};
+  const name = (labels, place) => labelOf(labels, place);
+  const base = { title: "Reading", lines: [], lists: [], notes: [], short: "" };
+  if (row === undefined && column === undefined) return base;
+  if (row !== undefined && column !== undefined) {
+    const found = { ...base, title: "One weight", pair: [name(now.rowLabels, row), name(now.columnLabels, column)] };
+    found.place = `query ${row}, key ${column}`;
+    found.numbers = now.several.map(({ weights, head }) => ({ head, cell: weights.cell(row, column) }));
+    const known = found.numbers.some(({ cell }) => cell?.weight !== undefined);
+    if (!known && cells) {
+      const { block, value, what } = blockOf(cells, row, column);
+      if (what !== "none" && what !== "weight" && Number.isFinite(value)) {
+        const named = { largest: "largest", mean: now.signed ? "difference of the means" : "mean" }[what];
+        found.block = { value, text: `${named} of ${blockText(block)}` };
+      }
+    }
+    const first = found.numbers[0].cell;
+    const said = first?.weight !== undefined ? readable(first.weight) : found.block ? `${readable(found.block.value)}, ${found.block.text}` : "not carried";
+    found.short = `${found.pair[0]} looks at ${found.pair[1]}: ${said}`;
+    return found;
+  }
+  const looking = row !== undefined, place = row ?? column;
+  const found = {
+    ...base, title: looking ? "What it looks at" : "Who looks at it",
+    token: name(looking ? now.rowLabels : now.columnLabels, place), place: `${looking ? "query" : "key"} ${place}`,
+  };
+  const partners = looking ? now.columnLabels : now.rowLabels;
+  for (const { weights, head, colour } of now.several) {
+    const known = looking ? weights.row(place) : weights.column(place);
+    const list = { head, colour, kind: known.kind, items: [], rest: "", sum: null };
+    if (known.kind !== "none") {
+      const { top, others, othersSum, sum } = strongest(known, SHOWN);
+      list.items = top.filter(({ weight }) => weight !== 0).map(({ place: at, weight }) => ({ place: at, label: name(partners, at), weight }));
+      const zeros = top.length - list.items.length;
+      if (known.kind === "all") {
+        list.sum = sum;
+        if (others + zeros) list.rest = `${others + zeros} more ${looking ? "keys" : "queries"} share ${readable(Math.max(0, othersSum))}`;
+        if (now.signed) list.rest = others + zeros ? `${others + zeros} more, together ${readable(othersSum)}` : "";
+      } else if (looking && known.rest !== null) {
+        list.sum = sum + known.rest;
+        list.rest = `the other ${weights.columns - list.items.length} keys share ${readable(othersSum + known.rest)}`;
+      } else list.rest = looking ? "of the keys that are carried" : `of the queries that have it among the keys that are carried`;
+      list.sumText = list.sum === null || now.signed ? "" : `sum ${readable(list.sum)}`;
+    }
+    found.lists.push(list);
+  }
+  if (!looking && !now.signed) found.lookers = lookersOf(now.weights, place);
+  const best = found.lists[0].items[0];
+  found.short = `${found.token}, ${found.place}: ${best ? `${looking ? "most at" : "most from"} ${best.label}, ${readable(best.weight)}` : "not carried"}`;
+  return found;
+}
+
+/** The queries whose strongest key this is; null if that is not known. */
+export function lookersOf(weights, key) {
+  if (!weights.knowsRows) return null;
+  const found = [], keys = weights.strongestKeys();
+  for (let query = 0; query < keys.length; query++) if (keys[query] === key) found.push(query);
+  return found;
+}
+
+export function drawReading(holder, found, now, act) {
+  const name = (text) => element("bdi", {}, text);
+  const quiet = (text) => element("p", { class: "quiet" }, text);
+  const headName = (head) => (head === "mean" ? "mean of the heads" : `head ${head}`);
+  const many = now.several.length > 1;
+  const parts = [element("h2", {}, found.title)];
+  if (found.title === "Reading") {
+    parts.push(quiet("Point at a token or a cell; click to keep it. Without a choice, lines join each query with its strongest key."), quiet(now.about));
+  } else if (found.pair) {
+    parts.push(element("p", {}, element("b", {}, name(found.pair[0])), " looks at ", element("b", {}, name(found.pair[1]))));
+    for (const { head, cell } of found.numbers) {
+      const label = many ? `${headName(head)}: ` : "";
+      if (cell?.weight !== undefined) {
+        parts.push(element("p", { class: many ? "" : "weight" }, label, element("span", { class: "number", "data-exact": "" }, readable(cell.weight))));
+        if (cell.masked) parts.push(quiet("masked: the query may not see this key"));
+      } else if (cell) parts.push(element("p", {}, label, `at most ${readable(cell.atMost)}`), quiet("not among the strongest keys of this query, which are carried"));
+      else if (!found.block) parts.push(element("p", {}, label, "not carried"));
+    }
+    if (found.block) parts.push(element("p", { class: "weight" }, element("span", { class: "number", "data-block": "" }, readable(found.block.value))), quiet(found.block.text));
+    parts.push(quiet(found.place));
+  } else {
+    parts.push(element("p", {}, element("b", {}, name(found.token)), ` (${found.place})`));
+    for (const list of found.lists) {
+      if (many) parts.push(element("h3", {}, swatch(list.colour), headName(list.head)));
+      if (list.kind === "none") {
+        parts.push(quiet("The single weights of this head are not carried; the map shows blocks."));
+        continue;
+      }
+      parts.push(element("ol", {}, ...list.items.map(({ place, label, weight }) => {
+        const item = element("li", {}, name(label), element("small", {}, place), element("span", { class: "number", "data-exact": "" }, readable(weight)));
+        item.style.setProperty("--share", Math.min(1, Math.abs(weight) / (list.sum || 1)));
+        item.addEventListener("click", () => act("goto", place));
+        return item;
+      })));
+      parts.push(quiet([list.rest, list.sumText].filter(Boolean).join("; ")));
+    }
+    if (found.lookers) {
+      const { lookers } = found;
+      parts.push(quiet(`It is the strongest key of ${lookers.length} ${lookers.length === 1 ? "query" : "queries"}${lookers.length ? `: ${lookers.slice(0, LOOKERS).join(", ")}${lookers.length > LOOKERS ? ", …" : ""}` : ""}`));
+    }
+  }
+  holder.replaceChildren(...parts);
+}
+
+export function swatch(colour) {
+  const made = element("i", { class: "swatch" });
+  made.style.background = colour;
+  return made;
+}

@@ -174,5 +174,5 @@ def test_the_history_has_every_figure(tmp_path: Path) -> None:
 
 
 def test_settings_that_make_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="pictures must be 0 or more, got -1"):
+    with pytest.raises(ArgumentError, match="pictures must be at least 0, got -1"):
         small_config(tmp_path, pictures=-1)

@@ -44,7 +44,7 @@ def cosine(peak: float, warmup_steps: int, total_steps: int) -> Schedule:
 
     rate(n) = peak * (1 + cos(pi * (n - warmup) / (total - warmup))) / 2   for warmup <= n <= total
 
-    If training ends before its warm-up, the rate only rises; `never_reached` says so.
+    If training ends before its warm-up, the rate only rises.
 
     Raises:
         ArgumentError: `warmup_steps` is negative.
@@ -58,9 +58,9 @@ def cosine(peak: float, warmup_steps: int, total_steps: int) -> Schedule:
     _check_warmup(warmup_steps, at_least=0)
 
     def rate(step: int) -> float:
-        if step < warmup_steps:
+        if step <= warmup_steps:
             return peak * step / warmup_steps
-        done = min((step - warmup_steps) / (total_steps - warmup_steps), 1.0)
+        done = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
         return peak * (1 + math.cos(math.pi * done)) / 2
 
     return rate

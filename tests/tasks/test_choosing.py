@@ -82,5 +82,5 @@ def test_warm_start_begins_with_another_run(run: Path, tmp_path: Path) -> None:
     # A run that has a checkpoint goes on from that, though the other one be gone.
     train_translation(changed(config, steps=2, warm_start=run), resume=True)
     other = replace(SMALL["transformer"], dim=16)
-    with pytest.raises(RunFolderError, match="does not fit: it has --transformer.dim 32, not 16"):
+    with pytest.raises(RunFolderError, match=r"does not fit: it has --transformer\.dim 32, not 16"):
         train_translation(replace(config, out=tmp_path / "other", transformer=other))

@@ -58,7 +58,7 @@ def cosine(peak: float, warmup_steps: int, total_steps: int) -> Schedule:
     _check_warmup(warmup_steps, at_least=0)
 
     def rate(step: int) -> float:
-        if step <= warmup_steps:
+        if step < warmup_steps:
             return peak * step / warmup_steps
         done = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
         return peak * (1 + math.cos(math.pi * done)) / 2

@@ -1,5 +1,9 @@
 """Attention on paper and on screen: pictures with matplotlib, and a page that opens in any browser."""
 
+from regard.views.curves import alignment as alignment
+from regard.views.curves import head_distances as head_distances
+from regard.views.curves import position_table as position_table
+from regard.views.curves import training_curves as training_curves
 from regard.views.drawing import Panel as Panel
 from regard.views.figures import save_figure as save_figure
 from regard.views.heatmap import head_panels as head_panels
@@ -14,6 +18,9 @@ from regard.views.html import save_page as save_page
 from regard.views.labels import printable as printable
 from regard.views.model import model_example as model_example
 from regard.views.model import model_grid as model_grid
+from regard.views.overlay import PatchGrid as PatchGrid
+from regard.views.overlay import overlay as overlay
+from regard.views.overlay import patch_grid as patch_grid
 from regard.views.reading_order import visual_order as visual_order
 from regard.views.scales import ColourScale as ColourScale
 from regard.views.scales import Limits as Limits
@@ -42,20 +49,27 @@ __all__ = [
     "Map",
     "Page",
     "Panel",
+    "PatchGrid",
     "Printing",
     "RowScale",
     "SquareRootScale",
     "Table",
     "Theme",
+    "alignment",
+    "head_distances",
     "head_panels",
     "heatmap",
     "heatmap_grid",
     "map_text",
     "model_example",
     "model_grid",
+    "overlay",
     "page",
+    "patch_grid",
+    "position_table",
     "printable",
     "save_figure",
     "save_page",
+    "training_curves",
     "visual_order",
 ]

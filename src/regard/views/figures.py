@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADING_POINTS = TITLE_POINTS + 2
+MOST_DIGITS = 20
+"""The most characters under a colour bar, for which five numbers fit."""
 
 
 def require_matplotlib() -> None:
@@ -179,7 +181,9 @@ def colour_bar(
         label=f"{scale.title}{beside}", **where
     )  # fmt: skip
     ticks = scale.values(np.linspace(0, 1, 5), limits)
-    bar.set_ticks(ticks, labels=[numeral(float(tick)) for tick in ticks])
+    printed = [numeral(float(tick)) for tick in ticks]
+    step = 1 if len("".join(printed)) <= MOST_DIGITS else 2
+    bar.set_ticks(ticks[::step], labels=printed[::step])
     bar.minorticks_off()
     bar.ax.tick_params(labelsize=FONT_POINTS - 1, length=2, width=0.5, pad=1, color=theme.line, labelcolor=theme.ink)
     (bar.ax.xaxis if flat else bar.ax.yaxis).label.set(fontsize=FONT_POINTS - 1, color=theme.ink)

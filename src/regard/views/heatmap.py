@@ -105,7 +105,7 @@ def heatmap(
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     one = drawn(Panel(weights, rows, columns, title, mask), look, max_cells=max_cells, pooling=pooling)
     if ax is None:
-        figure, (ax,) = new_figure(*flow([_size(one, ALONE)], has_bar=colour_bar), theme)
+        figure, (ax,) = new_figure(*flow([size_of(one, ALONE)], has_bar=colour_bar), theme)
         missing = draw_maps([ax], [one], look, figure if colour_bar else None)
     else:
         _remove_earlier(ax)
@@ -162,7 +162,7 @@ def heatmap_grid(
         raise ArgumentError(f"a grid needs panels and at least 1 across; got {len(panels)} and {across}")
     maps = [drawn(panel, look, max_cells=max_cells, pooling=pooling) for panel in panels]
     wide = heading_inches(title) if title else 0.0
-    placed = flow([_size(one, IN_GRID) for one in maps], across=across, title=wide, has_bar=colour_bar)
+    placed = flow([size_of(one, IN_GRID) for one in maps], across=across, title=wide, has_bar=colour_bar)
     figure, axes = new_figure(*placed, theme)
     missing = write_heading(figure, title, theme) if title else ""
     missing += draw_maps(axes, maps, look, figure if colour_bar else None)
@@ -190,7 +190,8 @@ def head_panels(
     return [Panel(weights[head], rows, columns, f"head {head}", mask) for head in range(shape[0])]
 
 
-def _size(one: Drawn, longest_side: float) -> FigureSize:
+def size_of(one: Drawn, longest_side: float) -> FigureSize:
+    """The inches that a map needs with its labels and its title."""
     (title,) = letter([one.title])
     return panel_size(one.rows, one.columns, title.inches(TITLE_POINTS), longest_side=longest_side)
 
@@ -225,20 +226,25 @@ def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
     missing = _label(ax, one, look.theme)
     figure = ax.get_figure(root=True)
     assert figure is not None
-    if figure.get_layout_engine() is not None:
-        # The labels take room of the map, and then others of them fit.
-        figure.draw_without_rendering()
+    if (layout := figure.get_layout_engine()) is not None:
+        from regard.views.fitting import Fitting
+
+        # The labels take room of the map, and then others of them fit; more axes may come until the figure is drawn.
+        layout.execute(figure)
         _label(ax, one, look.theme)
+        fitting = Fitting(lambda: _label(ax, one, look.theme))
+        fitting.set_gid(OURS)
+        ax.add_artist(fitting)
     return missing
 
 
 def _remove_earlier(ax: "Axes") -> None:
     """Take away what an earlier heatmap drew into the axes."""
-    for image in ax.get_images():
-        if image.get_gid() == OURS:
-            if image.colorbar is not None:
-                image.colorbar.remove()
-            image.remove()
+    for artist in ax.get_children():
+        if artist.get_gid() == OURS:
+            if (bar := getattr(artist, "colorbar", None)) is not None:
+                bar.remove()
+            artist.remove()
 
 
 def _draw(ax: "Axes", one: Drawn, look: Colouring, limits: Limits) -> "AxesImage":

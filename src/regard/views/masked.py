@@ -13,7 +13,7 @@ from regard.maps.call_source import CallSource
 from regard.maps.derived_sources import DerivedSource, SelectionSource
 from regard.maps.pooling import Grid
 from regard.maps.source import Rows, Source
-from regard.mechanisms.masks.base import Mask, render
+from regard.mechanisms.masks.base import render
 from regard.mechanisms.masks.basic import as_mask
 from regard.mechanisms.shapes import Sizes, take
 
@@ -26,7 +26,7 @@ taken, which has no holes."""
 Cells = npt.NDArray[np.bool_]
 
 
-def hidden_cells(weights: Any, grid: Grid, mask: "Mask | Tensor | None" = None) -> Cells:
+def hidden_cells(weights: Any, grid: Grid, mask: Any = None) -> Cells:
     """Which blocks of a map (T, S) a mask hides as a whole, bool (rows, columns).
 
     A map says it itself, as far as it knows: the map of a call knows its mask and what its bias hides; a mean or a
@@ -36,7 +36,8 @@ def hidden_cells(weights: Any, grid: Grid, mask: "Mask | Tensor | None" = None) 
     Args:
         weights: (T, S), an `AttentionMap`, a tensor or an array.
         grid: the blocks.
-        mask: who may attend to whom, as in `regard.attention`: it takes the place of what the map says.
+        mask: who may attend to whom, as in `regard.attention`, or an array of bools: it takes the place of what the map
+            says.
 
     Raises:
         ShapeError: the mask does not fit.
@@ -49,7 +50,9 @@ def hidden_cells(weights: Any, grid: Grid, mask: "Mask | Tensor | None" = None) 
     """
     queries, keys = grid.rows.length, grid.columns.length
     if mask is not None:
-        given, sizes = as_mask(mask), Sizes((), 1, 1, queries, keys, False)
+        # torch cannot read arrays with negative strides.
+        given = as_mask(torch.from_numpy(mask.copy()) if isinstance(mask, np.ndarray) else mask)
+        sizes = Sizes((), 1, 1, queries, keys, False)
         assert given is not None
         bound = given.bind(sizes, torch.device("cpu"))
         return _rendered(

@@ -1,0 +1,318 @@
+"""Pictures of numbers about maps and runs: margins beside an alignment, distances of heads, positions, training."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, NonFiniteError, RunFolderError, ShapeError
+from regard.inspection.analysis.head_table import head_table
+from regard.inspection.analysis.tables import Maps
+from regard.views.axis_text import FONT_POINTS
+from regard.views.drawing import Colouring, Panel, drawn
+from regard.views.figures import (
+    frame,
+    heading_inches,
+    new_figure,
+    require_matplotlib,
+    warn_of_missing,
+    write_heading,
+)
+from regard.views.heatmap import ALONE, draw_maps, size_of
+from regard.views.layout import COLOUR_BAR, GAP, MARGIN, NARROWEST, Box
+from regard.views.scales import ColourScale
+from regard.views.themes import LIGHT, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARGINAL = 0.7
+"""Inches of the bars beside an alignment."""
+PLOT = (5.2, 2.8)
+"""Inches across and down of a plot of lines."""
+MOST_PAIRED = 256
+"""The most queries and keys of an alignment with margins, which is not pooled."""
+
+
+def alignment(
+    weights: Any,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    title: str = "",
+    scale: str | ColourScale = "sqrt",
+    theme: Theme = LIGHT,
+) -> "Figure":
+    r"""Draw one map with two margins: what each key received below it, and the entropy of each query beside it.
+
+    A key that received nothing was not translated; a query of high entropy looked nowhere in particular.
+
+    Args:
+        weights: (T, S), an `AttentionMap`, a tensor or an array of weights from 0 up; T and S are at most 256.
+        rows: T labels.
+        columns: S labels.
+        title: printed above.
+        scale: which colour a weight gets, as in `heatmap`.
+        theme: `LIGHT` or `DARK`.
+
+    Returns:
+        A new figure with four axes: the map, $\sum_i P_{ij}$ of each key, $-\sum_j P_{ij} \ln P_{ij}$ of each query in
+        nats, and the colour bar.
+
+    Raises:
+        RegardError: as `heatmap`; ArgumentError if a weight is below 0 or a side is longer than 256.
+
+    >>> figure = alignment(np.array([[0.5, 0.5], [1.0, 0.0]]), ["we", "sleep"], ["nous", "dormons"])
+    >>> [round(float(bar.get_height()), 2) for bar in figure.axes[1].patches]
+    [1.5, 0.5]
+    """
+    require_matplotlib()
+    look = Colouring.chosen(scale, None, False, theme, None)
+    shape = tuple(getattr(weights, "shape", ()))
+    if len(shape) == 2 and max(shape) > MOST_PAIRED:
+        raise ArgumentError(
+            f"an alignment has at most {MOST_PAIRED} queries and keys; got {shape}: draw it with heatmap()"
+        )
+    one = drawn(Panel(weights, rows, columns), look, max_cells=MOST_PAIRED, pooling="max")
+    numbers = drawn(Panel(weights, rows, columns), Colouring.chosen("linear", None, False, theme, None),
+                    max_cells=MOST_PAIRED, pooling="max").values  # fmt: skip
+    if numbers.min() < 0:
+        raise ArgumentError(f"an alignment has weights from 0 up; got {numbers.min()}")
+    size = size_of(one, ALONE)
+    top = MARGIN + size.above + (0.3 if title else 0.0)
+    boxes = [
+        Box(MARGIN + size.left, top, size.width, size.height),
+        Box(MARGIN + size.left, top + size.height + 0.06, size.width, MARGINAL),
+        Box(MARGIN + size.left + size.width + 0.06, top, MARGINAL, size.height),
+    ]
+    wide = max(MARGIN + size.left + size.width + MARGINAL + 2 * GAP, NARROWEST, heading_inches(title) + 2 * MARGIN)
+    tall = top + size.height + MARGINAL + GAP + COLOUR_BAR + MARGIN
+    figure, (main, below, beside) = new_figure(Box(0, 0, wide, tall), boxes, theme)
+    missing = write_heading(figure, title, theme) if title else ""
+    missing += draw_maps([main], [one], look, figure)
+    logs = np.log(numbers, out=np.zeros_like(numbers), where=numbers > 0)
+    _bars(below, numbers.sum(0), theme, "received", is_flat=False)
+    _bars(beside, -(numbers * logs).sum(1), theme, "entropy, nats", is_flat=True)
+    warn_of_missing(missing)
+    return figure
+
+
+def _bars(ax: "Axes", numbers: Any, theme: Theme, name: str, *, is_flat: bool) -> None:
+    """Bars that stand at the cells of the map beside which they are."""
+    places, colour = np.arange(len(numbers)), theme.accents[0]
+    (ax.barh if is_flat else ax.bar)(places, numbers, 0.8, color=colour, linewidth=0)
+    plain(ax, theme)
+    ends = (-0.5, len(numbers) - 0.5)
+    largest = float(np.max(numbers, initial=0.0)) or 1.0
+    if is_flat:
+        ax.set(ylim=ends[::-1], xlim=(0, 1.05 * largest), yticks=[], xticks=[0, largest])
+        ax.set_xticklabels(["0", f"{largest:.2g}"])
+        ax.set_xlabel(name, fontsize=FONT_POINTS - 1, color=theme.ink)
+    else:
+        # From the map downwards.
+        ax.set(xlim=ends, ylim=(1.05 * largest, 0), xticks=[], yticks=[0, largest])
+        ax.set_yticklabels(["0", f"{largest:.2g}"])
+        ax.set_xlabel(name, fontsize=FONT_POINTS - 1, color=theme.ink)
+
+
+def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT) -> "Figure":
+    r"""Draw how far each head looks: the mean of $\sum_j P_{ij} |i - j|$ over the queries, layer by layer.
+
+    Args:
+        maps: what `regard.watch` saw, or maps (batch..., H, T, S).
+        title: printed above.
+        theme: `LIGHT` or `DARK`.
+
+    Returns:
+        A new figure: a dot for each head with its number, and a line through the means of the layers.
+
+    Raises:
+        RegardError: as `regard.inspection.head_table`.
+
+    Source: Raghu et al. 2021 (arXiv:2108.08810), Figure 3.
+
+    >>> import regard
+    >>> q = torch.zeros(1, 2, 3, 1)
+    >>> weights = regard.attention(q, q, q, return_weights=True).weights
+    >>> head_distances([weights]).axes[0].get_ylabel()
+    'distance in tokens'
+    """
+    require_matplotlib()
+    found = head_table(maps)
+    distances = found["distance"].double().cpu().numpy()
+    figure, ax, missing = _plot(title, theme)
+    layers = np.arange(len(distances))
+    for head in range(distances.shape[1]):
+        ax.plot(layers, distances[:, head], "o", markersize=4, color=theme.accents[0], alpha=0.6, linewidth=0)
+        for layer in layers:
+            if np.isfinite(distances[layer, head]):
+                place = (float(layer), float(distances[layer, head]))
+                ax.annotate(
+                    str(head), place, (4, 0), textcoords="offset points", va="center", fontsize=5, color=theme.ink
+                )
+    ax.plot(layers, np.nanmean(distances, 1), color=theme.accents[1], linewidth=1.2)
+    ax.set(ylim=(0, None), xticks=layers)
+    ax.set_xticklabels(
+        [name if len(found.layers) <= 8 and len(name) < 12 else str(n) for n, name in enumerate(found.layers)]
+    )
+    _name(ax, "layer", "distance in tokens", theme)
+    warn_of_missing(missing)
+    return figure
+
+
+def position_table(table: Tensor, *, title: str = "", theme: Theme = LIGHT) -> "Figure":
+    """Draw a table of positions: its numbers, and how similar the vectors of any two positions are.
+
+    Args:
+        table: (T, D), one vector a position, such as `model.embed_positions.weight`, or `rotary` angles.
+        title: printed above.
+        theme: `LIGHT` or `DARK`.
+
+    Returns:
+        A new figure: positions down and dimensions across, and the cosines of all pairs of positions.
+
+    Raises:
+        ShapeError: it is no table.
+        NonFiniteError: a number is NaN or infinite.
+
+    >>> figure = position_table(torch.randn(16, 8))
+    >>> [ax.get_title(loc="left") for ax in figure.axes[:2]]
+    ['numbers: positions by dimensions', 'cosines of positions']
+    """
+    require_matplotlib()
+    if not isinstance(table, Tensor) or table.dim() != 2 or 0 in table.shape:
+        raise ShapeError(f"a table of positions is a tensor (T, D); got {tuple(getattr(table, 'shape', ()))}")
+    numbers = table.detach().double().cpu()
+    if not torch.isfinite(numbers).all():
+        raise NonFiniteError("a table of positions must be finite; NaN or infinity came")
+    unit = torch.nn.functional.normalize(numbers, dim=-1)
+    look = Colouring.chosen("linear", None, False, theme, None)
+    panels = [
+        Panel(numbers, title="numbers: positions by dimensions"),
+        Panel(unit @ unit.T, title="cosines of positions"),
+    ]
+    maps = [drawn(panel, look, max_cells=256, pooling="max") for panel in panels]
+    tall = 3.2
+    top = MARGIN + 0.6 + (0.3 if title else 0.0)
+    boxes = [Box(0.7, top, tall, tall), Box(0.7 + tall + 1.6, top, tall, tall)]
+    figure, axes = new_figure(Box(0, 0, 2 * tall + 3.6, top + tall + 2 * MARGIN), boxes, theme)
+    missing = write_heading(figure, title, theme) if title else ""
+    for ax, one in zip(axes, maps, strict=True):
+        missing += draw_maps([ax], [one], look, None)
+        _side_bar(ax, theme)
+    warn_of_missing(missing)
+    return figure
+
+
+def _side_bar(ax: "Axes", theme: Theme) -> None:
+    """A bar at the right of a map with limits of its own."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    across, place = figure.get_size_inches()[0], ax.get_position()
+    bar = figure.add_axes((place.x1 + 0.12 / across, place.y0, 0.1 / across, place.height))
+    shown = figure.colorbar(ax.get_images()[0], cax=bar)
+    frame(bar, theme)
+    bar.tick_params(labelsize=FONT_POINTS - 1)
+    shown.outline.set_linewidth(0.5)
+
+
+def training_curves(runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]", *, title: str = "",
+                    theme: Theme = LIGHT) -> "Figure":  # fmt: skip
+    """Draw the losses of one or several runs: a line of training, a dotted line of validation with its best step.
+
+    Args:
+        runs: run folders, or files metrics.jsonl.
+        title: printed above.
+        theme: `LIGHT` or `DARK`.
+
+    Returns:
+        A new figure.
+
+    Raises:
+        RunFolderError: a folder holds no metrics, or a line of them is not JSON.
+        ArgumentError: there are no runs.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lines = ['{"event": "train", "step": 10, "loss": 2.0}', '{"event": "valid", "step": 10, "loss": 2.5}']
+    ...     _ = Path(folder, "metrics.jsonl").write_text("\\n".join(lines))
+    ...     [line.get_ydata().tolist() for line in training_curves(folder).axes[0].lines[:2]]
+    [[2.0], [2.5]]
+    """
+    require_matplotlib()
+    paths = [Path(runs)] if isinstance(runs, (str, os.PathLike)) else [Path(run) for run in runs]
+    if not paths:
+        raise ArgumentError("there are no runs to draw: give one or more")
+    figure, ax, missing = _plot(title, theme)
+    for number, path in enumerate(paths):
+        colour = theme.accents[number % len(theme.accents)]
+        losses = _losses(path / "metrics.jsonl" if path.is_dir() else path)
+        name = (path.resolve() if path.is_dir() else path.resolve().parent).name
+        for event, style in (("train", "-"), ("valid", ":")):
+            steps, numbers = losses[event]
+            ax.plot(steps, numbers, style, color=colour, linewidth=1.2, label=f"{name}, {event}")
+        steps, numbers = losses["valid"]
+        if numbers and np.isfinite(numbers).any():
+            best = int(np.nanargmin(numbers))
+            ax.plot(steps[best], numbers[best], "o", color=colour, markersize=4)
+    ax.set_yscale("log")
+    legend = ax.legend(frameon=False, fontsize=FONT_POINTS - 1, labelcolor=theme.ink)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    _name(ax, "step", "loss in nats", theme)
+    warn_of_missing(missing)
+    return figure
+
+
+def _losses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """The steps and losses of each kind of event."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing: {path.parent} is no run that trained") from None
+    found: dict[str, tuple[list[int], list[float]]] = {"train": ([], []), "valid": ([], [])}
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+            steps, numbers = found.get(event["event"], ([], []))
+            if "loss" in event:
+                steps.append(int(event["step"]))
+                numbers.append(float(event["loss"]))
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):
+                break  # A run that is written to at this moment ends in half a line.
+            raise RunFolderError(f"{path}, line {number}: no event of a training ({error})") from None
+    if not found["train"][0] and not found["valid"][0]:
+        raise RunFolderError(f"{path} holds no loss: the run has not come to its first step")
+    return found
+
+
+def _plot(title: str, theme: Theme) -> "tuple[Figure, Axes, str]":
+    """A figure with one plot, and the characters of the title that no font has."""
+    top = MARGIN + (0.35 if title else 0.0)
+    wide = max(PLOT[0] + 0.9, heading_inches(title) + 2 * MARGIN)
+    figure, (ax,) = new_figure(Box(0, 0, wide, top + PLOT[1] + 0.5), [Box(0.7, top, *PLOT)], theme)
+    plain(ax, theme)
+    return figure, ax, write_heading(figure, title, theme) if title else ""
+
+
+def _name(ax: "Axes", across: str, up: str, theme: Theme) -> None:
+    ax.set_xlabel(across, fontsize=FONT_POINTS, color=theme.ink)
+    ax.set_ylabel(up, fontsize=FONT_POINTS, color=theme.ink)
+
+
+def plain(ax: "Axes", theme: Theme) -> None:
+    """Axes on the paper of the theme, with lines at the left and below alone."""
+    frame(ax, theme)
+    ax.tick_params(
+        which="minor", length=1, width=0.5, color=theme.line, labelcolor=theme.ink, labelsize=FONT_POINTS - 1
+    )
+    ax.set_facecolor(theme.paper)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)

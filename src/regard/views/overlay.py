@@ -1,0 +1,249 @@
+"""What a part of an image model's attention looked at, laid over the image."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.maps.attention_map import AttentionMap
+from regard.views.axis_text import LINE, TITLE_POINTS
+from regard.views.drawing import Colouring
+from regard.views.figures import (
+    colour_bar,
+    colours_of,
+    foot,
+    new_figure,
+    norm_of,
+    require_matplotlib,
+    warn_of_missing,
+    write_title,
+)
+from regard.views.fonts import letter
+from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
+from regard.views.scales import ColourScale, Numbers
+from regard.views.themes import LIGHT, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+
+SIDE = 5.0
+"""The longer side of the image in inches."""
+MOST_EXTRA = 64
+"""The most tokens before the patches that are thought of as class and register tokens."""
+
+
+class PatchGrid(NamedTuple):
+    """Where the patches of an image stand among the tokens of a model."""
+
+    rows: int
+    columns: int
+    extra: int
+    """Tokens before the first patch: the class token, then registers."""
+
+    @property
+    def tokens(self) -> int:
+        """All tokens."""
+        return self.extra + self.rows * self.columns
+
+
+def patch_grid(tokens: int, image: tuple[int, int], *, extra: int | None = None, patch: int | None = None) -> PatchGrid:
+    """Find the patches among the tokens of an image model.
+
+    Patches are squares, row by row, and stand behind the class token and the registers. If neither the number of these
+    nor the size of a patch is given, the largest patches with at least one and at most 64 other tokens are sought whose
+    shape is that of the image; and models without any other token come first, if their number of patches fits exactly.
+
+    Args:
+        tokens: how many tokens the model has.
+        image: the height and the width of the image in pixels, as the model saw it.
+        extra: how many tokens stand before the patches: 1 for ViT and DINOv2, 5 for DINOv2 with four registers, 0 for
+            models that pool their patches. None to find it.
+        patch: the side of a patch in pixels; None to find it.
+
+    Raises:
+        ShapeError: no grid of patches of the image gives so many tokens.
+        ArgumentError: a number is out of its range.
+
+    >>> patch_grid(29, (56, 84), extra=5), patch_grid(197, (224, 224)), patch_grid(29, (56, 84), patch=14)
+    (PatchGrid(rows=4, columns=6, extra=5), PatchGrid(rows=14, columns=14, extra=1),
+     PatchGrid(rows=4, columns=6, extra=5))
+    """
+    height, width = image
+    if min(tokens, height, width) < 1 or (extra is not None and extra < 0) or (patch is not None and patch < 1):
+        raise ArgumentError(
+            f"tokens, image and patch must be at least 1, extra at least 0; got {tokens}, {image}, {patch} and {extra}"
+        )
+    sizes = [patch] if patch is not None else list(range(1, min(height, width) + 1))
+    grids = [PatchGrid(height // size, width // size, tokens - (height // size) * (width // size)) for size in sizes]
+    fitting = [
+        grid for size, grid in zip(sizes, grids, strict=True)
+        if min(grid.rows, grid.columns) > 0
+        and (grid.extra == extra if extra is not None else 0 <= grid.extra <= MOST_EXTRA)
+        and (patch is not None or (height % size == 0 and width % size == 0))
+    ]  # fmt: skip
+    if not fitting:
+        told = f"{'any number of' if extra is None else extra} other tokens"
+        raise ShapeError(
+            f"{tokens} tokens are no patches of an image of {height} x {width} pixels"
+            f"{'' if patch is None else f' in squares of {patch}'} and {told}: pass extra= (class token and registers) "
+            "and patch= (pixels), and the size of the image that the model saw"
+        )
+    # Most patches, and so the fewest other tokens: a coarser grid with more registers is a rarer model.
+    return min(fitting, key=lambda grid: grid.extra)
+
+
+def overlay(
+    image: Any,
+    weights: Any,
+    *,
+    token: int | str = "class",
+    extra: int | None = None,
+    patch: int | None = None,
+    ax: "Axes | None" = None,
+    title: str = "",
+    scale: str | ColourScale = "sqrt",
+    limits: tuple[float, float] | None = None,
+    strength: float = 0.6,
+    colour_bar: bool = True,
+    theme: Theme = LIGHT,
+    colour_map: "str | Colormap | None" = None,
+) -> "Axes":
+    """Draw an image and, over it, how much one token of an image model attends to each of its patches.
+
+    The image is grey, and each patch has the colour of its weight over it. The title says how much weight lies on the
+    class token and the registers, which have no place in the image.
+
+    Args:
+        image: (height, width, 3) or (3, height, width), floats in 0..1 or integers in 0..255; or (height, width) in
+            grey. It must have the proportions of the image that the model saw.
+        weights: the map (T, T) of one head, an `AttentionMap`, a tensor or an array; the mean over heads is
+            `seen[layer][0].average()`. Or the weights of one query, (T,), such as a row of `rollout`.
+        token: whose attention: "class" for the first token, "mean" for the mean over all patches, or the number of a
+            patch, counted row by row from 0.
+        extra: how many tokens stand before the patches (`patch_grid` finds it where it can).
+        patch: the side of a patch in pixels of `image`.
+        ax: the axes to draw into; None makes a new figure.
+        title: printed above.
+        scale: which colour a weight gets, as in `heatmap`; limits come from the patches alone.
+        limits: as in `heatmap`.
+        strength: how much of the image the colours hide, in 0..1.
+        colour_bar: whether there is a bar of colours with its numbers.
+        theme: the colours of the paper and the text.
+        colour_map: as in `heatmap`.
+
+    Returns:
+        The axes; their last image holds the weights of the patches, (rows, columns).
+
+    Raises:
+        ShapeError: the image is none, the weights are not one map, or patches and tokens do not fit.
+        ArgumentError: `token` or another argument is out of its range.
+        NonFiniteError: a weight or a pixel is NaN or infinite.
+        MissingExtraError: matplotlib is not installed.
+
+    >>> import torch
+    >>> axes = overlay(torch.rand(3, 28, 42), torch.full((7, 7), 1 / 7), extra=1)
+    >>> axes.get_images()[-1].get_array().shape
+    (2, 3)
+    """
+    require_matplotlib()
+    if not 0 <= strength <= 1:
+        raise ArgumentError(f"strength must be in 0..1; got {strength}")
+    look = Colouring.chosen(scale, limits, False, theme, colour_map)
+    pixels = _pixels(image)
+    shape = tuple(getattr(weights, "shape", ()))
+    if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != shape[1]) or 0 in shape:
+        raise ShapeError(
+            f"weights must be one map (T, T) or one row (T,) of it; got {shape}: name the batch and the head"
+        )
+    grid = patch_grid(shape[-1], pixels.shape[:2], extra=extra, patch=patch)
+    row = _row(weights, token, grid)
+    patches, others = row[grid.extra :].reshape(grid.rows, grid.columns), float(row[: grid.extra].sum())
+    note = f"{others:.0%} on {grid.extra} other token{'s' * (grid.extra > 1)}" if grid.extra else ""
+    heading = " · ".join(part for part in (title, note) if part)
+    missing = _drawn(ax, pixels, patches, heading, look, strength, colour_bar)
+    warn_of_missing(missing[1])
+    return missing[0]
+
+
+def _drawn(
+    ax: "Axes | None", pixels: Numbers, patches: Numbers, heading: str, look: Colouring, strength: float, with_bar: bool
+) -> "tuple[Axes, str]":
+    """Draw the image and the patches, and return the axes and the characters that no font has."""
+    values = look.scale.prepared(patches, np.ones_like(patches, bool))
+    limits = look.limits or look.scale.limits(values)
+    figure = None
+    if ax is None:
+        inches = SIDE / max(pixels.shape[:2])
+        down, across = inches * pixels.shape[0], inches * pixels.shape[1]
+        (title,) = letter([heading])
+        above = MARGIN + LINE * 1.6 * bool(heading)
+        wide = max(across, title.inches(TITLE_POINTS), NARROWEST) + 2 * MARGIN
+        outline = Box(0, 0, wide, above + down + MARGIN + COLOUR_BAR * with_bar)
+        figure, (ax,) = new_figure(outline, [Box(MARGIN, above, across, down)], look.theme)
+    grey = pixels.mean(-1, keepdims=True).repeat(3, -1)
+    extent = (-0.5, patches.shape[1] - 0.5, patches.shape[0] - 0.5, -0.5)
+    ax.imshow(grey, extent=extent, interpolation="antialiased", aspect="auto" if figure else None)
+    norm = norm_of(look.scale, limits)
+    shown = ax.imshow(
+        values, norm=norm, cmap=colours_of(look.colour_map, look.theme, limits), interpolation="nearest",
+        alpha=strength, extent=extent, aspect="auto" if figure else None,
+    )  # fmt: skip
+    ax.set_axis_off()
+    missing = write_title(ax, heading, look.theme)
+    if with_bar:
+        where: dict[str, Any] = {"cax": foot(figure)} if figure is not None else {"ax": ax}
+        colour_bar(shown, (float(values.min()), float(values.max())), limits, look.scale, look.theme, **where)
+    return ax, missing
+
+
+def _row(weights: Any, token: int | str, grid: PatchGrid) -> npt.NDArray[np.float64]:
+    """The weights of the query that is asked for, (T,)."""
+    if weights.ndim == 1:
+        row = weights
+    elif token == "class":
+        if not grid.extra:
+            raise ArgumentError("this model has no class token: pass token='mean' or the number of a patch")
+        row = weights[0]
+    elif token == "mean":
+        if isinstance(weights, AttentionMap):
+            row = weights.only(rows=slice(grid.extra, None)).received() / (grid.tokens - grid.extra)
+        else:
+            row = weights[grid.extra :].mean(0)
+    elif isinstance(token, int) and 0 <= token < grid.tokens - grid.extra:
+        row = weights[grid.extra + token]
+    else:
+        raise ArgumentError(
+            f"token must be 'class', 'mean' or a patch in 0..{grid.tokens - grid.extra - 1}; got {token!r}"
+        )
+    numbers = row.detach().double().cpu().numpy() if isinstance(row, Tensor) else np.asarray(row, np.float64)
+    if not np.isfinite(numbers).all():
+        raise NonFiniteError(f"weights must be finite; {numbers[~np.isfinite(numbers)][0]} came")
+    return numbers
+
+
+def _pixels(image: Any) -> Numbers:
+    """The image as (height, width, 3) in 0..1."""
+    array = image.detach().cpu().numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
+    if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or 0 in array.shape:
+        raise ShapeError(
+            f"image must be numbers (height, width, 3), (3, height, width) or (height, width); "
+            f"got {array.dtype} {array.shape}"
+        )
+    if array.ndim == 2:
+        array = array[..., None].repeat(3, -1)
+    elif array.shape[-1] != 3 and array.shape[0] == 3:
+        array = array.transpose(1, 2, 0)
+    if array.shape[-1] != 3:
+        raise ShapeError(f"image must have three colours; got {array.shape}")
+    pixels: Numbers = array / 255.0 if array.dtype.kind in "iu" else array.astype(float)
+    if not np.isfinite(pixels).all():
+        raise NonFiniteError("the image must be finite; NaN or infinity came")
+    if pixels.min() < -1e-6 or pixels.max() > 1 + 1e-6:
+        raise ArgumentError(
+            f"a float image must lie in 0..1; got {pixels.min():.3g} to {pixels.max():.3g}: undo its normalization"
+        )
+    return pixels.clip(0, 1)

@@ -1,0 +1,96 @@
+"""Attention over images: each patch has its own weight, class and register tokens are known and counted."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel, ViTConfig, ViTModel
+
+import regard
+from regard.errors import ArgumentError, NonFiniteError, RegardError, ShapeError
+from regard.views import PatchGrid, overlay, patch_grid
+
+TINY: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def models() -> list[tuple[Any, tuple[int, int], int, int]]:
+    dino = Dinov2WithRegistersConfig(**TINY, image_size=56, patch_size=14, num_register_tokens=4, mlp_ratio=1)
+    vit = ViTConfig(**TINY, image_size=(32, 48), patch_size=8)
+    return [(Dinov2WithRegistersModel(dino).eval(), (56, 84), 14, 5), (ViTModel(vit).eval(), (32, 48), 8, 1)]
+
+
+def patches(ax: Any) -> np.ndarray:
+    return np.asarray(ax.get_images()[-1].get_array())
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_watched_image_model(number: int) -> None:
+    """An image that is not square: the patches of the picture are those of the eager weights."""
+    model, (height, width), patch, extra = models()[number]
+    image = torch.rand(3, height, width)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(image[None])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = model(image[None], output_attentions=True).attentions[1][0]
+    weights = [one for _, one in seen.items()][1][0]
+    rows, columns = height // patch, width // patch
+    assert patch_grid(weights.shape[-1], (height, width)) == PatchGrid(rows, columns, extra)
+    for token, expected in (
+        ("class", eager.mean(0)[0]),
+        ("mean", eager.mean(0)[extra:].mean(0)),
+        (columns + 1, eager.mean(0)[extra + columns + 1]),
+    ):
+        ax = overlay(image, weights.average(), token=token)
+        np.testing.assert_allclose(patches(ax), expected[extra:].reshape(rows, columns), atol=1e-5)
+        assert f"{float(expected[:extra].sum()):.0%} on {extra} other token" in ax.get_title(loc="left")
+        dense = overlay(image.permute(1, 2, 0).numpy(), eager.mean(0).numpy(), token=token)
+        np.testing.assert_allclose(patches(dense), patches(ax), atol=1e-5)
+
+
+def test_pixels_lie_under_their_patches() -> None:
+    image = np.zeros((20, 30), np.uint8)
+    weights = np.array([0.0, 0.1, 0.2, 0.3, 0.15, 0.15, 0.1])
+    ax = overlay(image, weights, extra=1, colour_bar=False)
+    under, over = ax.get_images()
+    assert list(under.get_extent()) == list(over.get_extent()) == [-0.5, 2.5, 1.5, -0.5]
+    np.testing.assert_array_equal(patches(ax), weights[1:].reshape(2, 3))
+    width, height = ax.get_window_extent().size
+    assert width / height == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "image", "options", "grid"),
+    [
+        (197, (224, 224), {}, (14, 14, 1)),
+        (257, (224, 224), {}, (16, 16, 1)),
+        (261, (224, 224), {}, (16, 16, 5)),
+        (196, (224, 224), {}, (14, 14, 0)),
+        (50, (224, 224), {}, (7, 7, 1)),
+        (1 + 4 + 37 * 52, (518, 728), {}, (37, 52, 5)),
+        (25, (57, 85), {"patch": 14}, (4, 6, 1)),
+        (26, (56, 84), {"extra": 2}, (4, 6, 2)),
+    ],
+)
+def test_grids(tokens: int, image: tuple[int, int], options: Any, grid: tuple[int, int, int]) -> None:
+    assert patch_grid(tokens, image, **options) == grid
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "says"),
+    [
+        (lambda: patch_grid(198, (224, 225)), ShapeError, "198 tokens are no patches of an image of 224 x 225"),
+        (lambda: patch_grid(7, (20, 30), extra=2), ShapeError, "2 other tokens"),
+        (lambda: patch_grid(0, (20, 30)), ArgumentError, "at least 1"),
+        (lambda: overlay(np.zeros((4, 4)), np.zeros((2, 5, 5))), ShapeError, r"\(2, 5, 5\)"),
+        (lambda: overlay(np.zeros((4, 4, 4)), np.zeros(5)), ShapeError, "three colours"),
+        (lambda: overlay(np.full((4, 4), -1.0), np.zeros(5)), ArgumentError, "-1 to -1"),
+        (lambda: overlay(np.zeros((4, 4)), np.array([0, 1, np.nan, 0, 0])), NonFiniteError, "nan"),
+        (lambda: overlay(np.zeros((4, 4)), np.eye(5), token=4, extra=1), ArgumentError, r"0\.\.3; got 4"),
+        (lambda: overlay(np.zeros((4, 4)), np.eye(4), extra=0), ArgumentError, "no class token"),
+    ],
+)
+def test_what_does_not_fit_is_refused(ask: Any, error: type[RegardError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        ask()

@@ -10,6 +10,7 @@
     ├── RunFolderError (ValueError)     a run folder or checkpoint is absent, foreign, cut short or does not fit
     ├── NotSeenError (KeyError)         a watch saw no attention of that name
     ├── OverwrittenError (RuntimeError) a watched model has overwritten the tensors that a map is computed from
+    ├── GradientError (RuntimeError)    no backward pass has handed over the gradient that is asked for
     ├── NotKeptError (ValueError)       a summary does not hold the requested result
     ├── WorkerError (RuntimeError)      a process that shared the work ended or failed
     ├── RendezvousError (TimeoutError)  the other processes of a training did not come
@@ -72,6 +73,10 @@ class NotSeenError(RegardError, KeyError):
 
 class OverwrittenError(RegardError, RuntimeError):
     """A watched model has overwritten the tensors that a map is computed from."""
+
+
+class GradientError(RegardError, RuntimeError):
+    """The gradient of a watched call is asked for, and no backward pass has handed it over; the message says why."""
 
 
 class NotKeptError(RegardError, ValueError):

@@ -132,7 +132,7 @@ def test_detached_maps_of_maps_carry_no_gradient_of_their_factors() -> None:
         weights.average(weights=shares),
         weights.with_values(v).value_norms(),
         weights.with_values(v.detach()).gradient(d_output),
-        weights.with_values(v.detach()).relevance(d_output),
+        weights.with_values(v.detach()).attribution(d_output),
     ]
     for one in maps:
         assert one.received().requires_grad

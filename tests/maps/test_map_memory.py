@@ -100,7 +100,7 @@ def test_weights_times_values() -> None:
     output, weights = regard.attention(q, q, v, mask=regard.causal(), return_weights=True)
     with Largest() as largest:
         weights = weights.with_values(v)
-        for one in (weights.value_norms(), weights.gradient(output), weights.relevance(output)):
+        for one in (weights.value_norms(), weights.gradient(output), weights.attribution(output)):
             one.received(), one.top_keys(3), one.pooled(8, 8, "max"), one @ torch.ones(LENGTH, 1)
     assert largest.numbers <= LIMIT
 

@@ -169,8 +169,8 @@ def test_weights_times_values(case: Case) -> None:
         through = grad @ value.mT
         for lazy, theirs in (
             (weights.gradient(grad), through),
-            (weights.relevance(grad), dense * through),
-            (weights[...].relevance(grad), dense * through),
+            (weights.attribution(grad), dense * through),
+            (weights[...].attribution(grad), dense * through),
         ):
             x, y = (torch.randn(n, 2, dtype=torch.float64) for n in dense.shape[:-3:-1])
             torch.testing.assert_close(lazy.dense(), theirs, rtol=0, atol=1e-12)
@@ -182,13 +182,13 @@ def test_weights_times_values(case: Case) -> None:
             one = theirs.amax((-2, -1), keepdim=True)
             torch.testing.assert_close(lazy.pooled(1, 1, "max"), one, rtol=0, atol=1e-12)
         sums = (grad * output).sum(-1)
-        torch.testing.assert_close(weights.relevance(grad).expected(lambda j: j * 0.0 + 1), sums, rtol=0, atol=1e-11)
+        torch.testing.assert_close(weights.attribution(grad).expected(lambda j: j * 0.0 + 1), sums, rtol=0, atol=1e-11)
 
 
 def test_the_largest_of_a_mean_of_gradients_below_zero_is_below_zero() -> None:
     q, v = torch.randn(1, 2, 5, 3), torch.rand(1, 2, 5, 4) + 0.5
     output, weights = regard.attention(q, q, v, mask=regard.causal(), return_weights=True)
-    for one in (weights.with_values(v).gradient(-output), weights.with_values(v).relevance(-output)):
+    for one in (weights.with_values(v).gradient(-output), weights.with_values(v).attribution(-output)):
         mean = one.average()
         torch.testing.assert_close(mean.dense(), one.dense().mean(1))
         torch.testing.assert_close(mean.top_weight(), mean.dense().amax(-1))
@@ -221,7 +221,7 @@ def test_values_are_kept_where_that_is_asked() -> None:
     assert torch.equal(output, plain.output)
     expected = plain.weights.with_values(k)
     assert torch.equal(weights.value_norms().dense(), expected.value_norms().dense())
-    assert torch.equal(weights[0].relevance(output[0]).dense(), expected[0].relevance(output[0]).dense())
+    assert torch.equal(weights[0].attribution(output[0]).dense(), expected[0].attribution(output[0]).dense())
     assert (
         regard.attention(q[0, 0], k[0, 0], k[0, 0], return_weights=True, keep_values=True).weights.value_norms().shape
     )
@@ -245,8 +245,8 @@ def test_the_gradient_is_that_of_the_loss_in_each_weight() -> None:
     loss = (output.tanh() * torch.arange(5)).sum()
     grad_output, expected = torch.autograd.grad(loss, (output, dense))
     torch.testing.assert_close(weights.gradient(grad_output).dense(), expected)
-    torch.testing.assert_close(weights.relevance(grad_output)[0, 1].dense(), (dense * expected)[0, 1])
-    torch.testing.assert_close(weights[0, 1].relevance(grad_output[0, 1]).dense(), (dense * expected)[0, 1])
+    torch.testing.assert_close(weights.attribution(grad_output)[0, 1].dense(), (dense * expected)[0, 1])
+    torch.testing.assert_close(weights[0, 1].attribution(grad_output[0, 1]).dense(), (dense * expected)[0, 1])
 
 
 def test_repr_of_a_map_of_maps_says_what_it_is_of() -> None:

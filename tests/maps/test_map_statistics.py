@@ -375,7 +375,7 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.row(5), ShapeError, r"query index must be in \[-5, 5\)"),
         (lambda w: w.value_norms(), ArgumentError, r"value_norms\(\) needs the values.*with_values"),
         (lambda w: w.with_values(torch.ones(3, 2)), ShapeError, r"values of shape \(..., 7, E\)"),
-        (lambda w: w.with_values(torch.ones(7, 2)).relevance(torch.ones(5, 2)), ShapeError, r"gradient \(2, 4, 5, 2\)"),
+        (lambda w: w.with_values(torch.ones(7, 2)).gradient(torch.ones(5, 2)), ShapeError, r"gradient \(2, 4, 5, 2\)"),
         (lambda w: regard.maps.stack([]), ArgumentError, "at least one map"),
         (lambda w: regard.maps.stack([w, w[0]]), ShapeError, "must share leading dimensions"),
     ],

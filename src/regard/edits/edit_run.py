@@ -68,6 +68,8 @@ class EditsOfName:
 class EditRun:
     """A run with edits: a context manager, and what it knows of the calls that it has edited."""
 
+    keeps_graph = False
+    """An edit keeps no maps."""
     functions = EDITABLE
     """The functions that can be edited."""
 

@@ -3,16 +3,18 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from regard.errors import ShapeError
+from regard.errors import GradientError, ShapeError
 from regard.inspection.capture.evidence import Evidence
-from regard.inspection.capture.factors import Factors, undisturbed
+from regard.inspection.capture.factors import Factors, undisturbed, with_graph
 from regard.inspection.capture.module_stack import Frame, Thread, is_in_backward, looks_like_attention
 from regard.inspection.capture.observed_call import ObservedCall
+from regard.inspection.capture.output_gradients import NO_GRAPH, called
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import Moment, Sequences
 from regard.inspection.capture.shared_keys import share_keys
@@ -44,6 +46,8 @@ class Observed:
     """Whether it was refused because it is no attention."""
     at: int = 0
     """How many calls its thread had observed until then, this one included."""
+    run: int | None = None
+    """What tells the run of the model in which it happened from others; None if it happened outside of one."""
     token: object = None
     """What names the call for its observer."""
 
@@ -106,6 +110,11 @@ class Record:
         self._verify, self._summary = verify, summary
         self._lock = threading.RLock()
 
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether the maps carry gradients."""
+        return self.keeper.graph
+
     def entered(self, module: nn.Module) -> None:
         """Count runs of modules that look like attention, so that the report can miss none, and recomputed modules."""
         if (path := self._suspects.get(id(module))) is not None:
@@ -132,12 +141,27 @@ class Record:
         try:
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 raise ShapeError("inside torch.func (vmap, grad) a call has no tensors of its own that could be kept")
-            with torch.no_grad():
+            with self._context(path):
                 observed = self._read(path, index, source, when)
         except Exception as error:
             notes = [f"{type(error).__name__}: {error}"]
             observed = Observed(path, index, source.how, None, notes=notes, at=when.at)
         self.calls.append(observed)
+
+    def _context(self, path: str) -> AbstractContextManager[object]:
+        """The context in which a call is read: without gradients, unless its map is to carry them.
+
+        Raises:
+            GradientError: the map is to carry gradients, and the call ran without.
+        """
+        keeper, is_recording = self.keeper, torch.is_grad_enabled()
+        if keeper.gradients is not None:
+            keeper.gradients.is_recording = is_recording
+        if not keeper.graph:
+            return torch.no_grad()
+        if not is_recording:
+            raise GradientError(NO_GRAPH.format(called(path)))
+        return with_graph()
 
     def _read(self, path: str, index: int, source: ObservedCall, when: Moment) -> Observed:
         reading = source.read(self.keeper, path)
@@ -145,7 +169,7 @@ class Record:
         observed = Observed(
             path, index, source.how, AttentionMap(weights), reading.factors,
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
-            notes=reading.notes, at=when.at, token=source.token,
+            notes=reading.notes, at=when.at, run=when.begun, token=source.token,
         )  # fmt: skip
         if self._verify:
             observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()

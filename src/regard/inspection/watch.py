@@ -30,6 +30,9 @@ def watch(
     keep: str | Summarize = "factors",
     verify: bool = False,
     copy: bool = False,
+    grad: bool = False,
+    values: bool = False,
+    gradients: bool = False,
 ) -> "Seen":
     """Watch a model: inside the `with` block, each of its attention calls is kept as an exact, lazy map.
 
@@ -49,9 +52,18 @@ def watch(
         verify: rebuild each output from its map as the model runs, and keep the error for `report()`.
         copy: copy queries and keys. This is needed only if the model overwrites them later; reading the map then
             raises an error that says so.
+        grad: let the maps carry gradients to the model's own queries and keys, so that a statistic can be a loss, alone
+            or beside the task's. A call that ran without gradients is then refused, and the report says so. By
+            default maps are detached.
+        values: keep the values of each call too, for `map.value_norms()` and the gradients of weights.
+        gradients: keep the gradient of each call's output when a backward pass comes by, after which `map.gradient()`
+            is dL/dP, and `map.attribution()` and `map.relevance()` are made of it. It needs the values.
+
+    Whatever is kept, the model's outputs and the gradients of its parameters keep their bits.
 
     Raises:
-        ArgumentError: the model is compiled, no module has one of the names, or `keep` is unknown.
+        ArgumentError: the model is compiled, no module has one of the names, `keep` is unknown, or only statistics are
+            to be kept (`keep="summary"`) where gradients or values are asked for.
 
     >>> import torch
     >>> class Block(nn.Module):
@@ -64,6 +76,11 @@ def watch(
     [('0', 0), ('1', 0)]
     >>> seen["0"][0, 0, 1]
     tensor([0.3595, 0.6405, 0.0000])
+    >>> with watch(model, values=True, gradients=True) as seen:
+    ...     output = model(torch.eye(3, requires_grad=True)[None, None])
+    >>> output[0, 0, 2, 2].backward()
+    >>> seen["1"].gradient()[0, 0, 2]
+    tensor([0.0000, 0.0000, 0.4711])
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"watch() takes a torch.nn.Module, got {type(model).__name__}")
@@ -73,7 +90,12 @@ def watch(
     modules = dict(model.named_modules())
     refuse_compiled(modules, "watch", "watched")
     where: Where = "summary" if summary else "cpu" if keep == "cpu" else "factors"
-    keeper = Keeper(where, copy=copy)
+    if summary and (grad or values or gradients):
+        raise ArgumentError(
+            "keep='summary' lets queries, keys and values go as the model runs: grad, values and gradients need "
+            "keep='factors' or keep='cpu'"
+        )
+    keeper = Keeper(where, copy=copy, graph=grad, values=values, gradients=gradients)
     return Seen(Record(modules, chooser(names, modules), keeper, verify=verify, summary=summary))
 
 
@@ -177,6 +199,14 @@ class Seen:
         beside = {id(call.map): call.softmax for call in self.calls if call.softmax is not None}
         softmaxes = [beside.get(id(one), one) for one in ([found] if isinstance(found, AttentionMap) else found)]
         return softmaxes[0] if isinstance(found, AttentionMap) else softmaxes
+
+    def zero_grad(self) -> None:
+        """Forget the gradients that backward passes have handed over, so that the next pass is the first one again.
+
+        Of two passes without this between them, it could not be told whose gradient `map.gradient()` should be.
+        """
+        if self.record.keeper.gradients is not None:
+            self.record.keeper.gradients.clear()
 
     def _why_not(self, name: str, index: int | None) -> str:
         if calls := self.record.count[name]:

@@ -10,10 +10,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ShapeError
 from regard.maps import files
 from regard.maps.call_source import source_of_call
-from regard.maps.derived_sources import SelectionSource, WeightedSource, average
+from regard.maps.derived_sources import SelectionSource, WeightedSource, average, mean_of_positive
 from regard.maps.indexing import Index, is_integer, positions
 from regard.maps.products import product
 from regard.maps.stack_source import StackSource, starts_of
@@ -100,7 +100,8 @@ class AttentionMap(TensorLike):
             cells = cells[lead]
         except (IndexError, TypeError, RuntimeError, ValueError) as error:
             raise ShapeError(f"cannot index a map {tuple(self.shape)} by {reprlib.repr(lead)}: {error}") from error
-        return AttentionMap(self.source.choose(cells.reshape(-1), tuple(cells.shape)))
+        has_heads = self.source.has_heads and lead[-1] is not None and not is_integer(lead[-1])
+        return AttentionMap(self.source.choose(cells.reshape(-1), tuple(cells.shape)).told_heads(has_heads))
 
     # -- products --------------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class AttentionMap(TensorLike):
         """
         if self.source.has_heads:
             return self
-        return AttentionMap(self.source.choose(None, (*self.leading, 1)))
+        return AttentionMap(self.source.choose(None, (*self.leading, 1)).told_heads(True))
 
     def per_key_head(self) -> "AttentionMap":
         """The mean over the query heads that share a key head, (batch..., G, T, S), still lazy.
@@ -261,53 +262,63 @@ class AttentionMap(TensorLike):
         norms = torch.linalg.vector_norm(self._values_kept("value_norms"), dim=-1, keepdim=True)
         return AttentionMap(WeightedSource(self.source, None, norms, "norms of weighted values"))
 
-    def gradient(self, grad_output: Tensor) -> "AttentionMap":
+    def gradient(self, grad_output: Tensor | None = None) -> "AttentionMap":
         r"""The loss's gradient at each weight: $\partial L / \partial P_{ij} = dO_i \cdot v_j$, a lazy map with signs.
 
         Args:
-            grad_output: dO = dL/dO, of the output's shape (batch..., H, T, E).
+            grad_output: dO = dL/dO, of the output's shape (batch..., H, T, E). None takes what a backward pass has
+                handed to `regard.watch(model, values=True, gradients=True)`.
 
-        It is dO V^T, also for masked weights. Entropy and shares of the mass have no meaning for it.
+        It is dO V^T, also for masked weights. Of attention that a model wrote out it is the gradient of the weights
+        that it made. Entropy and shares of the mass have no meaning for it.
 
         Raises:
-            ArgumentError: the map has no values.
+            ArgumentError: the values were not kept, or the gradient of the output was neither given nor kept; or the
+                map is not that of one call.
+            GradientError: no backward pass has handed the gradient over, or more than one; the message says why.
             ShapeError: `grad_output` does not have the output's shape.
         """
-        return AttentionMap(
-            WeightedSource(self.source, *self._with_gradient("gradient", grad_output), "gradient", alone=True)
-        )
+        return AttentionMap(self.source.gradient(grad_output))
 
-    def relevance(self, grad_output: Tensor) -> "AttentionMap":
+    def attribution(self, grad_output: Tensor | None = None) -> "AttentionMap":
         r"""Weight times gradient: $P_{ij} \, dO_i \cdot v_j$, a lazy map with signs; exactly 0 where masked.
 
-        Its rows sum to dO_i . O_i. Positive parts averaged over heads are the maps of Chefer et al.
+        Its rows sum to dO_i . O_i: it says how much of the loss, to first order, hangs on each weight of each head.
 
         Args:
-            grad_output: dO = dL/dO, of the output's shape (batch..., H, T, E).
+            grad_output: as in `gradient`.
+
+        Raises:
+            ArgumentError, GradientError, ShapeError: as `gradient` does.
+        """
+        return AttentionMap(self.source.attribution(grad_output))
+
+    def relevance(self, grad_output: Tensor | None = None) -> "AttentionMap":
+        r"""How much each key speaks for the loss: $\bar A_{ij} = \frac1H \sum_h (P_{hij} \, dO_{hi} \cdot v_{hj})^+$.
+
+        The positive part of `attribution`, as a mean over heads: a lazy map (batch..., T, S) of numbers of at least 0.
+        `regard.inspection.relevance` follows it through all layers.
+
+        Args:
+            grad_output: as in `gradient`.
 
         Source: Chefer et al. 2021 (arXiv:2103.15679), equation 5.
 
         Raises:
-            ArgumentError: the map has no values.
-            ShapeError: `grad_output` does not have the output's shape.
+            ArgumentError, GradientError, ShapeError: as `gradient` does; also if sequences and heads are in one
+                dimension, in an order that nobody knows.
+
+        >>> import regard
+        >>> q, v = torch.zeros(1, 2, 2, 1), torch.tensor([[[[1.0], [0.0]], [[-1.0], [3.0]]]])
+        >>> output, weights = regard.attention(q, q, v, return_weights=True, keep_values=True)
+        >>> weights.relevance(torch.ones_like(output)).dense()
+        tensor([[[0.2500, 0.7500],
+                 [0.2500, 0.7500]]])
         """
-        return AttentionMap(WeightedSource(self.source, *self._with_gradient("relevance", grad_output), "relevance"))
+        return AttentionMap(mean_of_positive(self.source, grad_output))
 
     def _values_kept(self, name: str) -> Tensor:
-        value = source_of_call(self.source, f"{name}()").value
-        if value is None:
-            raise ArgumentError(
-                f"{name}() needs the values, which this map does not keep: map.with_values(value), or "
-                "attention(..., keep_values=True)"
-            )
-        return value
-
-    def _with_gradient(self, name: str, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-        value = self._values_kept(name)
-        expected = (*self.leading, self.shape[-2], value.shape[-1])
-        if tuple(grad_output.shape) != expected:
-            raise ShapeError(f"{name}() needs the output's gradient {expected}, got {tuple(grad_output.shape)}")
-        return grad_output.reshape(len(value), *expected[-2:]).to(self.dtype), value
+        return source_of_call(self.source, f"{name}()").beside.values_for(f"{name}()")
 
     # -- where it is -----------------------------------------------------------------------------------
 

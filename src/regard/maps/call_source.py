@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from regard.backends import choose_backend, execute, row_state
 from regard.backends.base import Backend, Call
+from regard.errors import ShapeError
 from regard.maps import statistics as st
+from regard.maps.call_values import CallValues, of_heads
+from regard.maps.derived_sources import WeightedSource
 from regard.maps.fused_statistics import DotSoftmax
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
 from regard.mechanisms.masks.base import Mask
@@ -94,12 +97,14 @@ class CallSource(Source):
     """(batch..., H)."""
     chosen: Backend | None = None
     """The backend that reads it; None for the first that is able to."""
-    value: Tensor | None = None
-    """Values for each cell, (cells, S, E)."""
+    beside: CallValues = field(default_factory=CallValues)
+    """The values of the call, and the gradient of its output, as far as they were kept."""
     name: str = ""
     """What the weights are, if the call does not say it."""
     mixed: str = ""
     """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
+    keeps_heads: bool | None = None
+    """Whether the last dimension of a chosen part is that of the heads; None if nothing was chosen."""
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -143,11 +148,16 @@ class CallSource(Source):
     @property
     def has_heads(self) -> bool:
         """Whether the input had a dimension of heads."""
-        return self.factors.sizes.has_heads
+        return self.factors.sizes.has_heads if self.keeps_heads is None else self.keeps_heads
+
+    @property
+    def value(self) -> Tensor | None:
+        """Values for each cell, (cells, S, E), if they were kept."""
+        return None if self.beside.value is None else self.beside.value()
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of the factors."""
-        return self.factors.tensors()
+        """The tensors of the factors, and what a watch holds beside them."""
+        return [*self.factors.tensors(), *self.beside.held()]
 
     def __str__(self) -> str:
         if self.name:
@@ -155,6 +165,28 @@ class CallSource(Source):
         call = self.call
         mask = "" if call.mask is None else f", {call.mask}"
         return f"{call.normalization} of {call.score}{mask}{'' if call.bias is None else ', with a bias'}"
+
+    # -- gradients of weights --------------------------------------------------------------------------
+
+    def gradient(self, grad_output: Tensor | None) -> WeightedSource:
+        """dO V^T, also for masked weights."""
+        return WeightedSource(*self._sides("gradient()", grad_output), "gradient", alone=True)
+
+    def attribution(self, grad_output: Tensor | None) -> WeightedSource:
+        """P times dO V^T."""
+        return WeightedSource(*self._sides("attribution()", grad_output), "attribution")
+
+    def _sides(self, asked: str, grad_output: Tensor | None) -> tuple["CallSource", Tensor, Tensor]:
+        """The weights, dO and V. A kept gradient has no graph, and so has nothing that it is multiplied with."""
+        if grad_output is None and any(tensor.requires_grad for tensor in self.tensors()):
+            return self.mapped(Tensor.detach)._sides(asked, None)
+        value = self.beside.values_for(asked)
+        expected = (*self.leading, self.queries, value.shape[-1])
+        if grad_output is None:
+            grad_output = self.beside.gradient_for(asked)
+        elif tuple(grad_output.shape) != expected:
+            raise ShapeError(f"{asked} needs the output's gradient {expected}, got {tuple(grad_output.shape)}")
+        return self, grad_output.reshape(self.cells, *expected[-2:]).to(self.dtype), value.to(self.dtype)
 
     # -- tiles -----------------------------------------------------------------------------------------
 
@@ -266,16 +298,21 @@ class CallSource(Source):
         if cells is None:
             return replace(self, layout=leading)
         factors = GivenFactors(self.call.select(cells), self.state.flatten(0, 1)[cells].unsqueeze(1))
-        value = None if self.value is None else self.value[cells]
-        return CallSource(factors, leading, self.backend, value, self.name, self.mixed if leading else "")
+        beside = self.beside.choose(cells)
+        return CallSource(factors, leading, self.backend, beside, self.name, self.mixed if leading else "")
+
+    def told_heads(self, has_heads: bool) -> "CallSource":
+        """The same call."""
+        return replace(self, keeps_heads=has_heads)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
         """The call with its tensors changed, and a backend that can read the changed ones."""
         factors, backend = self.factors.mapped(change), self.backend
         # Another device may have no kernel for this dtype.
         backend = choose_backend(factors.call, None) if backend.why_not(factors.call) else backend
-        value = None if self.value is None else change(self.value)
-        return CallSource(factors, self.layout, backend, value, self.name, self.mixed)
+        return CallSource(
+            factors, self.layout, backend, self.beside.mapped(change), self.name, self.mixed, self.keeps_heads
+        )
 
     def with_value(self, value: Tensor) -> "CallSource":
         """The call together with values (batch..., G or H, S, E).
@@ -285,8 +322,7 @@ class CallSource(Source):
         """
         call = self.call
         _, value = call.for_values(value, self.layout)
-        value = value.repeat_interleave(call.sizes.heads // value.shape[1], 1).flatten(0, 1)
-        return replace(self, value=value)
+        return replace(self, beside=self.beside.with_value(of_heads(value, call.sizes.heads)))
 
 
 def source_of_call(source: Source, asked: str) -> CallSource:

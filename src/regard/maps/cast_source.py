@@ -48,6 +48,14 @@ class CastSource(SameShapeSource):
         """The other's."""
         return self.of.at_once(statistic)
 
+    def gradient(self, grad_output: Tensor | None) -> Source:
+        """The other's, in the same dtype."""
+        return CastSource(self.of.gradient(grad_output), self.answer)
+
+    def attribution(self, grad_output: Tensor | None) -> Source:
+        """The other's, in the same dtype."""
+        return CastSource(self.of.attribution(grad_output), self.answer)
+
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "CastSource":
         """The same of those cells."""
         return CastSource(self.of.choose(cells, leading), self.answer)

@@ -191,6 +191,16 @@ class SelectionSource(DerivedSource):
         """The same rows and columns of those cells."""
         return replace(self, of=self.of.choose(cells, leading))
 
+    def gradient(self, grad_output: Tensor | None) -> Source:
+        """The same rows and columns of the other's, for the gradient that was kept of the whole output."""
+        return super().gradient(grad_output) if grad_output is not None else replace(self, of=self.of.gradient(None))
+
+    def attribution(self, grad_output: Tensor | None) -> Source:
+        """The same rows and columns of the other's, in the same way."""
+        if grad_output is not None:
+            return super().attribution(grad_output)
+        return replace(self, of=self.of.attribution(None))
+
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "SelectionSource":
         """The other and the indices, changed."""
         rows, chosen = (i if isinstance(i, range) else change(i) for i in (self.rows, self.chosen))
@@ -220,6 +230,11 @@ class WeightedSource(DerivedSource):
         return 1 if self.alone else self.of.width
 
     @property
+    def has_heads(self) -> bool:
+        """The other's."""
+        return self.of.has_heads
+
+    @property
     def has_signs(self) -> bool:
         """Whether the factors may be below 0: norms are not, products may be."""
         return self.left is not None
@@ -234,6 +249,10 @@ class WeightedSource(DerivedSource):
     def columns(self, rows: range) -> range:
         """All keys if the products have signs, because a 0 that is left out may be the largest."""
         return range(self.keys) if self.alone or self.has_signs else self.of.columns(rows)
+
+    def support(self, rows: range) -> range:
+        """A product is 0 where the other is."""
+        return range(self.keys) if self.alone else self.of.support(rows)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
         """The product of the two, pair by pair."""
@@ -260,6 +279,44 @@ class WeightedSource(DerivedSource):
         """The other and both factors, changed."""
         left = None if self.left is None else change(self.left)
         return replace(self, of=self.of.mapped(change), left=left, right=change(self.right))
+
+
+@dataclass(frozen=True, eq=False)
+class PositiveSource(SameShapeSource):
+    """The positive part of a source: max(0, weight)."""
+
+    of: Source
+
+    @property
+    def has_signs(self) -> bool:
+        """Never."""
+        return False
+
+    def __str__(self) -> str:
+        return f"the positive part of {self.of}"
+
+    def columns(self, rows: range) -> range:
+        """Where the other is 0, so is its positive part, and no weight is below it."""
+        return self.of.support(rows)
+
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """The positive part of the other's."""
+        inner = self.of.part(cells, scratch)
+        return lambda rows, columns: Piece(inner(rows, columns).weights.clamp_min(0.0))
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "PositiveSource":
+        """The same of those cells."""
+        return PositiveSource(self.of.choose(cells, leading))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "PositiveSource":
+        """The other, changed."""
+        return PositiveSource(self.of.mapped(change))
+
+
+def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
+    """The positive part of P times dL/dP, as a mean over heads if the map has any. See `AttentionMap.relevance`."""
+    positive = PositiveSource(source.attribution(grad_output))
+    return average(positive, -3, None) if source.has_heads else positive
 
 
 def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None) -> AverageSource:

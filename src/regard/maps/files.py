@@ -18,6 +18,7 @@ from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError
 from regard.maps import fused_statistics, pooling, statistics
 from regard.maps.call_source import CallSource, GivenFactors
+from regard.maps.call_values import CallValues
 from regard.maps.file_checks import CallParts, SummaryParts, check_call, check_fields, check_summary, try_source
 from regard.maps.source import Source
 from regard.maps.statistics import TopKeys
@@ -168,7 +169,8 @@ def _call_source(path: str | PathLike[str], header: dict[str, str], tensors: dic
         check_call(parts)
         factors = GivenFactors(parts.call, parts.state)
         backend = _backend(header.get("backend"), parts.call)
-        source = CallSource(factors, parts.layout, backend, parts.value)
+        beside = CallValues() if parts.value is None else CallValues.given(parts.value)
+        source = CallSource(factors, parts.layout, backend, beside)
         try_source(source)
     return source
 

@@ -208,7 +208,26 @@ class Source(ABC):
             f"{asked} needs the queries and keys of one call, and this map is {self}: ask the map of the call"
         )
 
+    # -- gradients of weights --------------------------------------------------------------------------
+
+    def gradient(self, grad_output: Tensor | None) -> "Source":
+        """The source of dL/dP for a gradient dL/dO of the output; None takes the one that was kept.
+
+        Raises:
+            ArgumentError: the map is not that of one call, or its values or the gradient of its output were not kept.
+            GradientError: no backward pass has handed the gradient over.
+        """
+        self.refuse("gradient()")
+
+    def attribution(self, grad_output: Tensor | None) -> "Source":
+        """The source of P times dL/dP, in the same way."""
+        self.refuse("attribution()")
+
     # -- tiles -----------------------------------------------------------------------------------------
+
+    def support(self, rows: range) -> range:
+        """The keys outside which the weights of these rows are 0, whatever their signs."""
+        return self.columns(rows)
 
     @abstractmethod
     def columns(self, rows: range) -> range:
@@ -246,6 +265,10 @@ class Source(ABC):
     @abstractmethod
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "Source":
         """The source of some cells, or of all of them for None, laid out as `leading`."""
+
+    def told_heads(self, has_heads: bool) -> "Source":
+        """The same source, told whether the last dimension before queries and keys is still that of the heads."""
+        return self
 
     @abstractmethod
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Source":

@@ -161,7 +161,7 @@ def _with_values(drawn: Drawn, one: Mirror) -> Mirror:
     if one.given is None or one.value is None or one.grad is None or not one.is_call:
         return one
     kept = one.map.with_values(one.given)
-    kind = drawn.of(["value_norms", "gradient", "relevance"])
+    kind = drawn.of(["value_norms", "gradient", "attribution"])
     note_of = f"{kind}()"
     u = one.unit
     if kind == "value_norms":
@@ -175,7 +175,7 @@ def _with_values(drawn: Drawn, one: Mirror) -> Mirror:
     if kind == "gradient":
         return one.of(note_of, map=kept.gradient(grad), dense=products, error=rounding, **changes)
     error = one.error * products.abs() + rounding * one.dense.abs() + one.error * rounding
-    return one.of(note_of, map=kept.relevance(grad), dense=one.dense * products, error=error, **changes)
+    return one.of(note_of, map=kept.attribution(grad), dense=one.dense * products, error=error, **changes)
 
 
 STEPS: tuple[Step, ...] = (_index, _select, _average, _with_heads, _elsewhere, _file, _stack, _with_values)

@@ -39,8 +39,10 @@ class Factors:
         of: str | None = None,
         notes: list[str] | None = None,
         even: Tensor | None = None,
+        graph: bool = False,
     ) -> None:
         self.sizes = sizes
+        self._context = with_graph if graph else undisturbed
         self.even = even
         """Rows that the model spread evenly because its mask left them no key, as in `GivenMask`."""
         self._call = call
@@ -61,7 +63,7 @@ class Factors:
         for kept in self.held:
             kept.check()
         if not isinstance(self._call, Call):
-            with undisturbed():
+            with self._context():
                 self._call = self._call()
             # The computed call has tensors of its own, which the model cannot change.
             self.held = ()
@@ -76,10 +78,10 @@ class Factors:
         call = self.call
         self._check(call)
         if self._state is None:
-            with undisturbed():
+            with self._context():
                 self._state = row_state(call)
         elif not isinstance(self._state, Tensor):
-            with undisturbed():
+            with self._context():
                 self._state = self._state()
         return self._state
 
@@ -141,12 +143,32 @@ def undisturbed() -> AbstractContextManager[object]:
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     if not (kinds or torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
         return nullcontext()
+    return _exactly(kinds, torch.no_grad())
+
+
+def with_graph() -> AbstractContextManager[object]:
+    """The same with gradients.
+
+    The hooks of whoever saves tensors in a way of his own (torch.utils.checkpoint counts what a block has saved) see
+    nothing of what is saved here.
+    """
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    stack = _exactly(kinds, torch.enable_grad())
+    stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
+    return stack
+
+
+def _exactly(kinds: list[str], gradients: AbstractContextManager[object]) -> ExitStack:
     stack = ExitStack()
     stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
+    stack.enter_context(gradients)
     for kind in kinds:
         stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def checked(call: Call, lse: Tensor) -> tuple[Tensor | None, float]:

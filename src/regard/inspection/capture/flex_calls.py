@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.functional import make_call
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted
+from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.mask_reading import read_mask
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
@@ -123,14 +124,22 @@ class FlexCall(ObservedCall):
         )  # fmt: skip
         bias = None if plain else Modified(self.score_mod, self.scale)
         call = replace(call, bias=bias, mask=self._mask(call.sizes, query.device))
-        factors = Factors(call.sizes, call, held=kept)
+        factors = Factors(call.sizes, call, held=kept, graph=keeper.graph)
+        beside = kept_values(keeper, name, call.sizes, lambda: self._values(keeper, name, call.sizes), self._output)
 
         def error() -> float:
             value = self.value.expand(call.sizes.flat_batch, -1, -1, -1).to(call.compute_dtype)
             return output_error(weighted(call, factors.state, value), self.output, value)
 
         evidence = Evidence(call.query, call.key, self.key)
-        return Reading(factors, verify=error, evidence=evidence, holds_keys=True)
+        return Reading(factors, verify=error, evidence=evidence, beside=beside, holds_keys=not keeper.graph)
+
+    def _values(self, keeper: Keeper, name: str, sizes: Sizes) -> ValuesOf:
+        kept = keeper.keep(self.value, f"the values of {name}")
+        return ValuesOf(lambda: kept.tensor.expand(sizes.flat_batch, -1, -1, -1), [kept])
+
+    def _output(self) -> OutputOf:
+        return OutputOf(self.output, lambda gradient: gradient)
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
         """The mask as a predicate of a known kind if it is one; else the function itself."""

@@ -53,9 +53,9 @@ class GivenMask:
         return replace(self, mask=DenseMask(kept.tensor), dense=kept.tensor, kept=(kept,))
 
 
-def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False) -> GivenMask:
+def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: bool = False) -> GivenMask:
     """Read a mask that broadcasts to (batch..., H, T, S): numbers to add, or bool, where True keeps a key (or drops it,
-    with `drops`).
+    with `drops`). Numbers that are learned are a bias with their graph, also where a mask would say the same.
 
     Raises:
         ShapeError: the mask does not broadcast.
@@ -74,7 +74,7 @@ def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False) -> GivenMask
     if tensor.dtype == torch.bool:
         return _recognised(~tensor if drops else tensor, sizes)
     even, is_plain = _survey(tensor)
-    if is_plain:
+    if is_plain and not is_learned:
         given = _recognised(tensor > HIDDEN, sizes, even)
         if even is None or given.dense is None:
             return given
@@ -84,7 +84,7 @@ def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False) -> GivenMask
         flat = torch.where(tensor == top, 0.0, -torch.inf).to(tensor.dtype)
         tensor = torch.where(even[..., None], flat, tensor)
     dense = _if_pairs(tensor)
-    bias = DenseBias(tensor.clone() if dense is None else tensor)
+    bias = DenseBias(tensor.clone() if dense is None and not is_learned else tensor)
     return GivenMask(bias=bias, live=None if bool(live.all()) else live, even=even, dense=dense)
 
 
@@ -104,7 +104,7 @@ def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
     A bool mask says the same if each number is 0 or hides, and each of those rows has one number throughout.
     """
     rows, is_plain = [], True
-    for chunk in _chunks(tensor):
+    for chunk in _chunks(tensor.detach()):
         top = chunk.amax(-1)
         rows.append((top <= HIDDEN) & (top > -torch.inf))
         is_plain = is_plain and bool(((chunk == 0) | (chunk <= HIDDEN)).all())

@@ -82,6 +82,10 @@ class Watcher(Protocol):
     paths: dict[int, str]
     """The path of each module of the model, by the module's id."""
 
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether its maps carry gradients."""
+
     def entered(self, module: nn.Module) -> None:
         """Called when the forward of a module begins."""
 

@@ -5,6 +5,7 @@ They stay fused: a watch keeps the input and the weights, and the projections ar
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
@@ -17,13 +18,15 @@ from torch.nn import functional as F
 from regard.backends.base import Call
 from regard.functional import make_call
 from regard.inspection.capture.evidence import Evidence
-from regard.inspection.capture.factors import Factors, output_error, weighted
+from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted, with_graph
+from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.mask_reading import GivenMask, both
 from regard.inspection.capture.module_stack import FUSED_SUBCLASS, Frame, Thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import masked
 from regard.inspection.capture.snapshot import Kept
+from regard.maps.call_values import widened
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.masks.basic import lengths as lengths_mask
 from regard.mechanisms.normalizations import Softmax
@@ -145,19 +148,46 @@ class Projected(ObservedCall):
         kind = self.query.input.device.type
         dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
         given = self.mask(keeper, sizes, dtype)
-        kind = query.input.device.type
 
         def build() -> Call:
             # The map may be read where autocast is not what it was during the call.
-            with without_autocast(query.input) if dtype is None else torch.autocast(kind, dtype):
+            with autocast_to(dtype, query.input):
                 q, k = (p.heads(self.num_heads, batch_first=self.batch_first) for p in (query, key))
             call, _ = make_call(
                 q, k, k, score=ScaledDot(), normalization=Softmax(), mask=None, bias=None, dropout=0.0
             )  # fmt: skip
             return masked(replace(call, sizes=sizes), given, causal(0) if self.is_causal else None)
 
-        factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even)
-        return Reading(factors, verify=self._verify(factors), evidence=self._evidence())
+        factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=keeper.graph)
+        beside = kept_values(
+            keeper, name, sizes, lambda: self._values(keeper, name, dtype), lambda: self._output(keeper, name, dtype)
+        )
+        return Reading(factors, verify=self._verify(factors), evidence=self._evidence(), beside=beside)
+
+    def _values(self, keeper: Keeper, name: str, dtype: torch.dtype | None) -> ValuesOf:
+        """Keep what the values are projected from."""
+        value, held = self.value.keep(keeper, name)
+        heads, batch_first, graph = self.num_heads, self.batch_first, keeper.graph
+
+        def make() -> Tensor:
+            with with_graph() if graph else undisturbed(), autocast_to(dtype, value.input):
+                return value.heads(heads, batch_first=batch_first)
+
+        return ValuesOf(make, held)
+
+    def _output(self, keeper: Keeper, name: str, dtype: torch.dtype | None) -> OutputOf:
+        """The projected output. Its gradient goes back through the projection, whose weights are kept for that."""
+        kept = keeper.keep_weight(self.out[0], f"the weights of {name}")
+        heads, batch_first = self.num_heads, self.batch_first
+
+        def laid_out(gradient: Tensor) -> Tensor:
+            weight = kept.tensor.detach()
+            weight = widened(weight if dtype is None else weight.to(dtype))
+            gradient = widened(gradient if gradient.dim() == 3 else gradient.unsqueeze(1))
+            gradient = gradient if batch_first else gradient.transpose(0, 1)
+            return (gradient @ weight).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+        return OutputOf(self.output, laid_out, self.dropout, [kept])
 
     def _evidence(self) -> Evidence | None:
         """The inputs, from which queries and keys are projected; None if keys are appended to the projected ones."""
@@ -229,6 +259,11 @@ class Projected(ObservedCall):
             return output_error(F.linear(heads.to(self.out[0].dtype), *self.out), wanted, value)
 
         return error
+
+
+def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManager[Any]:
+    """The autocast that was on during a call, on the device of a tensor; none for None."""
+    return without_autocast(like) if dtype is None else torch.autocast(like.device.type, dtype)
 
 
 def _added(mask: Tensor) -> Tensor:
@@ -345,7 +380,8 @@ def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any
     first = layer.norm1
     norm = LayerNormArguments(first.normalized_shape, first.weight, first.bias, first.eps) if layer.norm_first else None
     query, key = replace(called.query, norm=norm), replace(called.key, norm=norm)
-    return replace(called, query=query, key=key, how="nn.TransformerEncoderLayer, fused")
+    value = replace(called.value, norm=norm)
+    return replace(called, query=query, key=key, value=value, how="nn.TransformerEncoderLayer, fused")
 
 
 @cache

@@ -1,7 +1,9 @@
 """Tell attention over positions from what only looks like it: channels, vocabularies, landmarks, expectations."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from types import FrameType
 
@@ -95,9 +97,12 @@ class ValueProduct:
 
     def laid_out(self, weights: Tensor) -> Tensor:
         """Weights in the layout of the product as (batch..., H, T, S)."""
-        laid = weights.permute(self.order)
-        laid = laid if self.has_queries else laid.unsqueeze(-2)
-        return laid.unflatten(0, self.unfolded) if self.unfolded else laid
+        return self.layout(weights)
+
+    @property
+    def layout(self) -> Callable[[Tensor], Tensor]:
+        """The function that lays weights out so. It holds no tensor."""
+        return partial(_laid_out, self.order, self.has_queries, self.unfolded)
 
     def laid_out_values(self) -> Tensor | None:
         """The values (batch..., H, S, E) beside the weights; None if they are laid out otherwise."""
@@ -117,6 +122,12 @@ class ValueProduct:
         for n, axis in enumerate(self.order):
             back[axis] = n
         return weights.permute(back)
+
+
+def _laid_out(order: tuple[int, ...], has_queries: bool, unfolded: tuple[int, ...], weights: Tensor) -> Tensor:
+    laid = weights.permute(order)
+    laid = laid if has_queries else laid.unsqueeze(-2)
+    return laid.unflatten(0, unfolded) if unfolded else laid
 
 
 @dataclass(frozen=True, slots=True)

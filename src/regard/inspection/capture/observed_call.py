@@ -9,6 +9,7 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors
 from regard.inspection.capture.retention import Keeper
 from regard.maps.call_source import CallSource
+from regard.maps.call_values import CallValues
 from regard.maps.source import Source
 
 
@@ -29,6 +30,8 @@ class Reading:
     """The vectors by which the call can be told to continue another one."""
     mixed: str = ""
     """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
+    beside: CallValues = field(default_factory=CallValues)
+    """The values and the gradient of the output, as far as the watch keeps them."""
     holds_keys: bool = False
     """Whether the factors hold queries and keys, so that the steps of a generation can share the keys."""
 
@@ -38,7 +41,7 @@ class Reading:
         if self.stored is not None:
             return self.stored
         assert self.factors is not None
-        return CallSource(self.factors, self.factors.sizes.leading, mixed=self.mixed)
+        return CallSource(self.factors, self.factors.sizes.leading, beside=self.beside, mixed=self.mixed)
 
 
 class ObservedCall(ABC):

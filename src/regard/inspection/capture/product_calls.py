@@ -17,6 +17,7 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import output_error, undisturbed
 from regard.inspection.capture.folded_heads import Folding, find_folding, note_of
 from regard.inspection.capture.functions import name_of
+from regard.inspection.capture.kept_values import OutputOf, weights_gradient
 from regard.inspection.capture.module_stack import Frame, Thread
 from regard.inspection.capture.no_attention import ValueProduct, judged
 from regard.inspection.capture.observed_call import ObservedCall, Reading
@@ -51,15 +52,18 @@ class WrittenOut(ObservedCall):
             folding = find_folding(values)
         if folding is not None:
             notes.append(note_of(folding))
+        shown: Callable[[Tensor], Tensor] = _as_laid_out
         if isinstance(folding, Folding):
             if softmax is not None and len(softmax) == len(weights) and softmax.dim() == 3:
                 softmax = folding.unfolded(softmax)
             weights = folding.unfolded(weights)
+            shown = folding.unfolded
             values = None if values is None else folding.unfolded(values)
         mixed = folding if isinstance(folding, str) else ""
         differs = softmax is not None and not _equal(softmax, weights)
         kept = keeper.keep(weights, f"the weights of {name}")
-        source = stored(kept, self.name + (", changed" if differs else ""), mixed)
+        received = self._gradient(keeper, name, shown)
+        source = stored(kept, self.name + (", changed" if differs else ""), mixed, received)
         beside = None
         if softmax is not None and differs:
             beside = stored(keeper.keep(softmax, f"the softmax of {name}"), self.name, mixed)
@@ -68,6 +72,17 @@ class WrittenOut(ObservedCall):
             None, notes, lambda: self._error(source, folding), stored=source, softmax=beside,
             evidence=self._evidence(weights.detach(), values), mixed=mixed,
         )  # fmt: skip
+
+    def _gradient(
+        self, keeper: Keeper, name: str, shown: Callable[[Tensor], Tensor]
+    ) -> Callable[[], Tensor] | None:  # fmt: skip
+        """Wait for the gradient of the weights, which are a tensor of the model; it is laid out as they are."""
+        if keeper.gradients is None:
+            return None
+        # The function must not hold the product, and with it the values.
+        layout = self.product.layout
+        output = OutputOf(self.product.weights, lambda gradient: shown(layout(gradient)))
+        return weights_gradient(keeper, name, output)
 
     def _evidence(self, weights: Tensor, values: Tensor | None) -> Evidence | None:
         """The values, which a cache hands on as it does keys; None if their layout is another than that of keys."""
@@ -82,6 +97,7 @@ class WrittenOut(ObservedCall):
         read = source.laid_out(source.part(range(source.cells))(range(source.queries), range(source.keys)).weights)
         if isinstance(folding, Folding):
             read = folding.folded(read)
+        read = read.detach()
         operands = [t.detach().to(torch.promote_types(t.dtype, source.dtype)) for t in product.contraction.operands]
         operands[product.place] = product.laid_back(read).to(operands[product.place].dtype)
         with undisturbed():
@@ -94,6 +110,10 @@ CHANGED = (
     "these are the weights that multiplied the values; the softmax that the model changed into them (by a mask, a "
     "gate, a mix of heads or dropout) is seen.softmax(name)"
 )
+
+
+def _as_laid_out(weights: Tensor) -> Tensor:
+    return weights
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -6,14 +6,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from regard.backends.base import Call
 from regard.functional import Attended, attention
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
+from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.maps.call_source import GivenFactors, source_of_call
-from regard.mechanisms.shapes import canonical
+from regard.mechanisms.shapes import as_autocast, canonical
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +29,8 @@ class Own(ObservedCall):
 
     def read(self, keeper: Keeper, name: str) -> Reading:
         """Keep the call and the row state of the map that the function made."""
-        made = source_of_call(self.attended.weights.detach().source, "a watch")
+        weights = self.attended.weights
+        made = source_of_call((weights if keeper.graph else weights.detach()).source, "a watch")
         query = keeper.keep(made.call.query, f"the queries of {name}")
         key = keeper.keep(made.call.key, f"the keys of {name}")
         call = replace(made.call, query=query.tensor, key=key.tensor)
@@ -35,7 +38,10 @@ class Own(ObservedCall):
         # A state that is not known yet costs a pass over the scores, which only a reading of the map should pay.
         known = made.factors.known_state
         state = None if known is None else keeper.keep(known, "").tensor
-        factors = Factors(call.sizes, call, state=state, held=(query, key))
+        factors = Factors(call.sizes, call, state=state, held=(query, key), graph=keeper.graph)
+        beside = kept_values(
+            keeper, name, call.sizes, lambda: self._values(keeper, name), lambda: self._output(call)
+        )  # fmt: skip
 
         def error() -> float:
             output = self.attended.output.reshape(*call.query.shape[:-1], -1)
@@ -44,7 +50,16 @@ class Own(ObservedCall):
 
         verify = "dropout" if call.dropout else error
         evidence = Evidence(made.call.query, made.call.key, self.vectors[1])
-        return Reading(factors, verify=verify, evidence=evidence, holds_keys=True)
+        return Reading(factors, verify=verify, evidence=evidence, beside=beside, holds_keys=not keeper.graph)
+
+    def _values(self, keeper: Keeper, name: str) -> ValuesOf:
+        kept = keeper.keep(canonical(*as_autocast(*self.vectors))[2], f"the values of {name}")
+        return ValuesOf(lambda: kept.tensor, [kept])
+
+    def _output(self, call: Call) -> OutputOf:
+        sizes, dropout = call.sizes, call.dropout
+        rows = (sizes.flat_batch, sizes.heads, sizes.queries, -1)
+        return OutputOf(self.attended.output, lambda gradient: gradient.reshape(rows), dropout)
 
 
 def observe_attention(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

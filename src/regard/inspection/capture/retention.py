@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.inspection.capture.mask_reading import GivenMask, read_mask
+from regard.inspection.capture.output_gradients import GradientLog
 from regard.inspection.capture.snapshot import Kept, copied, holds_much_more, may_be_overwritten
 from regard.mechanisms.shapes import Sizes
 
@@ -16,14 +17,24 @@ Where = Literal["factors", "cpu", "summary"]
 class Keeper:
     """The rules by which one watch keeps tensors, and the masks that it has read."""
 
-    def __init__(self, where: Where, *, copy: bool) -> None:
+    def __init__(
+        self, where: Where, *, copy: bool, graph: bool = False, values: bool = False, gradients: bool = False
+    ) -> None:
         self.where = where
         self.copy = copy
+        self.graph = graph
+        """Whether what is kept carries gradients to the model,"""
+        self.values = values
+        """whether the values of each call are kept,"""
+        self.gradients = GradientLog(self._keep_gradient) if gradients else None
+        """and the gradients of its output."""
         self._masks: dict[object, GivenMask] = {}
         self._copies: dict[object, Kept] = {}
 
     def keep(self, tensor: Tensor, what: str) -> Kept:
         """Keep an activation. A buffer is copied, and so is a view that keeps far more memory alive than its own."""
+        if self.graph:
+            return self._keep_graph(tensor, what)
         tensor = tensor.detach()
         if self.where == "summary":
             # It is read before the model goes on, and then released.
@@ -34,14 +45,36 @@ class Keeper:
             return Kept(copied(tensor), what)
         return Kept(tensor, what, tensor._version)
 
+    def _keep_graph(self, tensor: Tensor, what: str) -> Kept:
+        """Keep a tensor with its graph. The graph keeps alive what the tensor is a view of, so that a copy saves none.
+
+        Tensors that require a gradient, and tensors that do not, are kept alike.
+        """
+        if self.where == "cpu" and tensor.device.type != "cpu":
+            return Kept(tensor.cpu(), what)
+        if self.copy or may_be_overwritten(tensor):
+            return Kept(tensor.clone(), what)
+        return Kept(tensor, what, tensor._version)
+
+    def _keep_gradient(self, tensor: Tensor, what: str) -> Kept:
+        """Keep what a backward pass handed over; it has no graph, also where that pass made one."""
+        tensor = tensor.detach()
+        if self.where == "cpu" and tensor.device.type != "cpu":
+            return Kept(tensor.cpu(), what)
+        if may_be_overwritten(tensor) or holds_much_more(tensor):
+            return Kept(copied(tensor), what)
+        return Kept(tensor, what, tensor._version)
+
     def keep_weight(self, tensor: Tensor, what: str) -> Kept:
         """Keep a parameter. It is copied only if that is asked for, and then once for all calls."""
         if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
-            return Kept(tensor.detach(), what, None if tensor.is_inference() else tensor._version)
+            held = tensor if self.graph else tensor.detach()
+            return Kept(held, what, None if tensor.is_inference() else tensor._version)
         identity = (id(tensor), tensor._version)
         if identity not in self._copies:
             # The watched model holds the parameter, so that no other object can get its id.
-            self._copies[identity] = Kept(copied(tensor).cpu() if self.where == "cpu" else copied(tensor), what)
+            copy = tensor.clone() if self.graph else copied(tensor)
+            self._copies[identity] = Kept(copy.cpu() if self.where == "cpu" else copy, what)
         return self._copies[identity]
 
     def mask(self, tensor: Tensor, sizes: Sizes, *, drops: bool = False, dtype: torch.dtype | None = None) -> GivenMask:
@@ -50,6 +83,8 @@ class Keeper:
         `drops` says that True in a bool mask leaves a key out; `dtype` is the dtype to which autocast turns
         numbers that are added.
         """
+        if self.graph and tensor.requires_grad:
+            return self._read_learned(tensor, sizes, dtype)
         key = _identity(tensor)
         if key is None:
             return self._read(tensor, sizes, drops, dtype)
@@ -60,6 +95,11 @@ class Keeper:
                 return given
             self._masks[key] = given
         return self._masks[key]
+
+    def _read_learned(self, tensor: Tensor, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
+        """A bias that takes a gradient is kept as the numbers that it is, and its graph with it."""
+        given = read_mask(tensor if dtype is None else tensor.to(dtype), sizes, is_learned=True)
+        return given if given.dense is None else given.holding(self.keep(given.dense, "the masks"))
 
     def _read(self, tensor: Tensor, sizes: Sizes, drops: bool, dtype: torch.dtype | None) -> GivenMask:
         with torch.inference_mode(False), torch.no_grad():

@@ -13,6 +13,7 @@ from regard.functional import make_call
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.folded_heads import Folding, find_folding, note_of, told_heads
+from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import Thread
@@ -23,7 +24,7 @@ from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.shapes import is_autocasting
+from regard.mechanisms.shapes import Sizes, is_autocasting
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +45,8 @@ class Sdpa(ObservedCall):
     kernel: KernelLse
     folding: Folding | str | None = None
     """How the heads were folded into the batch, if they were; they no longer are."""
+    raw: Tensor | None = None
+    """The output as the model got it, if `output` is laid out in another way."""
     how: str = "F.scaled_dot_product_attention"
 
     def read(self, keeper: Keeper, name: str) -> Reading:
@@ -66,10 +69,36 @@ class Sdpa(ObservedCall):
         notes = [note_of(self.folding)] if self.folding else []
         state, held = self._state(call, given, keeper), [queries, kept[1], *given.kept]
         factors = Factors(
-            call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even
-        )
+            call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even,
+            graph=keeper.graph,
+        )  # fmt: skip
         verify = "dropout" if self.dropout_p else self._verify(factors)
-        return Reading(factors, notes, verify, evidence=evidence, mixed=mixed, holds_keys=True)
+        beside = kept_values(
+            keeper, name, call.sizes, lambda: self._values(keeper, name, call), lambda: self._output(call.sizes)
+        )
+        return Reading(
+            factors, notes, verify, evidence=evidence, mixed=mixed, beside=beside, holds_keys=not keeper.graph
+        )  # fmt: skip
+
+    def _values(self, keeper: Keeper, name: str, call: Call) -> ValuesOf:
+        kept = keeper.keep(self.value, f"the values of {name}")
+        # The function must not hold the call, and with it tensors that the watch lets go.
+        sizes, dtype, rank = call.sizes, call.query.dtype, self._rank
+        return ValuesOf(lambda: _laid_out_value(kept.tensor, sizes, rank).to(dtype), [kept])
+
+    def _output(self, sizes: Sizes) -> OutputOf:
+        rows, folding = (sizes.flat_batch, sizes.heads, sizes.queries, -1), self.folding
+
+        def laid_out(gradient: Tensor) -> Tensor:
+            unfolded = folding.unfolded(gradient) if isinstance(folding, Folding) else gradient
+            return unfolded.reshape(rows)
+
+        return OutputOf(self.output if self.raw is None else self.raw, laid_out, self.dropout_p)
+
+    @property
+    def _rank(self) -> int:
+        """The number of dimensions that queries and values get."""
+        return max(self.query.dim(), self.value.dim(), 4 if self.enable_gqa else 2)
 
     def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
         """Query and key in the dtype that autocast gave them, and that dtype."""
@@ -80,7 +109,7 @@ class Sdpa(ObservedCall):
         seen = self.kernel.query, self.kernel.key
         given = self.query, self.key
         query, key = (
-            s if s is not None and s.shape == g.shape and s.dtype == dtype else g.to(dtype)
+            s if s is not None and s.shape == g.shape and s.dtype == dtype and not g.requires_grad else g.to(dtype)
             for s, g in zip(seen, given, strict=True)
         )
         return query, key, dtype
@@ -88,6 +117,9 @@ class Sdpa(ObservedCall):
     def _state(self, call: Call, given: GivenMask, keeper: Keeper) -> Tensor | None:
         """The kernel's log-sum-exp in our convention; None if there is none that can be used."""
         lse, shape = self.kernel.lse, call.query.shape[:-1]
+        if keeper.graph:
+            # The kernel's number has no gradient. One that has is computed when the map is read.
+            return None
         # For even rows the kernel gives finfo.min. With a mask and is_causal it is not known which rows have a key.
         if lse is None or given.even is not None or (self.is_causal and given.live is not None):
             return None
@@ -105,15 +137,19 @@ class Sdpa(ObservedCall):
         def error() -> float:
             call = factors.call
             output = given.reshape(*call.query.shape[:-1], -1)
-            value = one_rank(self.query, self.value, self.enable_gqa)[1].to(call.query)
-            sizes = call.sizes
-            # The keys may be grouped while the values came with a copy for each query head.
-            heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
-            lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
-            value = value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])
+            value = _laid_out_value(self.value, call.sizes, self._rank).to(call.query)
             return output_error(weighted(call, factors.state, value), output, value)
 
         return error
+
+
+def _laid_out_value(value: Tensor, sizes: Sizes, rank: int) -> Tensor:
+    """Values as (B, G or H, S, E)."""
+    value = value[(None,) * (rank - value.dim())]
+    # The keys may be grouped while the values came with a copy for each query head.
+    heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
+    lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
+    return value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])
 
 
 def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
@@ -191,7 +227,7 @@ def _unfolded(call: Sdpa) -> Sdpa:
         mask = folding.unfolded(mask) if len(mask) > 1 else mask.unsqueeze(0)
     # The kernel's row state has the order of the folded rows.
     return replace(
-        call, query=query, key=key, value=value, attn_mask=mask, kernel=KernelLse(), folding=folding,
+        call, query=query, key=key, value=value, attn_mask=mask, kernel=KernelLse(), folding=folding, raw=call.output,
         output=None if call.output is None else folding.unfolded(call.output),
     )  # fmt: skip
 

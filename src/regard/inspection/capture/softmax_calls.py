@@ -52,7 +52,7 @@ def begin(thread: Thread, how: str, result: Tensor, dim: int, scores: Tensor | N
     channel = None if scores is None or scores.shape != result.shape else thread.traces.is_channel(scores, axis)
     frame = thread.innermost()
     is_weights = kind == "weights"
-    tensor, version = (result.detach(), version_of(result)) if is_weights else (None, None)
+    tensor, version = (_beside(thread, result), version_of(result)) if is_weights else (None, None)
     origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
                     len(thread.stack), thread.innermost_module())  # fmt: skip
     last = result.dim() - 1
@@ -60,6 +60,11 @@ def begin(thread: Thread, how: str, result: Tensor, dim: int, scores: Tensor | N
     thread.traces.put(result, Trace(kind, (origin,), axis, other, depth=len(thread.stack)))
     if frame is not None and is_weights:
         frame.pending.append(origin)
+
+
+def _beside(thread: Thread, result: Tensor) -> Tensor:
+    """Weights as they are, in a tensor of our own: the traces of `result` end when the model lets go of it."""
+    return result.view_as(result) if any(watch.keeps_graph for watch in thread.watches) else result.detach()
 
 
 def observe_exponential(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
@@ -77,7 +82,7 @@ def _exponential(thread: Thread, args: Positional, result: Tensor) -> None:
         return
     before = trace.origins[0]
     # The logarithms were not the weights yet: the weights begin here.
-    origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key or 0, result.detach(), version_of(result),
+    origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key or 0, _beside(thread, result), version_of(result),
                     before.is_projected, before.is_projection, before.depth, before.module)  # fmt: skip
     if trace.key is None:
         return

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.inspection.capture.snapshot import Kept
+from regard.maps.call_values import widened
+from regard.maps.combined_sources import ScaledSource
 from regard.maps.given_source import TensorSource
 
 
@@ -22,6 +24,8 @@ class StoredSource(TensorSource):
     is_with_heads: bool
     mixed: str = ""
     """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
+    received: Callable[[], Tensor] | None = None
+    """Gives the gradient of the weights (cells, T, S), if a watch waits for it."""
 
     @property
     def tensor(self) -> Tensor:
@@ -57,24 +61,57 @@ class StoredSource(TensorSource):
             "them as a tensor"
         )
 
+    def gradient(self, grad_output: Tensor | None) -> "StoredSource":
+        """The gradient of the weights as a backward pass handed it over; a gradient of the output does not give it."""
+        received = self._received("gradient()", grad_output)
+        return replace(self, held=Kept(received, self.held.what), name=f"gradient of {self.name}", received=None)
+
+    def attribution(self, grad_output: Tensor | None) -> ScaledSource:
+        """The weights times that gradient."""
+        received = widened(self._received("attribution()", grad_output))
+        return ScaledSource(self.mapped(Tensor.detach), received)
+
+    def _received(self, asked: str, grad_output: Tensor | None) -> Tensor:
+        if grad_output is not None:
+            self.refuse(f"{asked} for a given gradient of the output")
+        if self.received is None:
+            raise ArgumentError(
+                f"{asked} needs the gradient of the weights, which was not kept: regard.watch(model, values=True, "
+                "gradients=True), and ask after backward()"
+            )
+        return self.received()
+
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "StoredSource":
         """The weights of those cells."""
         mixed = self.mixed if leading else ""
         if cells is None:
             return replace(self, layout=leading, mixed=mixed)
-        return replace(self, held=Kept(self.weights[cells], self.held.what), layout=leading, mixed=mixed)
+        held = Kept(self.weights[cells], self.held.what)
+        return replace(self, held=held, layout=leading, mixed=mixed, received=_then(self.received, lambda t: t[cells]))
+
+    def told_heads(self, has_heads: bool) -> "StoredSource":
+        """The same weights."""
+        return replace(self, is_with_heads=has_heads)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StoredSource":
         """The weights, changed."""
-        return replace(self, held=Kept(change(self.weights), self.held.what))
+        held = Kept(change(self.weights), self.held.what)
+        return replace(self, held=held, received=_then(self.received, change))
 
 
-def stored(weights: Kept, name: str, mixed: str = "") -> StoredSource:
-    """The source of kept weights (batch..., H, T, S), (batch, T, S) or (T, S)."""
+def _then(make: Callable[[], Tensor] | None, change: Callable[[Tensor], Tensor]) -> Callable[[], Tensor] | None:
+    return None if make is None else lambda: change(make())
+
+
+def stored(
+    weights: Kept, name: str, mixed: str = "", received: Callable[[], Tensor] | None = None
+) -> StoredSource:  # fmt: skip
+    """The source of kept weights (batch..., H, T, S), (batch, T, S) or (T, S), with their gradient in that layout."""
     layout = tuple(weights.tensor.shape[:-2])
     cells = weights.tensor.reshape(-1, *weights.tensor.shape[-2:])
     # A reshaped copy is nobody else's, and a view has the version of its tensor.
     is_copy = cells.untyped_storage().data_ptr() != weights.tensor.untyped_storage().data_ptr()
     return StoredSource(
-        Kept(cells, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1, mixed
+        Kept(cells, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1, mixed,
+        _then(received, lambda gradient: gradient.reshape(cells.shape)),
     )  # fmt: skip

@@ -143,7 +143,7 @@ export function render(root, data, options = {}) {
     delete root.dataset.busy;
     root.dataset.theme = state.theme;
     root.dataset.view = state.view;
-    const now = view(all);
+    const now = view(all), isFirst = last === null;
     last = now;
     const { example, kind } = state;
     const renewed = (part, ...key) => filled[part] !== (filled[part] = key.join(" "));
@@ -161,6 +161,14 @@ export function render(root, data, options = {}) {
     if (now.changedBy) parts.reading.prepend(element("p", { class: "changed" }, `Recomputed: temperature ${state.temperature}, ${{ own: "its own mask", none: "no mask", causal: "a causal mask" }[state.mask]}. These are not the model's weights.`));
     parts.live.textContent = state.pinned ? found.short : "";
     drawLegend(parts, now, filled.low);
+    if (isFirst && state.pinned) revealFocus(now);
+  }
+
+  /** Bring what a link has chosen into view. */
+  function revealFocus(now) {
+    const { row, column } = state.focus;
+    if (row !== undefined) (now.same ? parts.keys : parts.queries).reveal(row);
+    else parts.keys.reveal(column);
   }
 
   // -- the text ------------------------------------------------------------------------------------------
@@ -236,7 +244,8 @@ export function render(root, data, options = {}) {
     const describe = (holder, what) => (cells) => {
       const blocks = { weight: "each cell is one weight", largest: "each cell is the largest of its block", mean: "each cell is the mean of its block", none: "not carried" }[cells.what];
       const size = cells.what === "weight" || cells.what === "none" ? "" : ` of up to ${Math.ceil(what.weights.rows / (cells.rows.length - 1))} × ${Math.ceil(what.weights.columns / (cells.columns.length - 1))} weights`;
-      holder.textContent = `${what.name}${blocks}${size}`;
+      const lacks = cells.what === "weight" && cells.values.some(Number.isNaN) ? "; striped: not carried" : "";
+      holder.textContent = `${what.name}${blocks}${size}${lacks}`;
       holder.title = holder.textContent;
     };
     const headName = (head) => (head === "mean" ? "mean of the heads" : `head ${head}`);
@@ -244,7 +253,8 @@ export function render(root, data, options = {}) {
     const drawn = [state.example, state.map, state.heads[0], state.window, state.scale, state.withoutSink, state.threshold, state.theme,
       state.temperature, state.mask, state.view, JSON.stringify(state.other), parts.matrix.frame.clientWidth, parts.matrix.frame.clientHeight].join(" ");
     if (filled.matrix === drawn) {
-      for (const one of [parts.matrix, ...(compared ? [parts.second, parts.third] : [])]) one.drawCross(now);
+      const others = compared && sameSize(now, now.compared) ? [parts.second, parts.third] : [];
+      for (const one of [parts.matrix, ...others]) one.drawCross(now);
       return undefined;
     }
     filled.matrix = drawn;
@@ -253,9 +263,9 @@ export function render(root, data, options = {}) {
     });
     if (!compared) return undefined;
     const { compared: other } = now;
-    const window = sameSize(now, other) ? state.window : null;
+    const elsewhere = sameSize(now, other) ? state : { ...state, window: null, focus: null };
     const second = { weights: other.weights, name: `B: ${other.example === now.example ? "" : `${other.example.title}, `}${other.map.layer ? `layer ${other.map.layer}, ` : ""}${headName(other.head)}; ` };
-    parts.second.draw({ ...now, state: { ...state, window } }, {
+    parts.second.draw({ ...now, state: elsewhere }, {
       ...second, rowLabels: other.rowLabels, columnLabels: other.columnLabels, columnOrder: other.columnOrder, painter: painter(now, { top: other.top }), says: describe(parts.secondCaption, second),
     });
     if (other.difference) {

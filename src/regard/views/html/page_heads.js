@@ -43,7 +43,7 @@ export function fillHeads(holder, now, act) {
     const caption = `${layer === "" ? "" : `${layer}.`}${head === "mean" ? "mean" : head}`;
     const said = value === null ? "" : `, ${SORT_NAMES[now.state.sort]} ${readable(value)}`;
     return element("button", {
-      type: "button", class: "thumb", "data-map": map, "data-head": head, title: `${named}${said}`, "aria-label": `${named}${said}`,
+      type: "button", class: "thumb", "data-map": map, "data-head": head, title: `${named}${said}`, "aria-label": `${value === null ? caption : `${caption}: ${readable(value)}`}, ${named}${said}`,
       onclick: (event) => act({ map, head, added: event.shiftKey || event.ctrlKey || event.metaKey }),
     }, element("canvas", { "aria-hidden": "true" }), element("small", {}, value === null ? caption : `${caption}: ${readable(value)}`));
   }));

@@ -1,0 +1,86 @@
+"""What may stand beside the weights of a call: its values, and the gradient of its output."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallValues:
+    """The values of a call and the gradient of its output, each made when it is asked for."""
+
+    value: Callable[[], Tensor] | None = None
+    """Makes the values for each cell, (cells, S, E); None if they were not kept."""
+    grad_output: Callable[[], Tensor] | None = None
+    """Makes dL/dO for each cell, (cells, T, E); None if it was not kept."""
+    held: Callable[[], list[Tensor]] = list
+    """The tensors that are held in memory now."""
+
+    @classmethod
+    def given(cls, value: Tensor) -> "CallValues":
+        """Values (cells, S, E) that a caller has given."""
+        return cls(value=lambda: value)
+
+    def with_value(self, value: Tensor) -> "CallValues":
+        """Other values (cells, S, E), and the same gradient."""
+        return CallValues(lambda: value, self.grad_output, self.held)
+
+    def values_for(self, asked: str) -> Tensor:
+        """The values (cells, S, E).
+
+        Raises:
+            ArgumentError: they were not kept.
+        """
+        if self.value is None:
+            raise ArgumentError(
+                f"{asked} needs the values, which this map does not keep: map.with_values(value), "
+                "attention(..., keep_values=True), or regard.watch(model, values=True)"
+            )
+        return self.value()
+
+    def gradient_for(self, asked: str) -> Tensor:
+        """The gradient of the output, (cells, T, E).
+
+        Raises:
+            ArgumentError: nobody has kept it.
+            GradientError: no backward pass has handed it over.
+        """
+        if self.grad_output is None:
+            raise ArgumentError(
+                f"{asked} needs the gradient of the output, dL/dO, which this map does not keep: hand it over, or "
+                "regard.watch(model, values=True, gradients=True), and ask after backward()"
+            )
+        return self.grad_output()
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallValues":
+        """The same with every tensor changed, when it is asked for."""
+        held = self.held
+        return CallValues(
+            _after(self.value, change), _after(self.grad_output, change), lambda: [change(one) for one in held()]
+        )
+
+    def choose(self, cells: Tensor) -> "CallValues":
+        """The same of some cells."""
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return tensor[cells.to(tensor.device)]
+
+        return CallValues(_after(self.value, chosen), _after(self.grad_output, chosen), self.held)
+
+
+def of_heads(value: Tensor, heads: int) -> Tensor:
+    """Values (B, G or H, S, E) for each cell, (B * H, S, E): heads that share a key head share its values."""
+    return value.repeat_interleave(heads // max(value.shape[1], 1), 1).flatten(0, 1)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """A tensor in the dtype of maps."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _after(make: Callable[[], Tensor] | None, change: Callable[[Tensor], Tensor]) -> Callable[[], Tensor] | None:
+    return None if make is None else lambda: change(make())

@@ -1,0 +1,628 @@
+"""Maps of a watch that carry gradients, and the gradients of weights that a backward pass hands to a watch."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import regard
+from regard.errors import ArgumentError, GradientError, NotSeenError, OverwrittenError
+from regard.maps.attention_map import AttentionMap
+from tests.inspection.test_watch import MASKS, TRIL, Attend, B, D, H, T, Two, dense, x
+from tests.maps.test_map_memory import Largest
+
+FLOAT64 = 1e-12
+
+
+def statistics(weights: Any) -> Tensor:
+    """A loss of a map, or of the tensor that it stands for, which reads every weight."""
+    keys = weights.shape[-1]
+    values = torch.randn(keys, 2, generator=torch.Generator().manual_seed(1)).to(weights.dtype)
+    if isinstance(weights, AttentionMap):
+        return (weights @ values).square().sum() + weights.entropy().sum() + weights.received().square().sum()
+    logs = torch.where(weights > 0, weights, 1.0).log()
+    entropy = -(weights * logs).sum()
+    return (weights @ values).square().sum() + entropy + weights.sum(-2).square().sum()
+
+
+def gradients(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """The gradient of each parameter; zeros where the loss does not depend on it."""
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
+    return {
+        name: torch.zeros_like(parameter) if grad is None else grad
+        for (name, parameter), grad in zip(named.items(), found, strict=True)
+    }
+
+
+def agree(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = FLOAT64) -> None:
+    assert any(bool(grad.any()) for grad in expected.values())
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, rtol=tolerance, atol=tolerance * float(grad.abs().max() + 1))
+
+
+def weights_of(model: Any, inputs: Tensor, mask: Tensor | None = None, **settings: Any) -> Tensor:
+    """The weights of an `Attend`, written out with their graph."""
+    return dense(model, inputs, mask, **settings)
+
+
+# -- maps that carry gradients ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_statistic_of_a_watched_model_is_a_loss(name: str) -> None:
+    model, inputs, settings = Two().double(), x().double(), MASKS[name]
+    settings = {key: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
+                for key, value in settings.items()}  # fmt: skip
+    with regard.watch(model, grad=True) as seen:
+        model(inputs, **settings)
+    causal, mask, scale = settings.get("is_causal", False), settings.get("attn_mask"), settings.get("scale")
+    hidden = model.first(inputs, **settings)
+    if name == "rows of -inf":
+        mask = settings["attn_mask"] == 0  # The softmax of such a row that is written out has a gradient of NaN.
+    eager = weights_of(model.second, hidden, mask, causal=causal, scale=scale)
+    assert seen["second", 0].requires_grad
+    agree(gradients(statistics(seen["second", 0]), model), gradients(statistics(eager), model))
+
+
+def test_the_loss_of_a_task_and_a_statistic_together() -> None:
+    model, inputs = Two().double(), x().double()
+    with regard.watch(model, grad=True) as seen:
+        output = model(inputs, is_causal=True)
+    found = gradients(output.square().mean() + 0.1 * seen["first", 0].entropy().mean(), model)
+    eager = weights_of(model.first, inputs, causal=True)
+    entropy = -(eager * torch.where(eager > 0, eager, 1.0).log()).sum(-1).mean()
+    agree(found, gradients(model(inputs, is_causal=True).square().mean() + 0.1 * entropy, model))
+
+
+def test_every_call_of_one_module_has_a_map_of_its_own() -> None:
+    model, one, other = Attend().double(), x().double(), x().double()
+    with regard.watch(model, grad=True) as seen:
+        model(one), model(other, is_causal=True)
+    loss = statistics(seen["", 0]) + 3 * statistics(seen["", 1])
+    eager = statistics(weights_of(model, one)) + 3 * statistics(weights_of(model, other, causal=True))
+    agree(gradients(loss, model), gradients(eager, model))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_grouped_heads_share_the_gradients_of_their_keys(kv_heads: int) -> None:
+    model = Attend(heads=4, kv_heads=kv_heads, width=4).double()
+    inputs = torch.randn(B, T, 16).double()
+    with regard.watch(model, grad=True) as seen:
+        model(inputs, enable_gqa=True, is_causal=True)
+    eager = weights_of(model, inputs, causal=True)
+    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(eager), model))
+
+
+def test_a_learned_bias_gets_its_gradient() -> None:
+    class Biased(Attend):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.randn(1, H, T, T))
+
+    model, inputs = Biased().double(), x().double()
+    with regard.watch(model, grad=True) as seen:
+        model(inputs, attn_mask=model.bias)
+    agree(
+        gradients(statistics(seen["", 0]), model), gradients(statistics(weights_of(model, inputs, model.bias)), model)
+    )
+
+
+def test_in_training_mode_the_map_is_before_dropout() -> None:
+    model, inputs = Attend().double(), x().double()
+    with regard.watch(model, grad=True) as seen:
+        model(inputs, dropout_p=0.5)
+    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(weights_of(model, inputs)), model))
+
+
+class InBlocks(Two):
+    """Its blocks are computed anew in the backward pass."""
+
+    reentrant = False
+
+    def forward(self, x: Tensor, **settings: Any) -> Tensor:
+        for block in (self.first, self.second):
+            x = checkpoint(lambda x, block=block: block(x, **settings), x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize("name", ["none", "causal flag", "finfo.min", "rows of False", "added"])
+def test_under_checkpointing(name: str) -> None:
+    model, inputs, settings = InBlocks(), x(), MASKS[name]
+    settings = {**settings, "attn_mask": settings["attn_mask"].clone()} if "attn_mask" in settings else settings
+    plain = Two()
+    plain.load_state_dict(model.state_dict())
+    with regard.watch(model, grad=True, verify=True) as seen:
+        output = model(inputs, **settings)
+    with regard.watch(plain, grad=True) as expected:
+        wanted = plain(inputs, **settings)
+    loss = output.square().sum() + statistics(seen["second", 0])
+    agree(gradients(loss, model), gradients(wanted.square().sum() + statistics(expected["second", 0]), plain), 1e-5)
+
+
+def test_a_block_of_the_other_kind_of_checkpoint_is_refused_by_name() -> None:
+    model, inputs = InBlocks(), x().requires_grad_()
+    model.reentrant = True
+    with regard.watch(model, grad=True) as seen:
+        output = model(inputs)
+    with pytest.raises(NotSeenError, match=r"'first' ran without gradients.*use_reentrant=False"):
+        seen["first"]
+    assert "ran without gradients" in str(seen.report())
+    output.sum().backward()
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_run_without_gradients_is_refused(context: Callable[[], Any]) -> None:
+    model = Two()
+    with context(), regard.watch(model, grad=True) as seen:
+        model(x())
+    with pytest.raises(NotSeenError, match="ran without gradients"):
+        seen["first"]
+    with regard.watch(model, grad=True) as seen:
+        model(x())
+    assert seen["first", 0].requires_grad
+
+
+def test_under_autocast_the_gradients_are_those_of_rounded_queries_and_keys() -> None:
+    model, inputs = Attend(), x()
+    with regard.watch(model, grad=True) as seen, torch.autocast("cpu", torch.bfloat16):
+        model(inputs, is_causal=True)
+        q, k, _ = model.vectors(inputs)
+    eager = (q.float() @ k.float().mT * D**-0.5).masked_fill(~TRIL, -torch.inf).softmax(-1)
+    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(eager), model), 4e-2)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_multi_head_attention_of_torch(batch_first: bool, training: bool) -> None:
+    model = nn.MultiheadAttention(12, 3, dropout=0.3, batch_first=batch_first).double().train(training)
+    inputs = torch.randn(B, T, 12).double()
+    given = inputs if batch_first else inputs.transpose(0, 1)
+    with regard.watch(model, grad=True) as seen:
+        model(given, given, given, need_weights=False)
+    q, k, _ = (t.unflatten(-1, (3, 4)).transpose(1, 2)
+               for t in F.linear(inputs, model.in_proj_weight, model.in_proj_bias).chunk(3, -1))  # fmt: skip
+    agree(gradients(statistics(seen["", 0]), model), gradients(statistics((q @ k.mT / 2).softmax(-1)), model))
+
+
+def test_a_layer_that_torch_could_run_fused() -> None:
+    model = nn.TransformerEncoderLayer(12, 3, 24, dropout=0.0, batch_first=True).double().eval()
+    inputs = torch.randn(B, T, 12).double()
+    with regard.watch(model, grad=True) as seen:
+        model(inputs)
+    attention = model.self_attn
+    q, k, _ = (t.unflatten(-1, (3, 4)).transpose(1, 2)
+               for t in F.linear(inputs, attention.in_proj_weight, attention.in_proj_bias).chunk(3, -1))  # fmt: skip
+    found = gradients(statistics(seen["self_attn", 0]), model)
+    agree(found, gradients(statistics((q @ k.mT / 2).softmax(-1)), model))
+
+
+class Written(nn.Module):
+    """Attention that writes its weights out; heads of half size scale them after the softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.gate = nn.Linear(12, 36), nn.Parameter(torch.rand(3, 1, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (t.unflatten(-1, (3, 4)).transpose(1, 2) for t in self.project(x).chunk(3, -1))
+        weights = (q @ k.mT / 2).softmax(-1) * self.gate
+        return (weights @ v).transpose(1, 2).flatten(2), weights
+
+
+def test_attention_that_a_model_writes_out() -> None:
+    model, inputs = Written().double(), torch.randn(B, T, 12).double()
+    with regard.watch(model, grad=True) as seen:
+        _, weights = model(inputs)
+    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(weights), model))
+    softmax = seen.softmax(("", 0))
+    found, wanted = softmax.dense(), weights / model.gate
+    agree(gradients(found.square().sum(), model), gradients(wanted.square().sum(), model))
+
+
+def test_our_own_modules() -> None:
+    model = regard.nn.MultiHeadAttention(12, 3).double()
+    inputs = torch.randn(B, T, 12).double()
+    with regard.watch(model, grad=True) as seen:
+        found = model(inputs, mask=regard.causal(), return_weights=True)
+    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(found.weights.dense()), model))
+
+
+def test_the_operator_of_flex_attention() -> None:
+    """torch has no gradients for `flex_attention` on the CPU; its operator has them, and so has the map."""
+    from torch._higher_order_ops.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    class Flex(Attend):
+        def forward(self, x: Tensor, **settings: Any) -> Tensor:
+            q, k, v = self.vectors(x)
+            mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device="cpu").as_tuple()
+            made = flex_attention(q, k, v, lambda s, b, h, i, j: s * (1.0 + h), mask, D**-0.5, {})
+            return made[0].transpose(1, 2).flatten(2)
+
+    model, inputs = Flex().double(), x().double()
+    with regard.watch(model, grad=True, values=True, gradients=True) as seen:
+        output = model(inputs)
+    q, k, v = model.vectors(inputs)
+    scores = (q @ k.mT * D**-0.5) * torch.arange(1, H + 1)[:, None, None]
+    eager = scores.masked_fill(~TRIL, -torch.inf).softmax(-1)
+    agree(gradients(statistics(seen["", 0]), model), gradients(statistics(eager), model))
+    task(output).backward()
+    check_gradients(seen["", 0], *eager_gradients(eager, v, lambda o: task(folded(o))))
+
+
+def test_a_loss_of_a_map_takes_memory_linear_in_the_length() -> None:
+    length = 2048
+    model, inputs = Attend(), torch.randn(1, length, H * D)
+    with Largest() as largest:
+        with regard.watch(model, grad=True) as seen:
+            model(inputs, is_causal=True)
+        loss = seen["", 0].entropy().mean() + seen["", 0].received().square().mean()
+        loss.backward()
+    assert largest.numbers < length * length / 2
+
+
+# -- gradients of weights --------------------------------------------------------------------------------
+
+
+def eager_gradients(weights: Tensor, value: Tensor, finish: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """P and dL/dP of attention that is written out, where `finish` makes a loss of its output (B, H, T, E)."""
+    weights = weights.detach().requires_grad_()
+    value = value.repeat_interleave(weights.shape[-3] // value.shape[-3], -3)
+    finish(weights @ value.detach()).backward()
+    assert weights.grad is not None
+    return weights.detach(), weights.grad
+
+
+def check_gradients(found: Any, weights: Tensor, gradient: Tensor, tolerance: float = FLOAT64) -> None:
+    scale = float(gradient.abs().max())
+    assert scale > 0
+    for one, expected in (
+        (found.gradient(), gradient),
+        (found.attribution(), weights * gradient),
+        (found.relevance(), (weights * gradient).clamp_min(0).mean(-3)),
+    ):
+        assert one.shape == expected.shape
+        torch.testing.assert_close(one.dense(), expected, rtol=0, atol=tolerance * scale)
+        ones = torch.ones(expected.shape[-1], 1, dtype=expected.dtype)
+        torch.testing.assert_close(one @ ones, expected.sum(-1, keepdim=True), rtol=0, atol=10 * tolerance * scale)
+        torch.testing.assert_close(one.received(), expected.sum(-2), rtol=0, atol=10 * tolerance * scale)
+
+
+def task(output: Tensor) -> Tensor:
+    """A loss in which every number of an output has a weight of its own."""
+    return (output.tanh() * torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)).sum()
+
+
+def folded(heads: Tensor) -> Tensor:
+    """(B, H, T, E) as the modules here give it."""
+    return heads.transpose(-2, -3).flatten(-2)
+
+
+@pytest.mark.parametrize("name", ["none", "causal flag", "causal and padding", "by head", "added", "rows of False"])
+def test_the_gradient_of_weights(name: str) -> None:
+    model, inputs, settings = Attend().double(), x().double(), dict(MASKS[name])
+    if name == "added":
+        settings["attn_mask"] = settings["attn_mask"].double()
+    with regard.watch(model, values=True, gradients=True) as seen:
+        output = model(inputs, **settings)
+    task(output).backward()
+    eager = weights_of(model, inputs, settings.get("attn_mask"), causal=settings.get("is_causal", False))
+    check_gradients(seen["", 0], *eager_gradients(eager, model.vectors(inputs)[2], lambda o: task(folded(o))))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_each_head_of_a_group_has_a_gradient_of_its_own(kv_heads: int) -> None:
+    model = Attend(heads=4, kv_heads=kv_heads, width=4).double()
+    inputs = torch.randn(B, T, 16).double()
+    with regard.watch(model, values=True, gradients=True) as seen:
+        output = model(inputs, enable_gqa=True)
+    task(output).backward()
+    eager = weights_of(model, inputs)
+    expected = eager_gradients(eager, model.vectors(inputs)[2], lambda o: task(folded(o)))
+    check_gradients(seen["", 0], *expected)
+    for one, head in ((seen["", 0][0], (0,)), (seen["", 0].only(heads=slice(1, 3))[1], (1, slice(1, 3)))):
+        check_gradients(one, expected[0][head], expected[1][head])
+    torch.testing.assert_close(seen["", 0][:, 2].gradient().dense(), expected[1][:, 2])
+    assert seen["", 0][:, 2].relevance().shape == (B, T, T)
+    chosen = seen["", 0].only(rows=slice(2, 4)).attribution()
+    torch.testing.assert_close(chosen.dense(), (expected[0] * expected[1])[:, :, 2:4])
+
+
+def test_calls_without_heads_are_not_averaged_over_their_batch() -> None:
+    class Plain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    inputs = torch.randn(B, T, 6).double().requires_grad_()
+    with regard.watch(Plain(), values=True, gradients=True) as seen:
+        output = seen.modules[""](inputs)
+    task(output).backward()
+    weights = (inputs @ inputs.mT * 6**-0.5).softmax(-1)[:, None]
+    expected = eager_gradients(weights, inputs[:, None], lambda o: task(o[:, 0]))
+    relevance = (expected[0] * expected[1]).clamp_min(0)[:, 0]
+    torch.testing.assert_close(seen["", 0].relevance().dense(), relevance)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("kind", ["module", "unbatched", "with weights", "layer", "frozen layer"])
+def test_the_output_projection_stands_outside(kind: str, batch_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(12, 3, 24, dropout=0.0, batch_first=batch_first).double().eval()
+    model: Any = layer if "layer" in kind else layer.self_attn
+    if kind == "frozen layer":
+        layer.requires_grad_(requires_grad=False)
+    inputs = torch.randn(T, 12) if kind == "unbatched" else torch.randn(B, T, 12)
+    inputs = inputs.double().requires_grad_()
+    given = inputs if batch_first or kind == "unbatched" else inputs.transpose(0, 1)
+    with regard.watch(model, values=True, gradients=True) as seen:
+        output = model(given) if "layer" in kind else model(given, given, given, need_weights=kind == "with weights")[0]
+    task(output).backward()
+    attention = layer.self_attn
+    q, k, v = (t.unflatten(-1, (3, 4)).transpose(-2, -3)
+               for t in F.linear(inputs, attention.in_proj_weight, attention.in_proj_bias).chunk(3, -1))  # fmt: skip
+
+    def finish(heads: Tensor) -> Tensor:
+        made = F.linear(folded(heads), attention.out_proj.weight, attention.out_proj.bias)
+        if "layer" in kind:
+            hidden = layer.norm1(inputs.detach() + made)
+            made = layer.norm2(hidden + layer.linear2(layer.linear1(hidden).relu()))
+        return task(made if batch_first or kind == "unbatched" else made.transpose(0, 1))
+
+    name = "self_attn" if "layer" in kind else ""
+    check_gradients(seen[name, 0], *eager_gradients((q @ k.mT / 2).softmax(-1), v, finish))
+
+
+def test_weights_that_a_model_made_itself() -> None:
+    model, inputs = Written().double(), torch.randn(B, T, 12).double()
+    with regard.watch(model, values=True, gradients=True) as seen:
+        output, weights = model(inputs)
+    weights.retain_grad()
+    (task(output) + statistics(weights)).backward()
+    check_gradients(seen["", 0], weights.detach(), weights.grad)
+    check_gradients(seen["", 0][1], weights.detach()[1], weights.grad[1])
+
+
+def test_heads_that_a_model_folds_into_its_batch() -> None:
+    class Folded(nn.Module):
+        num_heads = 3
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(12, 36)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (t.unflatten(-1, (3, 4)).permute(2, 0, 1, 3).flatten(0, 1) for t in self.project(x).chunk(3, -1))
+            return F.scaled_dot_product_attention(q, k, v)
+
+    model, inputs = Folded().double(), torch.randn(B, T, 12).double()
+    with regard.watch(model, values=True, gradients=True) as seen:
+        output = model(inputs)
+    assert seen["", 0].shape == (B, 3, T, T)
+    task(output).backward()
+    q, k, v = (t.unflatten(-1, (3, 4)).transpose(1, 2) for t in model.project(inputs).chunk(3, -1))
+    expected = eager_gradients((q @ k.mT / 2).softmax(-1), v, lambda o: task(o.transpose(0, 1).flatten(0, 1)))
+    check_gradients(seen["", 0], *expected)
+
+
+def test_our_own_function_with_a_mask_and_a_sink() -> None:
+    class Own(Attend):
+        def forward(self, x: Tensor, **settings: Any) -> Tensor:
+            sink = regard.SoftmaxWithSink(torch.ones(H).double())
+            return folded(regard.attention(*self.vectors(x), mask=regard.causal(), normalization=sink))
+
+    model, inputs = Own().double(), x().double()
+    with regard.watch(model, values=True, gradients=True) as seen:
+        output = model(inputs)
+    task(output).backward()
+    q, k, v = model.vectors(inputs)
+    scores = (q @ k.mT * D**-0.5).masked_fill(~TRIL, -torch.inf)
+    eager = F.pad(scores, (0, 1), value=1.0).softmax(-1)[..., :-1]
+    check_gradients(seen["", 0], *eager_gradients(eager, v, lambda o: task(folded(o))))
+
+
+def test_every_call_keeps_the_gradient_of_its_own_output() -> None:
+    model, one, other = Attend().double(), x().double(), x().double()
+    with regard.watch(model, values=True, gradients=True) as seen:
+        first, second = model(one), model(other)
+    (task(first) + 3 * task(second.sin())).backward()
+    value = model.vectors(one)[2]
+    check_gradients(seen["", 0], *eager_gradients(weights_of(model, one), value, lambda o: task(folded(o))))
+    value = model.vectors(other)[2]
+    expected = eager_gradients(weights_of(model, other), value, lambda o: 3 * task(folded(o).sin()))
+    check_gradients(seen["", 1], *expected)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_under_checkpointing_and_autocast(autocast: bool) -> None:
+    model, inputs = InBlocks(), x()
+    with regard.watch(model, values=True, gradients=True) as seen, torch.autocast("cpu", enabled=autocast):
+        output = model(inputs)
+        task(output.float()).backward()
+    hidden = model.first(inputs).detach()
+    expected = eager_gradients(
+        weights_of(model.second, hidden).float(), model.second.vectors(hidden)[2], lambda o: task(folded(o))
+    )
+    check_gradients(seen["second", 0], *expected, tolerance=2e-2 if autocast else 2e-6)
+    assert seen.record.recomputed
+
+
+def test_given_values_serve_in_place_of_kept_ones() -> None:
+    model, inputs = Attend().double(), x().double()
+    with regard.watch(model, gradients=True) as seen:
+        output = model(inputs)
+    task(output).backward()
+    with pytest.raises(ArgumentError, match=r"gradient\(\) needs the values.*values=True"):
+        seen["", 0].gradient()
+    value = model.vectors(inputs)[2]
+    expected = eager_gradients(weights_of(model, inputs), value, lambda o: task(folded(o)))
+    check_gradients(seen["", 0].with_values(value.detach()), *expected)
+
+
+def test_a_gradient_of_weights_takes_memory_linear_in_the_length() -> None:
+    length = 2048
+    model, inputs = Attend(), torch.randn(1, length, H * D)
+    with Largest() as largest:
+        with regard.watch(model, values=True, gradients=True) as seen:
+            output = model(inputs, is_causal=True)
+        task(output).backward()
+        with torch.no_grad():
+            seen["", 0].gradient().received(), seen["", 0].relevance() @ torch.ones(length, 1)
+    assert largest.numbers < length * length / 2
+
+
+# -- errors ----------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_nobody_has_handed_over() -> None:
+    model, inputs = Two(), x()
+    with regard.watch(model, values=True, gradients=True) as seen:
+        hidden = model.first(inputs)
+        output = model.second(hidden.detach())
+    with pytest.raises(GradientError, match=r"no backward pass has reached this call of 'first': call backward\(\)"):
+        seen["first", 0].gradient()
+    output.sum().backward(retain_graph=True)
+    with pytest.raises(GradientError, match="reached 1 other calls of this watch, but not this call of 'first'"):
+        seen["first", 0].relevance()
+    assert seen["second", 0].relevance().shape == (B, T, T)
+    output.sum().backward()
+    with pytest.raises(GradientError, match=r"2 backward passes went through this call of 'second'.*zero_grad\(\)"):
+        seen["second", 0].gradient()
+
+
+def test_gradients_of_one_pass_after_another() -> None:
+    model, inputs = Attend().double(), x().double()
+    with regard.watch(model, values=True, gradients=True) as seen:
+        output = model(inputs)
+    value, weights = model.vectors(inputs)[2], weights_of(model, inputs)
+    for power in (1, 2):
+        task(output**power).backward(retain_graph=True)
+
+        def finish(output: Tensor, power: int = power) -> Tensor:
+            return task(folded(output) ** power)
+
+        expected = eager_gradients(weights, value, finish)
+        check_gradients(seen["", 0], *expected)
+        seen.zero_grad()
+    with pytest.raises(GradientError, match="no backward pass"):
+        seen["", 0].gradient()
+
+
+def test_gradients_that_cannot_be() -> None:
+    model = Attend()
+    with regard.watch(model) as seen:
+        output = model(x())
+    output.sum().backward()
+    with pytest.raises(ArgumentError, match="values=True"):
+        seen["", 0].gradient()
+    with regard.watch(model, values=True) as seen:
+        output = model(x())
+    output.sum().backward()
+    assert seen["", 0].value_norms().shape == (B, H, T, T)
+    with pytest.raises(ArgumentError, match=r"dL/dO.*gradients=True"):
+        seen["", 0].gradient()
+    for context in (torch.no_grad, torch.inference_mode):
+        with context(), regard.watch(model, values=True, gradients=True) as seen:
+            model(x())
+        with pytest.raises(GradientError, match="ran without gradients"):
+            seen["", 0].gradient()
+    with regard.watch(model, values=True, gradients=True) as seen:
+        model(x(), dropout_p=0.5).sum().backward()
+    with pytest.raises(GradientError, match=r"dropout 0\.5.*model\.eval\(\)"):
+        seen["", 0].gradient()
+    model.requires_grad_(requires_grad=False)
+    with regard.watch(model, values=True, gradients=True) as seen:
+        model(x())
+    with pytest.raises(GradientError, match="requires a gradient"):
+        seen["", 0].gradient()
+    refused: tuple[dict[str, Any], ...] = ({"grad": True}, {"values": True}, {"gradients": True})
+    for settings in refused:
+        with pytest.raises(ArgumentError, match="keep='summary' lets"):
+            regard.watch(model, keep="summary", **settings)
+
+
+def test_a_generation_has_no_gradient_of_its_own() -> None:
+    model = Attend()
+    keys = torch.randn(1, H, 6, D)
+
+    class Step(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, k)
+
+    with regard.watch(Step(), values=True, gradients=True) as seen:
+        for n in (3, 4, 5):
+            seen.modules[""](keys[:, :, n - 1 : n] if n > 3 else keys[:, :, :n], keys[:, :, :n])
+    with pytest.raises(regard.RegardError, match=r"gradient\(\).*ask the map of the call"):
+        seen.joined("").gradient()
+    with pytest.raises(GradientError):
+        seen["", 1].gradient()
+    del model
+
+
+def test_values_that_the_model_overwrites_are_noticed() -> None:
+    class Overwrites(Attend):
+        def forward(self, x: Tensor, **settings: Any) -> Tensor:
+            with torch.no_grad():
+                q, k, v = (t.clone() for t in self.vectors(x))
+                output = F.scaled_dot_product_attention(q, k, v)
+                v.zero_()
+            return output
+
+    model = Overwrites()
+    with regard.watch(model, values=True) as seen:
+        model(x())
+    with pytest.raises(OverwrittenError, match="the values of"):
+        seen["", 0].value_norms()
+    with regard.watch(model, values=True, copy=True) as seen:
+        model(x())
+    assert float(seen["", 0].value_norms().max()) > 0
+
+
+# -- what is left as it was ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"grad": True}, {"values": True, "gradients": True},
+                                     {"grad": True, "values": True, "gradients": True}])  # fmt: skip
+@pytest.mark.parametrize("build", [Two, InBlocks, Written,
+                                   lambda: nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)])  # fmt: skip
+def test_outputs_and_gradients_of_parameters_keep_their_bits(
+    build: Callable[[], nn.Module], options: dict[str, Any]
+) -> None:
+    model = build()
+    inputs = x() if isinstance(model, Two) else torch.randn(B, T, 12)
+
+    def step() -> tuple[Tensor, dict[str, Tensor]]:
+        torch.manual_seed(0)
+        output = model(inputs)
+        output = output[0] if isinstance(output, tuple) else output
+        return output, gradients(task(output), model)
+
+    expected = step()
+    with regard.watch(model, **options):
+        found = step()
+    for output, grads in (found, step()):
+        assert torch.equal(output, expected[0])
+        assert all(torch.equal(grads[name], expected[1][name]) for name in grads)
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_nothing_is_held_when_the_maps_are_gone() -> None:
+    model = Attend()
+    with regard.watch(model, grad=True, values=True, gradients=True) as seen:
+        output = model(x())
+    held = weakref.ref(output)
+    output.sum().backward()
+    seen["", 0].relevance().received()
+    statistics(seen["", 0])
+    del output
+    gc.collect()
+    assert held() is None
+    record = weakref.ref(seen.record)
+    del seen
+    gc.collect()
+    assert record() is None

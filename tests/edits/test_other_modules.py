@@ -250,3 +250,10 @@ def test_compiled_exported_and_scripted_models_are_refused_at_the_door() -> None
         regard.edit(nn.Sequential(scripted), {"0": Knockout(keys=0)})
     with pytest.raises(ArgumentError, match=r"edit\(\) takes a torch.nn.Module, got int"):
         regard.edit(3, {})  # type: ignore[arg-type]
+
+
+def test_transforms_of_torch_func_are_refused() -> None:
+    layer = made(lambda: nn.MultiheadAttention(E, H, batch_first=True))
+    match = "cannot be edited inside torch.func transforms"
+    with pytest.raises(ArgumentError, match=match), regard.edit(layer, {"": Knockout(keys=0)}):
+        torch.func.vmap(lambda x: layer(x, x, x, need_weights=False)[0])(vectors(T)[:, None])

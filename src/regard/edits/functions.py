@@ -12,6 +12,7 @@ from regard.backends.base import Call
 from regard.edits.base import Edit
 from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall, EditedWeights
+from regard.errors import ArgumentError
 from regard.functional import Attended, attention, make_call
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import output_error
@@ -91,6 +92,11 @@ class _CallEdits:
 
     def of(self, call: Call, key: Tensor, *, crosses: bool = False, unknown: str = "") -> EditedWeights | None:
         """What the edits make of the weights of a call; None if they change nothing."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise ArgumentError(
+                "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
+                "that could be looked at: use torch.autograd, and a dimension of the batch"
+            )
         weights = EditedWeights(call)
         for one in self.wanted:
             at, before = one.placed(call, key, crosses, unknown), weights

@@ -25,6 +25,7 @@ CLAIMS = [
     "kernel_regression",
     "watching",
     "start",
+    "attention_log",
     "consumers",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"

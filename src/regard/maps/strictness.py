@@ -10,6 +10,20 @@ from regard.errors import TooLargeError
 
 _strict: ContextVar[bool] = ContextVar("strict maps", default=False)
 _OURS = ("regard", "torch")
+LAZILY = {
+    **dict.fromkeys(("log", "log2", "entr", "xlogy"), "use map.entropy(), or regard.divergence(a, b, kind='kl')"),
+    "kl_div": "use regard.divergence(a, b, kind='kl')",
+    "mse_loss": "use regard.divergence(a, b, kind='mse')",
+    "cosine_similarity": "use regard.divergence(a, b, kind='cosine')",
+    **dict.fromkeys(("sort", "argsort", "kthvalue"), "use map.top_keys(k) or map.quantile_mass(p)"),
+    **dict.fromkeys(("cumsum", "quantile"), "use map.quantile_mass(p)"),
+    **dict.fromkeys(("avg_pool2d", "max_pool2d", "interpolate"), "use map.pooled(rows, columns, how)"),
+    **dict.fromkeys(("diagonal", "gather", "take"), "use map.at(rows, columns)"),
+    **dict.fromkeys(("masked_fill", "tril", "triu", "where"), "multiply the map by a mask"),
+    **dict.fromkeys(("tolist", "numpy", "numpy.asarray"), "read rows of it, or map.pooled(rows, columns)"),
+    **dict.fromkeys(("svdvals", "svd", "matrix_norm"), "use map.singular_values(k)"),
+}
+"""What a map answers in place of a function that needs the matrix."""
 
 
 @contextmanager
@@ -41,9 +55,10 @@ def refuse_if_strict(asked: str, shape: tuple[int, ...]) -> None:
         TooLargeError: maps are strict here; the message names the line that asked.
     """
     if _strict.get():
+        instead = LAZILY.get(asked.removesuffix("()"), "ask the map (docs/maps.md lists what it answers)")
         raise TooLargeError(
-            f"{asked} would make the dense weights {shape} of a map, at {_line()}; maps are strict here: ask the map "
-            "(docs/maps.md lists what it answers), call .dense() where the matrix is wanted, or leave strict_maps()"
+            f"{asked} would make the dense weights {shape} of a map, at {_line()}; maps are strict here: "
+            f"{instead}, call .dense() where the matrix is wanted, or leave strict_maps()"
         )
 
 

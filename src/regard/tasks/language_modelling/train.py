@@ -16,7 +16,7 @@ from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLa
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL
-from regard.tasks.pictures.validation_examples import look_at_text
+from regard.tasks.pictures.validation_examples import attend_to_text, look_at_text
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
@@ -141,7 +141,8 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
 
     validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
     look = look_at_text(model, corpus, config.pictures, config.block_length, model.attend)
-    return TrainingJob(model, batches, next_token_loss, _optimizer(config, model), validate, look=look)
+    logged = attend_to_text(model, corpus, config.block_length, model.attend)
+    return TrainingJob(model, batches, next_token_loss, _optimizer(config, model), validate, look=look, attend=logged)
 
 
 def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
@@ -160,10 +161,11 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
     validate = _validation(config, masked_loss, model, windows, fabric)
 
     def attend(tokens: Tensor) -> Mapping[str, AttentionMap]:
-        return model.attend(tokens, torch.tensor([tokens.shape[1]], device=tokens.device))
+        return model.attend(tokens, torch.tensor([tokens.shape[1]] * len(tokens), device=tokens.device))
 
     look = look_at_text(model, corpus, config.pictures, config.block_length, attend)
-    return TrainingJob(model, batches, masked_loss, _optimizer(config, model), validate, look=look)
+    logged = attend_to_text(model, corpus, config.block_length, attend)
+    return TrainingJob(model, batches, masked_loss, _optimizer(config, model), validate, look=look, attend=logged)
 
 
 def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> BlockPlan:

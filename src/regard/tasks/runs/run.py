@@ -30,7 +30,9 @@ from regard.training.gradient_checkpointing import recompute_layers
 from regard.training.interrupts import ending_at_once
 from regard.training.loop import fit
 from regard.training.protocols import Batches, Loss, Validate
+from regard.training.qk_clip import QKClip
 from regard.training.random_state import seed_everything
+from regard.training.reporting.attention_log import Attend, AttentionLog
 from regard.training.reporting.display import PlainLines, watching
 from regard.training.reporting.events import Callback
 from regard.training.reporting.logs import MetricsFile, TensorBoard
@@ -40,7 +42,7 @@ Say = Callable[[str], None]
 Prepare = Callable[[C, RunFolder, Say], None]
 """Reads the data of a run and writes what training needs to the folder; the last file written is prepared.json."""
 
-WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep"})
+WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep", "log_attention"})
 """The settings that decide what is seen and kept of a training."""
 RESUMABLE = WATCHING | {
     "out",
@@ -75,6 +77,8 @@ class TrainingJob(NamedTuple):
     """The metric of `validate` by which the best model is chosen."""
     look: Look | None = None
     """Returns what the model attends to now in a few fixed sentences."""
+    attend: Attend | None = None
+    """Runs the model as it is now over a few fixed sequences, for the log of its heads."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -129,6 +133,9 @@ def train_run(
         _refuse_unfit_weights(config, make_model)
     config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
     fabric = start_fabric(config.device, config.precision, config.strategy)
+    for setting in ("log_attention", "qk_clip"):
+        if getattr(config, setting) and not has_whole_model(fabric):
+            raise ArgumentError(f"{setting} needs the whole model on each rank: --strategy ddp")
     with ending_at_once(), _alone(folder, fabric):
         goes_on = resume and folder.holds_a_run()  # so that one command can both start and restart a run
         if fabric.is_global_zero:
@@ -158,8 +165,11 @@ def _train(
     if config.gradient_checkpointing:
         recompute_layers(job.model)
     seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
+    if config.qk_clip:
+        QKClip(job.model, config.qk_clip).attach(job.optimizer)
+    attend = job.attend if config.log_attention else None
     config = _in_steps(config, job)
-    with _watchers(folder, fabric, progress, job.look) as (watchers, say):
+    with _watchers(folder, fabric, progress, job.look, attend) as (watchers, say):
         if (rate := _never_reached(config)) and not folder.checkpoints.has("last"):
             say(rate)
         fit(
@@ -339,7 +349,7 @@ def _sayer(*files: IO[str] | None) -> Say:
 
 @contextmanager
 def _watchers(
-    folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None
+    folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None, attend: Attend | None
 ) -> Iterator[tuple[list[Callback], Say]]:
     """The files that record a run's history, the display of its progress, and what says a line to both.
 
@@ -351,7 +361,9 @@ def _watchers(
     with appended_to(folder.log_file) as log:
         say = _sayer(log, progress)
         look = look if has_whole_model(fabric) else None
-        kept: list[Callback] = [MetricsFile(folder.metrics_file), *_tensorboard(folder, look, say), PlainLines(log)]
+        files: list[Callback] = [MetricsFile(folder.metrics_file), *_tensorboard(folder, look, say)]
+        heads: list[Callback] = [] if attend is None else [AttentionLog(attend, files)]
+        kept: list[Callback] = [*files, *heads, PlainLines(log)]
         if progress is None:
             yield kept, say
         else:

@@ -7,7 +7,7 @@ from typing import IO, Any, Unpack
 from torch import nn
 
 from regard.tasks.names import TRANSLATION
-from regard.tasks.pictures.validation_examples import look_at_pairs
+from regard.tasks.pictures.validation_examples import attend_to_pairs, look_at_pairs
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
@@ -90,6 +90,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
         ),
         config.best_by,
         look_at_pairs(model, corpus, config.pictures),
+        attend_to_pairs(model, corpus),
     )
 
 

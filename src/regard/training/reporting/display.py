@@ -6,7 +6,17 @@ from typing import IO, Any
 
 from regard.errors import MissingExtraError
 from regard.training.bad_batches import describe_bad
-from regard.training.reporting.events import Callback, Event, Finished, Saved, Skipped, Started, Stepped, Validated
+from regard.training.reporting.events import (
+    Callback,
+    Event,
+    Finished,
+    HeadsMeasured,
+    Saved,
+    Skipped,
+    Started,
+    Stepped,
+    Validated,
+)
 
 
 @contextmanager
@@ -126,7 +136,7 @@ def describe_milestone(event: Event) -> str:
             return f"step {event.step:>7,}  stopped: the validation loss no longer falls{_skipped(event)}"
         case Finished(skipped_batches=skipped) if skipped:
             return f"step {event.step:>7,}  done{_skipped(event)}"
-        case Finished() | Saved() | Started() | Stepped():
+        case Finished() | Saved() | HeadsMeasured() | Started() | Stepped():
             return ""
 
 

@@ -1,6 +1,6 @@
 """The events that the training loop reports. They are plain values, so that a callback cannot change a result."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,6 +65,19 @@ class Validated:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HeadsMeasured:
+    """What each head did in a few fixed sequences: a number for each head, by the name of the layer."""
+
+    step: int
+    entropy: Mapping[str, Sequence[float]]
+    """The mean entropy of a query's weights, in nats: 0 for one key, ln S for all alike."""
+    largest_logit: Mapping[str, Sequence[float]]
+    """The largest score of any query with any key, as the softmax gets it."""
+    sink_share: Mapping[str, Sequence[float]]
+    """The mean share of a query's weight that is on the first key, 0..1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
     """A checkpoint is on the disk."""
 
@@ -83,7 +96,7 @@ class Finished:
     """Batches skipped in the whole run."""
 
 
-Event = Started | Stepped | Skipped | Validated | Saved | Finished
+Event = Started | Stepped | Skipped | Validated | HeadsMeasured | Saved | Finished
 """Anything that the training loop reports."""
 Callback = Callable[[Event], None]
 """Called with every event."""

@@ -14,11 +14,11 @@ from regard.errors import MissingExtraError
 from regard.storage.atomic import write_atomically
 from regard.storage.own_files import appended_to
 from regard.storage.untrusted import parse_json
-from regard.training.reporting.events import Event, Saved, Skipped, Started, Stepped, Validated
+from regard.training.reporting.events import Event, HeadsMeasured, Saved, Skipped, Started, Stepped, Validated
 
 
 class MetricsFile:
-    """A callback that appends one line of JSON for each report, skipped update and validation.
+    """A callback that appends one line of JSON for each report, skipped update, validation and look at the heads.
 
     A run that resumes from step n removes the lines after step n, because they will be written again.
     """
@@ -38,6 +38,8 @@ class MetricsFile:
             case Validated():
                 scores = {"step": event.step, "is_best": event.is_best, "patience_used": event.patience_used}
                 self._append({"event": "valid", **scores, **event.metrics})
+            case HeadsMeasured():
+                self._append({"event": "attention", **asdict(event)})
             case _:
                 pass
 
@@ -56,6 +58,10 @@ class MetricsFile:
 
 def _finite(value: Any) -> Any:
     """None for NaN and infinity, which JSON does not know; a perplexity may be so high."""
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -104,6 +110,11 @@ class TensorBoard:
                 self._add("valid", event.metrics, event.step)
                 for name, picture in (self._pictures() if self._pictures else {}).items():
                     self._writer.add_image(name, picture, event.step, dataformats="HWC")
+            case HeadsMeasured():
+                for statistic in ("entropy", "largest_logit", "sink_share"):
+                    for layer, heads in getattr(event, statistic).items():
+                        names = {f"{layer}/head {number}": value for number, value in enumerate(heads)}
+                        self._add(f"attention/{statistic}", names, event.step)
             case Saved():
                 self._writer.flush()
             case Skipped():

@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 ONLY ?=
 
@@ -15,15 +17,21 @@ help:  ## Show this list
 install: $(STAMP)  ## Make .venv with regard and every extra
 
 # torch goes first, pinned: whatever else depends on torch then finds it in place.
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regard needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+$(DEMO): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regard needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@echo "installing torch and what regard needs to train and to draw into $(VENV): a minute or two"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch numpy
+	@$(PIP) -e '.[text,view]'
+	@touch $@
 
-demo: $(STAMP)  ## Train the date translator, check it, draw what it attends to (under 3 minutes)
-	$(BIN)/regard demo --out demo
+$(STAMP): $(DEMO)
+	@echo "installing what the tests need into $(VENV): a minute or two"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(DEMO)  ## Train the date translator, check it, draw what it attends to (under 3 minutes)
+	@$(BIN)/regard demo --out demo
 
 test: $(STAMP)  ## Run the tests and the documented examples
 	$(BIN)/python -m pytest -n 2

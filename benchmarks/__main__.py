@@ -24,6 +24,7 @@ CLAIMS = [
     "learned_bias",
     "kernel_regression",
     "watching",
+    "start",
     "attention_log",
     "consumers",
 ]
@@ -41,7 +42,7 @@ def main(names: list[str]) -> None:
         module = importlib.import_module(f"benchmarks.{name}")
         print(f"== {name}", flush=True)
         rows, notes = module.run()
-        header = frame.HEADER if name.startswith("consumers.") else HEADER
+        header = frame.HEADER if name.startswith("consumers.") else getattr(module, "HEADER", HEADER)
         table = "\n".join([header, *map(str, rows)])
         text = f"`python -m benchmarks {name}`, {date.today()}, {machine()}\n\n{table}\n"
         write_section(module.TITLE, text + "".join(f"\n{note}\n" for note in notes))

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Row, Run, compare, seconds_of
-from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from regard.models.config import DecoderOnlyConfig
+from regard.models.decoder_only import DecoderOnly
 from regard.training.fit_config import FitConfig
 from regard.training.qk_clip import QKClip
 from regard.training.reporting.attention_log import head_statistics

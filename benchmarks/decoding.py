@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.harness import Row, compare
 from benchmarks.training import KEEP_MEMORY
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.generation.protocol import Decodable
 from regard.models.inference import prepare
 from regard.tasks.translation.bulk.worker_pool import Workers

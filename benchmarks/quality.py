@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.__main__ import write_section
 from benchmarks.harness import machine
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.tasks import Translator
 from regard.text import dates
 from regard.training.metrics import bleu, chrf, exact_match

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Row, compare
-from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from regard.models.config import DecoderOnlyConfig
+from regard.models.decoder_only import DecoderOnly
 from regard.training.gradient_checkpointing import recompute_layers
 
 TITLE = "Memory of large corpora, of long stacks, and of ranks that share a model"
@@ -77,7 +78,8 @@ def of_corpora() -> Iterator[str]:
 
 STACK = """
 import json, resource, sys, torch
-from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from regard.models.config import DecoderOnlyConfig
+from regard.models.decoder_only import DecoderOnly
 from regard.training.gradient_checkpointing import recompute_layers
 model = DecoderOnly(DecoderOnlyConfig(dim=256, num_layers=12, num_heads=4, dropout=0.1), vocab_size=1000)
 if sys.argv[1] == "recomputed":
@@ -99,7 +101,8 @@ def of_a_stack(how: str) -> int:
 
 SHARED = """
 import os, sys, torch
-from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from regard.models.config import DecoderOnlyConfig
+from regard.models.decoder_only import DecoderOnly
 from regard.training.distributed.devices import start_fabric
 from regard.training.optimizers import adamw
 from regard.training.distributed.sharding import follow, layers_shared_out

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "regard"
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 
-GROUND = ("errors", "version")
+GROUND = ("errors", "lazy", "ranges", "version")
 """What every room may import; drawn as the ground that all stand on, without arrows."""
 ROOMS = {
     "mechanisms": (
@@ -249,7 +249,7 @@ def svg() -> str:
     told = "; ".join(f"{part} imports {', '.join(sorted(graph[part]))}" for part in sorted(graph) if graph[part])
     ground = (
         f'<rect x="0" y="{y:.0f}" width="{WIDTH}" height="34" fill="#d8d3c8"/>',
-        _text("what", MARGIN + 14, y + 22, f"{' and '.join(GROUND)}: what every room stands on"),
+        _text("what", MARGIN + 14, y + 22, f"{', '.join(GROUND)}: what every room stands on"),
     )
     size = f"{WIDTH} {y + 34:.0f}"
     drawn = [

@@ -210,7 +210,8 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(data: Path, run: Path, tmp_
             ballast.write_bytes(bytes(2**20))
         full = regard("train", "--out", str(out), "--resume", "--steps", "40")
         assert full.returncode == 2
-        assert full.stderr.splitlines()[-1].startswith("regard: [Errno 28] No space left on device")
+        assert full.stderr.splitlines()[-1].startswith("regard: the disk is full: ")
+        assert "the checkpoint of step 10 is whole: go on with: regard train --out" in full.stderr
         assert Checkpoints(out).position("last").step == 10
         ballast.unlink()
         assert regard("train", "--out", str(out), "--resume", "--steps", "40").returncode == 0
@@ -333,15 +334,19 @@ def test_every_setting_is_a_flag_under_a_heading(call: Call, task: str) -> None:
     nested = {"transformer", "rnn"} | ({"model"} if task != "translation" else set())
     flags = {name: f"--{name.replace('_', '-')}" for name in settings - nested}
     assert [name for name, flag in flags.items() if f"{flag} " not in out and f"{flag}," not in out] == []
-    headings = ["options", "data options", "model options", "output options", "optimisation options"]
+    parts = ("data", "model", "output", "optimisation", "beginning")
+    headings = ["options", *(f"{part} options" for part in parts)]
     places = [out.index(f"─ {heading} ─") for heading in headings]
     assert places == sorted(places)
     under = {heading: out[place:end] for heading, place, end in zip(headings, places, [*places[1:], None], strict=True)}
     for heading, flag in (
-        *(("options", flag) for flag in ("--size", "--config", "--resume", "--overwrite")),
+        *(("beginning options", flag) for flag in ("--size", "--config", "--resume", "--overwrite")),
         *(("data options", flag) for flag in ("--data", "--valid", "--tokenizer", "--vocab-size")),
         *(("output options", flag) for flag in ("--out", "--validate-every", "--keep", "--pictures")),
-        *(("optimisation options", flag) for flag in ("--steps", "--learning-rate", "--batch-tokens", "--device")),
+        *(
+            ("optimisation options", flag)
+            for flag in ("--steps", "--epochs", "--learning-rate", "--batch-tokens", "--device")
+        ),
     ):
         assert f" {flag}" in under[heading], (heading, flag)
 
@@ -405,12 +410,12 @@ def test_files_and_folders_that_are_not_there(call: Call, run: Path, tmp_path: P
     check_one_line(call("translate", str(tmp_path), "x"), "is not a run folder")
     check_one_line(call("translate", str(run), "--input", absent), "cannot read")
     check_one_line(call("evaluate", str(run), "--data", absent), "cannot read")
-    check_one_line(call("train", "--out", absent, "--resume"), "is not a folder")
+    check_one_line(call("train", "--out", absent, "--resume"), "there is no run in")
 
 
 def test_arguments_that_contradict_each_other(call: Call, run: Path, data: Path) -> None:
     check_one_line(call("translate", str(run), "x", "--input", str(data)), "give one of them")
-    check_one_line(call("translate", str(run), "x", "--nbest", "9"), "num_best")
+    check_one_line(call("translate", str(run), "x", "--nbest", "9"), "--nbest must be from 1 to --beam")
     check_one_line(call("train", "--out", str(run), "--resume", "--overwrite"), "give one of them")
     check_one_line(call("train", "--out", str(run), "--resume", "--seed", "5"), "has seed 0, not 5")
     check_one_line(call("view", str(run)), "give one or more")
@@ -450,10 +455,10 @@ def test_debug_shows_where_it_happened(call: Call, tmp_path: Path) -> None:
     [
         (("train", "--colour", "red"), "Unrecognized options: --colour red"),
         (("translate", "x", "--bem", "2"), "Unrecognized options: --bem 2; perhaps you meant --beam"),
-        (("translate", "x", "y", "--beam", "two"), "Error parsing --beam: invalid literal for int()"),
+        (("translate", "x", "y", "--beam", "two"), "Error parsing --beam: expected a whole number, got 'two'"),
         (("score", "x", "--device"), "Missing value for argument '--device'"),
         (("evaluate", "x"), "Missing from regard evaluate: --data"),
-        (("flarb",), "Unrecognized options: flarb; Available subcommands: train, translate"),
+        (("flarb",), "unknown command 'flarb': expected one of train, translate"),
         ((), "Expected one of {train, translate"),
         (("train", "--bath-tokens=3"), "Unrecognized options: --bath-tokens=3; perhaps you meant --batch-tokens"),
         (("train", "--transformer.dm", "3"), "perhaps you meant --transformer.dim"),
@@ -461,7 +466,7 @@ def test_debug_shows_where_it_happened(call: Call, tmp_path: Path) -> None:
             ("train", "--out", "x", "language-model"),
             "language-model must stand before all flags",
         ),
-        (("train", "langage-model"), "perhaps you meant language-model"),
+        (("train", "langage-model"), "unknown command 'langage-model': language-model?"),
         (("train", "language-model", "--label-smoothing", "0"), "Unrecognized options: --label-smoothing 0"),
         (
             ("train", "--task", "x", "--seed", "1"),
@@ -469,10 +474,10 @@ def test_debug_shows_where_it_happened(call: Call, tmp_path: Path) -> None:
         ),
         (("train", "--task", "language-model"), "Unrecognized options: --task"),
         (("train", "--tokenizer", "bytes"), "Error parsing --tokenizer: expected one of bpe, words, characters, got"),
-        (("train", "--data", "x", "--out", "y", "--steps", "0"), "steps must be at least 1, got 0"),
+        (("train", "--data", "x", "--out", "y", "--steps", "0"), "--steps must be at least 1, got 0"),
         (("train", "--out"), "Missing value for argument '--out'"),
         (("translate",), "Missing from regard translate: RUN"),
-        (("generate", "x", "--seed", "1.5"), "Error parsing --seed: invalid literal for int()"),
+        (("generate", "x", "--seed", "1.5"), "Error parsing --seed: expected a whole number"),
     ],
 )
 def test_arguments_that_cannot_be_read(call: Call, arguments: tuple[str, ...], message: str) -> None:
@@ -514,7 +519,7 @@ def test_a_file_is_translated_into_a_file(call: Call, run: Path, tmp_path: Path)
     check_one_line(call(*command, "--resume"), "give --output")
     check_one_line(call(*command, "--output", str(target), "--resume", "--overwrite"), "give one of them")
     assert call(*command, "--output", str(target), "--overwrite") == (0, "", "")
-    check_one_line(call(*command, "--output", str(tmp_path / "absent" / "x")), "No such file or directory")
+    check_one_line(call(*command, "--output", str(tmp_path / "absent" / "x")), "there is no folder for")
 
 
 def test_ctrl_c_says_how_to_go_on(run: Path, tmp_path: Path) -> None:
@@ -563,7 +568,7 @@ def test_options_of_translations(call: Call, run: Path, tmp_path: Path) -> None:
     how = ("--nbest", "2", "--length-penalty")
     whole, a_token = (call("translate", str(run), "2 times 3", *how, penalty)[1].split("\t")[1] for penalty in "01")
     assert float(whole) < float(a_token) < 0
-    check_one_line(call("translate", str(run), "x", "--length-penalty", "-1"), "length_penalty must be at least 0")
+    check_one_line(call("translate", str(run), "x", "--length-penalty", "-1"), "--length-penalty must be at least 0")
     check_one_line(call("translate", str(run), "x", "--alignment-head", "0"), "go with --alignments or --copy-unknown")
     check_one_line(call("translate", str(run), "x", *of, "1"), "expected a layer from -1 to 0")
     check_one_line(call("translate", str(run), "x", "--prefix", "y", "--prefix-column"), "give one of them")
@@ -710,19 +715,19 @@ def test_view_a_text(call: Call, text_runs: dict[str, Path], tmp_path: Path) -> 
 
 
 def test_wrong_uses_of_runs(call: Call, run: Path, text: Path, text_runs: dict[str, Path], tmp_path: Path) -> None:
-    check_one_line(call("generate", str(run), "x"), "got task 'translation'")
+    check_one_line(call("generate", str(run), "x"), "is a translator, not a language model: regard translate")
     language_model = str(text_runs["language-model"])
-    check_one_line(call("translate", language_model, "x"), "got task 'language-model'")
+    check_one_line(call("translate", language_model, "x"), "is a language model, not a translator")
     check_one_line(call("evaluate", language_model, "--data", str(text), "--beam", "2"), "--beam is not for")
     check_one_line(call("evaluate", str(run), "--data", str(text), "--stride", "2"), "--stride is not for")
     check_one_line(
         call("evaluate", language_model, "--data", str(text), "--length-penalty", "2"), "--length-penalty is not for"
     )
     check_one_line(call("generate", language_model, "--top-p", "2"), "top-p must be above 0 and at most 1, got 2.0")
-    check_one_line(call("generate", language_model, "--samples", "0"), "samples must be at least 1")
+    check_one_line(call("generate", language_model, "--samples", "0"), "--samples must be at least 1")
     check_one_line(
         call("train", "poetry", "--data", "x"),
-        "Unrecognized options: poetry; Available subcommands: translation, language-model, masked-language-model",
+        "unknown command 'poetry': expected one of translation, language-model, masked-language-model",
     )
     check_one_line(
         call("train", "--size", "huge", "--data", "x"), "the size must be one of tiny, small, base, got 'huge'"
@@ -757,7 +762,7 @@ def test_settings_as_a_file(call: Call, text: Path, text_runs: dict[str, Path], 
         ('fit.steps = "many"', "fit.steps must be int, got 'many'"),
         ('tokenizer = "bytes"', "tokenizer must be Literal['bpe', 'words', 'characters'], got 'bytes'"),
         ("steps = ", "is not TOML: Invalid value (at line 3"),
-        ("block_length = 0", "block_length must be at least 1, got 0"),
+        ("block_length = 0", "block_length must be at least 2, got 0"),
     ],
 )
 def test_settings_that_are_wrong_in_a_file(call: Call, tmp_path: Path, line: str, message: str) -> None:

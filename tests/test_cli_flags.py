@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from regard.cli import evaluate as evaluate_command
 from regard.cli import main as program
 from regard.cli import view as view_command
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP, Vocabulary
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
+from regard.tasks.pictures import save as pictures
 from regard.tasks.pictures.save import PictureFiles
+from regard.tasks.runs import choose_checkpoint as choosing
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.options import Request, TranslationOptions
@@ -98,6 +99,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         found.update(how)
         return Speaker()
 
+    for name in ("translate", "generate"):
+        monkeypatch.setattr(f"regard.cli.{name}.require_task", lambda run, task: None)
     monkeypatch.setattr(LanguageModel, "load", load_writer)
     monkeypatch.setattr(Translator, "load", load_speaker)
     found["writer"], found["speaker"] = load_writer, load_speaker
@@ -157,7 +160,7 @@ def test_translate(call: Call, asked: Asked, flags: tuple[str, ...], options: di
     assert asked["requests"] == [Request("a sentence")]
     assert (asked["device"], asked["precision"]) == ("cpu", "bf16")
     if "--alignments" in flags:
-        best = {"text": "first\none", "score": -0.5, "tokens": ["first"], "alignment": [[0.25, 0.75]]}
+        best = {"text": "first\none", "score": -0.5, "finished": True, "tokens": ["first"], "alignment": [[0.25, 0.75]]}
         assert json.loads(out) == {"source": ["x"], "translations": [best]}
     else:  # a line break of the model is none of the output
         assert out == ("1\t-0.5000\tfirst one\n1\t-1.5000\tsecond\n" if "--nbest" in flags else "first one\n")
@@ -218,17 +221,13 @@ def of_run(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> Callable[[str], Non
     """Let every run folder be one of this kind."""
 
     def set_kind(kind: str) -> None:
-        class Task:
-            load = staticmethod(asked[kind])
-
-        monkeypatch.setattr(evaluate_command, "task_of", lambda run: Task)
         monkeypatch.setattr(RunFolder, "task", lambda self: kind)
 
     return set_kind
 
 
 def test_evaluate_a_translator(call: Call, asked: Asked, of_run: Callable[[str], None], tmp_path: Path) -> None:
-    of_run("speaker")
+    of_run("translation")
     (tmp_path / "pairs").write_text("a\tb\nc\td\n")
     command = ("evaluate", "run", "--data", str(tmp_path / "pairs"), "--device", "cpu")
     status, out, _ = call(*command, "--beam", "3", "--length-penalty", "0.5")
@@ -240,11 +239,11 @@ def test_evaluate_a_translator(call: Call, asked: Asked, of_run: Callable[[str],
     ]  # fmt: skip
     call(*command)
     assert asked["beam"] == Beam()
-    assert "--stride is not for a run of the task speaker" in call(*command, "--stride", "4")[2]
+    assert "--stride is not for a run of the task translation" in call(*command, "--stride", "4")[2]
 
 
 def test_evaluate_a_language_model(call: Call, asked: Asked, of_run: Callable[[str], None], tmp_path: Path) -> None:
-    of_run("writer")
+    of_run("language-model")
     for name in ("one", "two"):
         (tmp_path / name).write_text(f"{name}\n")
     command = ("evaluate", "run", "--data", str(tmp_path / "one"), str(tmp_path / "two"))
@@ -255,19 +254,22 @@ def test_evaluate_a_language_model(call: Call, asked: Asked, of_run: Callable[[s
     ]  # fmt: skip
     call(*command)
     assert asked["stride"] is None
-    assert "--beam is not for a run of the task writer" in call(*command, "--beam", "4")[2]
+    assert "--beam is not for a run of the task language-model" in call(*command, "--beam", "4")[2]
 
 
 def test_choose_hands_its_flags_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: Asked = {}
 
     class Winner:
-        name, metrics = "best", {"loss": 1.0}
+        name, metrics = "best", {"loss": 1.0, "bleu": 50.0}
 
-    monkeypatch.setattr(evaluate_command, "choose_checkpoint", lambda run, **how: asked.update(how) or [Winner])
+    monkeypatch.setattr(RunFolder, "task", lambda self: "translation")
+
+    monkeypatch.setattr(choosing, "choose_checkpoint", lambda run, **how: asked.update(how) or [Winner])
     status, out, err = call("choose", "run", "--by", "bleu", "--beam", "3", "--device", "cpu")
+    assert callable(asked.pop("tell"))
     assert asked == {"by": "bleu", "beam_size": 3, "device": "cpu"}
-    assert (status, out, err) == (0, "best\tloss 1.0000\n", "the best model of run is now: best\n")
+    assert (status, out, err) == (0, "best\tloss 1.0000\tbleu 50.0000\n", "the best model of run is now: best\n")
 
 
 def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -281,8 +283,8 @@ def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatc
         return files.paths[:1]
 
     monkeypatch.setattr(view_command, "task_of", lambda run: Task)
-    monkeypatch.setattr(view_command, "look_at", lambda model, sentences, say: (model, sentences))
-    monkeypatch.setattr(view_command, "save_pictures", save)
+    monkeypatch.setattr(pictures, "look_at", lambda model, sentences, say: (model, sentences))
+    monkeypatch.setattr(pictures, "save_pictures", save)
     assert call("view", "run", "a", "b", "--out", str(tmp_path), "--device", "cpu")[1] == f"{tmp_path}/attention.png\n"
     call("view", "run", "a", "--out", "v.svg", "--scale", "row")
     call("view", "run", "a")

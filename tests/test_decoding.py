@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.generation.beam import Beam, beam_search
-from regard.generation.greedy import greedy
+from regard.generation.beam import beam_search
+from regard.generation.config import Beam
+from regard.generation.greedy_search import greedy
 from regard.generation.protocol import Hypothesis
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.generation.beam import Beam, beam_search
+from regard.generation.beam import beam_search
+from regard.generation.config import Beam
 from regard.generation.filters import (
     Constraint,
     Filter,
@@ -24,7 +25,7 @@ from regard.generation.filters import (
     TopP,
     Vocabulary,
 )
-from regard.generation.greedy import greedy
+from regard.generation.greedy_search import greedy
 from regard.generation.protocol import Hypothesis
 from regard.generation.sampling import sample, sample_steps
 from regard.models import DecoderOnly, DecoderOnlyConfig

@@ -180,3 +180,35 @@ def script_definitions(folder: Path) -> Iterator[Definition]:
     pattern = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.M)
     for path in sorted(folder.glob("*.js")):
         yield from (Definition(name, path.name) for name in pattern.findall(path.read_text(encoding="utf-8")))
+
+
+# -- Names on demand (`regard.lazy`) -----------------------------------------------------------------------
+
+
+class OnDemand(NamedTuple):
+    """What a package has: from names to the modules that they come from, and the packages within."""
+
+    homes: Mapping[str, str]
+    packages: frozenset[str] = frozenset()
+
+
+def seen_by_type_checkers(tree: ast.Module, package: str) -> OnDemand:
+    """The imports of a package under `if TYPE_CHECKING`."""
+    (branch,) = (node for node in tree.body if isinstance(node, ast.If))
+    found = [
+        (alias.name, str(node.module))
+        for node in branch.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    homes = {name: home for name, home in found if home != package}
+    return OnDemand(homes, frozenset(name for name, home in found if home == package))
+
+
+def given_on_demand(tree: ast.Module) -> OnDemand:
+    """The arguments of a package's call of `on_demand`."""
+    (branch,) = (node for node in tree.body if isinstance(node, ast.If))
+    (call,) = (node for node in ast.walk(branch) if isinstance(node, ast.Call))
+    modules = ast.literal_eval(call.args[1])
+    packages = [ast.literal_eval(keyword.value) for keyword in call.keywords]
+    return OnDemand({name: module for module, names in modules.items() for name in names}, frozenset(sum(packages, ())))

@@ -14,7 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 import regard
 import regard.nn
 from regard.backends import tiled
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.config import TransformerConfig
+from regard.models.transformer import Transformer
 
 QUERIES, KEYS = 6, 7
 # Tracing instantiates Functions and looks at .grad, inductor uses torch.jit: torch warns of its own doing.

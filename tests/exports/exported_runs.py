@@ -7,8 +7,8 @@ from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from regard.generation.greedy import greedy
-from regard.models.transformer import TransformerConfig
+from regard.generation.greedy_search import greedy
+from regard.models.config import TransformerConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator

@@ -15,9 +15,9 @@ from regard.exports import export_run
 from regard.exports.ctranslate2 import to_ctranslate2
 from regard.exports.huggingface import to_huggingface
 from regard.exports.trained import ExportedRun
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
+from regard.models.config import RNNConfig
 from regard.models.convert import from_huggingface
-from regard.models.rnn import RNNConfig
 from regard.models.transformer import Transformer
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
@@ -41,7 +41,9 @@ def theirs(folder: Path) -> Any:
 
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    model, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report  # transformers would print it as a table of missing weights
+    return model.eval()
 
 
 @pytest.mark.parametrize("name", EXPRESSIBLE)

@@ -12,10 +12,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from regard.cli import main as program
-from regard.models.decoder_only import DecoderOnlyConfig
-from regard.models.encoder_only import EncoderOnlyConfig
-from regard.models.rnn import RNNConfig
-from regard.models.transformer import TransformerConfig
+from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, RNNConfig, TransformerConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
 from regard.tasks.translation.config import TranslationConfig

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RunFolderError
-from regard.generation.greedy import greedy
+from regard.generation.greedy_search import greedy
 from regard.models.convert import Pretrained, from_huggingface
 from tests.models.foreign_models import END, MARIAN, PAD, TRANSLATORS, VOCAB, save
 

@@ -236,10 +236,10 @@ def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_layers": 0}, "num_layers=0"),
+        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"positions": "absolute"}, "positions must be one of sinusoidal, learned, rotary, got 'absolute'"),
-        ({"dim": 9, "positions": "rotary"}, "must be even and at least 2, got 3"),
-        ({"num_heads": 0}, "num_heads=0"),
+        ({"dim": 9, "positions": "rotary"}, "dim / num_heads must be even, got 9 / 3"),
+        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
     ],
 )
 def test_configurations_that_make_no_model(changes: dict[str, Any], message: str) -> None:

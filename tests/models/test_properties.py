@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.generation.beam import Beam, beam_search
-from regard.generation.greedy import greedy
+from regard.generation.beam import beam_search
+from regard.generation.config import Beam
+from regard.generation.greedy_search import greedy
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
 
 PAD, BOS, EOS, VOCAB = 0, 1, 2, 17

@@ -207,8 +207,8 @@ def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"decoder": "lstm"}, "decoder must be one of bahdanau, luong, got 'lstm'"),
         ({"score": "cosine"}, "score must be one of additive, dot, got 'cosine'"),
-        ({"hidden_dim": 0}, "hidden_dim=0"),
-        ({"encoder_layers": 0}, "encoder_layers=0"),
+        ({"hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
+        ({"encoder_layers": 0}, "encoder_layers must be at least 1, got 0"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
 )

@@ -78,5 +78,5 @@ def test_dropout_is_on_the_sublayer_and_not_on_the_skip() -> None:
 
 @pytest.mark.parametrize("make", [FeedForward, GatedFeedForward])
 def test_widths_that_make_no_network(make: Callable[..., nn.Module]) -> None:
-    with pytest.raises(ArgumentError, match="at least 1, got dim=5, hidden_dim=0"):
+    with pytest.raises(ArgumentError, match="hidden_dim must be at least 1, got 0"):
         make(5, 0)

@@ -274,10 +274,10 @@ def test_bfloat16_is_close_to_float32() -> None:
     [
         ({"dim": 33, "num_heads": 4}, "dim must be a multiple of num_heads, got 33 and 4"),
         ({"dim": 33, "num_heads": 3, "num_kv_heads": 2}, "multiple of num_kv_heads, got 3 and 2"),
-        ({"dim": 33, "num_heads": 0}, "at least 1, got dim=33, num_heads=0"),
-        ({"dim": 33, "num_heads": 3, "num_kv_heads": 0}, "num_kv_heads=0"),
+        ({"dim": 33, "num_heads": 0}, "num_heads must be at least 1, got 0"),
+        ({"dim": 33, "num_heads": 3, "num_kv_heads": 0}, "num_kv_heads must be at least 1, got 0"),
         ({"dim": 33, "num_heads": 3, "dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        ({"dim": 0, "num_heads": 3}, "at least 1, got dim=0"),
+        ({"dim": 0, "num_heads": 3}, "dim must be at least 1, got 0"),
     ],
 )
 def test_arguments_that_make_no_module(arguments: dict[str, Any], message: str) -> None:

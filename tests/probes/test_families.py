@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig
-from regard.models.rnn import RNNConfig, RNNSeq2Seq
+from regard.models.config import RNNConfig
+from regard.models.rnn import RNNSeq2Seq
 from regard.probes import check
 
 pytest.importorskip("transformers")

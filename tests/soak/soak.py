@@ -38,10 +38,7 @@ import safetensors.torch  # noqa: F401
 import torch
 import torch.utils.tensorboard
 
-from regard.models.decoder_only import DecoderOnlyConfig
-from regard.models.encoder_only import EncoderOnlyConfig
-from regard.models.rnn import RNNConfig
-from regard.models.transformer import TransformerConfig
+from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, RNNConfig, TransformerConfig
 from regard.storage.atomic import is_temporary
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.registry import TASKS

@@ -5,8 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regard.models.rnn import RNNConfig
-from regard.models.transformer import TransformerConfig
+from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.config import TrainingConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.training.fit_config import FitConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.tasks import Translator, train_translation
 from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import RunFolder
@@ -82,5 +82,5 @@ def test_warm_start_begins_with_another_run(run: Path, tmp_path: Path) -> None:
     # A run that has a checkpoint goes on from that, though the other one be gone.
     train_translation(changed(config, steps=2, warm_start=run), resume=True)
     other = replace(SMALL["transformer"], dim=16)
-    with pytest.raises(RunFolderError, match="does not fit the model"):
+    with pytest.raises(RunFolderError, match=r"does not fit: it has --transformer\.dim 32, not 16"):
         train_translation(replace(config, out=tmp_path / "other", transformer=other))

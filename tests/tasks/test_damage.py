@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from regard.errors import DataError, RunFolderError
-from regard.generation.beam import Beam
-from regard.models.decoder_only import DecoderOnlyConfig
+from regard.generation.config import Beam
+from regard.models.config import DecoderOnlyConfig
 from regard.storage.locks import locked
 from regard.storage.sealed import read_sealed
 from regard.tasks.language_modelling.config import LanguageModelConfig

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.models.decoder_only import DecoderOnlyConfig
-from regard.models.encoder_only import EncoderOnlyConfig
-from regard.models.transformer import TransformerConfig
+from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, TransformerConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
 from regard.tasks.pictures.snapshots import Snapshots
@@ -176,5 +174,5 @@ def test_the_history_has_every_figure(tmp_path: Path) -> None:
 
 
 def test_settings_that_make_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="pictures must be 0 or more, got -1"):
+    with pytest.raises(ArgumentError, match="pictures must be at least 0, got -1"):
         small_config(tmp_path, pictures=-1)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError
-from regard.generation.beam import Beam
-from regard.models.rnn import RNNConfig, RNNSeq2Seq
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.generation.config import Beam
+from regard.models.config import RNNConfig, TransformerConfig
+from regard.models.rnn import RNNSeq2Seq
+from regard.models.transformer import Transformer
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.options import Request

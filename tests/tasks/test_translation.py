@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.generation.beam import Beam
-from regard.models.transformer import TransformerConfig
+from regard.generation.config import Beam
+from regard.models.config import TransformerConfig
 from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.tasks.pictures.save import PictureFiles, look_at, save_pictures
 from regard.tasks.runs.run_folder import RunFolder
@@ -317,8 +317,9 @@ def test_shared_vocabulary(tmp_path: Path) -> None:
     [
         ({"label_smoothing": 2.0}, "label_smoothing must be between 0 and 1, got 2.0"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1, got 0"),
+        ({"batch_tokens": 3}, "batch_tokens must be at least 4, got 3"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
-        ({"seed": -1}, "seed must be 0 or more"),
+        ({"seed": -1}, "seed must be at least 0"),
         ({"transformer": TransformerConfig(shared_embeddings=True)}, "--shared-vocabulary"),
     ],
 )
@@ -328,7 +329,7 @@ def test_settings_that_make_no_sense(tmp_path: Path, changes: dict[str, Any], me
 
 
 def test_nothing_is_touched_when_settings_do_not_fit(config: TranslationConfig) -> None:
-    for wrong in ({"steps": 0}, {"schedule": "cosine"}, {"device": "cuda:99"}, {"device": "abacus"}):
+    for wrong in ({"steps": 0}, {"warmup_steps": 0}, {"device": "cuda:99"}, {"device": "abacus"}):
         with pytest.raises(ArgumentError):
             train_translation(changed(config, **wrong))
     assert not config.out.exists()

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.generation.beam import Beam
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.generation.config import Beam
+from regard.models.config import TransformerConfig
+from regard.models.transformer import Transformer
 from regard.tasks.translation.bulk.lines import (
     BadLinePolicy,
     BulkTranslation,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import ArgumentError, WorkerError
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.tasks.translation.bulk.worker_pool import Workers, sharing
 from regard.tasks.translation.search_job import SearchJob
 from regard.tasks.translation.train import train_translation

@@ -16,11 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
+from regard.models.config import DecoderOnlyConfig
+from regard.models.decoder_only import DecoderOnly
 from regard.storage.atomic import write_atomically
 from regard.training.checkpoints import Checkpoints
 from regard.training.distributed import tensor_files
-from regard.training.distributed.devices import Strategy, start_fabric
+from regard.training.distributed.choices import Strategy
+from regard.training.distributed.devices import start_fabric
 from regard.training.distributed.sharding import gathered, layers_shared_out, total_norm
 from regard.training.distributed.shares import held
 from regard.training.fit_config import FitConfig

@@ -12,12 +12,11 @@ from safetensors.torch import load_file
 
 import regard
 from regard.errors import ArgumentError
-from regard.tasks.language_modelling import causal, masked
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.language_modelling.train import run_language_model, run_masked_language_model
+from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import TASKS
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.translation import translator
 from regard.tasks.translation.train import run_translation
 from regard.training.distributed.devices import start_fabric
 from regard.training.reporting.attention_log import AttentionLog, head_statistics
@@ -43,10 +42,10 @@ def filling_in(folder: Path, **changes: Any) -> Any:
 
 
 RUNS: dict[str, tuple[Callable[..., Any], Callable[..., str], str]] = {
-    "translation": (translation, run_translation, translator.TASK),
-    "recurrent translation": (recurrent, run_translation, translator.TASK),
-    "language model": (next_token, run_language_model, causal.TASK),
-    "masked language model": (filling_in, run_masked_language_model, masked.TASK),
+    "translation": (translation, run_translation, TRANSLATION),
+    "recurrent translation": (recurrent, run_translation, TRANSLATION),
+    "language model": (next_token, run_language_model, LANGUAGE_MODEL),
+    "masked language model": (filling_in, run_masked_language_model, MASKED_LANGUAGE_MODEL),
 }
 DROPOUT = {"translation": "transformer", "language model": "model", "masked language model": "model"}
 
@@ -155,7 +154,7 @@ def test_a_model_without_attention_is_refused_before_the_first_step() -> None:
 
 @pytest.mark.parametrize("tau", [-1.0, float("nan"), float("inf")])
 def test_qk_clip_of_no_bound_is_refused(tau: float, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="qk_clip must be above 0, or 0 to scale nothing"):
+    with pytest.raises(ArgumentError, match="qk_clip must be at least 0, got"):
         next_token(tmp_path, qk_clip=tau)
 
 

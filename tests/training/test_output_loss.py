@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig
-from regard.models.rnn import RNNConfig, RNNSeq2Seq
+from regard.models.config import RNNConfig
+from regard.models.rnn import RNNSeq2Seq
 from regard.training import output_loss
 from regard.training.losses import cross_entropy
 from regard.training.output_loss import output_cross_entropy

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import ArgumentError, ShapeError
-from regard.models.rnn import RNNConfig, RNNSeq2Seq
+from regard.models.config import RNNConfig
+from regard.models.rnn import RNNSeq2Seq
 from regard.nn.multi_head import MultiHeadAttention
 from regard.training.qk_clip import QKClip
 

@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.models.decoder_only import DecoderOnly, DecoderOnlyConfig
-from regard.models.rnn import RNNConfig, RNNSeq2Seq
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.config import DecoderOnlyConfig, RNNConfig, TransformerConfig
+from regard.models.decoder_only import DecoderOnly
+from regard.models.rnn import RNNSeq2Seq
+from regard.models.transformer import Transformer
 from regard.nn import MultiHeadAttention
 from regard.training.checkpoints import Checkpoints, Position, TrainingState
 from regard.training.distributed.sharding import follow, total_norm

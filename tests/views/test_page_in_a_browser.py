@@ -302,6 +302,19 @@ def test_what_is_not_carried_is_drawn_and_said_so(tab: Tab) -> None:
     assert "largest of its block of up to 5 × 5 weights" in found[1]
 
 
+def test_a_link_to_a_token_of_a_long_text_brings_it_into_view_and_scrolling_stays(tab: Tab) -> None:
+    words = [f"word{n}" for n in range(2000)]
+    text = page([Example("", {"0": Map(causal(2000, heads=1), words, words)})], budget_mb=0.5, exact=[]).text
+    tab.show(text, "query=1000").browser.until("document.querySelector('.token.focus')?.textContent === 'word1000'")
+    found = tab.run("""
+      const pane = [...root.querySelectorAll(".scroller")].at(-1);
+      pane.scrollTop = 3000;
+      await new Promise((done) => setTimeout(done, 200));
+      return [pane.scrollTop, pane.querySelectorAll(".token").length];""")
+    assert found[0] == 3000
+    assert found[1] < 200
+
+
 def test_the_page_is_one_screen_at_every_size_and_in_both_themes(tab: Tab) -> None:
     tab.show(page([Example("", {f"{n}": Map(causal(100, heads=12))}) for n in range(3)]).text)
     for width, height in ((1280, 800), (1024, 768), (360, 740)):

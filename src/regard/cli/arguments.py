@@ -1,5 +1,6 @@
 """Errors in the arguments of the command line, told in one line, which is made from tyro's own data about them."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -50,6 +51,8 @@ def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
             return _unrecognized(event.tokens, known())
         case events.MissingArgs():
             unrecognized = [_unrecognized(event.unrecognized_tokens, known())] if event.unrecognized_tokens else []
+            if unrecognized and not event.unrecognized_tokens[0].startswith("-"):
+                return unrecognized[0]  # of another command, other arguments would be missing
             return "; ".join([*unrecognized, *_missing(event)])
         case events.MissingSubcommand():
             return f"Expected one of {{{', '.join(event.subcommand_spec.parser_from_name)}}}"
@@ -62,8 +65,20 @@ def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
             return f"Missing value for argument '{event.argument.display_name()}'"
         case events.InstantiationFailure():
             place = "" if event.argument is None else f"Error parsing {event.argument.display_name()}: "
-            return f"{place}{event.message}"
+            return f"{place}{_of_numbers(event.message)}"
     return None
+
+
+def _of_numbers(message: str) -> str:
+    """What Python says of a text that is no number, in other words.
+
+    >>> _of_numbers("invalid literal for int() with base 10: 'x'")
+    "expected a whole number, got 'x'"
+    >>> _of_numbers("could not convert string to float: 'x'")
+    "expected a number, got 'x'"
+    """
+    message = re.sub(r"^invalid literal for int\(\) with base 10: ", "expected a whole number, got ", message)
+    return re.sub("^could not convert string to float: ", "expected a number, got ", message)
 
 
 def _missing(event: events.MissingArgs) -> list[str]:
@@ -80,14 +95,36 @@ def _unrecognized(tokens: Sequence[str], known: Known) -> str:
 
     >>> _unrecognized(["--bem", "2"], Known(flags=["--beam", "--nbest"]))
     'Unrecognized options: --bem 2; perhaps you meant --beam'
+    >>> _unrecognized(["trian"], Known(commands=["train", "view"]))
+    "unknown command 'trian': train?"
     >>> _unrecognized(["fly"], Known(commands=["train", "view"]))
-    'Unrecognized options: fly; Available subcommands: train, view'
+    "unknown command 'fly': expected one of train, view"
     """
+    if known.commands and not tokens[0].startswith("-"):
+        meant = get_close_matches(tokens[0], known.commands, n=1, cutoff=0.6)
+        every = f"expected one of {', '.join(known.commands)}"
+        return f"unknown command {tokens[0]!r}: {f'{meant[0]}?' if meant else every}"
     said = f"Unrecognized options: {' '.join(tokens)}"
     words = [token.partition("=")[0].replace("_", "-") for token in tokens]
-    candidates = [*known.flags, *known.commands]
-    meant = [found for word in words for found in get_close_matches(word, candidates, n=1, cutoff=0.7)]
-    if meant:
-        return f"{said}; perhaps you meant {', '.join(meant)}"
-    is_a_word = not tokens[0].startswith("-")
-    return f"{said}; Available subcommands: {', '.join(known.commands)}" if is_a_word and known.commands else said
+    meant = [found for word in words for found in get_close_matches(word, known.flags, n=1, cutoff=0.7)]
+    return f"{said}; perhaps you meant {', '.join(meant)}" if meant else said
+
+
+def with_flags(message: str, flags: Sequence[str]) -> str:
+    """A message in which a setting or an argument of a function has the name of its flag.
+
+    Names of two words or more are replaced wherever they stand, and a single word where a message says what it must be.
+
+    >>> with_flags("batch_tokens must be at least 1, got 0", ["--batch-tokens"])
+    '--batch-tokens must be at least 1, got 0'
+    >>> with_flags("dim must be a multiple of num_heads, got 3 and 2", ["--model.dim", "--model.num-heads"])
+    '--model.dim must be a multiple of --model.num-heads, got 3 and 2'
+    >>> with_flags("/data/batch_tokens/a is empty", ["--batch-tokens"])
+    '/data/batch_tokens/a is empty'
+    """
+    by_name: dict[str, str] = {}
+    for flag in flags:
+        by_name.setdefault(flag.removeprefix("--").rpartition(".")[2].replace("-", "_"), flag)
+    several = r"(?<![\w./'\"-])[a-z]+(?:_[a-z0-9]+)+(?![\w/'\"])"
+    alone = r"^[a-z0-9]+(?=:| must be )|(?<=: )[a-z]+(?= must be )|\bdim(?= / )"
+    return re.sub(f"{several}|{alone}", lambda found: by_name.get(found[0], found[0]), message)

@@ -2,15 +2,17 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
+from regard.cli.loading import loading
 from regard.errors import ArgumentError
-from regard.probes.check import check
-from regard.probes.targets import Target, of_function, of_huggingface_folder
 from regard.tasks.registry import task_of
-from regard.tasks.translation.pretrained import is_huggingface
-from regard.training.distributed.devices import find_device
+from regard.tasks.runs.foreign_folders import is_huggingface
+
+if TYPE_CHECKING:
+    from regard.probes.targets import Target
 
 
 def check_model(
@@ -29,6 +31,14 @@ def check_model(
         info: print also what is no fault, such as rows of padding without a key.
         device: auto, cpu, cuda, cuda:N or mps.
     """
+    if not Path(model).is_dir() and ":" not in model:
+        raise ArgumentError(f"{model!r} is no folder; give a folder of a model, or module:function")
+    with loading("transformers"):
+        from regard.probes.check import check
+        from regard.training.distributed.devices import find_device
+
+    if (library := sys.modules.get("transformers")) is not None:
+        library.utils.logging.disable_progress_bar()  # what is printed are findings
     target = _target(model)
     checked = check(target.model.to(find_device(device)), target.batch, causal=causal)
     for finding in checked.findings if info else checked.faults:
@@ -38,15 +48,11 @@ def check_model(
         raise SystemExit(1)
 
 
-def _target(words: str) -> Target:
-    """The model that the first argument means.
+def _target(words: str) -> "Target":
+    """The model that the first argument means."""
+    from regard.probes.targets import Target, of_function, of_huggingface_folder
 
-    Raises:
-        ArgumentError: it is neither a folder nor module:function.
-    """
     folder = Path(words)
-    if folder.is_dir():
-        return of_huggingface_folder(folder) if is_huggingface(folder) else Target(task_of(folder).load(folder).model)
-    if ":" in words:
+    if not folder.is_dir():
         return of_function(words)
-    raise ArgumentError(f"{words!r} is no folder; give a folder of a model, or module:function")
+    return of_huggingface_folder(folder) if is_huggingface(folder) else Target(task_of(folder).load(folder).model)

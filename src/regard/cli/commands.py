@@ -8,7 +8,7 @@ from typing import Any, cast, get_type_hints
 
 import tyro
 
-from regard.cli.arguments import Known, told_in_one_line
+from regard.cli.arguments import Known, told_in_one_line, with_flags
 from regard.cli.check import check_model
 from regard.cli.defaults import Beginning
 from regard.cli.demo import demo
@@ -16,6 +16,7 @@ from regard.cli.evaluate import choose, evaluate, score
 from regard.cli.export import export
 from regard.cli.generate import generate
 from regard.cli.headings import settings_as_flags
+from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
 from regard.cli.train import TRAINERS
 from regard.cli.translate import translate
 from regard.cli.view import view
@@ -30,7 +31,7 @@ DESCRIPTION = (
 """The help of `regard`."""
 TRAIN = (
     "Train a model on your own text: a translator, unless another task is named. Each task has settings of its own: "
-    "`regard train translation --help` shows those of a translator."
+    "`regard train translation --help` shows --data, --out and the others of a translator."
 )
 """The help of `regard train`."""
 COMMANDS: dict[str, Command] = {
@@ -57,26 +58,39 @@ def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
         RunFolderError: they ask to go on with a run, and there is none.
         SystemExit: they ask for help, which has been printed.
     """
-    with told_in_one_line(partial(_known, arguments)):
+    with told_in_one_line(partial(_known, arguments)), printed_in_lines():
         beginning = Beginning.of(arguments[1:] if arguments[:1] == ["train"] else [])
         app, train = tyro.extras.SubcommandApp(), tyro.extras.SubcommandApp()
         for task, trainer in TRAINERS.items():
-            train.command(name=task, is_default=task == beginning.task)(_later(trainer))
-        app.command(train, name="train", help=TRAIN)
+            bound = _later(trainer, f"train {task}", arguments)
+            train.command(name=task, is_default=task == beginning.task)(bound)
+        of_train = described(TRAIN, EXAMPLES["train"]) if arguments[:1] == ["train"] else TRAIN
+        app.command(train, name="train", help=of_train)
         for name, command in COMMANDS.items():
-            app.command(name=name)(PLAIN(_later(command)))
+            app.command(name=name)(PLAIN(_later(command, name, arguments)))
         registry = settings_as_flags(beginning.of_class)
-        run = app.cli(prog="regard", description=DESCRIPTION, args=arguments, registry=registry)
+        description = described(DESCRIPTION, EXAMPLES[""])
+        run = app.cli(prog="regard", description=description, args=arguments, registry=registry)
     return cast(Callable[[], None], run)
 
 
-def _later(command: Command) -> Callable[..., Callable[[], None]]:
+def in_flags(message: str, arguments: Sequence[str]) -> str:
+    """The message of a command's error, with the names of flags in the place of Python's names."""
+    if "--config" in " ".join(arguments):
+        return message  # it may be about the file, which has Python's names
+    typed = {argument.partition("=")[0] for argument in arguments}
+    return with_flags(message, sorted(_known(arguments).flags, key=lambda flag: flag not in typed))
+
+
+def _later(command: Command, name: str, arguments: Sequence[str]) -> Callable[..., Callable[[], None]]:
     """Bind arguments to a command, to run it later: wrong arguments are told differently from its own errors."""
 
     @wraps(command)
     def bound(*arguments: Any, **options: Any) -> Callable[[], None]:
         return partial(command, *arguments, **options)
 
+    asked = list(arguments[: name.count(" ") + 1]) == name.split()
+    bound.__doc__ = documented(command, name) if asked else first_sentence(command)
     return bound
 
 

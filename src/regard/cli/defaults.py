@@ -1,7 +1,7 @@
 """The settings of `regard train` before any flag changes them."""
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -29,6 +29,8 @@ class Origin:
     config: Path | None = None
     size: str | None = None
     resume: bool = False
+    steps: str | None = None
+    epochs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,13 @@ class Beginning:
         rest = arguments[1:] if named else arguments
         origin, _ = tyro.cli(Origin, prog="regard train", args=rest, add_help=False, return_unknown_args=True)
         in_file, settings = read_toml(origin.config) if origin.config is not None else (None, {})
+        if origin.steps is not None and origin.epochs is not None:
+            raise ArgumentError("--steps and --epochs both say how long to train: give one of them")
         source, run = origin.config or Path(), RunFolder(origin.out or Path())
         has_begun = run.holds_a_run() or not (origin.data or origin.config)
         if origin.resume and origin.out is not None and has_begun:
+            if not run.holds_a_run():
+                raise ArgumentError(f"there is no run in {origin.out} to go on with: to begin one, give --data")
             task = _known_task(named or in_file or run.task())
             saved = run.read_config(task, TASKS[task].config)
             defaults = Defaults(changed(saved, settings, source=source))
@@ -61,6 +67,9 @@ class Beginning:
                 raise ArgumentError(f"{source} is for the task {in_file!r}, and the command is for {named!r}")
             task = _known_task(named or in_file or USUAL)
             defaults = _defaults(TASKS[task], settings, source)
+        if origin.steps is not None:  # they count, also in a run that was begun with --epochs
+            settings_in_steps = replace(defaults.settings, fit=replace(defaults.settings.fit, epochs=0))
+            defaults = Defaults(settings_in_steps, defaults.required)
         return cls(task, _sized(TASKS[task], defaults, origin.size))
 
     def of_class(self, cls: type[TrainingConfig]) -> Defaults:

@@ -2,10 +2,13 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from regard.cli.loading import loading
+from regard.tasks.demo_folder import refuse_others
 
-from regard.tasks.demo import DemoResult, run_demo
+if TYPE_CHECKING:
+    from regard.tasks.demo import DemoResult
 
 
 def demo(*, out: Path = Path("demo"), seed: int = 0, device: str = "auto") -> None:
@@ -16,12 +19,19 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, device: str = "auto") -> No
         seed: seed of all random numbers.
         device: auto, cpu, cuda, cuda:N or mps.
     """
+    refuse_others(out)
+    print("a small model learns to read dates in 25 languages: two minutes or so on two cores", file=sys.stderr)
+    with loading("lightning_fabric", "matplotlib"):
+        import torch
+
+        from regard.tasks.demo import run_demo
+
     # A second thread gains little for matrices this small, and on a busy machine waiting for it costs sevenfold.
     torch.set_num_threads(1)
     _print_result(run_demo(out, seed=seed, device=device, progress=sys.stderr))
 
 
-def _print_result(result: DemoResult) -> None:
+def _print_result(result: "DemoResult") -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -2,21 +2,25 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from regard.cli.shared import Run, lines_of, print_table
+from regard.cli.loading import loading
+from regard.cli.progress import telling
+from regard.cli.shared import Run, lines_of, print_table, refuse_first, require_task
 from regard.errors import ArgumentError
-from regard.generation.beam import Beam
-from regard.tasks.language_modelling.causal import LanguageModel
-from regard.tasks.language_modelling.masked import MaskedLanguageModel
-from regard.tasks.registry import task_of
-from regard.tasks.runs.choose_checkpoint import choose_checkpoint
-from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.translation.translator import Translator
+from regard.generation.config import Beam
+from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.registry import TASKS, task_name_of, task_of
+from regard.tasks.runs.refusals import require_files
+from regard.tasks.telling import Tell
 from regard.text.lines import STANDARD_INPUT, StrPath
 from regard.text.pairs import is_json_lines, read_pairs
 from regard.text.references import read_judged, read_references
+
+if TYPE_CHECKING:
+    from regard.tasks.translation.translator import Translator
 
 
 def evaluate(
@@ -28,6 +32,7 @@ def evaluate(
     beam: int | None = None,
     length_penalty: float | None = None,
     stride: int | None = None,
+    singly: int | None = None,
     device: str = "auto",
 ) -> None:
     """Score a run on a test set.
@@ -42,42 +47,64 @@ def evaluate(
         beam: translation: hypotheses kept while searching; 5 unless given.
         length_penalty: translation: above 1 favours longer translations, below 1 shorter ones; 1 unless given.
         stride: language model: tokens that each block predicts; its others are context; half a block unless given.
+        singly: masked language model: tokens, evenly spread over the text, that are masked one at a time for the
+            pseudo-perplexity, in a forward pass each; at most 1,000 unless given.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    model = task_of(run).load(run, device=device)
+    task = task_name_of(run)
     given = (
-        ("--beam", beam, Translator),
-        ("--length-penalty", length_penalty, Translator),
-        ("--stride", stride, LanguageModel),
-        ("--references", references or None, Translator),
+        ("--beam", beam, TRANSLATION),
+        ("--length-penalty", length_penalty, TRANSLATION),
+        ("--stride", stride, LANGUAGE_MODEL),
+        ("--references", references or None, TRANSLATION),
+        ("--singly", singly, MASKED_LANGUAGE_MODEL),
     )
     for flag, value, kind in given:
-        if value is not None and not isinstance(model, kind):
-            raise ArgumentError(f"{flag} is not for a run of the task {RunFolder(run).task()}: leave it out")
-    match model:
-        case Translator():
-            numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
-            chosen = Beam(**{name: value for name, value in numbers.items() if value is not None})
-            print_table(_translation_scores(model, data, references, chosen))
-        case LanguageModel():
-            found = model.evaluate(lines_of(data), stride=stride)
-            print_table(
-                [
+        if value is not None and task != kind:
+            raise ArgumentError(f"{flag} is not for a run of the task {task}: leave it out")
+    if references and len(data) != 1:
+        raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")
+    refuse_first(
+        (beam is not None and beam < 1, f"--beam must be at least 1, got {beam}"),
+        (stride is not None and stride < 1, f"--stride must be at least 1, got {stride}"),
+        (singly is not None and singly < 1, f"--singly must be at least 1, got {singly}"),
+        (
+            length_penalty is not None and not 0 <= length_penalty < inf,
+            f"--length-penalty must be at least 0, got {length_penalty}",
+        ),
+    )
+    require_files(data, setting="--data")
+    require_files(references, setting="--references")
+    with loading():
+        from regard.tasks.language_modelling.causal import LanguageModel
+        from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
+        from regard.tasks.translation.translator import Translator
+
+    model = TASKS[task].load(run, device=device)
+    with telling() as tell:
+        match model:
+            case Translator():
+                numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
+                chosen = Beam(**{name: value for name, value in numbers.items() if value is not None})
+                rows = _translation_scores(model, data, references, chosen, tell)
+            case LanguageModel():
+                found = model.evaluate(lines_of(data), stride=stride, tell=tell)
+                rows = [
                     ("tokens", str(found.tokens)),
                     ("loss", f"{found.loss:.4f}", "nats a token"),
                     ("perplexity", f"{found.perplexity:.3f}", "a token"),
                     ("bits per byte", f"{found.bits_per_byte:.4f}", f"{found.text_bytes} bytes"),
                 ]
-            )
-        case MaskedLanguageModel():
-            filled = model.evaluate(lines_of(data))
-            print_table(
-                [
-                    ("loss", f"{filled.loss:.4f}", "nats a masked token"),
-                    ("masked accuracy", f"{filled.accuracy:.2f}", f"percent of {filled.masked} masked tokens"),
-                    ("pseudo-perplexity", f"{filled.pseudo_perplexity:.3f}", f"{filled.singly} tokens masked singly"),
-                ]
-            )
+            case MaskedLanguageModel():
+                row = model.row(lines_of(data))
+                filled = model.fill(row, tell=tell)
+                print(f"loss\t{filled.loss:.4f}\tnats a masked token")
+                print(f"masked accuracy\t{filled.accuracy:.2f}\tpercent of {filled.masked} masked tokens", flush=True)
+                most = SINGLE_MASKS if singly is None else singly
+                filled = filled.with_singles(model.fill_singly(row, most=most, tell=tell))
+                perplexity = f"{filled.pseudo_perplexity:.3f}"
+                rows = [("pseudo-perplexity", perplexity, f"{filled.singly} tokens masked singly")]
+    print_table(rows)
 
 
 def score(run: Run, /, *, data: tuple[Path, ...] = (), device: str = "auto") -> None:
@@ -91,7 +118,12 @@ def score(run: Run, /, *, data: tuple[Path, ...] = (), device: str = "auto") -> 
         data: pairs or lines, in the forms that `evaluate` takes; standard input unless given.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    model = task_of(run).load(run, device=device)
+    task = task_of(run)
+    require_files(data, setting="--data")
+    with loading():
+        from regard.tasks.translation.translator import Translator
+
+    model = task.load(run, device=device)
     paths: Sequence[StrPath] = data or (STANDARD_INPUT,)
     found = model.score(read_pairs(list(paths))) if isinstance(model, Translator) else model.score(lines_of(paths))
     for likelihood in found:
@@ -109,18 +141,26 @@ def choose(run: Run, /, *, by: Literal["loss", "bleu"] = "loss", beam: int = 5, 
         beam: hypotheses of the search for BLEU.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    candidates = choose_checkpoint(run, by=by, beam_size=beam, device=device)
+    if beam < 1:
+        raise ArgumentError(f"--beam must be at least 1, got {beam}")
+    if by == "bleu":
+        require_task(run, TRANSLATION)
+    with loading("lightning_fabric", "sacrebleu"):
+        from regard.tasks.runs.choose_checkpoint import choose_checkpoint, is_chance
+
+    with telling() as tell:
+        candidates = choose_checkpoint(run, by=by, beam_size=beam, device=device, tell=tell)
     rows = [(one.name, *(f"{name} {value:.4f}" for name, value in one.metrics.items())) for one in candidates]
     print_table(rows)
+    if by == "bleu" and is_chance(candidates):
+        print("no model reaches 1 BLEU, where BLEU tells nothing: the loss decided", file=sys.stderr)
     print(f"the best model of {run} is now: {candidates[0].name}", file=sys.stderr)
 
 
 def _translation_scores(
-    model: Translator, data: tuple[Path, ...], references: tuple[Path, ...], beam: Beam
+    model: "Translator", data: tuple[Path, ...], references: tuple[Path, ...], beam: Beam, tell: Tell
 ) -> list[tuple[str, ...]]:
-    if references and len(data) != 1:
-        raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")
-    found = model.evaluate(_judged(data, references), beam=beam)
+    found = model.evaluate(_judged(data, references), beam=beam, tell=tell)
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from regard.cli.shared import Run
-from regard.exports import ExportFormat, export_run
+from regard.cli.loading import loading
+from regard.cli.shared import Run, refuse_taken_folder, require_task
+from regard.exports.formats import ExportFormat
+from regard.tasks.names import TRANSLATION
 
 
 def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
@@ -14,5 +16,10 @@ def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
         to: the runtime.
         out: a folder to make.
     """
+    require_task(run, TRANSLATION)
+    refuse_taken_folder(out)
+    with loading():
+        from regard.exports.write import export_run
+
     for path in export_run(run, to=to, out=out):
         print(path)

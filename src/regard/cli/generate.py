@@ -1,14 +1,17 @@
 """`regard generate`: let a language model write."""
 
 import sys
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from regard.cli.shared import Run
-from regard.errors import ArgumentError
-from regard.generation.filters import Filter, MinP, RepetitionPenalty, Temperature, TopK, TopP
-from regard.tasks.language_modelling.causal import LanguageModel
+from regard.cli.loading import loading
+from regard.cli.shared import Run, refuse_first, require_task
+from regard.tasks.names import LANGUAGE_MODEL
+
+if TYPE_CHECKING:
+    from regard.generation.filters import Filter
 
 
 def generate(
@@ -43,8 +46,21 @@ def generate(
         seed: seed of all random numbers.
         device: auto, cpu, cuda, cuda:N or mps.
     """
-    if samples < 1:
-        raise ArgumentError(f"samples must be at least 1, got {samples}")
+    refuse_first(
+        (samples < 1, f"--samples must be at least 1, got {samples}"),
+        (max_tokens < 1, f"--max-tokens must be at least 1, got {max_tokens}"),
+        (not 0 <= temperature < inf, f"--temperature must be 0 or more, got {temperature}"),
+        (top_k < 0, f"--top-k must be 0 or more, got {top_k}"),
+        (not 0 < top_p <= 1, f"--top-p must be above 0 and at most 1, got {top_p}"),
+        (not 0 <= min_p <= 1, f"--min-p must be from 0 to 1, got {min_p}"),
+        (not 0 < repetition_penalty < inf, f"--repetition-penalty must be above 0, got {repetition_penalty}"),
+        (seed < 0, f"--seed must be 0 or more, got {seed}"),
+        ("" in stop, "--stop must be a text that is not empty"),
+    )
+    require_task(run, LANGUAGE_MODEL)
+    with loading():
+        from regard.tasks.language_modelling.causal import LanguageModel
+
     filters = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
     model = LanguageModel.load(run, device=device)
     limits: dict[str, Any] = {"max_tokens": max_tokens, "filters": filters, "stop": stop, "seed": seed}
@@ -59,8 +75,10 @@ def generate(
     print(flush=True)
 
 
-def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float) -> list[Filter]:
+def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float) -> list["Filter"]:
     """The filters that were asked for, in the order in which they are applied."""
+    from regard.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
+
     filters: list[Filter] = []
     if repetition_penalty != 1.0:
         filters.append(RepetitionPenalty(repetition_penalty))

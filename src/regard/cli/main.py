@@ -1,58 +1,96 @@
 """The entry of the command line: it prints an error as one line, sets the exit status, and configures the process.
 
 Results go to standard output and everything else to standard error. The exit status is 0 for success; 1 if
-`regard check` finds a fault; 2 for an error, which one line explains; 130 after Ctrl-C; 143 when SIGTERM stops a
-training.
+`regard check` finds a fault; 2 for an error, which one line explains; 130 after Ctrl-C; 143 after SIGTERM.
 """
 
-import ctypes
+import errno
 import os
+import signal
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
 
-from regard.errors import MissingExtraError, RegardError
-from regard.training.interrupts import Interrupted
+from regard.cli.loading import loading, speaks
+from regard.errors import ArgumentError, MissingExtraError, RegardError
+from regard.training.interrupts import Interrupted, ending_at_once
 from regard.version import __version__
 
 
-def main() -> None:
-    """Run one command of the command line and leave the process with its exit status."""
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    debug = len(arguments) < len(sys.argv) - 1
-    _write_utf8()
-    _keep_freed_memory()
+def program() -> None:
+    """Be the program `regard`: run one command, and leave the process with its exit status."""
     try:
-        _run(arguments)
-        sys.stdout.flush()
+        main()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # what Python tidies up at its end is not worth a traceback
+
+
+def main() -> None:
+    """Run one command with the arguments of this process.
+
+    Raises:
+        SystemExit: the exit status is not 0.
+    """
+    if status := run_command(sys.argv[1:]):
+        sys.exit(status)
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command, tell its error in one line, and return the exit status."""
+    debug, arguments = "--debug" in arguments, [argument for argument in arguments if argument != "--debug"]
+    try:
+        with ending_at_once():
+            _run(arguments)
+            sys.stdout.flush()
     except KeyboardInterrupt as stop:
-        status = 128 + stop.signal if isinstance(stop, Interrupted) else 130
-        _leave("; ".join([str(stop) or "interrupted", *getattr(stop, "__notes__", ())]), status)
+        _say("; ".join([str(stop) or "interrupted", *getattr(stop, "__notes__", ())]))
+        return 128 + stop.signal if isinstance(stop, Interrupted) else 130
     except BrokenPipeError:
         # The reader of the results has closed the pipe: the interpreter must not flush to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (RegardError, OSError) as error:
         if debug:
             raise
-        _leave(" ".join("; ".join([str(error), *getattr(error, "__notes__", ())]).split()), 2)
+        _say(" ".join("; ".join([_message(error, arguments), *getattr(error, "__notes__", ())]).split()))
+        return 2
+    except SystemExit as leaving:  # after --help, and of `regard check` if it finds a fault
+        return int(leaving.code or 0)
+    return 0
 
 
 def _run(arguments: list[str]) -> None:
     if arguments == ["--version"]:
         print(f"regard {__version__}")
         return
-    try:
-        import tyro  # noqa: F401  (the commands need it)
-    except ImportError:
-        raise MissingExtraError("tyro", extra="text") from None
-    from regard.cli.commands import chosen_command
+    with loading():
+        _write_utf8()
+        try:
+            import tyro  # noqa: F401  (the commands need it)
+        except ImportError:
+            raise MissingExtraError("tyro", extra="text") from None
+        from regard.cli.commands import chosen_command
 
-    chosen_command(arguments)()
+        command = chosen_command(arguments)
+    _keep_freed_memory()
+    command()
 
 
-def _leave(line: str, status: int) -> NoReturn:
-    if os.environ.get("RANK", "0") == "0":  # one rank speaks for all
+def _message(error: RegardError | OSError, arguments: Sequence[str]) -> str:
+    if isinstance(error, ArgumentError):
+        from regard.cli.commands import in_flags
+
+        return in_flags(str(error), arguments)
+    if isinstance(error, RegardError) or not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    what = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
+    if error.errno == errno.ENOSPC:
+        return f"the disk is full{what}; free some space"
+    return f"{error.strerror[:1].lower()}{error.strerror[1:]}{what}"
+
+
+def _say(line: str) -> None:
+    if speaks():
         print(f"regard: {line}", file=sys.stderr)
-    sys.exit(status)
 
 
 def _write_utf8() -> None:
@@ -66,6 +104,8 @@ def _keep_freed_memory() -> None:
 
     This saves a quarter of a training step on the CPU. A program may change the allocator; a library must not.
     """
+    import ctypes
+
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, TypeError, AttributeError):  # not glibc

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from shlex import quote
 
 import tyro
 
 from regard.errors import ArgumentError
+from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.registry import task_name_of
 from regard.text.lines import StrPath, read_lines
 
 Run = tyro.conf.Positional[Path]
@@ -21,6 +24,37 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
     for is_wrong, message in wrongs:
         if is_wrong:
             raise ArgumentError(message)
+
+
+KINDS = {
+    TRANSLATION: ("a translator", "translate"),
+    LANGUAGE_MODEL: ("a language model", "generate"),
+    MASKED_LANGUAGE_MODEL: ("a masked language model", "view"),
+}
+"""What a run of each task is, and the command that uses it."""
+
+
+def require_task(run: Path, task: str) -> None:
+    """Refuse a run of another task.
+
+    Raises:
+        ArgumentError: it is one; the message says which, and which command uses it.
+        RunFolderError: there is no run.
+    """
+    found = task_name_of(run)
+    if found != task:
+        kind, use = KINDS[found]
+        raise ArgumentError(f"{run} is {kind}, not {KINDS[task][0]}: regard {use} {quote(str(run))}")
+
+
+def refuse_taken_folder(out: Path | None, *, flag: str = "--out") -> None:
+    """Refuse a file where a folder is to be written to.
+
+    Raises:
+        ArgumentError: there is a file.
+    """
+    if out is not None and out.exists() and not out.is_dir():
+        raise ArgumentError(f"{flag}: {out} is a file; name a folder")
 
 
 def lines_of(paths: Sequence[StrPath]) -> Iterable[str]:

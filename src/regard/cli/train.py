@@ -1,19 +1,22 @@
 """`regard train`: train a model on the user's own text."""
 
-import os
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from shlex import quote
+from typing import Annotated, TypeVar
 
 import tyro
 
-from regard.errors import ArgumentError
+from regard.cli.loading import loading, speaks
+from regard.errors import ArgumentError, RegardError
 from regard.models.sizes import Size
 from regard.tasks.config import TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.registry import TASKS
+from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 
@@ -25,41 +28,40 @@ USES = {
 """For each task, a command that uses the trained model."""
 NAMELESS = tyro.conf.arg(name="")
 """Keeps the name of a parameter out of the names of its flags."""
+F = TypeVar("F")
+Flag = Annotated[F, tyro.conf.arg(prefix_name=False)]
+"""Keeps the name of the group out of the name of a flag."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
     """How to begin a run, or go on with one."""
 
-    size: Size | None = None
+    size: Flag[Size | None] = None
     """A model of a size that papers name; flags for its parts override it."""
-    config: Path | None = None
+    config: Flag[Path | None] = None
     """A TOML file of settings, such as run.toml in a run folder; flags override it."""
-    resume: bool = False
+    resume: Flag[bool] = False
     """Go on with the run in --out, or begin it if there is none; settings that are not given stay as they were."""
-    overwrite: bool = False
+    overwrite: Flag[bool] = False
     """Replace the run in --out, once the new data have been read."""
 
 
-def translation_trainer(
-    settings: Annotated[TranslationConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
-) -> None:
+def translation_trainer(settings: Annotated[TranslationConfig, NAMELESS], beginning: Start = Start()) -> None:
     """Train a translator on pairs of sentences."""
-    _train("translation", settings, start)
+    _train("translation", settings, beginning)
 
 
-def language_model_trainer(
-    settings: Annotated[LanguageModelConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
-) -> None:
+def language_model_trainer(settings: Annotated[LanguageModelConfig, NAMELESS], beginning: Start = Start()) -> None:
     """Train a language model on running text."""
-    _train("language-model", settings, start)
+    _train("language-model", settings, beginning)
 
 
 def masked_language_model_trainer(
-    settings: Annotated[MaskedLanguageModelConfig, NAMELESS], start: Annotated[Start, NAMELESS] = Start()
+    settings: Annotated[MaskedLanguageModelConfig, NAMELESS], beginning: Start = Start()
 ) -> None:
     """Train a model to fill in masked tokens of running text."""
-    _train("masked-language-model", settings, start)
+    _train("masked-language-model", settings, beginning)
 
 
 TRAINERS: dict[str, Callable[..., None]] = {
@@ -73,11 +75,26 @@ TRAINERS: dict[str, Callable[..., None]] = {
 def _train(task: str, settings: TrainingConfig, start: Start) -> None:
     if start.resume and start.overwrite:
         raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
+    if speaks():  # the other ranks may come when the folder is made
+        refuse_settings(task, settings, resume=start.resume, overwrite=start.overwrite)
+    again, folder = f"regard train --out {quote(str(settings.out))} --resume", RunFolder(settings.out)
+    with loading("lightning_fabric", "tokenizers", "rich"):
+        import regard.tasks.language_modelling.train
+        import regard.tasks.translation.train  # noqa: F401  (the task imports one of them)
+
+    # Fabric says "Using bfloat16 Automatic Mixed Precision" before the first word of ours; run.toml has the precision.
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     try:
         TASKS[task].run(settings, resume=start.resume, overwrite=start.overwrite, progress=sys.stderr)
     except KeyboardInterrupt as stop:
-        if RunFolder(settings.out).holds_a_run():
-            stop.add_note(f"go on with: regard train --out {settings.out} --resume")
+        if folder.holds_a_run():
+            stop.add_note(f"go on with: {again}")
         raise
-    if os.environ.get("RANK", "0") == "0":  # one rank speaks for all
-        print(f"the best model is in {settings.out}: {USES[task].format(settings.out)}", file=sys.stderr)
+    except OSError as stop:
+        if not isinstance(stop, RegardError) and folder.holds_a_run() and folder.checkpoints.has("last"):
+            step = folder.checkpoints.position("last").step
+            stop.add_note(f"the checkpoint of step {step:,} is whole: go on with: {again}")
+        raise
+    if speaks():
+        use = USES[task].format(quote(str(settings.out)))
+        print(f"the best model is in {settings.out}: {use}", file=sys.stderr)

@@ -4,31 +4,25 @@ import json
 import os
 import sys
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from regard.cli.shared import Run, refuse_first
+from regard.cli.loading import loading
+from regard.cli.shared import Run, refuse_first, require_task
 from regard.errors import DataError
-from regard.generation.beam import Beam
-from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.bulk.lines import (
-    BadLinePolicy,
-    BulkTranslation,
-    answered,
-    count_lines,
-    sentence_and_prefix,
-    whole_line,
-)
-from regard.tasks.translation.bulk.progress import counting
-from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
-from regard.tasks.translation.bulk.worker_pool import sharing, workers_for
-from regard.tasks.translation.options import TranslationOptions
-from regard.tasks.translation.results import Translation
-from regard.tasks.translation.translator import WINDOW_LINES, Translator
+from regard.generation.config import Beam
+from regard.tasks.names import TRANSLATION
+from regard.tasks.runs.refusals import require_files
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_lines
-from regard.training.distributed.devices import Precision
+from regard.training.distributed.choices import Precision
+
+if TYPE_CHECKING:
+    from regard.tasks.translation.bulk.lines import BulkTranslation
+    from regard.tasks.translation.bulk.resumable_output import Unfinished
+    from regard.tasks.translation.results import Translation
 
 Mean = Literal["mean"]
 
@@ -53,6 +47,7 @@ def translate(
     prefix: str = "",
     prefix_column: bool = False,
     vocabulary: Path | None = None,
+    max_length: int | None = None,
     device: str = "auto",
     precision: Precision = "float32",
     workers: int | None = None,
@@ -77,13 +72,14 @@ def translate(
         prefix: what every translation must begin with.
         prefix_column: each line has a sentence, a tab, and what its translation must begin with.
         vocabulary: a file of words or sentences; translations contain their tokens alone.
+        max_length: the most tokens of a line, beyond which it is a bad line; by default as many as the longest
+            sentence had in training.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: float32, bf16, or bf16 where the processor multiplies it faster (auto).
         workers: processes of one thread each that share the work on the CPU; unless given, one for each core if
             --input has many lines.
     """
-    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
-    chosen = align != AlignmentOf()
+    chosen = (alignment_layer, alignment_head) != (-1, "mean")
     refuse_first(
         (sentence is not None and input is not None, "a sentence and --input were both given: give one of them"),
         (sentence is not None and output is not None, "--output is for many lines: give --input, not a sentence"),
@@ -94,15 +90,43 @@ def translate(
             chosen and not (alignments or copy_unknown),
             "--alignment-layer and --alignment-head go with --alignments or --copy-unknown",
         ),
+        (output is not None and not output.absolute().parent.is_dir(), f"--output: there is no folder for {output}"),
+        (output is not None and output.is_dir(), f"--output: {output} is a folder; name a file"),
         (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
     )
+    refuse_first(
+        (beam < 1, f"--beam must be at least 1, got {beam}"),
+        (not 1 <= nbest <= beam, f"--nbest must be from 1 to --beam, got {nbest} and {beam}"),
+        (not 0 <= length_penalty < inf, f"--length-penalty must be at least 0, got {length_penalty}"),
+        (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
+        (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
+    )
+    require_task(run, TRANSLATION)
+    for flag, path in (("--input", input), ("--vocabulary", vocabulary)):
+        require_files([] if path is None else [path], setting=flag)
     search = Beam(beam, num_best=nbest, length_penalty=length_penalty)
+    with loading():
+        from regard.tasks.translation.alignments import AlignmentOf
+        from regard.tasks.translation.bulk.lines import (
+            BadLinePolicy,
+            BulkTranslation,
+            answered,
+            sentence_and_prefix,
+            whole_line,
+        )
+        from regard.tasks.translation.bulk.resumable_output import opened
+        from regard.tasks.translation.bulk.worker_pool import sharing, workers_for
+        from regard.tasks.translation.options import TranslationOptions
+        from regard.tasks.translation.translator import WINDOW_LINES, Translator
+
+    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
     translator = Translator.load(run, device=device, precision=precision)
     asked = TranslationOptions(
         beam=search,
         alignments=align if alignments or chosen else None,
         copy_unknown=copy_unknown,
         vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
+        max_length=max_length,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
     lines = raw_lines(input or STANDARD_INPUT)
@@ -125,8 +149,11 @@ def translate(
         print(f"bad lines left empty: {work.policy.skipped:,}; the first: {work.policy.first}", file=sys.stderr)
 
 
-def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | None) -> None:
+def _finish(work: "BulkTranslation", unfinished: "Unfinished | None", input: Path | None) -> None:
     """Write a file of translations to its end, and show the progress."""
+    from regard.tasks.translation.bulk.lines import count_lines
+    from regard.tasks.translation.bulk.progress import counting
+
     if unfinished is None:
         print("the file is whole: there is nothing left to do", file=sys.stderr)
         return
@@ -150,19 +177,23 @@ def _are_same(input: Path | None, output: Path | None) -> bool:
     return input is not None and output is not None and input.exists() and output.exists() and input.samefile(output)
 
 
-def _as_text(_number: int, translation: Translation) -> str:
+def _as_text(_number: int, translation: "Translation") -> str:
     return _one_line(translation.text)
 
 
-def _as_table(number: int, translation: Translation) -> str:
-    return "\n".join(f"{number}\t{one.score:.4f}\t{_one_line(one.text)}" for one in translation.candidates)
+def _as_table(number: int, translation: "Translation") -> str:
+    return "\n".join(
+        f"{number}\t{one.score:.4f}\t{_one_line(one.text)}" + ("" if one.finished else "\tcut off")
+        for one in translation.candidates
+    )
 
 
-def _as_json(_number: int, translation: Translation) -> str:
+def _as_json(_number: int, translation: "Translation") -> str:
     candidates = [
         {
             "text": one.text,
             "score": round(one.score, 4),
+            "finished": one.finished,
             "tokens": one.labels,
             "alignment": []
             if one.alignment is None

@@ -2,17 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from regard.cli.loading import loading
 from regard.cli.shared import Run
 from regard.errors import ArgumentError
-from regard.tasks.pictures.save import PictureFiles, look_at, panel, save_pictures
 from regard.tasks.registry import task_of
-from regard.views.drawing import Panel
-from regard.views.labels import printable
-from regard.views.terminal import map_text
+
+if TYPE_CHECKING:
+    from regard.views.drawing import Panel
 
 
 def view(
@@ -42,8 +42,12 @@ def view(
         raise ArgumentError("there is no sentence to draw: give one or more")
     if terminal and out is not None:
         raise ArgumentError("--terminal prints and writes no file: leave out --out or --terminal")
+    task = task_of(run)
+    with loading("matplotlib"):
+        from regard.tasks.pictures.save import PictureFiles, look_at, panel, save_pictures
+
     files = None if terminal else PictureFiles.at(out or run)
-    seen = look_at(task_of(run).load(run, device=device), sentences, _say)
+    seen = look_at(task.load(run, device=device), sentences, _say)
     if files is None:
         print("\n\n".join(_printed(panel(*one), scale) for one in seen))
         return
@@ -51,8 +55,11 @@ def view(
         print(path)
 
 
-def _printed(shown: Panel, scale: str) -> str:
+def _printed(shown: "Panel", scale: str) -> str:
     """One sentence and its map."""
+    from regard.views.labels import printable
+    from regard.views.terminal import map_text
+
     text = map_text(shown.weights, shown.rows, shown.columns, scale=scale)
     return f"{printable(shown.title).replace('␣', ' ')}\n{text}"
 

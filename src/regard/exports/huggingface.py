@@ -126,6 +126,8 @@ def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
         yield "model.encoder.embed_tokens.weight", rows(model.source_embedding.weight)
         yield "model.decoder.embed_tokens.weight", rows(model.target_embedding.weight)
         yield "lm_head.weight", rows(model.output.weight)
+        if _family(trained).model_type != "marian":  # the others have a table that nothing reads, and look for it
+            yield "model.shared.weight", rows(model.source_embedding.weight)
     bias = torch.zeros(len(trained.target_tokenizer), 1)
     yield "final_logits_bias", _filled(bias, _vocab_size(trained), NEVER).T
     sides = (

@@ -7,6 +7,7 @@ The decoder has no cache: each step reads the whole target so far again. A targe
 """
 
 import copy
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,7 +151,12 @@ def _export(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporter's warnings about its own parts."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Hide what the exporter warns and logs about its own parts, such as that torchvision is not installed."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

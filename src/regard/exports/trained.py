@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.mechanisms.positions import sinusoidal
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.config import TransformerConfig
+from regard.models.transformer import Transformer
 from regard.nn import LearnedPositions, MultiHeadAttention
+from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.translator import TASK, Translator
+from regard.tasks.translation.translator import Translator
 from regard.text.tokenizers import Tokenizer
 
 LONGEST = 1024
@@ -51,7 +53,7 @@ def load_run(folder: Path) -> ExportedRun:
         RunFolderError: the folder is not a translation run, or is cut short.
         ArgumentError: the run's model is not the Transformer.
     """
-    config = RunFolder(folder).read_config(TASK, TranslationConfig)
+    config = RunFolder(folder).read_config(TRANSLATION, TranslationConfig)
     if config.model != "transformer":
         raise ArgumentError(f"{folder} is a run of the model {config.model}; only the Transformer can be exported")
     translator = Translator.load(folder, device="cpu")

@@ -1,14 +1,13 @@
 """Beam search: the most probable continuations of several hypotheses at once."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import ArgumentError
+from regard.generation.config import Beam
 from regard.generation.filters import Constraint, Progress
 from regard.generation.protocol import (
     Decodable,
@@ -20,33 +19,6 @@ from regard.generation.protocol import (
     worth_leaving,
 )
 from regard.mechanisms.fast_topk import largest_of_groups
-
-
-@dataclass(frozen=True, slots=True)
-class Beam:
-    """The numbers of a beam search: how many hypotheses it follows and returns, and the length penalty.
-
-    Raises:
-        ArgumentError: a number is out of its range.
-
-    >>> Beam(4, num_best=2)
-    Beam(size=4, num_best=2, length_penalty=1.0)
-    """
-
-    size: int = 5
-    """Hypotheses of each source that are continued at each step; 1 is greedy search."""
-    _: KW_ONLY
-    num_best: int = 1
-    """Hypotheses that are returned, 1 to `size`."""
-    length_penalty: float = 1.0
-    """Alpha, at least 0: above 1 favours longer answers, below 1 shorter ones; 0 scores by log-probability alone."""
-
-    def __post_init__(self) -> None:
-        """Check the numbers once."""
-        if not 1 <= self.num_best <= self.size:
-            raise ArgumentError(f"num_best must be in 1..size, got num_best={self.num_best} and size={self.size}")
-        if not 0 <= self.length_penalty < float("inf"):
-            raise ArgumentError(f"length_penalty must be at least 0 and finite, got {self.length_penalty}")
 
 
 @torch.no_grad()

@@ -1,31 +1,33 @@
 """Models built from `regard.nn`: Transformers of one stack and of two, the recurrent model, and named sizes of them."""
 
-from regard.models.decoder_only import DecoderOnly as DecoderOnly
-from regard.models.decoder_only import DecoderOnlyConfig as DecoderOnlyConfig
-from regard.models.encoder_only import EncoderOnly as EncoderOnly
-from regard.models.encoder_only import EncoderOnlyConfig as EncoderOnlyConfig
-from regard.models.protocol import Seq2Seq as Seq2Seq
-from regard.models.protocol import Step as Step
-from regard.models.rnn import RNNConfig as RNNConfig
-from regard.models.rnn import RNNSeq2Seq as RNNSeq2Seq
-from regard.models.sizes import DECODER_ONLY_SIZES as DECODER_ONLY_SIZES
-from regard.models.sizes import ENCODER_ONLY_SIZES as ENCODER_ONLY_SIZES
-from regard.models.sizes import TRANSFORMER_SIZES as TRANSFORMER_SIZES
-from regard.models.transformer import Transformer as Transformer
-from regard.models.transformer import TransformerConfig as TransformerConfig
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DECODER_ONLY_SIZES",
-    "ENCODER_ONLY_SIZES",
-    "TRANSFORMER_SIZES",
-    "DecoderOnly",
-    "DecoderOnlyConfig",
-    "EncoderOnly",
-    "EncoderOnlyConfig",
-    "RNNConfig",
-    "RNNSeq2Seq",
-    "Seq2Seq",
-    "Step",
-    "Transformer",
-    "TransformerConfig",
-]
+from regard.lazy import on_demand
+
+if TYPE_CHECKING:
+    from regard.models.config import DecoderOnlyConfig as DecoderOnlyConfig
+    from regard.models.config import EncoderOnlyConfig as EncoderOnlyConfig
+    from regard.models.config import RNNConfig as RNNConfig
+    from regard.models.config import TransformerConfig as TransformerConfig
+    from regard.models.decoder_only import DecoderOnly as DecoderOnly
+    from regard.models.encoder_only import EncoderOnly as EncoderOnly
+    from regard.models.protocol import Seq2Seq as Seq2Seq
+    from regard.models.protocol import Step as Step
+    from regard.models.rnn import RNNSeq2Seq as RNNSeq2Seq
+    from regard.models.sizes import DECODER_ONLY_SIZES as DECODER_ONLY_SIZES
+    from regard.models.sizes import ENCODER_ONLY_SIZES as ENCODER_ONLY_SIZES
+    from regard.models.sizes import TRANSFORMER_SIZES as TRANSFORMER_SIZES
+    from regard.models.transformer import Transformer as Transformer
+else:
+    __getattr__, __dir__, __all__ = on_demand(
+        __name__,
+        {
+            "regard.models.config": ("DecoderOnlyConfig", "EncoderOnlyConfig", "RNNConfig", "TransformerConfig"),
+            "regard.models.decoder_only": ("DecoderOnly",),
+            "regard.models.encoder_only": ("EncoderOnly",),
+            "regard.models.protocol": ("Seq2Seq", "Step"),
+            "regard.models.rnn": ("RNNSeq2Seq",),
+            "regard.models.sizes": ("DECODER_ONLY_SIZES", "ENCODER_ONLY_SIZES", "TRANSFORMER_SIZES"),
+            "regard.models.transformer": ("Transformer",),
+        },
+    )

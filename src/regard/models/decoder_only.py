@@ -1,7 +1,6 @@
 """The decoder-only Transformer: it predicts each token from the tokens before it (Radford et al. 2018)."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -11,25 +10,12 @@ from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal, padding
+from regard.models.config import DecoderOnlyConfig
 from regard.models.one_stack import OneStack
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, Step
-from regard.models.stack import StackConfig, make_stack, shared_bias
+from regard.models.stack import make_stack, shared_bias
 from regard.nn import KeyValue
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderOnlyConfig(StackConfig):
-    """The sizes and parts of a decoder-only Transformer."""
-
-    num_layers: int = 4
-    """The number of layers in the stack."""
-    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
-    """Activation of the feed-forward networks; swiglu is gated."""
-    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
-    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
-    tied_output: bool = True
-    """The output layer is the embedding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,33 +1,18 @@
 """The encoder-only Transformer: it predicts each token from the tokens on both sides (Devlin et al. 2018)."""
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.masks.basic import lengths
+from regard.models.config import EncoderOnlyConfig
 from regard.models.one_stack import OneStack
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss
-from regard.models.stack import NORMS, StackConfig, make_stack
+from regard.models.stack import NORMS, make_stack
 from regard.nn import Linear
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderOnlyConfig(StackConfig):
-    """The sizes and parts of an encoder-only Transformer."""
-
-    num_layers: int = 4
-    """The number of layers in the stack."""
-    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
-    """Activation of the feed-forward networks; swiglu is gated."""
-    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
-    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
-    tied_output: bool = True
-    """The output layer is the embedding."""
 
 
 class EncoderOnly(OneStack):

@@ -84,7 +84,7 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
     Raises:
         ArgumentError: the dtype is not the model's, and there is no faster decoder for the model.
 
-    >>> from regard.generation.greedy import greedy
+    >>> from regard.generation.greedy_search import greedy
     >>> from regard.models import TransformerConfig
     >>> model = Transformer(TransformerConfig(dim=8, num_heads=2), source_vocab_size=9, target_vocab_size=9).eval()
     >>> limits = {"bos_id": 1, "eos_id": 2, "max_steps": 7}

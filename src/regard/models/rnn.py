@@ -1,7 +1,6 @@
 """The recurrent sequence-to-sequence model with attention (Bahdanau et al. 2015, Luong et al. 2015)."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -13,31 +12,10 @@ from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import lengths
 from regard.mechanisms.scores.base import ScaledDot
+from regard.models.config import RNNConfig
 from regard.models.protocol import OutputLoss, Step
 from regard.nn import AdditiveAttention, Dropout, Linear
-from regard.nn.arguments import require_dropout, require_one_of, require_sizes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RNNConfig:
-    """The sizes and parts of the recurrent model."""
-
-    embedding_dim: int = 256
-    """The width of the word vectors; Bahdanau's m."""
-    hidden_dim: int = 256
-    """The width of the decoder's state, and of the encoder's state in each direction; Bahdanau's n."""
-    attention_dim: int = 256
-    """The number of hidden units of the additive score; Bahdanau's n'."""
-    decoder: Literal["bahdanau", "luong"] = "bahdanau"
-    """Whether the decoder attends with the state before the step (Bahdanau) or after it (Luong)."""
-    score: Literal["additive", "dot"] = "additive"
-    """Additive score (Bahdanau), or the dot product with projected keys (Luong's general)."""
-    input_feeding: bool = True
-    """For Luong only: whether the last attentional vector is an input of the next step."""
-    encoder_layers: int = 1
-    """The number of layers of the bidirectional GRU encoder."""
-    dropout: float = 0.2
-    """The probability of dropping an entry of a word vector or of the readout."""
+from regard.nn.arguments import require_sizes
 
 
 class AdditiveAligner(nn.Module):
@@ -179,7 +157,7 @@ class RNNSeq2Seq(nn.Module):
 
     def __init__(self, config: RNNConfig, *, source_vocab_size: int, target_vocab_size: int) -> None:
         super().__init__()
-        _check(config, source_vocab_size, target_vocab_size)
+        require_sizes(source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
         self.config = config
         n, m = config.hidden_dim, config.embedding_dim
         self.source_embedding = nn.Embedding(source_vocab_size, m)
@@ -261,21 +239,3 @@ class RNNSeq2Seq(nn.Module):
     def alignment_names(self) -> list[str]:
         """The name of the only map."""
         return ["decoder.cross"]
-
-
-def _check(config: RNNConfig, source_vocab_size: int, target_vocab_size: int) -> None:
-    """Refuse sizes below 1 and unknown names of parts.
-
-    Raises:
-        ArgumentError: names the field, its allowed values and its value.
-    """
-    require_one_of("decoder", config.decoder, DECODERS)
-    require_one_of("score", config.score, ALIGNERS)
-    require_sizes(
-        embedding_dim=config.embedding_dim,
-        hidden_dim=config.hidden_dim,
-        encoder_layers=config.encoder_layers,
-        source_vocab_size=source_vocab_size,
-        target_vocab_size=target_vocab_size,
-    )
-    require_dropout(dropout=config.dropout)

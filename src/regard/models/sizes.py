@@ -5,9 +5,7 @@
 from types import MappingProxyType
 from typing import Literal
 
-from regard.models.decoder_only import DecoderOnlyConfig
-from regard.models.encoder_only import EncoderOnlyConfig
-from regard.models.transformer import TransformerConfig
+from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, TransformerConfig
 
 Size = Literal["tiny", "small", "base"]
 

@@ -1,9 +1,7 @@
 """The common part of all Transformers: the configuration of a stack of layers, and the layer of self-attention."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from torch import Tensor, nn
 
@@ -12,6 +10,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.rotary.rotary import Rotary
+from regard.models.config import StackConfig
 from regard.models.parts import Maker, StackParts
 from regard.nn import (
     FeedForward,
@@ -24,7 +23,7 @@ from regard.nn import (
     PreNorm,
     SinusoidalPositions,
 )
-from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+from regard.nn.arguments import require_sizes
 
 RecordMap = Callable[[str, AttentionMap], None]
 """A function that is called with the name and the map of every attention call of a pass."""
@@ -43,36 +42,6 @@ POSITIONS: dict[str, Callable[["StackConfig"], Maker]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackConfig:
-    """The widths and parts of a stack of Transformer layers."""
-
-    dim: int = 256
-    """The width of the model; the paper's d_model."""
-    num_heads: int = 4
-    """The number of attention heads; the paper's h."""
-    num_kv_heads: int | None = None
-    """The number of key/value heads, which the query heads share; None means one for each query head."""
-    feed_forward_dim: int = 1024
-    """The hidden width of the feed-forward networks; the paper's d_ff."""
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    """The activation of the feed-forward networks; swiglu is gated."""
-    norm: Literal["layer", "rms"] = "layer"
-    """LayerNorm or RMSNorm."""
-    norm_position: Literal["pre", "post"] = "pre"
-    """The norm stands before each sublayer (easy to train) or after it (as in the paper)."""
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
-    max_length: int = 1024
-    """The longest sequence in tokens, if positions are learned."""
-    dropout: float = 0.1
-    """The probability of dropping an entry of an embedding or of a sublayer's output."""
-    activation_dropout: float | None = None
-    """The probability of dropping a hidden unit of the feed-forward networks (the paper: 0); None means `dropout`."""
-    attention_dropout: float = 0.0
-    """The probability of dropping an attention weight; above 0 the fused kernels cannot run."""
-
-
 def make_stack(config: StackConfig, num_layers: int) -> StackParts:
     """The makers of the parts that a configuration names.
 
@@ -82,15 +51,8 @@ def make_stack(config: StackConfig, num_layers: int) -> StackParts:
     >>> make_stack(StackConfig(dim=8, num_heads=2, norm="rms"), 2).final_norm()
     RMSNorm((8,), eps=None, elementwise_affine=True)
     """
-    require_one_of("activation", config.activation, FEED_FORWARDS)
-    require_one_of("norm", config.norm, NORMS)
-    require_one_of("norm_position", config.norm_position, BLOCKS)
-    require_one_of("positions", config.positions, POSITIONS)
-    require_sizes(num_layers=num_layers, num_heads=config.num_heads)
+    require_sizes(num_layers=num_layers)
     hidden_dropout = config.dropout if config.activation_dropout is None else config.activation_dropout
-    require_dropout(
-        dropout=config.dropout, activation_dropout=hidden_dropout, attention_dropout=config.attention_dropout
-    )
     norm, block = NORMS[config.norm], BLOCKS[config.norm_position]
     return StackParts(
         num_layers=num_layers,

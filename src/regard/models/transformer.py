@@ -15,25 +15,11 @@ from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal, lengths
 from regard.models.building import stack_of
+from regard.models.config import TransformerConfig
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, Step
-from regard.models.stack import RecordMap, SelfAttentionLayer, StackConfig, make_stack, recorded_attention, shared_bias
+from regard.models.stack import RecordMap, SelfAttentionLayer, make_stack, recorded_attention, shared_bias
 from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
-from regard.nn.arguments import require_sizes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerConfig(StackConfig):
-    """The sizes and parts of an encoder-decoder Transformer."""
-
-    encoder_layers: int = 3
-    """The number of layers in the encoder; the paper's N."""
-    decoder_layers: int = 3
-    """The number of layers in the decoder."""
-    shared_embeddings: bool = False
-    """Whether source and target embeddings share one matrix, which requires one vocabulary."""
-    tied_output: bool = True
-    """Whether the output layer shares the matrix of the target embedding."""
 
 
 class DecoderLayer(nn.Module):
@@ -254,7 +240,6 @@ def _parts(config: TransformerConfig) -> TransformerParts:
     Raises:
         ArgumentError: names the field, its allowed values and its value.
     """
-    require_sizes(encoder_layers=config.encoder_layers, decoder_layers=config.decoder_layers)
     return TransformerParts(
         dim=config.dim,
         encoder=make_stack(config, config.encoder_layers),

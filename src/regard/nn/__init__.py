@@ -1,35 +1,43 @@
 """Modules: attention, embeddings, feed-forward networks, residual blocks."""
 
-from regard.nn.additive import AdditiveAttention as AdditiveAttention
-from regard.nn.cache import KeyValue as KeyValue
-from regard.nn.dropout import Dropout as Dropout
-from regard.nn.embeddings import LearnedPositions as LearnedPositions
-from regard.nn.embeddings import NoPositions as NoPositions
-from regard.nn.embeddings import RelativeBias as RelativeBias
-from regard.nn.embeddings import SinusoidalPositions as SinusoidalPositions
-from regard.nn.embeddings import TokenEmbedding as TokenEmbedding
-from regard.nn.feed_forward import FeedForward as FeedForward
-from regard.nn.feed_forward import GatedFeedForward as GatedFeedForward
-from regard.nn.fixed_linear import FixedLinear as FixedLinear
-from regard.nn.linear import Linear as Linear
-from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
-from regard.nn.residual import PostNorm as PostNorm
-from regard.nn.residual import PreNorm as PreNorm
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AdditiveAttention",
-    "Dropout",
-    "FeedForward",
-    "FixedLinear",
-    "GatedFeedForward",
-    "KeyValue",
-    "LearnedPositions",
-    "Linear",
-    "MultiHeadAttention",
-    "NoPositions",
-    "PostNorm",
-    "PreNorm",
-    "RelativeBias",
-    "SinusoidalPositions",
-    "TokenEmbedding",
-]
+from regard.lazy import on_demand
+
+if TYPE_CHECKING:
+    from regard.nn.additive import AdditiveAttention as AdditiveAttention
+    from regard.nn.cache import KeyValue as KeyValue
+    from regard.nn.dropout import Dropout as Dropout
+    from regard.nn.embeddings import LearnedPositions as LearnedPositions
+    from regard.nn.embeddings import NoPositions as NoPositions
+    from regard.nn.embeddings import RelativeBias as RelativeBias
+    from regard.nn.embeddings import SinusoidalPositions as SinusoidalPositions
+    from regard.nn.embeddings import TokenEmbedding as TokenEmbedding
+    from regard.nn.feed_forward import FeedForward as FeedForward
+    from regard.nn.feed_forward import GatedFeedForward as GatedFeedForward
+    from regard.nn.fixed_linear import FixedLinear as FixedLinear
+    from regard.nn.linear import Linear as Linear
+    from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
+    from regard.nn.residual import PostNorm as PostNorm
+    from regard.nn.residual import PreNorm as PreNorm
+else:
+    __getattr__, __dir__, __all__ = on_demand(
+        __name__,
+        {
+            "regard.nn.additive": ("AdditiveAttention",),
+            "regard.nn.cache": ("KeyValue",),
+            "regard.nn.dropout": ("Dropout",),
+            "regard.nn.embeddings": (
+                "LearnedPositions",
+                "NoPositions",
+                "RelativeBias",
+                "SinusoidalPositions",
+                "TokenEmbedding",
+            ),
+            "regard.nn.feed_forward": ("FeedForward", "GatedFeedForward"),
+            "regard.nn.fixed_linear": ("FixedLinear",),
+            "regard.nn.linear": ("Linear",),
+            "regard.nn.multi_head": ("MultiHeadAttention",),
+            "regard.nn.residual": ("PostNorm", "PreNorm"),
+        },
+    )

@@ -13,10 +13,11 @@ def require_sizes(**sizes: int) -> None:
 
     >>> require_sizes(dim=4, hidden_dim=0)
     Traceback (most recent call last):
-    regard.errors.ArgumentError: sizes must be at least 1, got dim=4, hidden_dim=0
+    regard.errors.ArgumentError: hidden_dim must be at least 1, got 0
     """
-    if min(sizes.values()) < 1:
-        raise ArgumentError(f"sizes must be at least 1, got {', '.join(f'{k}={v}' for k, v in sizes.items())}")
+    for name, size in sizes.items():
+        if size < 1:
+            raise ArgumentError(f"{name} must be at least 1, got {size}")
 
 
 def require_dropout(**probabilities: float) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,7 +49,7 @@ def _temporary(target: Path) -> tuple[Path, BinaryIO]:
         try:
             return path, path.open("xb")
         except FileExistsError:
-            number = secrets.randbits(60)
+            number = int.from_bytes(os.urandom(7), "big")
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:

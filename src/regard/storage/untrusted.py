@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +56,8 @@ def parse_toml(content: bytes | str) -> dict[str, Any]:
     >>> parse_toml("task = 'translation'\n[fit]\nsteps = 10")
     {'task': 'translation', 'fit': {'steps': 10}}
     """
+    import tomllib  # the attention alone does not need it
+
     with _refusing("TOML"):
         text = _text(content)
         _check_keys(text)

@@ -1,31 +1,37 @@
 """The tasks: translation and language modelling. A run folder holds all that a trained model needs."""
 
-from regard.tasks.language_modelling.causal import LanguageModel as LanguageModel
-from regard.tasks.language_modelling.config import LanguageModelConfig as LanguageModelConfig
-from regard.tasks.language_modelling.config import MaskedLanguageModelConfig as MaskedLanguageModelConfig
-from regard.tasks.language_modelling.masked import MaskedLanguageModel as MaskedLanguageModel
-from regard.tasks.language_modelling.train import train_language_model as train_language_model
-from regard.tasks.language_modelling.train import train_masked_language_model as train_masked_language_model
-from regard.tasks.translation.alignments import AlignmentOf as AlignmentOf
-from regard.tasks.translation.config import TranslationConfig as TranslationConfig
-from regard.tasks.translation.options import Request as Request
-from regard.tasks.translation.results import Translation as Translation
-from regard.tasks.translation.train import train_translation as train_translation
-from regard.tasks.translation.translator import Translator as Translator
-from regard.training.fit_config import FitConfig as FitConfig
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AlignmentOf",
-    "FitConfig",
-    "LanguageModel",
-    "LanguageModelConfig",
-    "MaskedLanguageModel",
-    "MaskedLanguageModelConfig",
-    "Request",
-    "Translation",
-    "TranslationConfig",
-    "Translator",
-    "train_language_model",
-    "train_masked_language_model",
-    "train_translation",
-]
+from regard.lazy import on_demand
+
+if TYPE_CHECKING:
+    from regard.tasks.language_modelling.causal import LanguageModel as LanguageModel
+    from regard.tasks.language_modelling.config import LanguageModelConfig as LanguageModelConfig
+    from regard.tasks.language_modelling.config import MaskedLanguageModelConfig as MaskedLanguageModelConfig
+    from regard.tasks.language_modelling.masked import MaskedLanguageModel as MaskedLanguageModel
+    from regard.tasks.language_modelling.train import train_language_model as train_language_model
+    from regard.tasks.language_modelling.train import train_masked_language_model as train_masked_language_model
+    from regard.tasks.translation.alignments import AlignmentOf as AlignmentOf
+    from regard.tasks.translation.config import TranslationConfig as TranslationConfig
+    from regard.tasks.translation.options import Request as Request
+    from regard.tasks.translation.results import Translation as Translation
+    from regard.tasks.translation.train import train_translation as train_translation
+    from regard.tasks.translation.translator import Translator as Translator
+    from regard.training.fit_config import FitConfig as FitConfig
+else:
+    __getattr__, __dir__, __all__ = on_demand(
+        __name__,
+        {
+            "regard.tasks.language_modelling.causal": ("LanguageModel",),
+            "regard.tasks.language_modelling.config": ("LanguageModelConfig", "MaskedLanguageModelConfig"),
+            "regard.tasks.language_modelling.masked": ("MaskedLanguageModel",),
+            "regard.tasks.language_modelling.train": ("train_language_model", "train_masked_language_model"),
+            "regard.tasks.translation.alignments": ("AlignmentOf",),
+            "regard.tasks.translation.config": ("TranslationConfig",),
+            "regard.tasks.translation.options": ("Request",),
+            "regard.tasks.translation.results": ("Translation",),
+            "regard.tasks.translation.train": ("train_translation",),
+            "regard.tasks.translation.translator": ("Translator",),
+            "regard.training.fit_config": ("FitConfig",),
+        },
+    )

@@ -1,11 +1,13 @@
 """The settings of a training run; the command line makes its flags from these fields."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from regard.errors import ArgumentError
-from regard.training.distributed.devices import Precision, Strategy
+from regard.ranges import require_above, require_at_least
+from regard.training.distributed.choices import Precision, Strategy
 from regard.training.fit_config import FitConfig
 from regard.training.schedules import Schedule, constant, cosine, inverse_square_root
 
@@ -55,24 +57,17 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Check the ranges that no other part checks."""
-        if self.batch_tokens < 1:
-            raise ArgumentError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
-        if self.seed < 0:
-            raise ArgumentError(f"seed must be 0 or more, got {self.seed}")
-        if self.pictures < 0:
-            raise ArgumentError(f"pictures must be 0 or more, got {self.pictures}")
-        if not 0 <= self.qk_clip < float("inf"):
-            raise ArgumentError(f"qk_clip must be above 0, or 0 to scale nothing, got {self.qk_clip}")
-        if self.learning_rate <= 0:
-            raise ArgumentError(f"learning_rate must be above 0, got {self.learning_rate}")
+        require_above(0, learning_rate=self.learning_rate)
+        require_at_least(1, batch_tokens=self.batch_tokens)
+        require_at_least(0, seed=self.seed, pictures=self.pictures, weight_decay=self.weight_decay)
+        require_at_least(0, qk_clip=self.qk_clip)
+        require_at_least(1 if self.schedule == "inverse-square-root" else 0, warmup_steps=self.warmup_steps)
+        if not re.fullmatch("auto|cpu|mps|cuda(:[0-9]+)?", self.device):
+            raise ArgumentError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}")
 
 
 def make_schedule(config: TrainingConfig) -> Schedule:
-    """The learning rate that the configuration describes.
-
-    Raises:
-        ArgumentError: the warm-up does not fit.
-    """
+    """The learning rate that the configuration describes."""
     match config.schedule:
         case "constant":
             return constant(config.learning_rate)

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from regard.errors import RunFolderError
-from regard.generation.beam import Beam
-from regard.models.transformer import TransformerConfig
+from regard.generation.config import Beam
+from regard.models.config import TransformerConfig
 from regard.storage.atomic import write_atomically
 from regard.storage.own_files import refuse_links
+from regard.tasks.demo_folder import README, README_FILE, refuse_others
 from regard.tasks.pictures.save import PictureFiles, SeenText, save_pictures
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
@@ -22,15 +22,6 @@ PAIRS: dict[dates.Split, int] = {"train": 50_000, "valid": 1_000, "test": 2_000}
 """How many dates each part has."""
 SHOWN = 12
 """How many held-out dates are printed and drawn."""
-
-README = """\
-Made by `regard demo`, which will replace it when it runs again.
-
-train.tsv, valid.tsv, test.tsv   dates in many languages and their ISO 8601 form
-run/                             the trained model: try it with `regard translate`
-attention.png, attention.html    what the model looked at for a dozen held-out dates
-"""
-"""The README.txt of the folder; by it a later demonstration knows the folder."""
 
 
 class DemoResult(NamedTuple):
@@ -77,7 +68,10 @@ def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[
         OSError: the disk is full or the folder read-only.
     """
     config = demo_config(folder, seed=seed, device=device)
-    _open_folder(folder)
+    refuse_others(folder)
+    refuse_links(folder / README_FILE, *(folder / f"{split}.tsv" for split in PAIRS))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / README_FILE, README)
     for split, count in PAIRS.items():
         _write_pairs(folder / f"{split}.tsv", dates.pairs(split, count, seed=seed))
     translator = train_translation(config, overwrite=True, progress=progress)
@@ -108,17 +102,6 @@ def one_of_each_script(answered: Sequence[tuple[Pair, str]], count: int) -> list
 def _scripts(text: str) -> frozenset[str]:
     """The scripts of the letters of a text, by the first words of their Unicode names."""
     return frozenset(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())
-
-
-def _open_folder(folder: Path) -> None:
-    """Make the folder, or take one that an earlier demonstration made."""
-    readme = folder / "README.txt"
-    taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if taken and not (readme.is_file() and readme.read_text(encoding="utf-8") == README):
-        raise RunFolderError(f"{folder} is there and `regard demo` did not make it; name another with --out")
-    refuse_links(readme, *(folder / f"{split}.tsv" for split in PAIRS))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(readme, README)
 
 
 def _write_pairs(path: Path, pairs: Iterable[Pair]) -> None:

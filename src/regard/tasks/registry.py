@@ -1,43 +1,32 @@
-"""The tasks by name: how each is configured, trained and loaded."""
+"""The tasks by name: how each is configured, trained and loaded. Only what trains or loads needs torch."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import RunFolderError
 from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFORMER_SIZES, Size
 from regard.tasks.config import TrainingConfig
-from regard.tasks.language_modelling import causal, masked
-from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.language_modelling.masked import MaskedLanguageModel
-from regard.tasks.language_modelling.train import (
-    masked_job,
-    next_token_job,
-    run_language_model,
-    run_masked_language_model,
-)
-from regard.tasks.runs.run import TrainingJob
+from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.runs.foreign_folders import READERS, family_of, is_huggingface, writes_text
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.translation import translator
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.pretrained import is_huggingface, writes_text
-from regard.tasks.translation.train import run_translation, translation_job
-from regard.tasks.translation.translator import Translator
 
-TrainedModel = Translator | LanguageModel | MaskedLanguageModel
+if TYPE_CHECKING:
+    from regard.tasks.language_modelling.causal import LanguageModel
+    from regard.tasks.language_modelling.masked import MaskedLanguageModel
+    from regard.tasks.runs.run import TrainingJob
+    from regard.tasks.translation.translator import Translator
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Task(ABC):
     """One task."""
 
     config: type[TrainingConfig]
-    run: Callable[..., str]
-    """Trains, and returns the name of the device that it ran on."""
-    load: Callable[..., TrainedModel]
-    job: Callable[[Any, RunFolder, Any], TrainingJob]
-    """Makes the training loop's job from a configuration, a prepared folder and a launched fabric."""
     model_field: str
     """The name of the setting that describes the model."""
     sizes: Mapping[Size, Any]
@@ -47,23 +36,94 @@ class Task(NamedTuple):
         """Change settings to a model of a named size."""
         return replace(config, **{self.model_field: self.sizes[size]})
 
+    @abstractmethod
+    def run(self, config: Any, **options: Any) -> str:
+        """Train, and return the name of the device that it ran on; `train_run` has the options."""
+
+    @abstractmethod
+    def load(self, folder: Path | str, *, device: str = "auto") -> "Translator | LanguageModel | MaskedLanguageModel":
+        """Read the best model of a run."""
+
+    @abstractmethod
+    def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
+        """Make the training loop's job from a configuration, a prepared folder and a launched fabric."""
+
+
+class _Translation(Task):
+    def run(self, config: Any, **options: Any) -> str:
+        from regard.tasks.translation.train import run_translation
+
+        return run_translation(config, **options)
+
+    def load(self, folder: Path | str, *, device: str = "auto") -> "Translator":
+        from regard.tasks.translation.translator import Translator
+
+        return Translator.load(folder, device=device)
+
+    def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
+        from regard.tasks.translation.train import translation_job
+
+        return translation_job(config, folder, fabric)
+
+
+class _LanguageModelling(Task):
+    def run(self, config: Any, **options: Any) -> str:
+        from regard.tasks.language_modelling.train import run_language_model
+
+        return run_language_model(config, **options)
+
+    def load(self, folder: Path | str, *, device: str = "auto") -> "LanguageModel":
+        from regard.tasks.language_modelling.causal import LanguageModel
+
+        return LanguageModel.load(folder, device=device)
+
+    def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
+        from regard.tasks.language_modelling.train import next_token_job
+
+        return next_token_job(config, folder, fabric)
+
+
+class _MaskedLanguageModelling(Task):
+    def run(self, config: Any, **options: Any) -> str:
+        from regard.tasks.language_modelling.train import run_masked_language_model
+
+        return run_masked_language_model(config, **options)
+
+    def load(self, folder: Path | str, *, device: str = "auto") -> "MaskedLanguageModel":
+        from regard.tasks.language_modelling.masked import MaskedLanguageModel
+
+        return MaskedLanguageModel.load(folder, device=device)
+
+    def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
+        from regard.tasks.language_modelling.train import masked_job
+
+        return masked_job(config, folder, fabric)
+
 
 TASKS: Mapping[str, Task] = {
-    translator.TASK: Task(
-        TranslationConfig, run_translation, Translator.load, translation_job, "transformer", TRANSFORMER_SIZES
-    ),
-    causal.TASK: Task(
-        LanguageModelConfig, run_language_model, LanguageModel.load, next_token_job, "model", DECODER_ONLY_SIZES
-    ),
-    masked.TASK: Task(
-        MaskedLanguageModelConfig,
-        run_masked_language_model,
-        MaskedLanguageModel.load,
-        masked_job,
-        "model",
-        ENCODER_ONLY_SIZES,
-    ),
+    TRANSLATION: _Translation(TranslationConfig, "transformer", TRANSFORMER_SIZES),
+    LANGUAGE_MODEL: _LanguageModelling(LanguageModelConfig, "model", DECODER_ONLY_SIZES),
+    MASKED_LANGUAGE_MODEL: _MaskedLanguageModelling(MaskedLanguageModelConfig, "model", ENCODER_ONLY_SIZES),
 }
+
+
+def task_name_of(folder: Path) -> str:
+    """Find the name of the task of a run folder, or of a folder in Hugging Face's format.
+
+    Raises:
+        RunFolderError: there is no run in it, or its task is one that this version does not have.
+    """
+    if is_huggingface(folder):
+        if (family := family_of(folder)) in READERS:
+            raise RunFolderError(
+                f"{folder} holds a {family} model, which neither translates nor writes: `regard check` takes it, and "
+                "in Python regard.models.convert"
+            )
+        return LANGUAGE_MODEL if writes_text(folder) else TRANSLATION
+    name = RunFolder(folder).task()
+    if name not in TASKS:
+        raise RunFolderError(f"{folder} is a run of the task {name!r}; this version has {', '.join(TASKS)}")
+    return name
 
 
 def task_of(folder: Path) -> Task:
@@ -72,9 +132,4 @@ def task_of(folder: Path) -> Task:
     Raises:
         RunFolderError: there is no run in it, or its task is one that this version does not have.
     """
-    if is_huggingface(folder):
-        return TASKS[causal.TASK if writes_text(folder) else translator.TASK]
-    name = RunFolder(folder).task()
-    if name not in TASKS:
-        raise RunFolderError(f"{folder} is a run of the task {name!r}; this version has {', '.join(TASKS)}")
-    return TASKS[name]
+    return TASKS[task_name_of(folder)]

@@ -106,16 +106,25 @@ class BlockPlan:
 
     def epoch(self, epoch: int, start: int) -> Iterator[TextBlocks]:
         """The blocks of this rank in each batch, beginning with the batch at index `start`."""
-        generator = np.random.default_rng([self.seed, epoch])
-        spare = len(self.tokens) - self.overlap - self.rows * self.length
-        phase = int(generator.integers(min(self.length, spare + 1)))
-        count = (len(self.tokens) - self.overlap - phase) // self.length
+        generator, phase, count = self._cut(epoch)
         for number, blocks in enumerate(sections(count, seed=self.seed, epoch=epoch)):
             batches = len(blocks) // self.rows
             if start < batches:
                 drawing = np.random.default_rng([self.seed, epoch, number]) if number else generator
                 yield from self._of_section(phase + self.length * blocks, start, drawing)
             start = max(start - batches, 0)
+
+    def count(self) -> int:
+        """The batches of the first epoch."""
+        _, _, count = self._cut(0)
+        return sum(len(blocks) // self.rows for blocks in sections(count, seed=self.seed, epoch=0))
+
+    def _cut(self, epoch: int) -> tuple[np.random.Generator, int, int]:
+        """What draws the numbers of an epoch, the position of its first block, and the number of its blocks."""
+        generator = np.random.default_rng([self.seed, epoch])
+        spare = len(self.tokens) - self.overlap - self.rows * self.length
+        phase = int(generator.integers(min(self.length, spare + 1)))
+        return generator, phase, (len(self.tokens) - self.overlap - phase) // self.length
 
     def _of_section(
         self, begins: npt.NDArray[np.int64], start: int, generator: np.random.Generator

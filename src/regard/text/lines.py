@@ -132,7 +132,7 @@ def raw_lines(path: StrPath) -> Iterator[Line]:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{place}: expected gzip data, got damaged ones ({error}); copy the file again") from None
     except OSError as error:
-        raise DataError(_why_not_read(name, error)) from error
+        raise DataError(why_not_read(name, error)) from error
 
 
 @contextmanager
@@ -157,7 +157,8 @@ def _without_end(place: str, raw: bytes) -> bytes:
     return raw.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _why_not_read(name: str, error: OSError) -> str:
+def why_not_read(name: str, error: OSError) -> str:
+    """Why a file could not be read, and what to do."""
     advice = {
         FileNotFoundError: "check the path",
         IsADirectoryError: "name a file in it",

@@ -23,6 +23,7 @@ from regard.errors import ArgumentError, RunFolderError
 from regard.storage.atomic import read_json, temporary_of
 from regard.storage.own_files import refuse_links, refuse_links_in, remove_empty
 from regard.storage.sealed import SEAL, read_sealed, write_sealed
+from regard.training.checkpoint_names import KEPT, TRAINED
 from regard.training.distributed.ranks import ALONE, Ranks
 from regard.training.distributed.tensor_files import (
     Place,
@@ -38,10 +39,6 @@ from regard.training.distributed.tensor_files import (
 
 FORMAT = 1
 """The version of the manifest's format."""
-KEPT = "kept"
-"""The folder of the models of validations."""
-TRAINED = "trained"
-"""The checkpoint that keeps the best model by training when another takes its place."""
 _KEPT_NAME = re.compile("step-[0-9]+")
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from regard.errors import ArgumentError
+from regard.ranges import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -11,6 +12,8 @@ class FitConfig:
 
     steps: int = 10_000
     """Updates to make in all."""
+    epochs: int = 0
+    """Passes over the data to make; above 0 they decide, and not the steps."""
     accumulate: int = 1
     """The number of batches whose gradients are summed for one update."""
     clip_norm: float = 1.0
@@ -30,11 +33,8 @@ class FitConfig:
 
     def __post_init__(self) -> None:
         """Check the ranges once."""
-        for name in ("steps", "accumulate", "validate_every", "save_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("clip_norm", "patience", "keep"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        counts = {"steps": self.steps, "accumulate": self.accumulate, "log_every": self.log_every}
+        require_at_least(1, **counts, validate_every=self.validate_every, save_every=self.save_every)
+        require_at_least(0, epochs=self.epochs, clip_norm=self.clip_norm, patience=self.patience, keep=self.keep)
         if not 0.0 <= self.ema_decay < 1.0:
             raise ArgumentError(f"ema_decay must be at least 0 and below 1, got {self.ema_decay}")

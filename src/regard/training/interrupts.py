@@ -55,7 +55,7 @@ def listening() -> Iterator[StopWish]:
     True
     """
     wish = StopWish()
-    with _handled(wish.note, signal.SIGINT, signal.SIGTERM):
+    with handled(wish.note, signal.SIGINT, signal.SIGTERM):
         yield wish
 
 
@@ -76,12 +76,13 @@ def ending_at_once() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> None:
         raise Interrupted(number)
 
-    with _handled(end, signal.SIGTERM):
+    with handled(end, signal.SIGTERM):
         yield
 
 
 @contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Have a function called for some signals while the block runs; in other threads than the main one, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

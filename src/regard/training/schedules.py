@@ -44,8 +44,10 @@ def cosine(peak: float, warmup_steps: int, total_steps: int) -> Schedule:
 
     rate(n) = peak * (1 + cos(pi * (n - warmup) / (total - warmup))) / 2   for warmup <= n <= total
 
+    If training ends before its warm-up, the rate only rises.
+
     Raises:
-        ArgumentError: `warmup_steps` is negative or not less than `total_steps`.
+        ArgumentError: `warmup_steps` is negative.
 
     Source: Loshchilov and Hutter 2017 (arXiv 1608.03983), equation 5, without restarts.
 
@@ -54,15 +56,11 @@ def cosine(peak: float, warmup_steps: int, total_steps: int) -> Schedule:
     (0.5, 1.0, 0.5, 0.0)
     """
     _check_warmup(warmup_steps, at_least=0)
-    if warmup_steps >= total_steps:
-        raise ArgumentError(
-            f"a cosine needs more steps than its warm-up, got {warmup_steps} warm-up steps of {total_steps}"
-        )
 
     def rate(step: int) -> float:
         if step < warmup_steps:
             return peak * step / warmup_steps
-        done = min((step - warmup_steps) / (total_steps - warmup_steps), 1.0)
+        done = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
         return peak * (1 + math.cos(math.pi * done)) / 2
 
     return rate

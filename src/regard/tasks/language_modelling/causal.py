@@ -18,17 +18,18 @@ from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
 from regard.tasks.language_modelling.text_format import TextFormat, TrainedFormat
+from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
+from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.translation.pretrained import is_huggingface, load_pretrained_text
+from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.translation.pretrained import load_pretrained_text
 from regard.text.blocks import TextWindow, next_token_windows, window_batches
 from regard.text.running_text import DocumentUnit, TextStream
 from regard.text.tokenizers import Tokenizer
 from regard.training.distributed.devices import find_device
 
-TASK = "language-model"
-"""The name of this task in a run folder and on the command line."""
 WINDOW_LINES = 1_024
 """How many lines are read and scored together."""
 BATCH_PLACES = 2_048
@@ -97,7 +98,7 @@ class LanguageModel:
             parts = load_pretrained_text(Path(folder))
             return cls(parts.model.to(find_device(device)), parts.language, block_length=parts.block_length)
         run = RunFolder(Path(folder))
-        config = run.read_config(TASK, LanguageModelConfig)
+        config = run.read_config(LANGUAGE_MODEL, LanguageModelConfig)
         tokenizer = load_tokenizer(run)
         tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer)
         make = partial(DecoderOnly, config.model, vocab_size=size)
@@ -229,12 +230,19 @@ class LanguageModel:
             if not texts:
                 return
 
-    def evaluate(self, lines: Iterable[str], *, stride: int | None = None) -> TextEvaluation:
+    def evaluate(
+        self,
+        lines: Iterable[str],
+        *,
+        stride: int | None = None,
+        tell: Tell = tell_nobody,
+    ) -> TextEvaluation:
         """Measure how well the model predicts a text, read as one row of tokens.
 
         Args:
             lines: the lines of the text, without line feeds.
             stride: see `next_token_windows`; None means half a block.
+            tell: is called with what is done, how many blocks are done, and of how many.
 
         Raises:
             DataError: there is no text.
@@ -243,8 +251,13 @@ class LanguageModel:
         ids, text_bytes = self.language.row(lines)
         if len(ids) < 2:
             raise DataError("there is no text to evaluate on")
-        windows = next_token_windows(np.asarray(ids), length=self.block_length, stride=stride or self._half)
-        return TextEvaluation.of(together(self._likelihoods(windows)), text_bytes)
+        step = self._half if stride is None else stride
+        windows = next_token_windows(np.asarray(ids), length=self.block_length, stride=step)
+        found = []
+        for likelihood in self._likelihoods(windows):
+            found.append(likelihood)
+            tell("blocks of tokens read", len(found), -(-len(ids) // step))
+        return TextEvaluation.of(together(found), text_bytes)
 
     def score(self, lines: Iterable[str]) -> Iterator[Likelihood]:
         """Say how probable each line is by itself: the sum over its tokens, in nats.

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from regard.errors import ArgumentError
-from regard.models.decoder_only import DecoderOnlyConfig
-from regard.models.encoder_only import EncoderOnlyConfig
+from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, StackConfig
+from regard.ranges import require_at_least, require_share
 from regard.tasks.config import TrainingConfig
 from regard.training.fit_config import FitConfig
 
@@ -48,12 +48,12 @@ class TextConfig(TrainingConfig):
         """Check the ranges that no other part checks."""
         # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
         TrainingConfig.__post_init__(self)
-        for name in ("vocab_size", "block_length"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_at_least(1, vocab_size=self.vocab_size)
+        require_at_least(2, block_length=self.block_length)
+        require_share(valid_share=self.valid_share, beta2=self.beta2)
         for name in ("valid_share", "beta2"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise ArgumentError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+            if getattr(self, name) in (0.0, 1.0):
+                raise ArgumentError(f"{name} must be above 0 and below 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +63,11 @@ class LanguageModelConfig(TextConfig):
     model: DecoderOnlyConfig = field(default_factory=DecoderOnlyConfig)
     """The decoder-only Transformer."""
 
+    def __post_init__(self) -> None:
+        """Check the ranges that no other part checks."""
+        TextConfig.__post_init__(self)
+        _check_positions(self.block_length, self.model)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedLanguageModelConfig(TextConfig):
@@ -70,3 +75,16 @@ class MaskedLanguageModelConfig(TextConfig):
 
     model: EncoderOnlyConfig = field(default_factory=EncoderOnlyConfig)
     """The encoder-only Transformer."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges that no other part checks."""
+        TextConfig.__post_init__(self)
+        _check_positions(self.block_length, self.model)
+
+
+def _check_positions(block_length: int, model: StackConfig) -> None:
+    if model.positions == "learned" and block_length > model.max_length:
+        raise ArgumentError(
+            f"the model has {model.max_length} positions and trains on blocks of {block_length} tokens: "
+            "lower --block-length or raise --model.max-length"
+        )

@@ -10,24 +10,26 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from regard.errors import DataError
 from regard.models.encoder_only import EncoderOnly
 from regard.tasks.language_modelling.causal import BATCH_PLACES, WINDOW_LINES
 from regard.tasks.language_modelling.config import MaskedLanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
-from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
+from regard.tasks.language_modelling.likelihood import Likelihood, together
+from regard.tasks.names import MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.telling import Tell, tell_nobody
 from regard.text.blocks import TextBatch, TextWindow, masked_windows, one_masked_windows, window_batches
 from regard.text.running_text import DocumentUnit, encode_text, pieces
+from regard.text.sections import Integers
 from regard.text.tokenizers import BOS, EOS, PAD, Tokenizer
 from regard.training.distributed.devices import find_device
 
-TASK = "masked-language-model"
-"""The name of this task in a run folder and on the command line."""
-MOST_SINGLE_MASKS = 10_000
+SINGLE_MASKS = 1_000
 """The most tokens, evenly spread over a text, that are masked for its pseudo-perplexity, which masks one at a time."""
 
 
@@ -44,6 +46,11 @@ class FillingEvaluation(NamedTuple):
     """Exponential of the mean loss of tokens that are masked one at a time, while the model sees all others."""
     singly: int
     """How many tokens were masked one at a time."""
+
+    def with_singles(self, likelihood: Likelihood) -> "FillingEvaluation":
+        """The same with the pseudo-perplexity of a likelihood."""
+        loss = -likelihood.log_probability / likelihood.tokens
+        return self._replace(pseudo_perplexity=math.exp(min(loss, 700.0)), singly=likelihood.tokens)
 
 
 class MaskedLanguageModel:
@@ -75,7 +82,7 @@ class MaskedLanguageModel:
             ArgumentError: this machine does not have the device.
         """
         run = RunFolder(Path(folder))
-        config = run.read_config(TASK, MaskedLanguageModelConfig)
+        config = run.read_config(MASKED_LANGUAGE_MODEL, MaskedLanguageModelConfig)
         tokenizer = load_tokenizer(run)
         tensors, size = run.checkpoints.load_model(checkpoint), len(tokenizer) + 1
         make = partial(EncoderOnly, config.model, vocab_size=size)
@@ -93,11 +100,29 @@ class MaskedLanguageModel:
         """The token that masks others."""
         return len(self.tokenizer)
 
-    def evaluate(self, lines: Iterable[str]) -> FillingEvaluation:
+    def evaluate(
+        self, lines: Iterable[str], *, singly: int = SINGLE_MASKS, tell: Tell = tell_nobody
+    ) -> FillingEvaluation:
         """Measure how well the model fills in tokens of a text, read as one row of tokens.
 
         For loss and accuracy tokens are masked as in training, but always at the same places. The pseudo-perplexity
         is that of Salazar et al. 2020 (arXiv:1910.14659), equation 2, with blocks in place of sentences.
+
+        Args:
+            lines: the lines of the text.
+            singly: the most tokens, evenly spread over the text, that are masked one at a time, for the
+                pseudo-perplexity: each needs a forward pass of its block.
+            tell: is called with what is done, how much of it is done, and of how much.
+
+        Raises:
+            DataError: there is no text.
+        """
+        row = self.row(lines)
+        filled = self.fill(row, tell=tell)
+        return filled.with_singles(self.fill_singly(row, most=singly, tell=tell))
+
+    def row(self, lines: Iterable[str]) -> Integers:
+        """A text as one row of tokens.
 
         Raises:
             DataError: there is no text.
@@ -105,24 +130,29 @@ class MaskedLanguageModel:
         ids: list[int] = []
         for piece in pieces(lines, self.documents):
             ids += [BOS] * piece.begins + self.tokenizer.encode(piece.text)
-        count = sum(token > EOS for token in ids)
-        if not count:
+        if not any(token > EOS for token in ids):
             raise DataError("there is no text to evaluate on")
-        row, every = np.asarray(ids), math.ceil(count / MOST_SINGLE_MASKS)
-        shape = {"length": self.block_length, "mask_id": self.mask_id}
-        found, right = [], 0
-        for batch, logits in self._answers(masked_windows(row, vocab_size=len(self.tokenizer), **shape)):
-            found += likelihoods(logits, batch.targets)
-            right += int(((logits.argmax(-1) == batch.targets) & (batch.targets != PAD)).sum())
-        masked = together(found)
-        singly = together(self._likelihoods(one_masked_windows(row, every=every, **shape)))
-        return FillingEvaluation(
-            -masked.log_probability / masked.tokens,
-            100.0 * right / masked.tokens,
-            masked.tokens,
-            math.exp(min(-singly.log_probability / singly.tokens, 700.0)),
-            singly.tokens,
-        )
+        return np.asarray(ids)
+
+    def fill(self, row: Integers, *, tell: Tell = tell_nobody) -> FillingEvaluation:
+        """Loss and accuracy on tokens that are masked as in training; the pseudo-perplexity is NaN."""
+        windows = masked_windows(row, length=self.block_length, vocab_size=len(self.tokenizer), mask_id=self.mask_id)
+        total, right, count = 0.0, 0, 0
+        for losses, is_right, done in self._answers(windows):
+            total, right, count = total + float(losses.sum()), right + int(is_right.sum()), count + len(losses)
+            tell("blocks of tokens filled in", done, -(-len(row) // self.block_length))
+        return FillingEvaluation(total / count, 100.0 * right / count, count, math.nan, 0)
+
+    def fill_singly(self, row: Integers, *, most: int = SINGLE_MASKS, tell: Tell = tell_nobody) -> Likelihood:
+        """The pseudo-log-likelihood of at most so many tokens, evenly spread, each of which is masked alone."""
+        count = int((row > EOS).sum())
+        every = math.ceil(count / max(most, 1))
+        windows = one_masked_windows(row, length=self.block_length, mask_id=self.mask_id, every=every)
+        total, found = 0.0, 0
+        for losses, _, done in self._answers(windows):
+            total, found = total - float(losses.sum()), found + len(losses)
+            tell("tokens masked one at a time", done, count // every)
+        return Likelihood(total, found)
 
     def score(self, lines: Iterable[str]) -> Iterator[Likelihood]:
         """The pseudo-log-likelihood of each line by itself: the sum over its tokens, each masked alone."""
@@ -148,12 +178,24 @@ class MaskedLanguageModel:
         return text_attention(self.tokenizer, ids, self.model.attend(torch.tensor([ids], device=self.device), lengths))
 
     @torch.no_grad()
-    def _answers(self, windows: Iterable[TextWindow]) -> Iterator[tuple[TextBatch, Tensor]]:
-        """Batches on the model's device, each with the model's logits."""
+    def _answers(self, windows: Iterable[TextWindow]) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """For each batch: the loss of each masked token, whether the model finds it, and the windows so far."""
+        done = 0
         for batch in window_batches(windows, places=BATCH_PLACES):
             here = TextBatch(*(part.to(self.device) for part in batch))
-            yield here, self.model(here.tokens, here.lengths)
+            logits, targets = self._at_masks(here)
+            done += len(here.tokens)
+            yield cross_entropy(logits.float(), targets, reduction="none").double(), logits.argmax(-1) == targets, done
+
+    def _at_masks(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
+        """The logits of the masked tokens, and these tokens. The output layer reads no other: it is a large part."""
+        masked = batch.targets != PAD
+        logits, targets = self.model(
+            batch.tokens, batch.lengths, loss=lambda x, output: (output(x[masked]), batch.targets[masked])
+        )
+        return logits, targets
 
     def _likelihoods(self, windows: Iterable[TextWindow]) -> Iterator[Likelihood]:
-        for batch, logits in self._answers(windows):
-            yield from likelihoods(logits, batch.targets)
+        """The likelihood of the tokens that are masked, batch by batch."""
+        for losses, _, _ in self._answers(windows):
+            yield Likelihood(-float(losses.sum()), len(losses))

@@ -8,15 +8,14 @@ from typing import IO, Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_only import EncoderOnly
-from regard.tasks.language_modelling import causal, masked
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
+from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.validation_examples import attend_to_text, look_at_text
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
@@ -83,12 +82,20 @@ def train_masked_language_model(
 
 def run_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> str:
     """Train as `train_language_model` does, but return the name of the device that was used, not the model."""
-    return train_run(causal.TASK, config, prepare_text, next_token_job, **options)
+    return train_run(LANGUAGE_MODEL, config, prepare_text, next_token_job, _decoder, **options)
 
 
 def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[RunOptions]) -> str:
     """Train as `train_masked_language_model` does, but return the name of the device that was used, not the model."""
-    return train_run(masked.TASK, config, prepare_text, masked_job, **options)
+    return train_run(MASKED_LANGUAGE_MODEL, config, prepare_text, masked_job, _encoder, **options)
+
+
+def _decoder(config: LanguageModelConfig, vocab_size: int = 8) -> DecoderOnly:
+    return DecoderOnly(config.model, vocab_size=vocab_size)
+
+
+def _encoder(config: MaskedLanguageModelConfig, vocab_size: int = 8) -> EncoderOnly:
+    return EncoderOnly(config.model, vocab_size=vocab_size + 1)  # the mask is one token more
 
 
 class TextBatches:
@@ -100,6 +107,10 @@ class TextBatches:
     def epoch(self, epoch: int, start: int) -> Iterator[TextBatch]:
         """This rank's batches of an epoch, from batch `start` on."""
         return map(self._make, self._plan.epoch(epoch, start))
+
+    def count(self) -> int:
+        """The batches of the first epoch."""
+        return self._plan.count()
 
     def size(self, batch: TextBatch) -> BatchSize:
         """Count the tokens of a batch; none is padding."""
@@ -121,8 +132,7 @@ def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
 def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """Make the model, batches, loss and validation of a language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
-    model = made_of(lambda: DecoderOnly(config.model, vocab_size=len(corpus.tokenizer)))
-    _check_positions(config, model.max_length)
+    model = made_of(lambda: _decoder(config, len(corpus.tokenizer)))
     warm_up(model, config, folder)
     batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=1), next_tokens)
 
@@ -139,8 +149,7 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
     """Make the same of a masked language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     vocab_size = len(corpus.tokenizer)
-    model = made_of(lambda: EncoderOnly(config.model, vocab_size=vocab_size + 1))  # the mask is one token more
-    _check_positions(config, model.max_length)
+    model = made_of(lambda: _encoder(config, vocab_size))
     warm_up(model, config, folder)
     make = partial(mask_tokens, vocab_size=vocab_size, mask_id=vocab_size)
     batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=0), make)
@@ -203,11 +212,3 @@ def _validation(
         return metrics | {"bits_per_byte": total / math.log(2) / max(text_bytes, 1)}
 
     return validate
-
-
-def _check_positions(config: TextConfig, positions: int | None) -> None:
-    if positions is not None and config.block_length > positions:
-        raise ArgumentError(
-            f"the model has {positions} positions and trains on blocks of {config.block_length} tokens: "
-            "lower --block-length or raise --model.max-length"
-        )

@@ -12,8 +12,8 @@ from regard.tasks.language_modelling.corpus import TextCorpus
 from regard.tasks.pictures.snapshots import Look
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
 from regard.tasks.translation.attend import forced_attention
-from regard.tasks.translation.config import Model
 from regard.tasks.translation.corpus import Corpus
+from regard.tasks.translation.made_model import Model
 from regard.text.batches import collate
 from regard.text.pair_store import TokenStore
 from regard.training.reporting.attention_log import Attend

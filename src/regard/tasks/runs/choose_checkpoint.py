@@ -1,6 +1,6 @@
 """Choose a run's best model again after training: among the models that it kept, and means of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,10 +13,15 @@ from regard.tasks.config import TrainingConfig
 from regard.tasks.registry import task_of
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.config import TranslationConfig
 from regard.training.averaging import mean_of
-from regard.training.checkpoints import TRAINED, Checkpoints, fill_model
+from regard.training.checkpoint_names import TRAINED
+from regard.training.checkpoints import Checkpoints, fill_model
 from regard.training.distributed.devices import start_fabric
+
+LEAST_BLEU = 1.0
+"""Below this, BLEU does not tell models apart."""
 
 
 class CandidateWeights(NamedTuple):
@@ -39,6 +44,7 @@ def choose_checkpoint(
     by: Literal["loss", "bleu"] = "loss",
     beam_size: int = 5,
     device: str = "auto",
+    tell: Tell = tell_nobody,
 ) -> list[CandidateWeights]:
     """Score the best and the last model of a run, the models that it kept and means of these; the winner becomes best.
 
@@ -47,9 +53,11 @@ def choose_checkpoint(
 
     Args:
         folder: a run folder.
-        by: the lowest validation loss wins, or (translators only) the highest BLEU on the validation pairs.
+        by: the lowest validation loss wins, or (translators only) the highest BLEU on the validation pairs. If no model
+            reaches 1 BLEU, the loss decides: such figures are those of chance.
         beam_size: hypotheses of the search that translates the validation sources for BLEU.
         device: "auto", "cpu", "cuda", ...
+        tell: is called with the name of each model before it is scored, and how many are done of how many.
 
     Returns:
         Every candidate, the winner first.
@@ -71,14 +79,22 @@ def choose_checkpoint(
         config = replace(config, best_by="bleu", validation_beam=beam_size)
     job = task.job(config, run, start_fabric(device, "float32"))
     job.model.eval()
-    candidates = []
-    for names in _candidates(run.checkpoints):
+    candidates, every = [], list(_candidates(run.checkpoints))
+    for number, names in enumerate(every):
+        tell("models scored", number, len(every))
         fill_model(job.model, _weights(run.checkpoints, names), source=run.path / names[0])
         with torch.no_grad():
             candidates.append(CandidateWeights(names, job.validate()))
+    if by == "bleu" and is_chance(candidates):
+        by = "loss"
     candidates.sort(key=lambda candidate: candidate.metrics[by], reverse=by != "loss")
     _make_best(run.checkpoints, candidates[0])
     return candidates
+
+
+def is_chance(candidates: Iterable[CandidateWeights]) -> bool:
+    """Whether no model reaches 1 BLEU."""
+    return max(one.metrics["bleu"] for one in candidates) < LEAST_BLEU
 
 
 def _candidates(checkpoints: Checkpoints) -> Iterator[tuple[str, ...]]:

@@ -1,22 +1,27 @@
 """A training run of any task, from its first command to its last checkpoint."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
-from typing import IO, Any, NamedTuple, TypedDict, TypeVar
+from functools import partial
+from typing import IO, Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 import torch
 from torch import nn
 
-from regard.errors import ArgumentError, MissingExtraError, RegardError, RunFolderError
+from regard.errors import ArgumentError, DataError, MissingExtraError, RegardError, RunFolderError
 from regard.storage.locks import locked
 from regard.storage.own_files import appended_to
 from regard.tasks.config import TrainingConfig, make_schedule
 from regard.tasks.pictures.snapshots import Look, Snapshots
+from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.prepared import check_prepared
+from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.runs.serialisation import to_plain
 from regard.training.bad_batches import bad_batches
-from regard.training.checkpoints import fill_model
+from regard.training.checkpoints import check_fit, fill_model
 from regard.training.distributed.devices import choose_precision, find_device, has_whole_model, start_fabric
 from regard.training.distributed.ranks import Ranks
 from regard.training.distributed.sharding import layers_shared_out, placed_as
@@ -39,15 +44,32 @@ Prepare = Callable[[C, RunFolder, Say], None]
 
 WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep", "log_attention"})
 """The settings that decide what is seen and kept of a training."""
-RESUMABLE = WATCHING | {"out", "steps", "patience", "bad_batches", "device", "strategy", "gradient_checkpointing"}
+RESUMABLE = WATCHING | {
+    "out",
+    "steps",
+    "epochs",
+    "patience",
+    "bad_batches",
+    "device",
+    "strategy",
+    "gradient_checkpointing",
+}
 """The settings that may change when a run is resumed; the meaning of a checkpoint depends on all others."""
+
+
+class CountedBatches(Batches[Any], Protocol):
+    """Batches whose number is known before they are made."""
+
+    def count(self) -> int:
+        """The batches of the first pass over the data."""
+        ...
 
 
 class TrainingJob(NamedTuple):
     """All that a task hands to the training loop."""
 
     model: nn.Module
-    batches: Batches[Any]
+    batches: CountedBatches
     loss: Loss
     optimizer: torch.optim.Optimizer
     validate: Validate
@@ -73,6 +95,7 @@ def train_run(
     config: C,
     prepare: Prepare[C],
     make_job: Callable[[C, RunFolder, Any], TrainingJob],
+    make_model: Callable[[C], nn.Module],
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -81,7 +104,19 @@ def train_run(
 ) -> str:
     """Begin a run or go on with one, and train to its end; return the name of the device that it ran on.
 
-    Under `torchrun` every rank calls this; rank 0 alone writes to the folder.
+    Under `torchrun` every rank calls this; rank 0 alone writes to the folder. What is wrong with the settings is told
+    before anything is made or read. If the data turn out wrong before the first step, nothing is left behind.
+
+    Args:
+        task: its name.
+        config: the settings.
+        prepare: reads the data.
+        make_job: makes what the training loop needs.
+        make_model: makes a model of these settings, for a vocabulary of any size.
+        resume: go on with the run in the folder, if there is one.
+        overwrite: replace the run in the folder.
+        progress: where progress is shown.
+        callbacks: called with every event of the training loop, on rank 0.
 
     Raises:
         DataError: the text cannot be read, or there is too little of it.
@@ -92,43 +127,115 @@ def train_run(
         Interrupted: SIGTERM came while the data was prepared.
         OSError: the disk is full or the folder read-only.
     """
-    make_schedule(config)  # raises before anything is written if the settings do not fit
+    folder = RunFolder(config.out)
+    if os.environ.get("RANK", "0") == "0":  # the others may come when it has begun
+        refuse_settings(task, config, resume=resume, overwrite=overwrite)
+        _refuse_unfit_weights(config, make_model)
     config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
     fabric = start_fabric(config.device, config.precision, config.strategy)
     for setting in ("log_attention", "qk_clip"):
         if getattr(config, setting) and not has_whole_model(fabric):
             raise ArgumentError(f"{setting} needs the whole model on each rank: --strategy ddp")
-    folder = RunFolder(config.out)
     with ending_at_once(), _alone(folder, fabric):
+        goes_on = resume and folder.holds_a_run()  # so that one command can both start and restart a run
         if fabric.is_global_zero:
-            _open_folder(task, config, folder, prepare, resume=resume, overwrite=overwrite, progress=progress)
-        Ranks.of(fabric).wait_for_the_first()
-        seed_everything(config.seed)  # the same weights on every rank ...
-        with layers_shared_out(fabric):
-            job = make_job(config, folder, fabric)
-        if config.gradient_checkpointing:
-            recompute_layers(job.model)
-        seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
-        if config.qk_clip:
-            QKClip(job.model, config.qk_clip).attach(job.optimizer)
-        attend = job.attend if config.log_attention else None
-        with _watchers(folder, fabric, progress, job.look, attend) as watchers:
-            fit(
-                job.model,
-                job.batches,
-                job.loss,
-                job.optimizer,
-                make_schedule(config),
-                config=config.fit,
-                fabric=fabric,
-                validate=job.validate,
-                best_by=job.best_by,
-                checkpoints=folder.checkpoints,
-                callbacks=[*watchers, *callbacks],
-                bad_batches=bad_batches(config.bad_batches),
-            )
-        fabric.barrier()
+            _open_folder(task, config, folder, prepare, goes_on=goes_on, overwrite=overwrite, progress=progress)
+        try:
+            _train(config, folder, fabric, make_job, progress, callbacks)
+        except (ArgumentError, DataError, RunFolderError):
+            if fabric.is_global_zero and not goes_on and not folder.checkpoints.has("last"):
+                folder.discard()
+            raise
     return str(fabric.device)
+
+
+def _train(
+    config: TrainingConfig,
+    folder: RunFolder,
+    fabric: Any,
+    make_job: Callable[[Any, RunFolder, Any], TrainingJob],
+    progress: IO[str] | None,
+    callbacks: Sequence[Callback],
+) -> None:
+    """Train on the data that are ready in the folder."""
+    Ranks.of(fabric).wait_for_the_first()
+    seed_everything(config.seed)  # the same weights on every rank ...
+    with layers_shared_out(fabric):
+        job = make_job(config, folder, fabric)
+    if config.gradient_checkpointing:
+        recompute_layers(job.model)
+    seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
+    if config.qk_clip:
+        QKClip(job.model, config.qk_clip).attach(job.optimizer)
+    attend = job.attend if config.log_attention else None
+    config = _in_steps(config, job)
+    with _watchers(folder, fabric, progress, job.look, attend) as (watchers, say):
+        if (rate := _never_reached(config)) and not folder.checkpoints.has("last"):
+            say(rate)
+        fit(
+            job.model,
+            job.batches,
+            job.loss,
+            job.optimizer,
+            make_schedule(config),
+            config=config.fit,
+            fabric=fabric,
+            validate=job.validate,
+            best_by=job.best_by,
+            checkpoints=folder.checkpoints,
+            callbacks=[*watchers, *callbacks],
+            bad_batches=bad_batches(config.bad_batches),
+        )
+    fabric.barrier()
+
+
+def _in_steps(config: C, job: TrainingJob) -> C:
+    """The settings with as many steps as the passes over the data have that were asked for."""
+    if not config.fit.epochs:
+        return config
+    steps = config.fit.epochs * max(-(-job.batches.count() // config.fit.accumulate), 1)
+    return replace(config, fit=replace(config.fit, steps=steps))
+
+
+def _never_reached(config: TrainingConfig) -> str | None:
+    """What to say if training ends before the learning rate is at its highest."""
+    if config.schedule == "constant" or config.fit.steps >= config.warmup_steps:
+        return None
+    steps, highest = config.fit.steps, make_schedule(config)(config.fit.steps)
+    return (
+        f"the learning rate rises for {config.warmup_steps:,} steps to {config.learning_rate:g}, and training ends "
+        f"after {steps:,}, at {highest:.3g}: lower --warmup-steps, or train longer"
+    )
+
+
+def _refuse_unfit_weights(config: C, make_model: Callable[[C], nn.Module]) -> None:
+    """Refuse a run to begin with whose model has weights of other names or shapes.
+
+    Both models are made without memory (on the `meta` device). The vocabulary is that of the other run in any case.
+    """
+    if config.warm_start is None:
+        return
+    before = RunFolder(config.warm_start)
+    settings = before.read_config(before.task(), type(config))
+    with torch.device("meta"):
+        ours, theirs = (made_of(partial(make_model, one)) for one in (config, settings))
+    try:
+        check_fit(ours, theirs.state_dict(), source=before.path)
+    except RunFolderError:
+        first = next(_differences(to_plain(settings), to_plain(config)), "other parts")
+        raise RunFolderError(
+            f"the model of {before.path} does not fit: it has {first}; give the same settings, or leave out "
+            "--warm-start"
+        ) from None
+
+
+def _differences(theirs: dict[str, Any], ours: dict[str, Any], within: str = "") -> Iterator[str]:
+    """The settings of the models that differ, as flags; dropout changes no weights."""
+    for name, value in theirs.items():
+        if isinstance(value, dict) and name != "fit":
+            yield from _differences(value, ours[name], f"{within}{name}.")
+        elif within and value != ours[name] and "dropout" not in name:
+            yield f"--{within}{name} {value}, not {ours[name]}".replace("_", "-")
 
 
 def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None:
@@ -149,11 +256,18 @@ def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
     if not fabric.is_global_zero:
         yield
         return
-    if not folder.path.exists():
+    made = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
+    if made:
         folder.path.mkdir(parents=True)
     refusal = f"another process is training in {folder.path}: wait for it, stop it, or name another folder (--out)"
-    with locked(folder.path, refusal=refusal) if folder.path.is_dir() else nullcontext():
-        yield
+    try:
+        with locked(folder.path, refusal=refusal) if folder.path.is_dir() else nullcontext():
+            yield
+    except RegardError:
+        for path in made:
+            with suppress(OSError):  # something is in it
+                path.rmdir()
+        raise
 
 
 def check_resumed(config: C, saved: C) -> None:
@@ -183,12 +297,11 @@ def _open_folder(
     folder: RunFolder,
     prepare: Prepare[C],
     *,
-    resume: bool,
+    goes_on: bool,
     overwrite: bool,
     progress: IO[str] | None,
 ) -> None:
     """Begin a run or go on with one, and get its data ready."""
-    goes_on = resume and folder.holds_a_run()  # so that one command can both start and restart a run
     if goes_on or overwrite:
         folder.refuse_strangers()
     if goes_on:
@@ -237,10 +350,13 @@ def _sayer(*files: IO[str] | None) -> Say:
 @contextmanager
 def _watchers(
     folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None, attend: Attend | None
-) -> Iterator[list[Callback]]:
-    """The files that record a run's history, and the display of its progress; there are none but on rank 0."""
+) -> Iterator[tuple[list[Callback], Say]]:
+    """The files that record a run's history, the display of its progress, and what says a line to both.
+
+    There are none but on rank 0.
+    """
     if not fabric.is_global_zero:
-        yield []
+        yield [], lambda line: None
         return
     with appended_to(folder.log_file) as log:
         say = _sayer(log, progress)
@@ -249,10 +365,10 @@ def _watchers(
         heads: list[Callback] = [] if attend is None else [AttentionLog(attend, files)]
         kept: list[Callback] = [*files, *heads, PlainLines(log)]
         if progress is None:
-            yield kept
+            yield kept, say
         else:
             with watching(progress) as show:
-                yield [*kept, show]
+                yield [*kept, show], say
 
 
 def _tensorboard(folder: RunFolder, look: Look | None, say: Say) -> list[Callback]:

@@ -15,9 +15,10 @@ metrics.jsonl     train.log     tensorboard/
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from regard.errors import RunFolderError
 from regard.storage.atomic import is_temporary, temporary_of
@@ -25,7 +26,10 @@ from regard.storage.own_files import refuse_links_in, remove_empty
 from regard.storage.sealed import read_sealed, write_sealed
 from regard.tasks.runs.serialisation import from_plain, to_plain
 from regard.tasks.runs.toml import write_toml
-from regard.training.checkpoints import KEPT, TRAINED, Checkpoints
+from regard.training.checkpoint_names import KEPT, TRAINED
+
+if TYPE_CHECKING:
+    from regard.training.checkpoints import Checkpoints
 
 T = TypeVar("T")
 FORMAT = 2
@@ -68,7 +72,13 @@ class RunFolder:
         self.log_file = path / "train.log"
         self.tensorboard = path / "tensorboard"
         self.data = path / "data"
-        self.checkpoints = Checkpoints(path)
+
+    @cached_property
+    def checkpoints(self) -> "Checkpoints":
+        """The models of the run; only they need torch."""
+        from regard.training.checkpoints import Checkpoints
+
+        return Checkpoints(self.path)
 
     def holds_a_run(self) -> bool:
         """Whether training has begun here."""
@@ -81,6 +91,17 @@ class RunFolder:
             RunFolderError: the folder holds a run already, or files that are not a run's.
             OSError: the folder cannot be made or written to.
         """
+        self.refuse_taken()
+        self.sweep()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write_config(task, config)
+
+    def refuse_taken(self) -> None:
+        """Check that a new run can have this folder.
+
+        Raises:
+            RunFolderError: the folder holds a run already, or files that are not a run's; or it is a file.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; name a folder for the run")
         if self.holds_a_run():
@@ -90,9 +111,6 @@ class RunFolder:
             )
         if self.path.exists() and not all(map(is_temporary, self.path.iterdir())):
             raise RunFolderError(f"{self.path} is not empty and holds no run; name another folder (--out)")
-        self.sweep()
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.write_config(task, config)
 
     @contextmanager
     def replacement(self) -> Iterator["RunFolder"]:

@@ -8,7 +8,7 @@ import torch
 
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import axis, merge
-from regard.tasks.translation.config import Model
+from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.results import Attention
 from regard.text.batches import collate
 from regard.text.codec import Codec

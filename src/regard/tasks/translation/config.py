@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from regard.errors import ArgumentError
-from regard.models.rnn import RNNConfig, RNNSeq2Seq
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.config import RNNConfig, TransformerConfig
+from regard.ranges import require_at_least, require_share
 from regard.tasks.config import TrainingConfig
-
-Model = Transformer | RNNSeq2Seq
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,17 +50,19 @@ class TranslationConfig(TrainingConfig):
         """Check the ranges that no other part checks."""
         # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
         TrainingConfig.__post_init__(self)
-        for name in ("vocab_size", "max_length", "validation_beam"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0.0 <= self.label_smoothing <= 1.0:
-            raise ArgumentError(f"label_smoothing must be between 0 and 1, got {self.label_smoothing}")
+        if self.batch_tokens < 4:
+            raise ArgumentError(
+                f"batch_tokens must be at least 4, got {self.batch_tokens}: the shortest pair has a token and an end "
+                "mark on either side"
+            )
+        counts = {"vocab_size": self.vocab_size, "validation_beam": self.validation_beam}
+        require_at_least(1, **counts, max_length=self.max_length)
+        require_share(label_smoothing=self.label_smoothing)
         if self.model == "transformer" and self.transformer.shared_embeddings and not self.shared_vocabulary:
             raise ArgumentError("shared embeddings need one vocabulary: add --shared-vocabulary")
-
-
-def make_model(config: TranslationConfig, *, source_vocab_size: int, target_vocab_size: int) -> Model:
-    """The model that the configuration describes, with fresh weights."""
-    if config.model == "rnn":
-        return RNNSeq2Seq(config.rnn, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
-    return Transformer(config.transformer, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
+        learned = self.model == "transformer" and self.transformer.positions == "learned"
+        if learned and self.max_length > self.transformer.max_length:
+            raise ArgumentError(
+                f"the model has {self.transformer.max_length} positions and trains on sentences of up to "
+                f"{self.max_length} tokens: lower --max-length or raise --transformer.max-length"
+            )

@@ -58,6 +58,16 @@ class TokenBatches:
     def __len__(self) -> int:
         return sum(len(self._fitting(rows)[0]) for rows in sections(len(self._store), seed=0, epoch=0))
 
+    def count(self) -> int:
+        """The batches of the first epoch."""
+        every = sections(len(self._store), seed=self._seed, epoch=0)
+        fitting = ((number, self._fitting(rows)) for number, rows in enumerate(every))
+        return sum(
+            len(plan_batches(*lengths, epoch=0, section=number, **self._plan))
+            for number, (rows, *lengths) in fitting
+            if len(rows)
+        )
+
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
         """This rank's batches of an epoch, from batch `start` on."""
         store = self._store
@@ -65,6 +75,11 @@ class TokenBatches:
             fitting, *lengths = self._fitting(rows)
             if number and not len(fitting):
                 continue
+            if not len(fitting):
+                raise DataError(
+                    f"there is no pair of at most {self._plan['max_tokens']} tokens (--batch-tokens), with at most "
+                    f"{self._max_length} on either side (--max-length): raise them"
+                )
             plan = plan_batches(*lengths, epoch=epoch, section=number, **self._plan)
             for chosen in plan[start:]:
                 pairs = fitting[chosen].tolist()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.tasks.translation.alignments import AlignmentOf
 
@@ -23,6 +23,7 @@ class TranslationOptions:
     alignments: AlignmentOf | None = None
     copy_unknown: bool = False
     vocabulary: Vocabulary | None = None
+    max_length: int | None = None
 
     def settings(self) -> dict[str, Any]:
         """The options that decide the answers, as values that JSON can hold."""
@@ -35,4 +36,5 @@ class TranslationOptions:
             "alignments": alignments,
             "copy-unknown": self.copy_unknown,
             "vocabulary": chosen,
+            "max-length": self.max_length,
         }

@@ -27,17 +27,6 @@ class Parts(NamedTuple):
     target_tokenizer: Codec
 
 
-def is_huggingface(folder: Path) -> bool:
-    """Whether a folder's config.json belongs to a Hugging Face model and not to a run."""
-    path = folder / "config.json"
-    return path.is_file() and "model_type" in read_json(path)
-
-
-def writes_text(folder: Path) -> bool:
-    """Whether the model of a Hugging Face folder continues texts and does not translate."""
-    return read_json(folder / "config.json").get("model_type") in ("gpt2", "llama")
-
-
 class TextParts(NamedTuple):
     """The parts of a language model."""
 

@@ -19,10 +19,12 @@ class Candidate(NamedTuple):
     alignment: Tensor | None
     """(T, S) on the CPU, if it was asked for: how much each label attended to each label of the source; rows sum
     to 1."""
+    finished: bool = True
+    """Whether the model ended it; otherwise it was cut off at the most steps."""
 
 
 class Translation(NamedTuple):
-    """A sentence and its translations, best first."""
+    """A sentence and its translations: those that the model ended, best first, then those that were cut off, too."""
 
     source: str
     source_labels: list[str]

@@ -7,9 +7,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from regard.generation.beam import Beam, beam_search
+from regard.generation.beam import beam_search
+from regard.generation.config import Beam
 from regard.generation.filters import Constraint, ForcedPrefix, Vocabulary
-from regard.generation.greedy import greedy
+from regard.generation.greedy_search import greedy
 from regard.generation.protocol import Decodable, Hypothesis
 
 

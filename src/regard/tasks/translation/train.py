@@ -6,16 +6,15 @@ from typing import IO, Any, Unpack
 
 from torch import nn
 
-from regard.errors import ArgumentError
+from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.validation_examples import attend_to_pairs, look_at_pairs
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
-from regard.tasks.translation.config import make_model
 from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
+from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.results import Translation as Translation
-from regard.tasks.translation.translator import TASK
 from regard.tasks.translation.translator import Translator as Translator
 from regard.tasks.translation.validation import Validation
 from regard.text.batches import Batch
@@ -62,7 +61,11 @@ def train_translation(
 
 def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) -> str:
     """Train as `train_translation` does, but return the name of the device that was used, not the model."""
-    return train_run(TASK, config, prepare_corpus, translation_job, **options)
+    return train_run(TRANSLATION, config, prepare_corpus, translation_job, _model, **options)
+
+
+def _model(config: TranslationConfig) -> nn.Module:
+    return make_model(config, source_vocab_size=8, target_vocab_size=8)
 
 
 def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
@@ -70,7 +73,6 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     corpus = open_corpus(config, folder)
     source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
     model = made_of(lambda: make_model(config, source_vocab_size=source_size, target_vocab_size=target_size))
-    _check_positions(config, model.max_length)
     warm_up(model, config, folder)
     batches = TokenBatches(corpus.train, **_limits(config), rank=fabric.global_rank, world_size=fabric.world_size)
     return TrainingJob(
@@ -112,11 +114,3 @@ class TeacherForcing:
 
 def _limits(config: TranslationConfig) -> dict[str, int]:
     return {"max_length": config.max_length, "max_tokens": config.batch_tokens, "seed": config.seed}
-
-
-def _check_positions(config: TranslationConfig, positions: int | None) -> None:
-    if positions is not None and config.max_length > positions:
-        raise ArgumentError(
-            f"the model has {positions} positions and trains on sentences of up to {config.max_length} tokens: "
-            f"lower --max-length or raise --transformer.max-length"
-        )

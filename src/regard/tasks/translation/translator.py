@@ -1,6 +1,7 @@
 """A trained translator: it translates, measures how well, and shows what it attended to."""
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -13,40 +14,45 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError
-from regard.generation.beam import Beam
+from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.generation.protocol import Decodable, Hypothesis
 from regard.models.inference import prepare, why_not
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
+from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.token_maps import Axis, axis, merge
+from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.bulk.worker_pool import Workers
-from regard.tasks.translation.config import Model, TranslationConfig, make_model
+from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.corpus import load_tokenizers
+from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.options import Request, TranslationOptions
-from regard.tasks.translation.pretrained import is_huggingface, load_pretrained
+from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.text.batches import Batch, collate
 from regard.text.codec import Codec
 from regard.text.lines import BadLines
 from regard.text.unicode import normalise
-from regard.training.distributed.devices import Precision, choose_precision, find_device
+from regard.training.distributed.choices import Precision
+from regard.training.distributed.devices import choose_precision, find_device
 from regard.training.losses import cross_entropy
 from regard.training.metrics import bleu, chrf, exact_match
 
-TASK = "translation"
-"""The name of this task in a run folder and on the command line."""
 WINDOW_LINES = 1_024
 """How many lines are read, sorted by length and translated together."""
 BATCH_PLACES = 4_096
 """The most tokens of a batch, with the padding and counted for each hypothesis of a beam."""
 CPU_SEARCH_PLACES = 2_048
 """The same for a search on the CPU: larger batches make its products no faster, and no longer fit its caches."""
+EVALUATED_TOGETHER = 256
+"""How many sentences are translated before the progress is told."""
 
 
 class Translator:
@@ -56,12 +62,20 @@ class Translator:
     """Processes that search in place of this one; None for this process alone. Whoever sets them must end them."""
 
     def __init__(
-        self, model: Model, source_tokenizer: Codec, target_tokenizer: Codec, *, precision: Precision = "float32"
+        self,
+        model: Model,
+        source_tokenizer: Codec,
+        target_tokenizer: Codec,
+        *,
+        precision: Precision = "float32",
+        longest: int | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.precision: Precision = precision
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
+        self.longest = longest
+        """The most tokens of a sentence in training, its end mark counted; None if that is not known."""
 
     @classmethod
     def load(
@@ -91,12 +105,18 @@ class Translator:
             on_device = parts.model.to(find_device(device))
             return cls(on_device, parts.source_tokenizer, parts.target_tokenizer, precision=precision)
         run = RunFolder(Path(folder))
-        config = run.read_config(TASK, TranslationConfig)
+        config = run.read_config(TRANSLATION, TranslationConfig)
         source_tokenizer, target_tokenizer = load_tokenizers(config, run)
         sizes = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
         tensors, settings = run.checkpoints.load_model(checkpoint), getattr(config, config.model)
         model = filled(lambda: make_model(config, **sizes), settings, tensors, source=run.path / checkpoint)
-        return cls(model.to(find_device(device)), source_tokenizer, target_tokenizer, precision=precision)
+        return cls(
+            model.to(find_device(device)),
+            source_tokenizer,
+            target_tokenizer,
+            precision=precision,
+            longest=config.max_length,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -123,6 +143,7 @@ class Translator:
         alignments: AlignmentOf | None = None,
         copy_unknown: bool = False,
         vocabulary: Vocabulary | None = None,
+        max_length: int | None = None,
         window_lines: int = WINDOW_LINES,
         bad_lines: BadLines = "stop",
     ) -> Iterator[Translation]:
@@ -139,6 +160,8 @@ class Translator:
             copy_unknown: whether each token that stands for a word outside the vocabulary is printed as the
                 word of the source that it attends to most, by `alignments` or the last layer's mean.
             vocabulary: the tokens that translations may contain; see the method of that name.
+            max_length: the most tokens of a sentence, its end mark counted; None means as many as the longest had in
+                training. The model saw no longer ones, and a search takes a time that grows with their square.
             window_lines: lines that are read before the first is answered; 1 answers each at once.
             bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
                 and says why.
@@ -148,7 +171,13 @@ class Translator:
                 copy because the tokenizer can write any word.
             DataError: a sentence is longer than the model's positions; the translations before it come first.
         """
-        options = TranslationOptions(beam=beam, alignments=alignments, copy_unknown=copy_unknown, vocabulary=vocabulary)
+        options = TranslationOptions(
+            beam=beam,
+            alignments=alignments,
+            copy_unknown=copy_unknown,
+            vocabulary=vocabulary,
+            max_length=max_length,
+        )
         if window_lines < 1:
             raise ArgumentError(f"window_lines must be at least 1, got {window_lines}")
         numbered = enumerate(lines, start=1)
@@ -169,7 +198,9 @@ class Translator:
         requests = [Request(line) if isinstance(line, str) else line for line in lines]
         sources = self.source_tokenizer.encode_batch([request.source for request in requests])
         prefixes = self._encode_prefixes(requests)
-        problems = [self._problem(*pair, options.vocabulary) for pair in zip(sources, prefixes, strict=True)]
+        problems = [
+            self._problem(*pair, options.vocabulary, options.max_length) for pair in zip(sources, prefixes, strict=True)
+        ]
         possible = [[] if problem else source for source, problem in zip(sources, problems, strict=True)]
         found = self._search(possible, options, prefixes)
         answers = map(self._present, requests, possible, found, [options] * len(requests))
@@ -199,13 +230,20 @@ class Translator:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    def evaluate(self, pairs: Iterable[tuple[str, str | Sequence[str]]], *, beam: Beam = Beam()) -> Evaluation:
+    def evaluate(
+        self,
+        pairs: Iterable[tuple[str, str | Sequence[str]]],
+        *,
+        beam: Beam = Beam(),
+        tell: Tell = tell_nobody,
+    ) -> Evaluation:
         """Translate the sources and compare with the references.
 
         Args:
             pairs: each a source and its reference or references. BLEU and chrF compare a translation with all of
                 them as sacrebleu does, an exact match equals one of them, and the loss is taken over all of them.
             beam: as for `translate`.
+            tell: is called with what is done, how many sentences are done, and of how many.
 
         Raises:
             DataError: there are no pairs, or one is longer than the model's positions.
@@ -214,8 +252,12 @@ class Translator:
         if not sets:
             raise DataError("there are no pairs to evaluate on")
         references = [[normalise(target) for target in targets] for _, targets in sets]
-        answers = self.translate((source for source, _ in sets), beam=beam)
-        found = [one.text for one in answers]
+        # Sources of any length that the model takes: a test set is not to lose its long sentences.
+        longest, found = self.model.max_length or sys.maxsize, list[str]()
+        for begin in range(0, len(sets), EVALUATED_TOGETHER):
+            tell("sentences translated", begin, len(sets))
+            some = [source for source, _ in sets[begin : begin + EVALUATED_TOGETHER]]
+            found += [one.text for one in self.translate(some, beam=beam, max_length=longest)]
         streams = list(zip_longest(*references))  # the first reference of each source, the second of each, ...
         return Evaluation(
             bleu(found, *streams),
@@ -290,12 +332,19 @@ class Translator:
         return self.target_tokenizer.encode_batch([request.prefix for request in requests])
 
     def _problem(
-        self, source: Sequence[int], prefix: Sequence[int] = (), vocabulary: Vocabulary | None = None
+        self,
+        source: Sequence[int],
+        prefix: Sequence[int] = (),
+        vocabulary: Vocabulary | None = None,
+        longest: int | None = None,
     ) -> str | None:
         """Why a sentence cannot be translated; None if it can."""
         limit = self.model.max_length  # counts the end mark too
         if limit is not None and len(source) + 1 > limit:
             return f"{len(source) + 1} tokens, and the model takes {limit} at most"
+        longest = self.longest if longest is None else longest
+        if longest is not None and len(source) + 1 > longest:
+            return f"{len(source) + 1} tokens, and the limit is {longest}: cut it, or raise the limit (--max-length)"
         if limit is not None and len(prefix) + 1 > limit:
             return f"a prefix of {len(prefix) + 1} tokens, and the model writes {limit} at most"
         if vocabulary is not None and not bool(vocabulary.tokens[list(prefix)].all()):
@@ -396,7 +445,8 @@ class Translator:
         if options.alignments is not None and hypothesis.alignment is not None:
             alignment = cast(Tensor, merge(hypothesis.alignment, written, source))
         text = self.target_tokenizer.decode(hypothesis.tokens, unknown=self._unknown(request, hypothesis, options))
-        return Candidate(text, hypothesis.score, written.texts, alignment)
+        finished = hypothesis.tokens[-1:] == [self.target_tokenizer.marks.end_id]
+        return Candidate(text, hypothesis.score, written.texts, alignment, finished)
 
     def _unknown(self, request: Request, hypothesis: Hypothesis, options: TranslationOptions) -> list[str]:
         """The words to print for the unknown tokens of a hypothesis; those of the prefix are taken from the request."""

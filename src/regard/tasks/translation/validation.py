@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
-from regard.generation.beam import Beam, beam_search
-from regard.generation.greedy import greedy
+from regard.generation.beam import beam_search
+from regard.generation.config import Beam
+from regard.generation.greedy_search import greedy
 from regard.generation.protocol import Decodable
 from regard.models.inference import prepare
-from regard.tasks.translation.config import Model, TranslationConfig
+from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import TokenBatches
+from regard.tasks.translation.made_model import Model
 from regard.text.batches import Batch
 from regard.text.tokenizers import PAD, Tokenizer
 from regard.training.distributed.ranks import Ranks

@@ -6,13 +6,9 @@ from typing import Any, Literal
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError
+from regard.training.distributed.choices import Precision, Strategy
 from regard.training.distributed.rendezvous import meet
 from regard.training.distributed.sharding import shard
-
-Precision = Literal["auto", "float32", "bf16"]
-"""The precision of matrix products in training; see `start_fabric`."""
-Strategy = Literal["auto", "ddp", "fsdp"]
-"""How much of the model each rank holds; see `start_fabric`."""
 
 
 def start_fabric(device: str = "auto", precision: Precision = "auto", strategy: Strategy = "auto") -> Any:

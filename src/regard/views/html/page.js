@@ -161,7 +161,8 @@ export function render(root, data, options = {}) {
     if (now.changedBy) parts.reading.prepend(element("p", { class: "changed" }, `Recomputed: temperature ${state.temperature}, ${{ own: "its own mask", none: "no mask", causal: "a causal mask" }[state.mask]}. These are not the model's weights.`));
     parts.live.textContent = state.pinned ? found.short : "";
     drawLegend(parts, now, filled.low);
-    if (isFirst && state.pinned) revealFocus(now);
+    // In the frame after the next one the panes have their sizes, and the lines of the text are those that stay.
+    if (isFirst && state.pinned) requestAnimationFrame(() => requestAnimationFrame(() => state.pinned && revealFocus(last)));
   }
 
   /** Bring what a link has chosen into view. */

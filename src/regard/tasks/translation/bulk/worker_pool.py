@@ -24,7 +24,7 @@ from regard.errors import ArgumentError, RegardError, WorkerError
 from regard.generation.protocol import Hypothesis
 from regard.tasks.translation.search_job import SearchJob
 from regard.text.lines import raw_lines
-from regard.training.distributed.devices import Precision
+from regard.training.distributed.choices import Precision
 
 LINES_FOR_WORKERS = 4_096
 """A file with fewer lines is translated before processes have started and imported torch."""

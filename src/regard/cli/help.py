@@ -1,0 +1,94 @@
+"""What `--help` says of a command: what it does, in lines as wide as the terminal, and examples to copy."""
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from io import BytesIO, TextIOWrapper
+from typing import Any
+
+WIDEST = 100
+"""The most columns of a line of prose."""
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": (
+        "regard train --data pairs.tsv --out runs/mine",
+        'regard translate runs/mine "a sentence"',
+        "regard train --help",
+    ),
+    "train": (
+        "regard train --data pairs.tsv --out runs/mine --epochs 10",
+        "regard train --data train.en train.de --out runs/mine",
+        "regard train language-model --data book.txt --out runs/book",
+        "regard train --out runs/mine --resume",
+        "regard train translation --help",
+    ),
+    "train translation": (
+        "regard train --data pairs.tsv --out runs/mine --epochs 10",
+        "regard train --data train.en train.de --valid valid.en valid.de --out runs/mine --size tiny",
+        "regard train --out runs/mine --resume --steps 20000",
+    ),
+    "train language-model": (
+        "regard train language-model --data book.txt --out runs/book --epochs 10",
+        "regard train language-model --data *.txt --out runs/books --tokenizer characters",
+    ),
+    "train masked-language-model": (
+        "regard train masked-language-model --data book.txt --out runs/masked --epochs 10",
+    ),
+    "translate": (
+        'regard translate runs/mine "a sentence"',
+        "regard translate runs/mine --input big.txt --output big.de",
+        "regard translate runs/mine --input big.txt --output big.de --resume",
+    ),
+    "generate": ('regard generate runs/book "Once upon a time" --max-tokens 100 --temperature 0.8',),
+    "evaluate": (
+        "regard evaluate runs/mine --data test.tsv",
+        "regard evaluate runs/mine --data test.en --references test.de",
+        "regard evaluate runs/book --data other.txt",
+    ),
+    "score": ("regard score runs/mine --data test.tsv", "regard score runs/book --data lines.txt"),
+    "choose": ("regard choose runs/mine --by bleu",),
+    "view": ('regard view runs/mine "a sentence" "another one" --out pictures',),
+    "check": ("regard check runs/mine", "regard check opus-mt-en-de", "regard check my_package.models:make --causal"),
+    "export": (
+        "regard export runs/mine --to huggingface --out mine-hf",
+        "regard export runs/mine --to onnx --out mine-onnx",
+    ),
+    "demo": ("regard demo --out demo",),
+}
+"""Commands to copy, by the command that they are examples of."""
+
+
+def described(text: str, examples: Sequence[str]) -> str:
+    """A description with examples under it."""
+    return "\n\n".join([text, "\n".join(["For example:", *(f"  {line}" for line in examples)])])
+
+
+def first_sentence(command: Callable[..., Any]) -> str:
+    """What a list of commands says of one."""
+    return (inspect.getdoc(command) or "").split("\n")[0]
+
+
+def documented(command: Callable[..., Any], name: str) -> str:
+    """The docstring of a command for its help: what it does, examples, and what it says of its arguments."""
+    text, heading, arguments = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")
+    return described(text, EXAMPLES[name]) + heading + arguments
+
+
+@contextmanager
+def printed_in_lines() -> Iterator[None]:
+    """Print what the block prints in lines that are no wider than the terminal: tyro breaks only those in boxes."""
+    said = TextIOWrapper(BytesIO(), encoding="utf-8")  # its encoding tells tyro to draw boxes
+    try:
+        with redirect_stdout(said):
+            yield
+    finally:
+        width = shutil.get_terminal_size().columns
+        said.seek(0)
+        for line in map(str.rstrip, said):
+            print(line if len(line) <= width else _broken(line, min(width, WIDEST)))
+
+
+def _broken(line: str, width: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(line, width, subsequent_indent=indent and f"{indent}    ", break_on_hyphens=False)

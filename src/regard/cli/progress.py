@@ -1,0 +1,35 @@
+"""How far a long command is: one live line in a terminal, and elsewhere a line every ten seconds."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from regard.tasks.telling import Tell
+
+LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
+"""The least time between two lines."""
+
+
+@contextmanager
+def telling(file: IO[str] | None = None) -> Iterator[Tell]:
+    """A function that shows how far the block is, on standard error unless another file is given."""
+    out, live = file or sys.stderr, (file or sys.stderr).isatty()
+    shown = ""
+    last = time.monotonic() if not live else 0.0
+
+    def tell(what: str, done: int, total: int | None) -> None:
+        nonlocal shown, last
+        now = time.monotonic()
+        if now - last < (LIVE_SECONDS if live else PLAIN_SECONDS):
+            return
+        line, last = f"{what}: {done:,}" + ("" if total is None else f" of {total:,}"), now
+        print(f"\r{line:<{len(shown)}}" if live else line, end="" if live else "\n", file=out, flush=True)
+        shown = line
+
+    try:
+        yield tell
+    finally:
+        if live and shown:
+            print(f"\r{'':<{len(shown)}}\r", end="", file=out, flush=True)

@@ -1,0 +1,170 @@
+"""The settings of the models: their sizes and the names of their parts. They need no torch; flags are made of them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from regard.errors import ArgumentError
+from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+
+ACTIVATIONS, NORMS, NORM_POSITIONS = ("relu", "gelu", "swiglu"), ("layer", "rms"), ("pre", "post")
+POSITIONS = ("sinusoidal", "learned", "rotary")
+"""What `StackConfig` may name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """The widths and parts of a stack of Transformer layers."""
+
+    dim: int = 256
+    """The width of the model; the paper's d_model."""
+    num_heads: int = 4
+    """The number of attention heads; the paper's h."""
+    num_kv_heads: int | None = None
+    """The number of key/value heads, which the query heads share; None means one for each query head."""
+    feed_forward_dim: int = 1024
+    """The hidden width of the feed-forward networks; the paper's d_ff."""
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    """The activation of the feed-forward networks; swiglu is gated."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm or RMSNorm."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """The norm stands before each sublayer (easy to train) or after it (as in the paper)."""
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
+    max_length: int = 1024
+    """The longest sequence in tokens, if positions are learned."""
+    dropout: float = 0.1
+    """The probability of dropping an entry of an embedding or of a sublayer's output."""
+    activation_dropout: float | None = None
+    """The probability of dropping a hidden unit of the feed-forward networks (the paper: 0); None means `dropout`."""
+    attention_dropout: float = 0.0
+    """The probability of dropping an attention weight; above 0 the fused kernels cannot run."""
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names, and sizes of which no model can be made.
+
+        Raises:
+            ArgumentError: names the field, its allowed values and its value.
+        """
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_one_of("norm", self.norm, NORMS)
+        require_one_of("norm_position", self.norm_position, NORM_POSITIONS)
+        require_one_of("positions", self.positions, POSITIONS)
+        num_kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        require_sizes(
+            dim=self.dim,
+            num_heads=self.num_heads,
+            num_kv_heads=num_kv_heads,
+            feed_forward_dim=self.feed_forward_dim,
+            max_length=self.max_length,
+        )
+        require_dropout(dropout=self.dropout, attention_dropout=self.attention_dropout)
+        if self.activation_dropout is not None:
+            require_dropout(activation_dropout=self.activation_dropout)
+        if self.dim % self.num_heads:
+            raise ArgumentError(f"dim must be a multiple of num_heads, got {self.dim} and {self.num_heads}")
+        if self.num_heads % num_kv_heads:
+            raise ArgumentError(
+                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {num_kv_heads}"
+            )
+        if self.positions == "rotary" and self.dim // self.num_heads % 2:
+            raise ArgumentError(
+                f"rotary positions turn pairs of dimensions: dim / num_heads must be even, got {self.dim} / "
+                f"{self.num_heads}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig(StackConfig):
+    """The sizes and parts of an encoder-decoder Transformer."""
+
+    encoder_layers: int = 3
+    """The number of layers in the encoder; the paper's N."""
+    decoder_layers: int = 3
+    """The number of layers in the decoder."""
+    shared_embeddings: bool = False
+    """Whether source and target embeddings share one matrix, which requires one vocabulary."""
+    tied_output: bool = True
+    """Whether the output layer shares the matrix of the target embedding."""
+
+    def __post_init__(self) -> None:
+        """Refuse what `StackConfig` does, and a model without layers."""
+        # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
+        StackConfig.__post_init__(self)
+        require_sizes(encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderOnlyConfig(StackConfig):
+    """The sizes and parts of a decoder-only Transformer."""
+
+    num_layers: int = 4
+    """The number of layers in the stack."""
+    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
+    """Activation of the feed-forward networks; swiglu is gated."""
+    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
+    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
+    tied_output: bool = True
+    """The output layer is the embedding."""
+
+    def __post_init__(self) -> None:
+        """Refuse what `StackConfig` does, and a model without layers."""
+        StackConfig.__post_init__(self)
+        require_sizes(num_layers=self.num_layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderOnlyConfig(StackConfig):
+    """The sizes and parts of an encoder-only Transformer."""
+
+    num_layers: int = 4
+    """The number of layers in the stack."""
+    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
+    """Activation of the feed-forward networks; swiglu is gated."""
+    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
+    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
+    tied_output: bool = True
+    """The output layer is the embedding."""
+
+    def __post_init__(self) -> None:
+        """Refuse what `StackConfig` does, and a model without layers."""
+        StackConfig.__post_init__(self)
+        require_sizes(num_layers=self.num_layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RNNConfig:
+    """The sizes and parts of the recurrent model."""
+
+    embedding_dim: int = 256
+    """The width of the word vectors; Bahdanau's m."""
+    hidden_dim: int = 256
+    """The width of the decoder's state, and of the encoder's state in each direction; Bahdanau's n."""
+    attention_dim: int = 256
+    """The number of hidden units of the additive score; Bahdanau's n'."""
+    decoder: Literal["bahdanau", "luong"] = "bahdanau"
+    """Whether the decoder attends with the state before the step (Bahdanau) or after it (Luong)."""
+    score: Literal["additive", "dot"] = "additive"
+    """Additive score (Bahdanau), or the dot product with projected keys (Luong's general)."""
+    input_feeding: bool = True
+    """For Luong only: whether the last attentional vector is an input of the next step."""
+    encoder_layers: int = 1
+    """The number of layers of the bidirectional GRU encoder."""
+    dropout: float = 0.2
+    """The probability of dropping an entry of a word vector or of the readout."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1 and unknown names of parts.
+
+        Raises:
+            ArgumentError: names the field, its allowed values and its value.
+        """
+        require_one_of("decoder", self.decoder, ("bahdanau", "luong"))
+        require_one_of("score", self.score, ("additive", "dot"))
+        require_sizes(
+            embedding_dim=self.embedding_dim,
+            hidden_dim=self.hidden_dim,
+            attention_dim=self.attention_dim,
+            encoder_layers=self.encoder_layers,
+        )
+        require_dropout(dropout=self.dropout)

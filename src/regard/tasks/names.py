@@ -1,0 +1,5 @@
+"""The names of the tasks, as commands and run folders have them."""
+
+TRANSLATION = "translation"
+LANGUAGE_MODEL = "language-model"
+MASKED_LANGUAGE_MODEL = "masked-language-model"

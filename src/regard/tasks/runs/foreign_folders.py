@@ -1,0 +1,24 @@
+"""Folders in Hugging Face's format, which many commands take like a run: how they are told from one."""
+
+from pathlib import Path
+
+from regard.storage.atomic import read_json
+
+READERS = ("bert",)
+"""The families that regard reads and that neither translate nor write."""
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Whether a folder's config.json belongs to a Hugging Face model and not to a run."""
+    path = folder / "config.json"
+    return path.is_file() and "model_type" in read_json(path)
+
+
+def family_of(folder: Path) -> object:
+    """The `model_type` of a Hugging Face folder."""
+    return read_json(folder / "config.json").get("model_type")
+
+
+def writes_text(folder: Path) -> bool:
+    """Whether the model of a Hugging Face folder continues texts and does not translate."""
+    return family_of(folder) in ("gpt2", "llama")

@@ -1,0 +1,45 @@
+"""What is wrong with the settings of a run and can be told before anything is read or made; it needs no torch."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from regard.errors import ArgumentError
+from regard.tasks.config import TrainingConfig
+from regard.tasks.runs.run_folder import RunFolder
+from regard.text.lines import why_not_read
+
+
+def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a run whose files are not there, or whose folder holds something else.
+
+    Raises:
+        ArgumentError: a file of the data cannot be read.
+        RunFolderError: the folder of the run, or that of the run whose weights it begins with, is not what it must be.
+    """
+    folder = RunFolder(config.out)
+    goes_on = resume and folder.holds_a_run()
+    if not goes_on and not (overwrite and folder.holds_a_run()):
+        folder.refuse_taken()
+    if not goes_on or not folder.prepared_file.exists():
+        require_files(getattr(config, "data", ()), setting="data")
+        require_files(getattr(config, "valid", ()), setting="valid")
+        if config.warm_start is not None:
+            RunFolder(config.warm_start).read_config(task, type(config))
+
+
+def require_files(paths: Iterable[Path], *, setting: str) -> None:
+    """Refuse paths that are not files or pipes that this process may read.
+
+    Raises:
+        ArgumentError: names the first, and why it cannot be read.
+    """
+    for path in paths:
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(21, os.strerror(21))
+            path.stat()
+            if not os.access(path, os.R_OK):
+                raise PermissionError(13, os.strerror(13))
+        except OSError as error:
+            raise ArgumentError(f"{setting}: {why_not_read(str(path), error)}") from None

@@ -1,0 +1,246 @@
+"""What a newcomer meets after the first command: runs of a few steps, epochs, long lines, progress, help that fits."""
+
+import io
+import math
+import re
+import subprocess
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.cli import main as program
+from regard.cli import progress
+from regard.cli.commands import COMMANDS
+from regard.cli.help import EXAMPLES
+from regard.cli.train import TRAINERS
+from regard.tasks.language_modelling.masked import MaskedLanguageModel
+from regard.tasks.registry import TASKS
+from regard.tasks.runs import choose_checkpoint as choosing
+from regard.tasks.runs.choose_checkpoint import CandidateWeights
+from regard.tasks.runs.run_folder import RunFolder
+from regard.training.checkpoints import Checkpoints
+from tests import ROOT
+
+TINY = {
+    "translation": (
+        *("--transformer.dim", "8", "--transformer.num-heads", "2", "--transformer.feed-forward-dim", "8"),
+        *("--transformer.encoder-layers", "1", "--transformer.decoder-layers", "1"),
+    ),
+    "language-model": ("--model.dim", "8", "--model.num-heads", "2", "--model.num-layers", "1"),
+    "masked-language-model": ("--model.dim", "8", "--model.num-heads", "2", "--model.num-layers", "1"),
+}
+
+
+def typed(*arguments: str) -> tuple[int, str, str]:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    with redirect_stdout(out), redirect_stderr(err):
+        status = program.run_command(list(arguments))
+    texts = []
+    for stream in (out, err):
+        stream.seek(0)
+        texts.append(stream.read())
+    return status, texts[0], texts[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of five steps of every task, with the defaults but for the size of the model."""
+    path = tmp_path_factory.mktemp("first")
+    (path / "pairs.tsv").write_text("".join(f"{n} times {m}\t{m} mal {n}\n" for n in range(20) for m in range(20)))
+    (path / "book.txt").write_text("".join(f"line {n} of a book, not two of them alike: {n * n}\n" for n in range(300)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "_keep_freed_memory", lambda: None)
+        for task, flags in TINY.items():
+            data = path / ("pairs.tsv" if task == "translation" else "book.txt")
+            status, _, err = typed(
+                *("train", task, "--data", str(data), "--out", str(path / task), "--steps", "5", "--device", "cpu"),
+                *flags,
+            )
+            (path / f"{task}.err").write_text(err)
+            assert status == 0, err
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_of_a_few_steps_works_and_says_that_the_rate_never_rises(folder: Path, task: str) -> None:
+    err = (folder / f"{task}.err").read_text()
+    said = re.findall(
+        r"^the learning rate rises for ([\d,]+) steps to 0.001, and training ends after 5, at (\S+):", err, re.M
+    )
+    assert said == [("1,000", "5e-06") if task == "translation" else ("100", "5e-05")]
+    assert "Using" not in err
+    assert Checkpoints(folder / task).position("last").step == 5
+    assert "the learning rate rises" in (folder / task / "train.log").read_text()
+
+
+def test_epochs_are_passes_over_the_data(folder: Path, tmp_path: Path) -> None:
+    """Counted by what the loop says of itself; --steps goes on with such a run."""
+    for task in ("translation", "language-model"):
+        data, out = folder / ("pairs.tsv" if task == "translation" else "book.txt"), tmp_path / task
+        command = ("train", task, "--out", str(out), "--batch-tokens", "1024", "--device", "cpu", "--log-every", "1")
+        status, _, err = typed(*command, "--data", str(data), "--epochs", "3", "--warmup-steps", "2", *TINY[task])
+        assert status == 0, err
+        assert "the learning rate rises" not in err
+        position = Checkpoints(out).position("last")
+        config = RunFolder(out).read_config(task, TASKS[task].config)
+        assert config.fit.epochs == 3
+        assert position.epoch == 2, "the last batch is of the third pass"
+        assert position.step > 3
+        assert f"/{position.step}" in err
+    more = position.step + 2
+    assert typed("train", "--out", str(out), "--resume", "--steps", str(more))[0] == 0
+    assert Checkpoints(out).position("last").step == more
+
+
+def test_a_long_line_is_a_bad_line(folder: Path, tmp_path: Path) -> None:
+    """Its limit is that of training; a flag moves it."""
+    run, long = str(folder / "translation"), " ".join(f"{n} times" for n in range(1_000))
+    (tmp_path / "in").write_text(f"1 times 2\n{long}\n3 times 4\n")
+    command = ("translate", run, "--input", str(tmp_path / "in"), "--beam", "1", "--device", "cpu")
+    start = time.monotonic()
+    status, out, err = typed(*command)
+    assert status == 2
+    assert re.search(r"in:2: [\d,]+ tokens, and the limit is 256: cut it, or raise the limit \(--max-length\)", err)
+    status, out, err = typed(*command, "--bad-lines", "skip")
+    assert (status, len(out.split("\n")), out.split("\n")[1]) == (0, 4, "")
+    assert "bad lines left empty: 1" in err
+    assert time.monotonic() - start < 60
+    assert "the limit is 3" in typed(*command, "--max-length", "3")[2]
+
+
+def test_evaluation_of_a_masked_model_scores_in_batches_and_prints_as_it_goes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    model = MaskedLanguageModel.load(folder / "masked-language-model", device="cpu")
+    forward = type(model.model).forward
+
+    def counted(self: Any, tokens: Any, *others: Any, **more: Any) -> Any:
+        passes.append(len(tokens))
+        return forward(self, tokens, *others, **more)
+
+    monkeypatch.setattr(type(model.model), "forward", counted)
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    command = ("evaluate", str(folder / "masked-language-model"), "--data", str(folder / "book.txt"), "--device", "cpu")
+    status, out, err = typed(*command, "--singly", "60")
+    assert status == 0, err
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["loss", "masked accuracy", "pseudo-perplexity"]
+    (singly,) = map(int, re.findall(r"(\d+) tokens masked singly", out))
+    assert 30 <= singly <= 60
+    assert len(passes) < sum(passes) / 4
+    assert "blocks of tokens filled in: " in err
+    assert f"tokens masked one at a time: {singly}" in err
+
+
+def test_the_loss_at_the_masks_is_that_of_all_logits(folder: Path) -> None:
+    """The output layer reads the masked places alone; here it reads all of them."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from regard.text.blocks import masked_windows, window_batches
+
+    model = MaskedLanguageModel.load(folder / "masked-language-model", device="cpu")
+    row = model.row((folder / "book.txt").read_text().splitlines())
+    found = model.fill(row)
+    total, right, count = 0.0, 0, 0
+    settings = {"length": model.block_length, "vocab_size": len(model.tokenizer), "mask_id": model.mask_id}
+    for batch in window_batches(masked_windows(row, **settings), places=512):
+        with torch.no_grad():
+            logits = model.model(batch.tokens, batch.lengths)
+        total += float(cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=0, reduction="sum"))
+        right += int(((logits.argmax(-1) == batch.targets) & (batch.targets != 0)).sum())
+        count += int((batch.targets != 0).sum())
+    assert found.masked == count
+    assert found.accuracy == pytest.approx(100 * right / count)
+    assert found.loss == pytest.approx(total / count, rel=1e-5)
+    assert math.isnan(found.pseudo_perplexity)
+
+
+def test_evaluate_and_choose_say_how_far_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    for task, words in (
+        ("translation", "sentences translated: 0 of 400"),
+        ("language-model", "blocks of tokens read: 1 of"),
+    ):
+        data = str(folder / ("pairs.tsv" if task == "translation" else "book.txt"))
+        beam = ("--beam", "1") if task == "translation" else ()
+        assert words in typed("evaluate", str(folder / task), "--data", data, "--device", "cpu", *beam)[2]
+    status, out, err = typed("choose", str(folder / "translation"), "--by", "bleu", "--beam", "1", "--device", "cpu")
+    assert status == 0, err
+    assert "models scored: 0 of 2" in err
+    assert "no model reaches 1 BLEU, where BLEU tells nothing: the loss decided" in err
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
+    assert len(losses) == 2
+    assert losses == sorted(losses)
+
+
+def test_bleu_decides_from_1_on() -> None:
+    one, two = (CandidateWeights((name,), {"loss": 1.0, "bleu": bleu}) for name, bleu in (("a", 0.5), ("b", 1.0)))
+    assert choosing.is_chance([one])
+    assert not choosing.is_chance([one, two])
+
+
+def test_cut_off_hypotheses_are_told_apart(folder: Path) -> None:
+    """After five steps of training, none of them ends by itself."""
+    run = str(folder / "translation")
+    table = typed("translate", run, "1 times 2", "--nbest", "2", "--beam", "2", "--device", "cpu")[1]
+    assert all(line.endswith("\tcut off") for line in table.splitlines())
+    text = typed("translate", run, "1 times 2", "--alignments", "--beam", "2", "--device", "cpu")[1]
+    assert '"finished": false' in text
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_help_fits_the_terminal_and_has_examples(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    named = {"": (), "train": ("train",), **{f"train {task}": ("train", task) for task in TRAINERS}}
+    for name, words in {**named, **{command: (command,) for command in COMMANDS}}.items():
+        status, out, _ = typed(*words, "--help")
+        assert status == 0
+        assert max(map(len, out.splitlines())) <= columns, name
+        assert "For example:" in out
+        squeezed = " ".join(out.split())
+        assert all(" ".join(example.split()) in squeezed for example in EXAMPLES[name]), name
+    assert set(EXAMPLES) == {*named, *COMMANDS}
+    flags = re.findall(r"^│ (--[a-z-]+)", typed("train", "translation", "--help")[1], re.M)
+    assert flags[0] == "--data"
+
+
+def test_the_examples_of_help_are_commands() -> None:
+    """Each is understood: what is wrong with it is that its files are not there."""
+    import shlex
+
+    for examples in EXAMPLES.values():
+        for example in examples:
+            words = shlex.split(example)[1:]
+            if "--help" in words or "demo" in words or "check" in words:
+                continue
+            status, _, err = typed(*words)
+            assert status == 2
+            assert re.search("cannot read|is not a folder|there is no run", err), (example, err)
+
+
+def test_the_demo_installs_what_it_needs_and_the_tests_the_rest() -> None:
+    def lines(target: str) -> list[str]:
+        made = ("make", "-n", "-B", "VENV=/nowhere/venv", target)
+        return subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    demo, test = lines("demo"), lines("test")
+    first = next(line for line in demo if "python" not in line)
+    assert first.startswith('echo "installing torch'), "words come before the first minute of waiting"
+    assert [line.split("-c constraints.txt ")[1] for line in demo if "pip install" in line] == [
+        "torch numpy",
+        "-e '.[text,view]'",
+    ]
+    assert [line.split("-c constraints.txt ")[1] for line in test if "pip install" in line] == [
+        "torch numpy",
+        "-e '.[text,view]'",
+        "-e '.[dev]'",
+    ]

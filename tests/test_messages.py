@@ -1,0 +1,133 @@
+"""The tables of docs/design/messages.md: each command is typed, its line compared, and the folder looked at."""
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from regard.cli import main as program
+from regard.models.config import DecoderOnlyConfig, TransformerConfig
+from regard.tasks import (
+    FitConfig,
+    LanguageModelConfig,
+    TranslationConfig,
+    train_language_model,
+    train_translation,
+)
+
+PAGE = Path(__file__).parents[1] / "docs" / "design" / "messages.md"
+
+
+class Case(NamedTuple):
+    typed: str
+    said: str
+
+
+def cases() -> Iterator[Case]:
+    for typed, said in re.findall(r"^\| `regard (.+?)` \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.M):
+        yield Case(typed, said)
+
+
+CASES = list(cases())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("messages")
+    pairs = [f"{n} times {m}\t{m} mal {n}\n" for n in range(10) for m in range(10)]
+    (folder / "pairs.tsv").write_text("".join(pairs))
+    (folder / "one.tsv").write_text(pairs[0])
+    (folder / "one.txt").write_text("one line\n")
+    (folder / "book.txt").write_text("a line of a book\n" * 200)
+    (folder / "file").write_text("a file\n")
+    (folder / "bert").mkdir()
+    (folder / "bert" / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    soon = FitConfig(steps=1)
+    translator = TransformerConfig(dim=8, num_heads=2, encoder_layers=1, decoder_layers=1, feed_forward_dim=8)
+    train_translation(
+        TranslationConfig(
+            data=(folder / "pairs.tsv",), out=folder / "runs" / "mine", transformer=translator, fit=soon, device="cpu",
+            vocab_size=300, pictures=0,
+        )
+    )  # fmt: skip
+    decoder = DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8)
+    train_language_model(
+        LanguageModelConfig(
+            data=(folder / "book.txt",), out=folder / "runs" / "book", model=decoder, fit=soon, device="cpu",
+            tokenizer="characters", block_length=16, pictures=0,
+        )
+    )  # fmt: skip
+    return folder
+
+
+def inventory(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file and folder, with its size and the time of its last change; of folders the name alone."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        about = path.stat()
+        found[str(path.relative_to(folder))] = (0, 0) if path.is_dir() else (about.st_size, about.st_mtime_ns)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.typed for case in CASES])
+def test_a_command_is_refused_in_one_line_and_leaves_nothing(
+    case: Case, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
+    before = inventory(place)
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with redirect_stdout(out), redirect_stderr(err):
+        status = program.run_command(shlex.split(case.typed))
+    for stream in (out, err):
+        stream.seek(0)
+    # Before the error of data that were read, a line may say what was read.
+    *earlier, last = err.read().splitlines()
+    assert (status, out.read(), last) == (2, "", f"regard: {case.said}")
+    read = r"(train|valid|source|target)\b.*: [\d,]+ |(vocabulary|vocabularies) of |[\d,]+ |the learning rate rises"
+    assert not [line for line in earlier if not re.match(read, line)]
+    assert inventory(place) == before
+
+
+def test_the_table_has_what_it_should() -> None:
+    assert len(CASES) > 45
+    assert len({case.typed for case in CASES}) == len(CASES)
+
+
+def test_no_message_has_the_name_of_a_setting_in_python() -> None:
+    assert not [case.said for case in CASES if re.search(r"\b[a-z]+_[a-z]+\b", case.said)]
+
+
+def test_the_first_table_needs_no_torch(place: Path) -> None:
+    """In a process of its own; `tests/test_start.py` counts the modules."""
+    text = PAGE.read_text(encoding="utf-8").split("## After it")[0]
+    early = [shlex.split(typed) for typed, _ in re.findall(r"^\| `regard (.+?)` \| (.+) \|$", text, re.M)]
+    code = """
+import io, json, sys
+from contextlib import redirect_stderr
+from regard.cli.main import run_command
+for line in json.load(sys.stdin):
+    with redirect_stderr(io.TextIOWrapper(io.BytesIO())):
+        status = run_command(line)
+    assert status == 2, line
+    assert "torch" not in sys.modules, line
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(early),
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,5 @@
 """Pictures of numbers about maps and runs: margins beside an alignment, distances of heads, positions, training."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, NonFiniteError, RunFolderError, ShapeError
+from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError, ShapeError
 from regard.inspection.analysis.head_table import head_table
 from regard.inspection.analysis.tables import Maps
+from regard.storage.untrusted import parse_json
 from regard.views.axis_text import FONT_POINTS
 from regard.views.drawing import Colouring, Panel, drawn
 from regard.views.figures import (
@@ -273,18 +273,18 @@ def training_curves(runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[s
 def _losses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
     """The steps and losses of each kind of event."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing: {path.parent} is no run that trained") from None
     found: dict[str, tuple[list[int], list[float]]] = {"train": ([], []), "valid": ([], [])}
     for number, line in enumerate(lines, 1):
         try:
-            event = json.loads(line)
+            event = parse_json(line)
             steps, numbers = found.get(event["event"], ([], []))
             if "loss" in event:
                 steps.append(int(event["step"]))
                 numbers.append(float(event["loss"]))
-        except (ValueError, TypeError, KeyError) as error:
+        except (DataError, ValueError, TypeError, KeyError) as error:
             if number == len(lines):
                 break  # A run that is written to at this moment ends in half a line.
             raise RunFolderError(f"{path}, line {number}: no event of a training ({error})") from None

@@ -38,13 +38,14 @@ def test_the_newest_query() -> None:
     close(selection.last_query(one), dense[0, 1, -1])
 
 
-@pytest.mark.parametrize("pool", [1, 3, 7])
-def test_the_observation_window(pool: int) -> None:
+@pytest.mark.parametrize("pool", [F.avg_pool1d, F.max_pool1d])
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_the_observation_window(width: int, pool: selection.Pool) -> None:
     weights, dense = prompt()
-    # Li et al.'s own code: the mean of the window's rows over the keys before it, then avg_pool1d.
+    # Li et al.'s own code: the window's rows over the keys before it, then avg_pool1d or max_pool1d.
     rows = dense[..., -8:, :-8].mean(-2).unflatten(1, (2, 2)).mean(2)
-    expected = F.avg_pool1d(rows, kernel_size=pool, padding=pool // 2, stride=1)
-    found = selection.observed(weights, window=8, pool=pool)
+    expected = pool(rows, width, 1, width // 2)
+    found = selection.observed(weights, window=8, width=width, pool=pool)
     close(found[..., :-8], expected)
     assert bool((found[..., -8:] == torch.inf).all())
 
@@ -70,6 +71,21 @@ def test_a_pyramid_of_budgets(layers: int, budget: int, data: st.DataObject) -> 
     assert layers == 1 or abs(found[-1] - least) <= 1
 
 
+@given(layers=st.integers(2, 60), budget=st.integers(1, 500), keys=st.integers(1, 2000))
+def test_a_pyramid_is_that_of_the_authors_but_for_their_rounding(layers: int, budget: int, keys: int) -> None:
+    """KVCache-Factory's PyramidKV with beta = 20, whose steps are rounded down, so that it keeps a little more."""
+    if keys < budget:
+        return
+    least = max(1, budget // 20)
+    most = 2 * budget - least
+    if most >= keys:
+        most, least = keys, 2 * budget - keys
+    steps = (most - least) // (layers - 1)
+    found = selection.pyramid(layers, budget, most=keys)
+    assert max(found) <= keys
+    assert all(abs(one - (most - n * steps)) <= n + 1 for n, one in enumerate(found))
+
+
 @given(data=st.data())
 def test_what_stays(data: st.DataObject) -> None:
     keys = data.draw(st.integers(1, 30))
@@ -88,8 +104,8 @@ def test_bad_input() -> None:
     with pytest.raises(ArgumentError, match=r"window in \[1, 40\].*got 41 and 7"):
         selection.observed(weights, window=41)
     with pytest.raises(ArgumentError, match="odd width"):
-        selection.observed(weights, pool=4)
-    with pytest.raises(ArgumentError, match="least 9 and budget 5"):
+        selection.observed(weights, width=4)
+    with pytest.raises(ArgumentError, match="least 9, budget 5"):
         selection.pyramid(3, 5, least=9)
     with pytest.raises(ArgumentError, match=r"first \+ recent <= count <= 4"):
         selection.keep(torch.zeros(4), 5)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from regard.functional import attention as attention
     from regard.functional import explain as explain
     from regard.functional import map_of as map_of
+    from regard.inspection.handed_back import KeepKeys as KeepKeys
+    from regard.inspection.handed_back import KeepTokens as KeepTokens
+    from regard.inspection.on_attention import on_attention as on_attention
     from regard.inspection.watch import watch as watch
     from regard.maps.attention_map import AttentionMap as AttentionMap
     from regard.maps.divergence import divergence as divergence
@@ -84,6 +87,8 @@ else:
             "regard.editing": ("edit",),
             "regard.errors": ("RegardError",),
             "regard.functional": ("Attended", "attention", "explain", "map_of"),
+            "regard.inspection.handed_back": ("KeepKeys", "KeepTokens"),
+            "regard.inspection.on_attention": ("on_attention",),
             "regard.inspection.watch": ("watch",),
             "regard.maps.attention_map": ("AttentionMap",),
             "regard.maps.divergence": ("divergence",),

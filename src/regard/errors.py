@@ -12,6 +12,7 @@
     ├── OverwrittenError (RuntimeError) a watched model has overwritten the tensors that a map is computed from
     ├── GradientError (RuntimeError)    no backward pass has handed over the gradient that is asked for
     ├── NotKeptError (ValueError)       a summary does not hold the requested result
+    ├── FunctionError (RuntimeError)    a function that was handed in raised, or handed back what cannot be used
     ├── WorkerError (RuntimeError)      a process that shared the work ended or failed
     ├── RendezvousError (TimeoutError)  the other processes of a training did not come
     └── MissingExtraError (ImportError) an optional dependency is not installed; names the pip line
@@ -81,6 +82,10 @@ class GradientError(RegardError, RuntimeError):
 
 class NotKeptError(RegardError, ValueError):
     """A summary does not hold the requested result; the message says what it holds."""
+
+
+class FunctionError(RegardError, RuntimeError):
+    """A function that the caller handed in raised (see `__cause__`), or handed back what cannot be used."""
 
 
 class WorkerError(RegardError, RuntimeError):

@@ -5,6 +5,8 @@ Each score has the shape (batch..., G, S) or (batch..., S): one number for each 
 from `regard.map_of`: the attention itself runs in a fused kernel.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,6 +15,8 @@ from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 
 NEVER_DROPPED = torch.inf
+Pool = Callable[[Tensor, int, int, int], Tensor]
+"""A pooling of torch over (N, 1, S), called with (scores, width, stride, padding)."""
 
 
 def accumulated(weights: AttentionMap) -> Tensor:
@@ -45,35 +49,36 @@ def last_query(weights: AttentionMap) -> Tensor:
     return weights.with_heads().row(-1).mean(-2)
 
 
-def observed(weights: AttentionMap, window: int = 32, pool: int = 7) -> Tensor:
-    r"""SnapKV: what the last queries attend to, $\frac1w \sum_{i \ge T - w} P_{ij}$, averaged over neighbouring keys.
+def observed(weights: AttentionMap, window: int = 32, width: int = 7, pool: Pool = F.avg_pool1d) -> Tensor:
+    r"""SnapKV: what the last queries attend to, $\frac1w \sum_{i \ge T - w} P_{ij}$, pooled over neighbouring keys.
 
     Args:
         weights: the map of a prompt.
         window: w, how many of the last queries are read; their own keys get the score inf, so that they stay.
-        pool: the odd width of the average over neighbouring keys; 1 leaves it out.
+        width: the odd number of neighbouring keys that are pooled; 1 leaves it out.
+        pool: `F.avg_pool1d`, as in the authors' code, or `F.max_pool1d`, as in their experiments on LongBench.
 
-    Returns (batch..., G, S).
+    Returns (batch..., G, S): of the query heads that share a key head the mean is pooled.
 
-    Source: Li et al. 2024 (arXiv:2404.14469), section 4.1.
+    Source: Li et al. 2024 (arXiv:2404.14469), section 4.1 and listing 1.
 
     Raises:
         ArgumentError: the window is not in [1, T], or the width is not odd.
 
     >>> import regard
     >>> q = torch.zeros(1, 2, 6, 4)
-    >>> observed(regard.map_of(q, q, mask=regard.causal()), window=2, pool=1)[0, 0]
+    >>> observed(regard.map_of(q, q, mask=regard.causal()), window=2, width=1)[0, 0]
     tensor([0.1833, 0.1833, 0.1833, 0.1833,    inf,    inf])
     """
     queries, keys = weights.shape[-2:]
-    if not 1 <= window <= queries or pool < 1 or pool % 2 == 0:
+    if not 1 <= window <= queries or width < 1 or width % 2 == 0:
         raise ArgumentError(
-            f"observed() needs a window in [1, {queries}], the number of queries, and an odd width of the average; got "
-            f"{window} and {pool}"
+            f"observed() needs a window in [1, {queries}], the number of queries, and an odd width; got {window} and "
+            f"{width}"
         )
     received = weights.per_key_head().only(rows=slice(queries - window, None)).received("mean")
     before = received[..., : keys - window]
-    flat = F.avg_pool1d(before.reshape(-1, 1, before.shape[-1]), pool, 1, pool // 2) if before.shape[-1] else before
+    flat = pool(before.reshape(-1, 1, before.shape[-1]), width, 1, width // 2) if before.shape[-1] else before
     return F.pad(flat.reshape(before.shape), (0, window), value=NEVER_DROPPED)
 
 
@@ -96,31 +101,41 @@ def class_token(weights: AttentionMap, query: int = 0) -> Tensor:
     return weights.with_heads().row(query).mean(-2)
 
 
-def pyramid(layers: int, budget: int, *, least: int = 1) -> list[int]:
+def pyramid(layers: int, budget: int, *, least: int | None = None, most: int | None = None) -> list[int]:
     r"""PyramidKV: how many keys each layer keeps, falling in equal steps from the first layer to the last.
+
+    The last layer keeps the least, and the first $2 b - \text{least}$, b being the budget. If a prompt has fewer keys
+    than that, the first layer keeps all of them, and the last one what is left over: $2 b - \text{most}$.
 
     Args:
         layers: how many layers there are.
-        budget: the mean number of keys of a layer; the sum over layers is layers times the budget.
-        least: how many the last layer keeps.
+        budget: b, the mean number of keys of a layer; the sum over layers is layers times the budget.
+        least: how many the last layer keeps; None means a twentieth of the budget, as in the authors' code (there the
+            window that always stays is not counted).
+        most: how many keys there are, if the budgets shall not exceed them.
 
     Source: Cai et al. 2024 (arXiv:2406.02069), section 3.2.
 
     Raises:
-        ArgumentError: there is no layer, or the last layer would keep more than the mean.
+        ArgumentError: there is no layer, the last layer would keep more than the mean, or the mean is above `most`.
 
     >>> pyramid(4, 100, least=40)
     [160, 120, 80, 40]
+    >>> pyramid(4, 100, least=40, most=130)
+    [130, 110, 90, 70]
     """
-    if layers < 1 or not 1 <= least <= budget:
+    last = max(1, budget // 20) if least is None else least
+    if layers < 1 or not 1 <= last <= budget or (most is not None and most < budget):
         raise ArgumentError(
-            f"pyramid() needs at least one layer and 1 <= least <= budget, got {layers} layers, least {least} and "
-            f"budget {budget}"
+            f"pyramid() needs at least one layer and 1 <= least <= budget <= most, got {layers} layers, least {last}, "
+            f"budget {budget} and most {most}"
         )
+    if most is not None:
+        last = max(last, 2 * budget - most)
     if layers == 1:
         return [budget]
-    step = 2 * (budget - least) / (layers - 1)
-    ends = [round(sum(least + step * (layers - 1 - n) for n in range(count + 1))) for count in range(layers)]
+    step = 2 * (budget - last) / (layers - 1)
+    ends = [round(sum(last + step * (layers - 1 - n) for n in range(count + 1))) for count in range(layers)]
     return [end - before for end, before in zip(ends, [0, *ends], strict=False)]
 
 

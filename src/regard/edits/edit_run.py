@@ -161,6 +161,9 @@ class EditRun:
 
     # -- calls -------------------------------------------------------------------------------------------
 
+    def left(self, thread: Thread, module: nn.Module, output: object) -> None:
+        """Do nothing: what a module hands on stays as it is."""
+
     def entered(self, module: nn.Module) -> None:
         """Count the runs of modules that look like attention; a new run of the model has new masks."""
         path = self.paths.get(id(module))

@@ -20,7 +20,7 @@ from regard.inspection.capture.folded_heads import Folding
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.module_stack import FunctionObserver, Thread
 from regard.inspection.capture.multi_head_calls import arguments_by_name, observe_function, projected_call
-from regard.inspection.capture.observed_call import ObservedCall, Reading
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.regard_calls import Own, observe_attention
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
@@ -69,6 +69,10 @@ class Edited(ObservedCall):
         )
         evidence = Evidence(self.call.query, self.call.key, self.vectors[1])
         return Reading(None, notes, self._error, stored=weights, softmax=softmax, evidence=evidence)
+
+    def query_key_value(self) -> CallVectors:
+        """The vectors of the model."""
+        return CallVectors(*self.vectors)
 
     def _error(self) -> float:
         weights, value = self.made.weights.detach(), self.vectors[2].detach()

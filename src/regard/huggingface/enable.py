@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -82,10 +82,20 @@ def _register(library: Any) -> None:
     masks: Any = sys.modules["transformers.masking_utils"].AttentionMaskInterface
     kinds: Any = ((NAME, forward, lazy_mask), (ADDED, forward_as_eager, partial(lazy_mask, is_added=True)))
     for name, attend, mask in kinds:
-        library.AttentionInterface.register(name, attend)
-        library.AttentionInterface.register(DENSE[name], dense(attend))
+        library.AttentionInterface.register(name, _hiding_keys(attend))
+        library.AttentionInterface.register(DENSE[name], _hiding_keys(dense(attend)))
         masks.register(name, mask)
         masks.register(DENSE[name], mask)
+
+
+def _hiding_keys(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as kvpress wraps every attention that transformers knows when kvpress is imported.
+
+    Its AdaKV hides keys of single heads in there. Without this a model that is enabled later would see them all, and
+    nothing would say so.
+    """
+    patch: Any = sys.modules.get("kvpress.attention_patch")
+    return attend if patch is None else patch.attention_patch(attend)
 
 
 def _not_computed(part: nn.Module) -> list[str]:

@@ -78,6 +78,22 @@ class LazyMask(Tensor):
             return keep
         return torch.zeros_like(keep, dtype=self.dtype).masked_fill(~keep, torch.finfo(self.dtype).min)
 
+    def of_tokens(self, indices: Tensor) -> Tensor:
+        """The mask of some tokens (B, K), which are queries and keys at once if there are as many of both."""
+        batch, _, queries, keys = self.shape
+        inner, count = self.allowed, indices.shape[1]
+        shape = (max(batch, len(indices)), 1, count, count if keys == queries else keys)
+        if inner is None:
+            return LazyMask(None, shape, self.device, self.dtype)
+        bound = inner.bind(Sizes((batch,), 1, 1, queries, keys, True), self.device)
+        places = indices.to(self.device)
+
+        def allowed(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            at = row if len(places) > 1 else torch.zeros_like(row)
+            return bound.allowed(row, head, places[at, query], places[at, key] if keys == queries else key)
+
+        return LazyMask(predicate(allowed), shape, self.device, self.dtype)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """The mask as text."""
         return f"LazyMask({tuple(self.shape)}, {'everything' if self.allowed is None else self.allowed})"
@@ -85,8 +101,8 @@ class LazyMask(Tensor):
 
 def lazy_mask(
     batch_size: int,
-    q_length: int,
-    kv_length: int,
+    q_length: int = 0,
+    kv_length: int = 0,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: MaskFunction | None = None,
@@ -95,21 +111,27 @@ def lazy_mask(
     device: torch.device | str = "cpu",
     is_added: bool = False,
     dtype: torch.dtype = torch.float32,
+    cache_position: Tensor | None = None,
     **settings: Any,
 ) -> Tensor:
     """transformers calls this to make a mask, so the arguments and their names are those of transformers.
 
-    But for `is_added`: whether the model expects numbers to add, of `dtype`, and not bools.
+    But for `is_added`: whether the model expects numbers to add, of `dtype`, and not bools. Older releases (5.2) give
+    the positions of the queries, `cache_position` (T,), in place of `q_length`, `q_offset` and `device`.
     """
+    places: dict[str, Any] = {"q_length": q_length, "q_offset": q_offset, "device": device}
+    if cache_position is not None:
+        places = {"cache_position": cache_position}
+        q_length, q_offset, device = len(cache_position), cache_position[0], cache_position.device
     if mask_function is None or use_vmap:
         # The function is not written for tensors of positions, so transformers makes its T x S numbers.
         masking = sys.modules["transformers.masking_utils"]
         given = {} if mask_function is None else {"mask_function": mask_function}
         dense = partial(masking.eager_mask, dtype=dtype) if is_added else masking.sdpa_mask
         return dense(
-            batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, attention_mask=attention_mask,
-            use_vmap=use_vmap, device=device, **{**settings, **given, "allow_is_causal_skip": False,
-                                                 "allow_is_bidirectional_skip": False},
+            batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset, attention_mask=attention_mask,
+            use_vmap=use_vmap, **{**settings, **places, **given, "allow_is_causal_skip": False,
+                                  "allow_is_bidirectional_skip": False},
         )  # fmt: skip
     start = int(q_offset)
     masks = [_ours(part, start, kv_offset, kv_length) for part in _parts(mask_function)]

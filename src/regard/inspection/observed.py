@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -121,6 +122,9 @@ class Record:
             self.ran[path] += 1
         if is_in_backward() and (path := self.paths.get(id(module))) is not None and path in self.count:
             self.recomputed[path] += 1
+
+    def left(self, thread: Thread, module: nn.Module, output: Any) -> None:
+        """Do nothing: a watch leaves every output as it is."""
 
     def take(self, thread: Thread, source: ObservedCall) -> None:
         """Keep a call, if it is wanted. No error here may disturb the model."""

@@ -19,7 +19,7 @@ from regard.inspection.capture.factors import Factors, output_error, undisturbed
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.mask_reading import read_mask
 from regard.inspection.capture.module_stack import Thread
-from regard.inspection.capture.observed_call import ObservedCall, Reading
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
@@ -141,6 +141,10 @@ class FlexCall(ObservedCall):
     def _output(self) -> OutputOf:
         return OutputOf(self.output, lambda gradient: gradient)
 
+    def query_key_value(self) -> CallVectors:
+        """The arguments."""
+        return CallVectors(self.query, self.key, self.value)
+
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
         """The mask as a predicate of a known kind if it is one; else the function itself."""
         mask = predicate(flex_mask(self.mask_mod)).bind(sizes, device)
@@ -170,8 +174,13 @@ def _is_identity(score_mod: Function) -> bool:
     if isinstance(score_mod, torch.fx.GraphModule):
         nodes = list(score_mod.graph.nodes)
         return all(n.op in ("placeholder", "output") for n in nodes) and nodes[-1].args[0] in (nodes[0], (nodes[0],))
-    named = getattr(score_mod, "__module__", ""), getattr(score_mod, "__name__", "")
-    return named == ("torch.nn.attention.flex_attention", "_identity")
+    # transformers makes a function that branches on what it closes over, and often gives the score back. It cannot
+    # branch on its arguments, because torch maps it over them.
+    probe, place = torch.zeros(()), torch.zeros((), dtype=torch.int64)
+    try:
+        return score_mod(probe, place, place, place, place) is probe
+    except Exception:
+        return False
 
 
 def _with(function: Function, buffers: tuple[Any, ...]) -> Function:

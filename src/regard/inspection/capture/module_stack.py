@@ -24,7 +24,7 @@ from torch.overrides import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from regard.errors import RegardError
+from regard.errors import FunctionError, RegardError
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
 
@@ -88,6 +88,12 @@ class Watcher(Protocol):
 
     def entered(self, module: nn.Module) -> None:
         """Called when the forward of a module begins."""
+
+    def left(self, thread: "Thread", module: nn.Module, output: Any) -> Any:
+        """Called when the forward of a module has ended, with its output, or None if it raised.
+
+        What is handed back goes on in the place of the output; None leaves the output as it is.
+        """
 
     def take(self, thread: "Thread", source: ObservedCall) -> None:
         """Called with each attention call that was observed."""
@@ -238,11 +244,21 @@ class Thread:
             self.meant, self.is_reading = None, False
 
     def try_to(self, observe: Callable[..., Any], *args: Any) -> None:
-        """Observe without ever disturbing the model: an error goes to the report."""
+        """Observe without ever disturbing the model: an error goes to the report, but one of the user's function."""
         try:
             observe(*args)
+        except FunctionError:
+            raise
         except Exception as error:
             self.unread(f"{type(error).__name__}: {error}")
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Tell every watch that a module has ended; returns what a watch puts in the place of its output."""
+        changed = None
+        for watch in tuple(self.watches):
+            handed = watch.left(self, module, output if changed is None else changed)
+            changed = changed if handed is None else handed
+        return changed
 
     def unread(self, reason: str, module: nn.Module | None = None) -> None:
         """Tell every watch that something cannot be read, in the running module or in `module`."""
@@ -428,14 +444,18 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
         watch.entered(module)
 
 
-def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-    """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised."""
+def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+    """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised.
+
+    Returns:
+        What goes on in the place of the output; None if the output does.
+    """
     thread: Thread | None = getattr(_local, "thread", None)
     if thread is None or not thread.stack:
-        return
+        return None
     # An exception in another hook may have left modules on the stack, or may have kept this one from it.
     if thread.stack[-1].module is not module and not any(frame.module is module for frame in thread.stack):
-        return
+        return None
     while thread.stack[-1].module is not module:
         thread.stack.pop()
     frame = thread.stack[-1]
@@ -458,6 +478,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
             if editor.refusal is not None:
                 refusal, editor.refusal = editor.refusal, None
                 raise refusal
+    return None if is_plain(module) else thread.left(module, rest[1] if len(rest) == 2 else None)
 
 
 def _finish(thread: Thread, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -22,7 +22,7 @@ from regard.inspection.capture.factors import Factors, output_error, undisturbed
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.mask_reading import GivenMask, both
 from regard.inspection.capture.module_stack import FUSED_SUBCLASS, Frame, Thread
-from regard.inspection.capture.observed_call import ObservedCall, Reading
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import masked
 from regard.inspection.capture.snapshot import Kept
@@ -188,6 +188,11 @@ class Projected(ObservedCall):
             return (gradient @ weight).unflatten(-1, (heads, -1)).transpose(1, 2)
 
         return OutputOf(self.output, laid_out, self.dropout, [kept])
+
+    def query_key_value(self) -> CallVectors:
+        """The heads (N, H, L, D), projected once more: torch hands none over."""
+        projections = (self.query, self.key, self.value)
+        return CallVectors(*(p.heads(self.num_heads, batch_first=self.batch_first) for p in projections))
 
     def _evidence(self) -> Evidence | None:
         """The inputs, from which queries and keys are projected; None if keys are appended to the projected ones."""

@@ -3,7 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
 
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors
@@ -11,6 +13,17 @@ from regard.inspection.capture.retention import Keeper
 from regard.maps.call_source import CallSource
 from regard.maps.call_values import CallValues
 from regard.maps.source import Source
+
+
+class CallVectors(NamedTuple):
+    """The queries, keys and values of a call, as the kernel got them; None for what the model did not hand over."""
+
+    query: Tensor | None
+    """(batch..., H, T, D)."""
+    key: Tensor | None
+    """(batch..., G, S, D)."""
+    value: Tensor | None
+    """(batch..., G, S, E)."""
 
 
 @dataclass(slots=True)
@@ -61,3 +74,7 @@ class ObservedCall(ABC):
         Raises:
             RegardError: the call cannot be read; the message says why.
         """
+
+    @abstractmethod
+    def query_key_value(self) -> CallVectors:
+        """The queries, keys and values."""

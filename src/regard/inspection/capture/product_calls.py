@@ -20,7 +20,7 @@ from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.kept_values import OutputOf, weights_gradient
 from regard.inspection.capture.module_stack import Frame, Thread
 from regard.inspection.capture.no_attention import ValueProduct, judged
-from regard.inspection.capture.observed_call import ObservedCall, Reading
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.stored_weights import StoredSource, stored
@@ -72,6 +72,10 @@ class WrittenOut(ObservedCall):
             None, notes, lambda: self._error(source, folding), stored=source, softmax=beside,
             evidence=self._evidence(weights.detach(), values), mixed=mixed,
         )  # fmt: skip
+
+    def query_key_value(self) -> CallVectors:
+        """The values alone: it is not known of which queries and keys the model made the weights."""
+        return CallVectors(None, None, self.product.laid_out_values())
 
     def _gradient(
         self, keeper: Keeper, name: str, shown: Callable[[Tensor], Tensor]

@@ -12,7 +12,7 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.module_stack import Thread
-from regard.inspection.capture.observed_call import ObservedCall, Reading
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.maps.call_source import GivenFactors, source_of_call
 from regard.mechanisms.shapes import as_autocast, canonical
@@ -60,6 +60,10 @@ class Own(ObservedCall):
         sizes, dropout = call.sizes, call.dropout
         rows = (sizes.flat_batch, sizes.heads, sizes.queries, -1)
         return OutputOf(self.attended.output, lambda gradient: gradient.reshape(rows), dropout)
+
+    def query_key_value(self) -> CallVectors:
+        """The arguments."""
+        return CallVectors(*self.vectors)
 
 
 def observe_attention(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_value
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import Thread
-from regard.inspection.capture.observed_call import ObservedCall, Reading
+from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.snapshot import Kept
 from regard.mechanisms.masks.base import And, Mask
@@ -99,6 +99,13 @@ class Sdpa(ObservedCall):
     def _rank(self) -> int:
         """The number of dimensions that queries and values get."""
         return max(self.query.dim(), self.value.dim(), 4 if self.enable_gqa else 2)
+
+    def query_key_value(self) -> CallVectors:
+        """The arguments, with one value for each key where transformers has repeated both."""
+        groups, heads = self.key.shape[-3:-2], self.value.shape[-3:-2]
+        if groups == heads or not groups or heads[0] % groups[0]:
+            return CallVectors(self.query, self.key, self.value)
+        return CallVectors(self.query, self.key, self.value[..., :: heads[0] // groups[0], :, :])
 
     def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
         """Query and key in the dtype that autocast gave them, and that dtype."""

@@ -1,0 +1,341 @@
+"""The open door: it hands each attention call to the function, and cuts what the function does not keep."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from regard.errors import ArgumentError, FunctionError, NotSeenError
+from regard.inspection.capture.module_names import Names, chooser
+from regard.inspection.capture.module_stack import Frame, Thread, this_thread
+from regard.inspection.capture.observed_call import ObservedCall, Reading
+from regard.inspection.capture.observers import OBSERVERS
+from regard.inspection.capture.retention import Keeper
+from regard.inspection.door.cut_caches import CutCaches, arguments_of, mask_of_layer, parts_with_positions
+from regard.inspection.door.cut_tokens import CutTokens, layer_of
+from regard.inspection.door.layer_cache import LayerCache, layer_cache
+from regard.inspection.handed_back import KeepKeys, KeepTokens, OnAttention
+from regard.maps.attention_map import AttentionMap
+
+
+class Door:
+    """What `on_attention` makes: the model, with a function that is called after each attention call inside `with`."""
+
+    keeps_graph = False
+    """Whether the maps carry gradients."""
+
+    def __init__(self, model: nn.Module, function: OnAttention, names: Names) -> None:
+        self.model = model
+        self.function = function
+        self.calls = 0
+        """How often the function was called."""
+        self.missed: list[tuple[str, str]] = []
+        """(module, reason) of what looked like attention and could not be handed to the function."""
+        self.modules = dict(model.named_modules())
+        self.paths = {id(module): path for path, module in self.modules.items()}
+        self._wanted = chooser(names, self.modules)
+        # A map is read before the model goes on, so that nothing has to be copied.
+        self._keeper = Keeper("summary", copy=False)
+        self._thread: Thread | None = None
+        self._mark = 0
+        self._ran = False
+        self._hooks: list[RemovableHandle] = []
+        self._caches = CutCaches()
+        self._running = _Forward(None)
+
+    # -- opening and closing -----------------------------------------------------------------------------
+
+    def __enter__(self) -> "Door":
+        if self._thread is not None:
+            raise ArgumentError("this door is open already: make another one with regard.on_attention(...)")
+        thread = this_thread()
+        self._mark = thread.enter(self, OBSERVERS)
+        self._thread = thread
+        for part in parts_with_positions(self.model):
+            self._hooks.append(part.register_forward_pre_hook(self._before_part, with_kwargs=True))
+        for module in self.modules.values():
+            # Only transformers' attention modules know their layer. A hook would keep torch's own layers from being
+            # run fused.
+            if isinstance(getattr(module, "layer_idx", None), int):
+                self._hooks.append(module.register_forward_pre_hook(self._before_attention, with_kwargs=True))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        assert self._thread is not None
+        self._running.close()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._thread.leave(self, self._mark)
+        self._thread = None
+        if kind is None and self._ran and not self.calls:
+            reasons = "; ".join(dict.fromkeys(f"{path!r}: {reason}" for path, reason in self.missed))
+            raise NotSeenError(
+                "the model ran, and no attention call of it was seen, so that the function was never called"
+                + (f": {reasons}" if reasons else "")
+            )
+
+    def seen(self, cache: Any) -> int:
+        """How many tokens a cache has seen: the position of the next one.
+
+        After the `with` block transformers counts positions by what is left in the cache, and needs `position_ids`.
+        """
+        return self._caches.seen(cache)
+
+    def __repr__(self) -> str:
+        """One line."""
+        state = "closed" if self._thread is None else "open"
+        return f"Door({type(self.model).__name__}, {state}, {self.calls} calls)"
+
+    # -- what the thread calls ---------------------------------------------------------------------------
+
+    def entered(self, module: nn.Module) -> None:
+        """Remember that the model ran."""
+        self._ran = self._ran or id(module) in self.paths
+
+    def take(self, thread: Thread, source: ObservedCall) -> None:
+        """Call the function, and cut what it does not keep.
+
+        Raises:
+            FunctionError: the function raised, or handed back what cannot be used.
+        """
+        path = thread.path(self)
+        if path is None or not self._wanted(path) or torch._C._current_graph_task_id() != -1:
+            return
+        here = self._running.layer_around(path)
+        try:
+            with torch.no_grad():
+                reading = source.read(self._keeper, path)
+                vectors = source.query_key_value()
+        except Exception as error:
+            self.missed.append((path, f"{type(error).__name__}: {error}"))
+            return
+        weights = AttentionMap(reading.source)
+        self.calls += 1
+        try:
+            with torch.no_grad():
+                handed = self.function(path, weights, *vectors)
+            if handed is None:
+                pass
+            elif isinstance(handed, KeepKeys):
+                self._keep_keys(path, handed, weights, reading, here)
+            elif isinstance(handed, KeepTokens):
+                self._keep_tokens(path, handed, weights)
+            else:
+                what = tuple(handed.shape) if isinstance(handed, Tensor) else ""
+                raise FunctionError(
+                    f"{path!r}: the function handed back {type(handed).__name__} {what}; expected None, "
+                    "regard.KeepKeys(indices) or regard.KeepTokens(indices)"
+                )
+        except Exception as error:
+            self._running.put_back(self._caches)
+            if isinstance(error, FunctionError):
+                raise
+            raise FunctionError(f"{path!r}: the function raised {type(error).__name__}: {error}") from error
+        finally:
+            if here is not None:
+                # Held only while they may be needed: else two caches would be in memory.
+                here.forget()
+
+    def left(self, thread: Thread, module: nn.Module, output: Any) -> Any:
+        """Cut the output of a layer whose tokens do not all go on; forget the run when the outermost module ends."""
+        try:
+            for cut in self._running.tokens.values():
+                if output is not None and (changed := cut.leave(module, output)) is not None:
+                    return changed
+        except FunctionError:
+            self._running.put_back(self._caches)
+            raise
+        finally:
+            if len(thread.stack) <= self._mark:
+                self._running.close()
+        return None
+
+    def unread(self, thread: Thread, reason: str) -> None:
+        """Remember what cannot be read."""
+        path = thread.path(self)
+        if path is not None and self._wanted(path):
+            self.missed.append((path, reason))
+
+    def other(self, thread: Thread, reason: str) -> None:
+        """Pass over what only looks like attention."""
+
+    def refuse(self, thread: Thread, frame: Frame) -> None:
+        """Remember a module that attends in blocks."""
+        self.missed.append((self.paths.get(id(frame.module), ""), "attends in blocks: its softmaxes are no maps"))
+
+    def withdraw(self, token: object, reason: str) -> None:
+        """Remember a call that turned out to be no attention after the function was called."""
+        self.missed.append(("", reason))
+
+    # -- what the function handed back -------------------------------------------------------------------
+
+    def _keep_keys(
+        self, path: str, handed: KeepKeys, weights: AttentionMap, reading: Reading, here: LayerCache | None
+    ) -> None:
+        if here is None:
+            raise FunctionError(
+                f"{path!r} is given no cache of transformers, so that there are no keys to keep: run the model with "
+                "use_cache=True, or hand back KeepTokens(indices)"
+            )
+        if reading.factors is None:
+            raise FunctionError(
+                f"{path!r} writes its attention out, and may add a bias by position that would not fit the keys that "
+                "stay: use attn_implementation='sdpa', or regard.huggingface.enable(model)"
+            )
+        if reading.factors.call.bias is not None:
+            raise FunctionError(
+                f"{path!r} adds a bias to its scores, by the place of each key in the cache: with fewer keys it would "
+                "not fit those that stay"
+            )
+        keys = weights.shape[-1]
+        here.refuse_if_uncut(path, keys)
+        held: Tensor = here.layer.keys
+        indices = handed.checked(path, weights, held.shape[0], held.shape[1])
+        if indices.shape[-1] == keys:
+            return
+        here.cut(path, indices)
+        self._running.cut.append((here, here.before, keys - indices.shape[-1]))
+        self._caches.drop(here.layer, keys - indices.shape[-1])
+
+    def _keep_tokens(self, path: str, handed: KeepTokens, weights: AttentionMap) -> None:
+        found = layer_of(path, self.modules)
+        if found is None:
+            raise FunctionError(
+                f"{path!r} stands in no nn.ModuleList or nn.Sequential, so that it is not known which layer comes next"
+            )
+        layer, layers = found
+        batch = weights.shape[0] if len(weights.shape) == 4 else 1
+        queries = weights.shape[-2]
+        indices = handed.checked(path, weights, batch)
+        if indices.shape[-1] == queries:
+            return
+        self._refuse_padding(path, indices, queries)
+        tokens = self._running.tokens
+        if id(layers) not in tokens:
+            names = {id(one): f"{self.paths[id(layers)]}.{name}".lstrip(".") for name, one in layers.named_children()}
+            tokens[id(layers)] = CutTokens(list(layers.children()), names, queries)
+        tokens[id(layers)].plan(layer, indices)
+        self._running.padding = None
+        for here in self._running.visited:
+            self._caches.mark(here.cache)
+
+    def _refuse_padding(self, path: str, indices: Tensor, queries: int) -> None:
+        real = self._running.padding
+        if real is None or not self._running.visited:
+            # Without a cache there are no later tokens, and the masks of the layers that follow are cut.
+            return
+        new = real[:, real.shape[1] - queries :].to(indices.device)
+        if not bool(new.gather(1, indices).all()):
+            raise FunctionError(
+                f"{path!r}: KeepTokens would let tokens of padding go on, which no later mask could hide: keep at most "
+                f"{int(new.sum(-1).min())} tokens here, the real ones of the shortest sequence"
+            )
+
+    # -- hooks of transformers' models -------------------------------------------------------------------
+
+    def _begin(self) -> bool:
+        """Whether it is our thread that runs; a new run of the model is begun if its outermost module is another."""
+        thread = this_thread()
+        if thread is not self._thread or len(thread.stack) <= self._mark:
+            return False
+        if self._running.frame is not thread.stack[self._mark]:
+            self._running.close()
+            self._running = _Forward(thread.stack[self._mark])
+        return True
+
+    def _before_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Give a part of a transformers model the positions and the mask that its cut cache needs."""
+        if not self._begin():
+            return None
+        given = arguments_of(part, args, kwargs)
+        cache, mask = given.get("past_key_values"), given.get("attention_mask")
+        is_padded = isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all())
+        self._running.padding = mask.bool() if is_padded and isinstance(mask, Tensor) else None
+        tokens = next((given[name] for name in ("inputs_embeds", "input_ids") if given.get(name) is not None), None)
+        if not hasattr(cache, "layers") or tokens is None:
+            return None
+        self._running.last = cache, self._caches.last(cache)
+        before = dict(given)
+        try:
+            self._caches.prepare(given, tokens.shape[1], tokens.device)
+        except FunctionError:
+            self._running.put_back(self._caches)
+            raise
+        changed = {name: value for name, value in given.items() if value is not before.get(name)}
+        return _with(part, args, kwargs, changed)
+
+    def _before_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Remember the cache of the layer whose attention runs now, and give it a mask for the keys that it holds."""
+        if not self._begin():
+            return None
+        given = arguments_of(module, args, kwargs)
+        here = layer_cache(module, given, self._running.padding)
+        if here is None:
+            return None
+        path = self.paths[id(module)]
+        self._running.layers[path] = here
+        self._running.visited.append(here)
+        hidden = next((value for value in given.values() if isinstance(value, Tensor)), None)
+        if hidden is None or "attention_mask" not in given or not (here.length and self._caches.is_uneven(here.cache)):
+            return None
+        mask = mask_of_layer(given["attention_mask"], here.length, hidden.shape[1], path)
+        return None if mask is given["attention_mask"] else _with(module, args, kwargs, {"attention_mask": mask})
+
+
+def _with(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], changed: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a call with some of them changed; None if none is."""
+    if not changed:
+        return None
+    positional = list(arguments_of(module, args, {}))
+    return (
+        tuple(changed.get(name, value) for name, value in zip(positional, args, strict=True)),
+        {**kwargs, **{name: value for name, value in changed.items() if name not in positional}},
+    )
+
+
+class _Forward:
+    """One run of the outermost module: what it has cut, so that it can be put back if the function raises."""
+
+    def __init__(self, frame: Frame | None) -> None:
+        self.frame = frame
+        self.layers: dict[str, LayerCache] = {}
+        """The caches of the layers whose attention runs now, by path."""
+        self.visited: list[LayerCache] = []
+        self.cut: list[tuple[LayerCache, tuple[Tensor, Tensor] | None, int]] = []
+        """What was cut: the layer, its keys and values before this run, and how many keys were dropped."""
+        self.tokens: dict[int, CutTokens] = {}
+        self.padding: Tensor | None = None
+        """Which tokens are real, if some are not, and if none of them were cut."""
+        self.last: tuple[Any, Tensor | None] | None = None
+        """The cache of this run, and the last positions that it had seen before."""
+
+    def layer_around(self, path: str) -> LayerCache | None:
+        """The cache of the layer whose attention this module, or one around it, is; None if it was given none."""
+        while path and path not in self.layers:
+            path = path.rpartition(".")[0]
+        return self.layers.pop(path, None)
+
+    def close(self) -> None:
+        """Remove the hooks of layers, and let go of everything."""
+        for cut in self.tokens.values():
+            cut.close()
+        self.tokens.clear()
+        self.layers.clear()
+        self.visited.clear()
+        self.cut.clear()
+        self.frame = self.last = self.padding = None
+
+    def put_back(self, caches: CutCaches) -> None:
+        """Make the caches what they were before this run."""
+        for here, before, dropped in self.cut:
+            here.before = before
+            caches.drop(here.layer, -dropped)
+        for here in reversed(self.visited):
+            here.put_back()
+        if self.last is not None:
+            caches.put_back(*self.last)
+        self.close()

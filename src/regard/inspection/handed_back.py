@@ -1,0 +1,99 @@
+"""What the function of `regard.on_attention` may hand back: the keys of a cache that stay, or the tokens that go on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import FunctionError
+from regard.maps.attention_map import AttentionMap
+
+INTEGERS = (torch.int64, torch.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeepKeys:
+    """The keys that stay in the layer's cache; all others are dropped, with their values, before the next layer runs.
+
+    The attention call itself has seen all keys. From the next step on the layer sees those that stay, and the new ones.
+
+    Args:
+        indices: which keys stay, as integers in [0, S), S being the keys of the map: (B, K) for all heads, or
+            (B, G, K) for each of the G key heads. Their order does not matter, and none may come twice.
+
+    >>> KeepKeys(torch.tensor([[0, 1, 5]]))
+    KeepKeys((1, 3))
+    """
+
+    indices: Tensor
+
+    def checked(self, name: str, weights: AttentionMap, batch: int, key_heads: int) -> Tensor:
+        """The indices (B, G, K), in the order of the keys.
+
+        Raises:
+            FunctionError: they are of another shape or dtype, or out of range, or one comes twice.
+        """
+        leads = {2: (batch,), 3: (batch, key_heads)}
+        shapes = f"({batch}, K) or ({batch}, {key_heads}, K), K in [1, {weights.shape[-1]}]"
+        found = _checked(self, name, weights.shape[-1], leads, shapes)
+        return found if found.dim() == 3 else found[:, None].expand(batch, key_heads, -1)
+
+    def __repr__(self) -> str:
+        """The shape."""
+        return f"KeepKeys({tuple(self.indices.shape)})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeepTokens:
+    """The tokens that go on to the next layer; all others end with this one, whose output is cut to those that stay.
+
+    What the layers that follow are given for each token is cut too: rotary angles, positions and masks. The model's
+    output has the tokens that went through all layers.
+
+    Args:
+        indices: which tokens stay, as integers in [0, T), T being the queries of the map, (B, K). Their order does not
+            matter, and none may come twice.
+
+    >>> KeepTokens(torch.tensor([[0, 1, 5]]))
+    KeepTokens((1, 3))
+    """
+
+    indices: Tensor
+
+    def checked(self, name: str, weights: AttentionMap, batch: int) -> Tensor:
+        """The indices (B, K), in the order of the tokens.
+
+        Raises:
+            FunctionError: they are of another shape or dtype, or out of range, or one comes twice.
+        """
+        shapes = f"({batch}, K), K in [1, {weights.shape[-2]}]"
+        return _checked(self, name, weights.shape[-2], {2: (batch,)}, shapes)
+
+    def __repr__(self) -> str:
+        """The shape."""
+        return f"KeepTokens({tuple(self.indices.shape)})"
+
+
+OnAttention = Callable[[str, AttentionMap, Tensor | None, Tensor | None, Tensor | None], KeepKeys | KeepTokens | None]
+"""The type of a function at the door: (name, weights, query, key, value) -> what stays; None means everything."""
+
+
+def _checked(
+    handed: KeepKeys | KeepTokens, name: str, size: int, leads: dict[int, tuple[int, ...]], shapes: str
+) -> Tensor:
+    indices, kind = handed.indices, type(handed).__name__
+    if not isinstance(indices, Tensor) or indices.dtype not in INTEGERS:
+        what = str(indices.dtype) if isinstance(indices, Tensor) else type(indices).__name__
+        raise FunctionError(f"{name!r}: {kind} takes indices as a tensor of int64, got {what}")
+    shape = tuple(indices.shape)
+    if shape[:-1] != leads.get(len(shape)) or not 1 <= shape[-1] <= size:
+        raise FunctionError(f"{name!r}: {kind} takes indices {shapes} here, got {shape}")
+    low, high = int(indices.min()), int(indices.max())
+    if low < 0 or high >= size:
+        raise FunctionError(f"{name!r}: {kind} takes indices in [0, {size}), got {low if low < 0 else high}")
+    ordered = indices.long().sort(-1).values
+    again = ordered[..., 1:] == ordered[..., :-1]
+    if bool(again.any()):
+        raise FunctionError(f"{name!r}: {kind} got index {int(ordered[..., 1:][again][0])} twice in one row")
+    return ordered

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,7 +13,7 @@ from regard.backends import choose_backend, execute, row_state
 from regard.backends.base import Backend, Call
 from regard.errors import ShapeError
 from regard.maps import statistics as st
-from regard.maps.call_values import CallValues, of_heads
+from regard.maps.call_values import NOTHING, CallValues, of_heads
 from regard.maps.derived_sources import WeightedSource
 from regard.maps.fused_statistics import DotSoftmax
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
@@ -97,7 +97,7 @@ class CallSource(Source):
     """(batch..., H)."""
     chosen: Backend | None = None
     """The backend that reads it; None for the first that is able to."""
-    beside: CallValues = field(default_factory=CallValues)
+    beside: CallValues = NOTHING
     """The values of the call, and the gradient of its output, as far as they were kept."""
     name: str = ""
     """What the weights are, if the call does not say it."""

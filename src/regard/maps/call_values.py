@@ -73,7 +73,7 @@ class CallValues:
 
 
 NOTHING = CallValues()
-"""Neither values nor a gradient were kept. (A compiled graph cannot make one.)"""
+"""Neither values nor a gradient were kept."""
 
 
 def of_heads(value: Tensor, heads: int) -> Tensor:

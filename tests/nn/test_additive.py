@@ -111,7 +111,7 @@ def test_bad_arguments() -> None:
         module(torch.randn(2, 2, 4), torch.randn(2, 5, 7))
     with pytest.raises(ShapeError, match="key must be 7 wide, got 6"):
         module(torch.randn(2, 2, 3), torch.randn(2, 5, 6))
-    with pytest.raises(ArgumentError, match="at least 1, got query_dim=3, key_dim=0, hidden_dim=11"):
+    with pytest.raises(ArgumentError, match="key_dim must be at least 1, got 0"):
         AdditiveAttention(3, 0, 11)
     with pytest.raises(ArgumentError, match=r"dropout must be in \[0, 1\), got -0.1"):
         AdditiveAttention(3, 7, 11, dropout=-0.1)

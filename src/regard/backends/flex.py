@@ -172,7 +172,7 @@ def _score_mod(bias: Bias | None, cap: float | None) -> ScoreMod | None:
     # FlexAttention accepts only a plain function here.
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         score = score if cap is None else cap * torch.tanh(score / cap)
-        return score if added is None else score + added(batch, head, query, key)
+        return score if added is None else score + added(batch, head, query, key).to(score.dtype)
 
     return score_mod
 

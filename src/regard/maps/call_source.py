@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,7 +13,7 @@ from regard.backends import choose_backend, execute, row_state
 from regard.backends.base import Backend, Call
 from regard.errors import ShapeError
 from regard.maps import statistics as st
-from regard.maps.call_values import CallValues, of_heads
+from regard.maps.call_values import NOTHING, CallValues, of_heads
 from regard.maps.derived_sources import WeightedSource
 from regard.maps.fused_statistics import DotSoftmax
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
@@ -97,7 +97,7 @@ class CallSource(Source):
     """(batch..., H)."""
     chosen: Backend | None = None
     """The backend that reads it; None for the first that is able to."""
-    beside: CallValues = field(default_factory=CallValues)
+    may_be_beside: CallValues | None = None
     """The values of the call, and the gradient of its output, as far as they were kept."""
     name: str = ""
     """What the weights are, if the call does not say it."""
@@ -107,6 +107,11 @@ class CallSource(Source):
     """Whether the last dimension of a chosen part is that of the heads; None if nothing was chosen."""
 
     # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    def beside(self) -> CallValues:
+        """What stands beside the weights; a graph that torch.compile traces cannot make one that is empty."""
+        return NOTHING if self.may_be_beside is None else self.may_be_beside
 
     @property
     def call(self) -> Call:
@@ -322,7 +327,7 @@ class CallSource(Source):
         """
         call = self.call
         _, value = call.for_values(value, self.layout)
-        return replace(self, beside=self.beside.with_value(of_heads(value, call.sizes.heads)))
+        return replace(self, may_be_beside=self.beside.with_value(of_heads(value, call.sizes.heads)))
 
 
 def source_of_call(source: Source, asked: str) -> CallSource:

@@ -72,6 +72,10 @@ class CallValues:
         return CallValues(_after(self.value, chosen), _after(self.grad_output, chosen), self.held)
 
 
+NOTHING = CallValues()
+"""Neither values nor a gradient were kept."""
+
+
 def of_heads(value: Tensor, heads: int) -> Tensor:
     """Values (B, G or H, S, E) for each cell, (B * H, S, E): heads that share a key head share its values."""
     return value.repeat_interleave(heads // max(value.shape[1], 1), 1).flatten(0, 1)

@@ -90,13 +90,24 @@ class MapStatistics:
     def block(self, rows: range | Tensor, columns: range | Tensor, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
         """The weights of some queries and keys, (batch..., H, t, s): the outer block of the two.
 
+        Args:
+            rows: a range of queries, or a 1-D tensor of them; negative ones of a tensor count from the end.
+            columns: the same for keys.
+            limit_bytes: the most bytes that the block may take.
+
         Raises:
+            ShapeError: a query or a key is out of range.
             TooLargeError: the block would take more than `limit_bytes`.
             NotKeptError: only statistics were kept of the map.
         """
         source = self.source
         if not source.has_blocks:
             source.refuse("a block of weights")
+        rows = positions(rows, self.shape[-2], "query", self.device) if isinstance(rows, Tensor) else rows
+        columns = positions(columns, self.shape[-1], "key", self.device) if isinstance(columns, Tensor) else columns
+        for name, asked, length in (("queries", rows, self.shape[-2]), ("keys", columns, self.shape[-1])):
+            if isinstance(asked, range) and (asked.step != 1 or asked.start < 0 or asked.stop > length):
+                raise ShapeError(f"a block takes a range of {name} by ones within 0 and {length}, got {asked}")
         cost = math.prod(self.leading) * len(rows) * len(columns) * self.dtype.itemsize
         if cost > limit_bytes:
             raise TooLargeError(

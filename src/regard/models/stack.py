@@ -105,7 +105,7 @@ class SelfAttentionLayer(nn.Module):
 
 
 def recorded_attention(
-    attention: MultiHeadAttention,
+    attention: nn.Module,
     record: RecordMap | None,
     name: str,
     *inputs: Tensor,

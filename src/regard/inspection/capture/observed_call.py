@@ -54,7 +54,7 @@ class Reading:
         if self.stored is not None:
             return self.stored
         assert self.factors is not None
-        return CallSource(self.factors, self.factors.sizes.leading, beside=self.beside, mixed=self.mixed)
+        return CallSource(self.factors, self.factors.sizes.leading, may_be_beside=self.beside, mixed=self.mixed)
 
 
 class ObservedCall(ABC):

@@ -6,7 +6,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from regard.errors import RunFolderError
+from regard.errors import ArgumentError, RunFolderError
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def _read_dataclass(cls: Any, value: Any, source: Path, key: str, before: Any = 
     read = {name: _read(hints[name], item, source, prefix + name, present[name]) for name, item in value.items()}
     try:
         return cls(**read) if before is None else replace(before, **read)
-    except TypeError as error:  # a field without default is absent
+    except (TypeError, ArgumentError) as error:  # a field without default is absent, or a value is out of range
         raise RunFolderError(f"{source}: {error}") from None
 
 

@@ -14,7 +14,7 @@ def on_demand(
     A name that was asked for once is kept in the package: from then on it is as cheap as any other, and is one object
     for `torch.compile`. No name may be that of a module in the package, because Python itself puts modules there.
     Type checkers read neither function. For them the package has the same imports under `if TYPE_CHECKING`, and
-    `tests/core/test_start.py` compares the two.
+    `tests/core/test_structure.py` compares the two.
 
     Args:
         package: the package's name.

@@ -21,7 +21,7 @@ def run(function: Any, argument: int, threads: int) -> None:
         threads: how many threads call it, this one among them.
     """
     called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function.address)
-    team = _openmp()
+    team = openmp()
     if threads == 1:
         called(argument)
     elif team is not None:
@@ -35,7 +35,7 @@ def run(function: Any, argument: int, threads: int) -> None:
 
 
 @cache
-def _openmp() -> Any:
+def openmp() -> Any:
     """The function of torch's OpenMP that starts its threads; None if it is not found."""
     try:
         found = ctypes.CDLL(None).GOMP_parallel

@@ -5,14 +5,17 @@ weights of a few rows are made by `regard.maps.weights_block`, summed while they
 ranked while they are in the cache.
 """
 
+import inspect
 from typing import Any
+from zlib import crc32
 
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
 
+from regard.maps import weights_block
 from regard.maps.row_work import TILE, WORK
 from regard.maps.weights_block import LANES, PANEL, first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
 
@@ -65,7 +68,7 @@ _floats, _doubles, _longs = (_pointers_to(kind) for kind in (types.float32, type
 _tiles: Any = _pointers_to(numba.from_dtype(TILE))
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True)
 def _rank(weights: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: Any) -> None:
     """Write the k largest weights of a row in order, the first of equal ones first.
 
@@ -89,7 +92,7 @@ def _rank(weights: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: 
             keys[place] = first_key + LAST_KEY - (best[place] & LAST_KEY)
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@numba.njit(nogil=True, inline="always")
 def _insert(new: Any, best: Any) -> None:
     """Put a number into its place among the largest, without a branch that a processor would guess wrongly."""
     # From the last place, so that no step waits for the one before.
@@ -98,7 +101,7 @@ def _insert(new: Any, best: Any) -> None:
     best[0] = max(best[0], new)
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True)
+@numba.njit(fastmath=FAST, nogil=True)
 def _pool(total: Any, peak: Any, columns: int, edges: Any, first_key: int, sums: Any, largest: Any) -> None:
     """Add what some rows of one bin gave to each key to the blocks of the picture."""
     column = np.searchsorted(edges, first_key, side="right") - 1
@@ -127,7 +130,7 @@ def _pool(total: Any, peak: Any, columns: int, edges: Any, first_key: int, sums:
         j, column = j + width * count, column + count
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True, inline="always")
+@numba.njit(fastmath=FAST, nogil=True, inline="always")
 def _add_blocks(total: Any, peak: Any, width: int, sums: Any, largest: Any) -> None:
     for column in range(sums.size):
         added, best = ZERO, ZERO
@@ -138,7 +141,7 @@ def _add_blocks(total: Any, peak: Any, width: int, sums: Any, largest: Any) -> N
         largest[column] = max(largest[column], best)
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True)
+@numba.njit(fastmath=FAST, nogil=True)
 def _entropy(spread: Any) -> Any:
     """The entropy in nats of sums of w log2 w."""
     total = ZERO
@@ -147,7 +150,7 @@ def _entropy(spread: Any) -> Any:
     return -total * LN_2
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True)
 def _pack(work: Any, head: int) -> bool:
     """Write the keys of one key head as panels (depth, PANEL), with zeros in place of keys beyond the last.
 
@@ -156,7 +159,7 @@ def _pack(work: Any, head: int) -> bool:
     batch, group = divmod(head, work.key_heads)
     start = work.key + 4 * (batch * work.key_batch_stride + group * work.key_head_stride)
     panels_at = work.panels + 4 * head * work.panel_count * work.depth * PANEL
-    panels = numba.carray(_floats(panels_at), (work.panel_count, work.depth, PANEL))
+    panels = carray(_floats(panels_at), (work.panel_count, work.depth, PANEL))
     total = ZERO
     for number in range(work.panel_count):
         panel, first = panels[number], number * PANEL
@@ -164,14 +167,14 @@ def _pack(work: Any, head: int) -> bool:
         if count < PANEL:
             panel[:] = ZERO
         for j in range(count):
-            key = numba.carray(_floats(start + 4 * (first + j) * work.key_stride), work.depth)
+            key = carray(_floats(start + 4 * (first + j) * work.key_stride), work.depth)
             total += _sum(key)
             for d in range(work.depth):
                 panel[d, j] = key[d]
     return np.isfinite(total)
 
 
-@numba.njit(fastmath={"reassoc"}, nogil=True, cache=True)
+@numba.njit(fastmath={"reassoc"}, nogil=True)
 def _sum(numbers: Any) -> Any:
     """A sum, which is finite only if all its numbers are."""
     total = ZERO
@@ -180,18 +183,18 @@ def _sum(numbers: Any) -> Any:
     return total
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True)
 def _is_finite(work: Any, cell: int) -> bool:
     """Whether the queries and the states of one cell are."""
     batch, head = divmod(cell, work.heads)
     start = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
-    total = _sum(numba.carray(_floats(work.state + 4 * cell * work.queries), work.queries))
+    total = _sum(carray(_floats(work.state + 4 * cell * work.queries), work.queries))
     for i in range(work.queries):
-        total += _sum(numba.carray(_floats(start + 4 * i * work.query_stride), work.depth))
+        total += _sum(carray(_floats(start + 4 * i * work.query_stride), work.depth))
     return np.isfinite(total)
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True)
 def _read_share(work: Any, cell: int, piece: int) -> None:
     """Read some rows of one cell, in every tile."""
     width, ranked = work.panel_count * PANEL, work.ranked
@@ -200,17 +203,17 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
     query = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
     panels = work.panels + 4 * key_head * width * work.depth
     state = work.state + 4 * cell * work.queries
-    rows = numba.carray(_longs(work.piece_edges), work.pieces + 1)
-    bins = numba.carray(_longs(work.row_edges), work.row_bins + 1)
-    edges = numba.carray(_longs(work.column_edges), work.column_bins + 1)
-    received = numba.carray(_doubles(work.received + 8 * (cell * work.pieces + piece) * width), width)
-    entropy = numba.carray(_floats(work.entropy + 4 * cell * work.queries), work.queries)
-    top = numba.carray(_floats(work.top + 4 * cell * work.queries * ranked), (work.queries, ranked))
-    places = numba.carray(_longs(work.places + 8 * cell * work.queries * ranked), (work.queries, ranked))
+    rows = carray(_longs(work.piece_edges), work.pieces + 1)
+    bins = carray(_longs(work.row_edges), work.row_bins + 1)
+    edges = carray(_longs(work.column_edges), work.column_bins + 1)
+    received = carray(_doubles(work.received + 8 * (cell * work.pieces + piece) * width), width)
+    entropy = carray(_floats(work.entropy + 4 * cell * work.queries), work.queries)
+    top = carray(_floats(work.top + 4 * cell * work.queries * ranked), (work.queries, ranked))
+    places = carray(_longs(work.places + 8 * cell * work.queries * ranked), (work.queries, ranked))
     picture = 4 * cell * work.row_bins * work.column_bins
-    sums = numba.carray(_floats(work.sums + picture), (work.row_bins, work.column_bins))
-    peaks = numba.carray(_floats(work.peaks + picture), (work.row_bins, work.column_bins))
-    tiles = numba.carray(_tiles(work.tiles), work.tile_count)
+    sums = carray(_floats(work.sums + picture), (work.row_bins, work.column_bins))
+    peaks = carray(_floats(work.peaks + picture), (work.row_bins, work.column_bins))
+    tiles = carray(_tiles(work.tiles), work.tile_count)
     # Memory of this share alone: the weights of a few rows, their maxima, and sums and maxima over the rows of a bin.
     weights = np.empty((TOGETHER, width), np.float32)
     maxima, spread = np.zeros((TOGETHER, LANES), np.float32), np.zeros((TOGETHER, LANES), np.float32)
@@ -271,31 +274,42 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
                 bin_of += 1
 
 
-_POINTER = types.CPointer(numba.from_dtype(WORK))
+def _compiled(version: int) -> tuple[Any, Any]:
+    """The two functions that threads call.
 
-
-@numba.cfunc(types.void(_POINTER), nopython=True, cache=True)
-def prepare(pointer: Any) -> None:
-    """Pack the keys, and look whether all numbers are finite; threads that call it at once share the heads."""
-    work = numba.carray(pointer, 1)[0]
-    heads, cells = work.batch * work.key_heads, work.batch * work.heads
-    one = _next_of(work.counter)
-    while one < heads + cells:
-        is_finite = _pack(work, one) if one < heads else _is_finite(work, one - heads)
-        if not is_finite:
-            _next_of(work.not_finite)
-        one = _next_of(work.counter)
-
-
-@numba.cfunc(types.void(_POINTER), nopython=True, cache=True)
-def read_rows(pointer: Any) -> None:
-    """Read shares until no share is left; threads that call it at once share them.
-
-    The last rows come first: under a causal mask they take longest, and short shares fill the end evenly.
+    numba keeps compiled code by the file of the function and by what the function closes over. These two close over the
+    version of the other files that they are made of, so that no code of an older version is taken.
     """
-    work = numba.carray(pointer, 1)[0]
-    cells = work.batch * work.heads
-    share = _next_of(work.counter)
-    while share < cells * work.pieces:
-        _read_share(work, share % cells, work.pieces - 1 - share // cells)
+    kind = types.void(types.CPointer(numba.from_dtype(WORK)))
+
+    @numba.cfunc(kind, cache=True)
+    def prepare(pointer: Any) -> None:
+        """Pack the keys, and look whether all numbers are finite; threads that call it at once share the heads."""
+        _ = version
+        work = carray(pointer, 1)[0]
+        heads, cells = work.batch * work.key_heads, work.batch * work.heads
+        one = _next_of(work.counter)
+        while one < heads + cells:
+            is_finite = _pack(work, one) if one < heads else _is_finite(work, one - heads)
+            if not is_finite:
+                _next_of(work.not_finite)
+            one = _next_of(work.counter)
+
+    @numba.cfunc(kind, cache=True)
+    def read_rows(pointer: Any) -> None:
+        """Read shares until no share is left; threads that call it at once share them.
+
+        The last rows come first: under a causal mask they take longest, and short shares fill the end evenly.
+        """
+        _ = version
+        work = carray(pointer, 1)[0]
+        cells = work.batch * work.heads
         share = _next_of(work.counter)
+        while share < cells * work.pieces:
+            _read_share(work, share % cells, work.pieces - 1 - share // cells)
+            share = _next_of(work.counter)
+
+    return prepare, read_rows
+
+
+prepare, read_rows = _compiled(crc32(inspect.getsource(weights_block).encode()))

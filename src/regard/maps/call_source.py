@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -78,6 +79,26 @@ class GivenFactors:
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
         """The same with the tensors changed; a row state that nobody has read stays unread."""
         return GivenFactors(*tensors_mapped((self.call, self._state), change))
+
+
+class LateFactors(GivenFactors):
+    """The factors of a call that is put together when it is asked for, because most maps of short calls are not read.
+
+    The call that `make` gives has these sizes.
+    """
+
+    def __init__(self, sizes: Sizes, make: Callable[[], Call], state: Tensor | None) -> None:
+        self._sizes, self._make, self._state = sizes, make, state
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of the call."""
+        return self._sizes
+
+    @cached_property
+    def call(self) -> Call:
+        """The call, put together at the first reading."""
+        return self._make()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,10 +23,10 @@ from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.shapes import Sizes
 
-Kind = tuple[Any, ...]
+CallKind = tuple[Any, ...]
 MOST = 512
 """How many kinds are kept; beyond them all are forgotten."""
-SEEN: dict[Kind, "Settled | None"] = {}
+SEEN: dict[CallKind, "Settled | None"] = {}
 """What calls of each kind decide; None for kinds that go the long way."""
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -43,7 +43,7 @@ class Settled:
     numbers: tuple[Tensor, Tensor] | None
     """0 and -inf in the dtype of the mask."""
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
+    def run(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> tuple[Tensor, Tensor]:
         """The output (B, H, T, E) and the log-sum-exp (B, H, T), -inf for a row with no key."""
         if self.positions is None or self.numbers is None:
             return _flash(query, key, value, 0.0, self.is_causal, scale=self.scale)
@@ -58,9 +58,9 @@ class Settled:
         return output, lse
 
 
-def kind_of(
+def call_kind(
     query: Any, key: Any, value: Any, score: Any, normalization: Any, mask: Any, bias: Any, dropout: Any
-) -> Kind | None:
+) -> CallKind | None:
     """What decides about a call, if all of it can be told at once; None for calls that go the long way."""
     if torch.compiler.is_compiling() or bias is not None or dropout != 0.0 or type(score) is not ScaledDot:
         return None
@@ -82,7 +82,7 @@ def kind_of(
     return query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, score.scale, masked
 
 
-def _kind_of_mask(mask: Any) -> Kind | None:
+def _kind_of_mask(mask: Any) -> CallKind | None:
     if type(mask) is Causal:
         return ("causal", mask.offset) if mask.offset is None or type(mask.offset) is int else None
     if type(mask) is Lengths:
@@ -95,17 +95,17 @@ def _kind_of_mask(mask: Any) -> Kind | None:
     return None
 
 
-def _lengths_of(mask: Mask | None) -> Tensor:
-    assert mask is not None
+def _lengths_of(mask: Mask | Tensor | None) -> Tensor:
+    assert isinstance(mask, Mask)
     return next(one.valid for one in mask.factors() if isinstance(one, Lengths))
 
 
-def seen(kind: Kind | None) -> Settled | None:
+def seen(kind: CallKind | None) -> Settled | None:
     """What calls of this kind decide, if one was seen."""
     return None if kind is None else SEEN.get(kind)
 
 
-def settle(kind: Kind | None, call: Call, value: Tensor) -> Settled | None:
+def settle(kind: CallKind | None, call: Call, value: Tensor) -> Settled | None:
     """Keep what a call decides, if others of its kind need nothing else; None if they go the long way."""
     if kind is None or kind in SEEN:
         return None

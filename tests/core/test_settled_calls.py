@@ -20,7 +20,7 @@ from tests.core.random_calls import DTYPES, Case, cases
 @contextmanager
 def the_long_way() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settled_calls, "kind_of", lambda *_: None)
+        patch.setattr(settled_calls, "call_kind", lambda *_: None)
         yield
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -50,13 +50,18 @@ class GivenFactors:
     """A given call and its row state; if there is no exact one from the kernel, it is computed at the first read."""
 
     def __init__(self, call: Call, state: Tensor | None) -> None:
-        self.call = call
+        self._call = call
         self._state = state
 
     @property
     def sizes(self) -> Sizes:
         """The sizes of the call."""
         return self.call.sizes
+
+    @property
+    def call(self) -> Call:
+        """The call."""
+        return self._call
 
     @property
     def state(self) -> Tensor:
@@ -88,14 +93,14 @@ class LateFactors(GivenFactors):
     """
 
     def __init__(self, sizes: Sizes, make: Callable[[], Call], state: Tensor | None) -> None:
-        self._sizes, self._make, self._state = sizes, make, state
+        self._sizes, self._make, self._state = sizes, cache(make), state
 
     @property
     def sizes(self) -> Sizes:
         """The sizes of the call."""
         return self._sizes
 
-    @cached_property
+    @property
     def call(self) -> Call:
         """The call, put together at the first reading."""
         return self._make()

@@ -159,7 +159,8 @@ class _Answered:
 def _read(
     source: Source, scores: Scores, wanted: _Wanted, statistics: Sequence[Statistic]
 ) -> list[tuple[Tensor, ...]] | None:
-    from regard.maps.row_loop import PANEL, prepare, read_rows
+    from regard.maps.row_loop import prepare, read_rows
+    from regard.maps.weights_block import PANEL
 
     threads, grid = torch.get_num_threads(), wanted.grid
     pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)
@@ -187,14 +188,14 @@ def _read(
     }  # fmt: skip
     for name, value in told.items():
         work[name] = value
-    thread_team.run(prepare, work.ctypes.data, threads)
+    thread_team.run_in_threads(prepare, work.ctypes.data, threads)
     if arrays["not_finite"].any():
         return None
     for tiles, added in _batches(source, scores, PANEL):
-        told = addresses(tiles=tiles, added=added)
-        work["tiles"], work["tile_count"], work["added"] = told["tiles"], len(tiles), told["added"]
+        places = addresses(tiles=tiles, added=added)
+        work["tiles"], work["tile_count"], work["added"] = places["tiles"], len(tiles), places["added"]
         arrays["counter"][:] = 0
-        thread_team.run(read_rows, work.ctypes.data, threads)
+        thread_team.run_in_threads(read_rows, work.ctypes.data, threads)
     return [found.answer(statistic) for statistic in statistics]
 
 

@@ -12,8 +12,9 @@ from zlib import crc32
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 from regard.maps import weights_block
 from regard.maps.row_work import TILE, WORK

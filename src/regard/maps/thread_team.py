@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 
-def run(function: Any, argument: int, threads: int) -> None:
+def run_in_threads(function: Any, argument: int, threads: int) -> None:
     """Call a compiled function of one pointer in each of several threads, and wait for all of them.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from regard.cli.interpret import FRAMES, policy_of, refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
-from regard.cli.shared import Run, lines_of, print_table, refuse_first, require_task
+from regard.cli.shared import Mean, Run, index_of, lines_of, print_table, refuse_first, require_task
 from regard.errors import ArgumentError
 from regard.generation.config import Beam
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
@@ -23,8 +23,6 @@ from regard.text.references import read_judged, read_references
 if TYPE_CHECKING:
     from regard.tasks.translation.simultaneous.interpreter import Interpreter
     from regard.tasks.translation.translator import Translator
-
-Mean = Literal["mean"]
 
 
 def evaluate(
@@ -125,7 +123,7 @@ def evaluate(
                 if try_heads:
                     rows = _tried_heads(model, pairs, FRAMES if frames is None else frames, tell)
                 else:
-                    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
+                    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
                     rows = _simultaneous_scores(Interpreter(model, policy_of(frames, wait_k), align), pairs, tell)
             case Translator():
                 numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
@@ -239,10 +237,6 @@ def _tried_heads(
         head = "mean" if one.alignment.head is None else str(one.alignment.head)
         rows.append((str(one.alignment.layer), head, f"{one.bleu:.2f}", f"{one.laal:.3f}", f"{one.gain:+.2f}"))
     return list(rows)
-
-
-def _or_none(chosen: int | Mean) -> int | None:
-    return None if chosen == "mean" else chosen
 
 
 def _judged(data: Sequence[Path], references: Sequence[Path]) -> Iterable[tuple[str, str | Sequence[str]]]:

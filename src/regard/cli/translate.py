@@ -6,13 +6,13 @@ import sys
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import tyro
 
 from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
 from regard.cli.loading import loading
-from regard.cli.shared import Run, refuse_first, require_task
+from regard.cli.shared import Mean, Run, index_of, refuse_first, require_task
 from regard.errors import DataError
 from regard.generation.config import Beam
 from regard.tasks.names import TRANSLATION
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from regard.tasks.translation.bulk.lines import BulkTranslation
     from regard.tasks.translation.bulk.resumable_output import Unfinished
     from regard.tasks.translation.results import Translation
-
-Mean = Literal["mean"]
 
 
 def translate(
@@ -150,7 +148,7 @@ def translate(
         from regard.tasks.translation.options import TranslationOptions
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
-    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
+    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
     translator = Translator.load(run, device=device, precision=precision)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
@@ -204,10 +202,6 @@ def _finish(work: "BulkTranslation", unfinished: "Unfinished | None", input: Pat
     except (KeyboardInterrupt, DataError, OSError) as stop:
         stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
         raise
-
-
-def _or_none(chosen: int | Mean) -> int | None:
-    return None if chosen == "mean" else chosen
 
 
 def _are_same(input: Path | None, output: Path | None) -> bool:

@@ -24,6 +24,7 @@ class TranslationOptions:
     copy_unknown: bool = False
     vocabulary: Vocabulary | None = None
     max_length: int | None = None
+    confidence: bool = False
 
     def settings(self) -> dict[str, Any]:
         """The options that decide the answers, as values that JSON can hold."""
@@ -37,4 +38,5 @@ class TranslationOptions:
             "copy-unknown": self.copy_unknown,
             "vocabulary": chosen,
             "max-length": self.max_length,
+            "confidence": self.confidence,
         }

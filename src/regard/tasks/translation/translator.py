@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, DataError
 from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
-from regard.generation.protocol import Decodable, Hypothesis
+from regard.generation.protocol import Decodable, Hypothesis, precise
 from regard.models.inference import prepare, why_not
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
 from regard.tasks.names import TRANSLATION
@@ -28,6 +28,7 @@ from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.bulk.worker_pool import Workers
+from regard.tasks.translation.confidence import confidence_of
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.corpus import load_tokenizers
@@ -144,6 +145,7 @@ class Translator:
         copy_unknown: bool = False,
         vocabulary: Vocabulary | None = None,
         max_length: int | None = None,
+        confidence: bool = False,
         window_lines: int = WINDOW_LINES,
         bad_lines: BadLines = "stop",
     ) -> Iterator[Translation]:
@@ -162,6 +164,8 @@ class Translator:
             vocabulary: the tokens that translations may contain; see the method of that name.
             max_length: the most tokens of a sentence, its end mark counted; None means as many as the longest had in
                 training. The model saw no longer ones, and a search takes a time that grows with their square.
+            confidence: whether candidates say how sure the model was of each token, and what was left untranslated, by
+                `alignments` or the last layer's mean.
             window_lines: lines that are read before the first is answered; 1 answers each at once.
             bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
                 and says why.
@@ -177,6 +181,7 @@ class Translator:
             copy_unknown=copy_unknown,
             vocabulary=vocabulary,
             max_length=max_length,
+            confidence=confidence,
         )
         if window_lines < 1:
             raise ArgumentError(f"window_lines must be at least 1, got {window_lines}")
@@ -422,7 +427,8 @@ class Translator:
         """
         unknown = self.target_tokenizer.unknown_id if options.copy_unknown else None
         asked = [
-            [options.alignments is not None or unknown in hypothesis.tokens for hypothesis in best] for best in found
+            [options.alignments is not None or options.confidence or unknown in one.tokens for one in best]
+            for best in found
         ]
         rows = [(n, k) for n, best in enumerate(asked) for k, is_asked in enumerate(best) if is_asked]
         if not rows:
@@ -432,10 +438,18 @@ class Translator:
         with torch.inference_mode():
             maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
             weights = (options.alignments or AlignmentOf()).of(maps, self.model.alignment_names).cpu()
-        for (n, k), row, written in zip(rows, weights, tokens, strict=True):
+            gains = self._gains(batch, tokens) if options.confidence else [None] * len(rows)
+        for (n, k), row, written, gained in zip(rows, weights, tokens, gains, strict=True):
             # The slices cut off the padding of the batch.
-            found[n][k] = replace(found[n][k], alignment=row[: len(written), : len(sources[n]) + 1].clone())
+            cut = row[: len(written), : len(sources[n]) + 1].clone()
+            found[n][k] = replace(found[n][k], alignment=cut, log_probabilities=gained)
         return found
+
+    def _gains(self, batch: Batch, tokens: Sequence[Sequence[int]]) -> list[Tensor | None]:
+        """The log-probability of each token of some targets, given the source and the tokens before it."""
+        logits = self.model(batch.source, batch.source_lengths, batch.target_input)
+        everything = precise(logits).log_softmax(-1).cpu()
+        return [row[torch.arange(len(ids)), ids] for row, ids in zip(everything, tokens, strict=True)]
 
     def _present(
         self, request: Request, ids: list[int], hypotheses: list[Hypothesis], options: TranslationOptions
@@ -453,7 +467,12 @@ class Translator:
             alignment = cast(Tensor, merge(hypothesis.alignment, written, source))
         text = self.target_tokenizer.decode(hypothesis.tokens, unknown=self._unknown(request, hypothesis, options))
         finished = hypothesis.tokens[-1:] == [self.target_tokenizer.marks.end_id]
-        return Candidate(text, hypothesis.score, written.texts, alignment, finished)
+        sure = None
+        if hypothesis.log_probabilities is not None and hypothesis.alignment is not None:
+            surfaces = self.source_tokenizer.surfaces(request.source)
+            rows = hypothesis.log_probabilities, hypothesis.alignment
+            sure = confidence_of(*rows, written, request.source, surfaces, source)
+        return Candidate(text, hypothesis.score, written.texts, alignment, finished, sure)
 
     def _unknown(self, request: Request, hypothesis: Hypothesis, options: TranslationOptions) -> list[str]:
         """The words to print for the unknown tokens of a hypothesis; those of the prefix are taken from the request."""

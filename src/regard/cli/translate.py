@@ -44,6 +44,7 @@ def translate(
     alignment_layer: int | Mean = -1,
     alignment_head: int | Mean = "mean",
     confidence: bool = False,
+    keep_tags: bool = False,
     copy_unknown: bool = False,
     prefix: str = "",
     prefix_column: bool = False,
@@ -74,6 +75,7 @@ def translate(
         alignment_head: the head in that layer, or mean.
         confidence: print JSON: the probability of each token, the entropy of its attention, the attention that each
             token of the source got, and source words that were perhaps left untranslated.
+        keep_tags: put the tags (<b>) and placeholders ({name}, %s) of the source back where they belong.
         copy_unknown: for each word outside the vocabulary, print the source word that it attends to most.
         prefix: what every translation must begin with.
         prefix_column: each line has a sentence, a tab, and what its translation must begin with.
@@ -100,6 +102,7 @@ def translate(
         "--length-penalty": length_penalty != 1.0,
         "--alignments": alignments,
         "--confidence": confidence,
+        "--keep-tags": keep_tags,
         "--copy-unknown": copy_unknown,
         "--prefix": bool(prefix),
         "--prefix-column": prefix_column,
@@ -121,9 +124,9 @@ def translate(
         (resume and overwrite, "--resume goes on with a file and --overwrite replaces it: give one of them"),
         (bool(prefix) and prefix_column, "--prefix and --prefix-column were both given: give one of them"),
         (
-            chosen and not (alignments or confidence or copy_unknown or simultaneous),
-            "--alignment-layer and --alignment-head go with --alignments, --confidence, --copy-unknown or "
-            "--simultaneous",
+            chosen and not (alignments or confidence or keep_tags or copy_unknown or simultaneous),
+            "--alignment-layer and --alignment-head go with --alignments, --confidence, --keep-tags, --copy-unknown "
+            "or --simultaneous",
         ),
         (output is not None and not output.absolute().parent.is_dir(), f"--output: there is no folder for {output}"),
         (output is not None and output.is_dir(), f"--output: {output} is a folder; name a file"),
@@ -169,6 +172,7 @@ def translate(
         vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
         max_length=max_length,
         confidence=confidence,
+        keep_tags=keep_tags,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
     lines = raw_lines(input or STANDARD_INPUT)

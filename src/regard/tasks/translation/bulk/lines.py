@@ -49,7 +49,7 @@ def sentence_and_prefix(line: Line) -> Request:
         raise DataError(
             f"{line.place}: expected a sentence and a prefix with a tab between them, got {len(cells)} columns"
         )
-    return Request(*cells)
+    return Request(cells[0], "".join(cells[1:]))
 
 
 def answered(

@@ -61,6 +61,10 @@ class DataError(RegardError, ValueError):
     """A line, file or corpus cannot be read; the message names the file and the line."""
 
 
+class FileError(RegardError, OSError):
+    """A file cannot be written; the message names it and the reason. An older file of that name stays as it was."""
+
+
 class RunFolderError(RegardError, ValueError):
     """A run folder or checkpoint is absent, foreign, cut short or does not fit."""
 

@@ -17,6 +17,7 @@ from regard.views.html import Example, Map, page
 from regard.views.labels import printable
 from regard.views.model import model_example
 from tests.views.chromium import Chromium
+from tests.views.written_dates import EMPTY_MB
 
 # Numbers that half precision holds exactly. Queries are digits, keys are letters.
 FIRST = np.array([[0.5, 0.25, 0.125, 0.125], [0.0625, 0.0625, 0.375, 0.5], [0.25, 0.5, 0.25, 0.0]])
@@ -273,7 +274,7 @@ def test_every_query_whose_strongest_key_is_a_token_is_found(tab: Tab) -> None:
     """Of a map whose weights are not all carried; the heads in the order of a number."""
     weights = causal(200, heads=3, seed=5)
     dense = weights.dense()
-    made = page([Example("", {"0": Map(weights, *[[f"w{n % 50}" for n in range(200)]] * 2)})], budget_mb=0.12, exact=[])
+    made = page([Example("", {"0": Map(weights, *[[f"w{n % 50}" for n in range(200)]] * 2)})], budget_mb=EMPTY_MB + 0.12, exact=[])
     assert made.carried[0].exact == 0
     strongest = dense[1].argmax(-1)
     key = int(strongest.mode().values)
@@ -304,7 +305,7 @@ def test_what_is_not_carried_is_drawn_and_said_so(tab: Tab) -> None:
 
 def test_a_link_to_a_token_of_a_long_text_brings_it_into_view_and_scrolling_stays(tab: Tab) -> None:
     words = [f"word{n}" for n in range(2000)]
-    text = page([Example("", {"0": Map(causal(2000, heads=1), words, words)})], budget_mb=0.5, exact=[]).text
+    text = page([Example("", {"0": Map(causal(2000, heads=1), words, words)})], budget_mb=EMPTY_MB + 0.5, exact=[]).text
     tab.show(text, "query=1000").browser.until("document.querySelector('.token.focus')?.textContent === 'word1000'")
     found = tab.run("""
       const pane = [...root.querySelectorAll(".scroller")].at(-1);

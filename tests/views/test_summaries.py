@@ -81,7 +81,7 @@ def test_a_page_of_what_was_kept() -> None:
     data = embedded(page([model_example(kept)]).text)
     for entry, weights in zip(data["examples"][0]["maps"], whole.maps, strict=True):
         (heads, mean) = entry["pictures"]
-        assert (heads["grid"], entry["exact"], entry["finer"]) == ([CELLS, CELLS], {}, {})
+        assert (heads["grid"], entry["exact"], entry["tiles"]) == ([CELLS, CELLS], {}, {})
         pictures: list[tuple[Any, int]] = [("max", heads["largest"]), ("mean", heads["mean"])]
         for how, place in pictures:
             expected = weights[0].pooled(CELLS, CELLS, how).numpy()

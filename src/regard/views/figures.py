@@ -68,12 +68,15 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
         The path.
 
     Raises:
-        OSError: the file cannot be written; an older one stays as it was.
-        ValueError: matplotlib has no format of that ending.
+        FileError: the file cannot be written; an older one stays as it was.
+        ArgumentError: matplotlib has no format of that ending.
     """
     target = Path(path)
-    with replacing(target) as file:
-        figure.savefig(file, format=target.suffix[1:].lower() or "png")
+    kind, known = target.suffix[1:].lower() or "png", sorted(figure.canvas.get_supported_filetypes())
+    if kind not in known:
+        raise ArgumentError(f"a figure is saved as {', '.join(known)}; got {os.fspath(path)!r}, which ends in .{kind}")
+    with refusing(target), replacing(target) as file:
+        figure.savefig(file, format=kind)
     return target
 
 

@@ -1,7 +1,6 @@
 // Attention in a browser: render(root, data, options) draws into an element and changes nothing else in the document, so
 // that a saved page and a notebook widget can share it.
 
-import { arrayReader } from "./page_codec.js";
 import { download, element, styleOf } from "./page_dom.js";
 import { csvOf, pharaohOf, svgOf } from "./page_export.js";
 import { drawHeads, fillHeads, knownSorts, markHeads, SORT_NAMES } from "./page_heads.js";
@@ -13,6 +12,7 @@ import { lowOf, shareOf, stepOf } from "./page_scale.js";
 import { initial, kinds, linkOf, MOST_HEADS, namesOfHeads, SCALES, settled, shortcut, VIEWS } from "./page_state.js";
 import { textOf } from "./page_text.js";
 import { difference, weightReader } from "./page_weights.js";
+import { arrayReader } from "./page_worker.js";
 
 const MARKS = 2000;
 const STEP_MS = 600;
@@ -56,7 +56,7 @@ export function render(root, data, options = {}) {
 
   /** What is to be read for the state: the chosen heads, and what they are compared with; then labels' orders. */
   function needed() {
-    const { maps, labels } = data.examples[state.example], map = maps[state.map];
+    const { maps } = data.examples[state.example], map = maps[state.map];
     const what = state.temperature !== 1 || state.mask !== "own" ? { temperature: state.temperature, mask: state.mask } : null;
     const one = (example, place, head, how) => {
       const of = data.examples[example].maps[place];
@@ -133,7 +133,7 @@ export function render(root, data, options = {}) {
       const at = head === "mean" ? map.shape[0] : head;
       const top = (state.withoutSink ? map.withoutSink : map.largest)[at] || 1;
       const values = picture.largest ?? picture.mean, { scale } = state;
-      const tops = scale === "row" ? rowTops(values, picture.columns, state.withoutSink) : null;
+      const tops = scale === "row" ? rowTops(values, picture.columns.length - 1, state.withoutSink) : null;
       const low = scale === "log" ? lowOf(values, top) : 0;
       return { colours: now.colours.ramp, step: (value, row) => stepOf(shareOf(value, tops ? tops[row] : top, scale, low), now.colours.ramp.length) };
     };
@@ -244,7 +244,7 @@ export function render(root, data, options = {}) {
     }
     const describe = (holder, what) => (cells) => {
       const blocks = { weight: "each cell is one weight", largest: "each cell is the largest of its block", mean: "each cell is the mean of its block", none: "not carried" }[cells.what];
-      const size = cells.what === "weight" || cells.what === "none" ? "" : ` of up to ${Math.ceil(what.weights.rows / (cells.rows.length - 1))} × ${Math.ceil(what.weights.columns / (cells.columns.length - 1))} weights`;
+      const size = cells.what === "weight" || cells.what === "none" ? "" : ` of up to ${widest(cells.rows)} × ${widest(cells.columns)} weights`;
       const lacks = cells.what === "weight" && cells.values.some(Number.isNaN) ? "; striped: not carried" : "";
       holder.textContent = `${what.name}${blocks}${size}${lacks}`;
       holder.title = holder.textContent;
@@ -262,7 +262,7 @@ export function render(root, data, options = {}) {
     parts.matrix.draw(now, {
       ...first, rowLabels: now.rowLabels, columnLabels: now.columnLabels, columnOrder: now.columnOrder, painter: painter(now), says: describe(parts.caption, first),
     });
-    if (!compared) return undefined;
+    if (!compared) return readTiles([parts.matrix]);
     const { compared: other } = now;
     const elsewhere = sameSize(now, other) ? state : { ...state, window: null, focus: null };
     const second = { weights: other.weights, name: `B: ${other.example === now.example ? "" : `${other.example.title}, `}${other.map.layer ? `layer ${other.map.layer}, ` : ""}${headName(other.head)}; ` };
@@ -275,7 +275,19 @@ export function render(root, data, options = {}) {
         ...third, rowLabels: now.rowLabels, columnLabels: now.columnLabels, columnOrder: now.columnOrder, painter: painter(now, { signed: true }), says: describe(parts.thirdCaption, third),
       });
     }
-    return undefined;
+    return readTiles([parts.matrix, parts.second, ...(other.difference ? [parts.third] : [])]);
+  }
+
+  /** Read the tiles that maps lack in their windows, and draw again when they have come. */
+  function readTiles(matrices) {
+    for (const matrix of matrices) {
+      const { cells } = matrix;
+      cells?.load?.().then(() => {
+        if (matrix.cells !== cells) return undefined;
+        filled.matrix = null;
+        return show();
+      });
+    }
   }
 
   function sameSize(now, other) {
@@ -405,14 +417,23 @@ export function render(root, data, options = {}) {
     ready,
     remove() {
       clearInterval(playing);
+      read.close();
       sizes.disconnect();
       root.removeEventListener("keydown", keys);
       root.replaceChildren();
     },
     state: () => state,
     changed,
+    decodedIn: read.where,
     exported: (kind) => ({ csv: () => csvOf(last, parts.matrix.cells), pharaoh: () => pharaohOf(last.weights, state.threshold), svg: () => svgOf(parts.matrix, last) })[kind](),
   };
+}
+
+/** The largest distance of two edges that follow one another. */
+function widest(edges) {
+  let most = 0;
+  for (let at = 1; at < edges.length; at++) most = Math.max(most, edges[at] - edges[at - 1]);
+  return most;
 }
 
 /** The largest number of each row of a picture; without the first key if so wished. */
@@ -474,7 +495,7 @@ function build(root, data, act) {
     threshold: slider("From weight", { min: 0, max: 1, step: 0.01, value: 0 }, (share) => changed({ threshold: Number((share ** 3).toPrecision(3)) })),
     temperature: slider("Temperature", { min: -2, max: 2, step: 0.1, value: 0 }, (power) => changed({ temperature: Number((2 ** power).toPrecision(3)) })),
     mask: choice("Mask", [["own", "its own"], ["none", "none"], ["causal", "causal"]], (mask) => changed({ mask })),
-    find: element("input", { type: "search", placeholder: "a token, or #812", "aria-label": "Find a token",
+    find: element("input", { type: "search", placeholder: "token or #81", "aria-label": "Find a token",
       oninput: (event) => act.find(event.target.value, false),
       onkeydown: (event) => event.key === "Enter" && act.find(event.target.value, true) }),
     play: button("Play", act.play, "go through the queries one by one"),
@@ -497,7 +518,7 @@ function build(root, data, act) {
       button("Light or dark", dark),
       element("p", {}, "Click keeps a token or a cell, Esc lets go. In the text arrows walk. In the map the wheel, + and - zoom, dragging and arrows move, 0 shows all. h H next and last head, l L layer, [ ] sentence. Shift and click on heads shows several."),
       element("p", {}, data.note),
-      element("p", {}, `This page carries ${(data.carried.used / 2 ** 20).toFixed(1)} of ${(data.carried.budget / 2 ** 20).toFixed(1)} MB:`),
+      element("p", {}, `This page carries ${(data.carried.used / 1e6).toFixed(1)} of ${(data.carried.budget / 1e6).toFixed(1)} MB:`),
       element("ul", {}, ...data.carried.lines.map((line) => element("li", {}, line)))));
   parts.panes = element("div", { class: "panes" },
     element("div", { class: "pane" }, parts.caption, parts.matrix.frame),

@@ -1,23 +1,30 @@
 // The weights of one head, as far as they are known: rows, columns, cells, pictures. Nothing is made up: what is not
 // known is said to be not known. This file does not use the DOM.
 
-import { binOf, clamp, edge, largestPlaces } from "./page_numbers.js";
+import { clamp, largestPlaces } from "./page_numbers.js";
+import { edgesOf, meansOf, pyramidOf } from "./page_tiles.js";
+
+/** The most products from which strongest keys are computed; with more a reader would wait. */
+const MOST_PRODUCTS = 2 ** 30;
+/** The side of the small picture that every head has. */
+const SMALL = 64;
 
 /**
  * A row, a column or a cell is one of
  *   { kind: "all", weights }            every weight of it
  *   { kind: "some", places, weights, rest, bound }   single weights; the sum of the others (rows), the largest that any other can be
  *   { kind: "none" }                    not carried
- * Pictures are { rows, columns, largest, mean }, blocks of nearly equal size; largest or mean may be null.
+ * Pictures are { rows, columns, largest, mean }: the edges of their blocks in tokens, and numbers; largest or mean may be
+ * null.
  */
 
-/** Reads the weights of heads of the maps of a page. `ask(question)` asks a kernel for what the page lacks. */
-export function weightReader(data, read, ask = null) {
+/** Reads the weights of heads of the maps of a page. */
+export function weightReader(data, read) {
   const known = new Map();
   async function weightsOf(map, head, what = null) {
     const name = `${data.examples.findIndex(({ maps }) => maps.includes(map))} ${map.name} ${head} ${what ? JSON.stringify(what) : ""}`;
     if (!known.has(name)) {
-      known.set(name, readWeights(map, head, read, ask, weightsOf, what));
+      known.set(name, readWeights(map, head, read, weightsOf, what));
       if (known.size > 40) known.delete(known.keys().next().value);
     }
     return known.get(name);
@@ -34,18 +41,21 @@ function entryOf(map, head) {
 
 async function pictureOf(map, read, entry, place) {
   const size = entry.grid[0] * entry.grid[1];
-  const cut = async (at) => (at === null ? null : times((await read(at)).subarray(place * size, (place + 1) * size), map.scale));
-  const [largest, mean] = [await cut(entry.largest), await cut(entry.mean)];
-  return { rows: entry.grid[0], columns: entry.grid[1], largest, mean };
+  const cut = async (at) => (at === null ? null : (await read(at)).subarray(place * size, (place + 1) * size));
+  const [largest, sums] = await Promise.all([cut(entry.largest), cut(entry.mass)]);
+  const rows = edgesOf(map.shape[1], entry.grid[0]), columns = edgesOf(map.shape[2], entry.grid[1]);
+  return {
+    rows, columns, largest: largest && times(largest, map.scale), mean: sums && meansOf(sums, rows, columns, entry.massScale),
+  };
 }
 
-async function readWeights(map, head, read, ask, weightsOf, what) {
+async function readWeights(map, head, read, weightsOf, what) {
   const [heads, rows, columns] = map.shape;
   const scaled = async (place) => (place === null || place === undefined ? null : times(await read(place), map.scale));
   const flatSpans = map.spans === null ? null : await read(map.spans);
   const span = (row) => (flatSpans ? [flatSpans[2 * row], flatSpans[2 * row + 1]] : [0, columns]);
   const at = head === "mean" ? heads : head;
-  const base = { rows, columns, span, masked: flatSpans !== null, pictures: [], dense: null, top: null, factors: null, ask };
+  const base = { rows, columns, span, masked: flatSpans !== null, small: null, levels: [], dense: null, top: null, factors: null };
   const [small, place] = entryOf(map, head);
   const whole = small.grid[0] === rows && small.grid[1] === columns;
   if (what) base.factors = await factorsOf(map, at, read, what);
@@ -53,7 +63,8 @@ async function readWeights(map, head, read, ask, weightsOf, what) {
     const picture = await pictureOf(map, read, small, place);
     base.dense = picture.largest ?? picture.mean;
   } else {
-    for (const entry of [[small, place], ...(map.finer[at] ?? []).map((one) => [one, 0])]) base.pictures.push(await pictureOf(map, read, ...entry));
+    base.small = await pictureOf(map, read, small, place);
+    base.levels = pyramidOf(map.tiles[at] ?? [], rows, columns, map.scale, read);
     if (map.exact[at] !== undefined) base.dense = await scaled(map.exact[at]);
     const top = map.top[at];
     if (top) base.top = topOf(await read(top.place), await scaled(top.place + 1), await scaled(top.place + 2), top.k, rows, columns);
@@ -193,6 +204,14 @@ function weights(base) {
   function strongestKeys() {
     return remember("strongest", () => {
       const found = new Int32Array(rows).fill(-1);
+      if (top) {
+        for (let i = 0; i < rows; i++) {
+          const [best] = largestPlaces(top.weights.subarray(i * top.k, (i + 1) * top.k), 1);
+          if (top.weights[i * top.k + best] > 0) found[i] = top.keys[i * top.k + best];
+        }
+        return found;
+      }
+      if (!knowsStrongest) return found;
       for (let i = 0; i < rows; i++) {
         const known = row(i);
         if (known.kind === "none") break;
@@ -205,43 +224,50 @@ function weights(base) {
 
   /** Whether rows are known, wholly or in part. */
   const knowsAll = dense !== null || factors !== null || parts !== undefined;
+  const products = factors ? rows * columns * factors.dim : 0;
+  const knowsStrongest = top !== null || (knowsAll && (parts ? parts.every((part) => part.knowsStrongest) : products <= MOST_PRODUCTS));
 
-  /** A picture of at most so many blocks: the finest that is known, or one that is made from the weights. */
-  function picture(most) {
-    if (!knowsAll) return base.pictures.findLast((one) => one.rows <= most && one.columns <= most) ?? base.pictures[0] ?? null;
-    const count = [Math.min(rows, most), Math.min(columns, most)];
-    if (base.pictures.length && !dense && rows * columns > 2 ** 22) return base.pictures.at(-1);
-    return remember(`picture ${count}`, () => blocks(0, rows, 0, columns, count[0], count[1]));
+  /**
+   * The finest picture of at most so many blocks of the whole map that is known in a window of tokens. If there is a finer
+   * one whose tiles are not read yet, `load` reads them.
+   */
+  function picture(down, across, window) {
+    if (knowsAll && (dense || !base.small || rows * columns <= 2 ** 22)) {
+      const count = [Math.min(rows, down), Math.min(columns, across)];
+      return remember(`picture ${count}`, () => blocks(...count));
+    }
+    const fits = base.levels.filter((level) => level.rows <= down && level.columns <= across).reverse();
+    for (const level of fits) {
+      const found = level.picture(window);
+      if (found) return level === fits[0] ? found : { ...found, load: () => fits[0].load(window) };
+    }
+    return base.small && { ...base.small, load: fits.length ? () => fits[0].load(window) : null };
   }
 
-  /** Blocks of the weights from row r0 to before r1, and so on. */
-  function blocks(r0, r1, c0, c1, down, across) {
-    const largest = new Float32Array(down * across), mean = new Float32Array(down * across);
+  /** So many blocks of the weights. */
+  function blocks(down, across) {
+    const largest = new Float32Array(down * across), sums = new Float32Array(down * across);
+    const edges = [edgesOf(rows, down), edgesOf(columns, across)];
     for (let r = 0; r < down; r++) {
-      const [top_, bottom] = [r0 + edge(r1 - r0, down, r), r0 + edge(r1 - r0, down, r + 1)];
-      for (let i = top_; i < bottom; i++) {
+      for (let i = edges[0][r]; i < edges[0][r + 1]; i++) {
         const all = denseRow(i);
-        for (let c = 0, at = r * across; c < across; c++, at++) {
-          const stop = c0 + edge(c1 - c0, across, c + 1);
-          for (let j = c0 + edge(c1 - c0, across, c); j < stop; j++) {
-            mean[at] += all[j];
+        for (let c = 0, at = r * across, j = 0; c < across; c++, at++) {
+          for (; j < edges[1][c + 1]; j++) {
+            sums[at] += all[j];
             if (all[j] > largest[at]) largest[at] = all[j];
           }
         }
       }
-      for (let c = 0, at = r * across; c < across; c++, at++) {
-        mean[at] /= (bottom - top_) * (edge(c1 - c0, across, c + 1) - edge(c1 - c0, across, c));
-      }
     }
-    return { rows: down, columns: across, largest, mean };
+    return { rows: edges[0], columns: edges[1], largest, mean: meansOf(sums, ...edges, 1) };
   }
 
   return {
-    rows, columns, row, column, cell, span, strongestKeys, picture, knowsAll,
+    rows, columns, row, column, cell, span, strongestKeys, picture, knowsAll, knowsStrongest,
     masked: base.masked || (factors !== null && factors.mask !== "own"),
     knowsRows: knowsAll || top !== null,
-    finest: () => base.pictures.at(-1) ?? null,
-    ask: base.ask,
+    /** How many blocks the finest picture that is carried has. */
+    finest: base.levels.length ? [base.levels.at(-1).rows, base.levels.at(-1).columns] : base.small && [base.small.rows.length - 1, base.small.columns.length - 1],
   };
 }
 
@@ -271,18 +297,19 @@ export function difference(one, other) {
     if (a?.weight === undefined || b?.weight === undefined) return null;
     return { weight: a.weight - b.weight, masked: a.masked && b.masked };
   };
-  const picture = (most) => {
-    let [a, b] = [one.picture(most), other.picture(most)];
-    if (!a || !b) return null;
-    if (a.rows !== b.rows || a.columns !== b.columns) [a, b] = [one.picture(64), other.picture(64)];
-    const [x, y] = [a.mean ?? a.largest, b.mean ?? b.largest];
-    if (a.rows !== b.rows || a.columns !== b.columns || (!a.mean && a.rows < rows)) return null;
-    return { rows: a.rows, columns: a.columns, largest: null, mean: x.map((value, i) => value - y[i]) };
+  const picture = (down, across, window) => {
+    let [a, b] = [one.picture(down, across, window), other.picture(down, across, window)];
+    const load = a?.load || b?.load ? () => Promise.all([a.load?.(), b.load?.()]) : null;
+    const differ = () => a && b && (String(a.rows) !== String(b.rows) || String(a.columns) !== String(b.columns));
+    if (differ()) [a, b] = [one.picture(SMALL, SMALL, window), other.picture(SMALL, SMALL, window)];
+    // Of blocks only means have a difference that says something.
+    if (!a?.mean || !b?.mean || differ()) return null;
+    return { rows: a.rows, columns: a.columns, largest: null, mean: a.mean.map((value, at) => value - b.mean[at]), load };
   };
   return {
     rows, columns, row, column, cell, picture, span: one.span, masked: one.masked && other.masked, signed: true,
-    knowsAll: one.knowsAll && other.knowsAll, knowsRows: one.knowsRows && other.knowsRows,
-    finest: () => picture(2048), ask: null,
+    knowsAll: one.knowsAll && other.knowsAll, knowsRows: one.knowsRows && other.knowsRows, knowsStrongest: false,
+    finest: one.finest && other.finest && (one.finest[0] < other.finest[0] ? one.finest : other.finest),
     strongestKeys: () => new Int32Array(rows).fill(-1),
   };
 }

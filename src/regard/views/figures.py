@@ -75,7 +75,7 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     kind, known = target.suffix[1:].lower() or "png", sorted(figure.canvas.get_supported_filetypes())
     if kind not in known:
         raise ArgumentError(f"a figure is saved as {', '.join(known)}; got {os.fspath(path)!r}, which ends in .{kind}")
-    with refusing(target), replacing(target) as file:
+    with file_errors(target), replacing(target) as file:
         figure.savefig(file, format=kind)
     return target
 

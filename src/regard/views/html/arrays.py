@@ -86,7 +86,7 @@ class Arrays:
         return self.budget_bytes - self.used_bytes
 
     def offer(self, *given: PackedArray, instead: range | None = None) -> int | None:
-        """Take the arrays, all of them or none, in place of others; the place of the first, or None if they do not fit."""
+        """Take the arrays, all or none, in place of others; the place of the first, or None if they do not fit."""
         gone = [one for place in instead or () if (one := self.held[place]) is not None]
         cost = sum(one.size for one in given) - sum(one.size - ENTRY_BYTES for one in gone)
         if cost > self.left_bytes:

@@ -12,6 +12,8 @@ import torch
 
 from regard.maps.attention_map import AttentionMap
 from regard.maps.pooling import Grid
+from regard.maps.statistics_by_name import pooled
+from regard.maps.tiles import ask_all
 from regard.views.html.arrays import Arrays, Floats, PackedArray, halves, packed
 from regard.views.html.factors import factors_of
 from regard.views.html.numbers import HeadNumbers, Top
@@ -136,8 +138,10 @@ def _strongest_of(top: Top, k: int) -> Top:
 
 
 def carry_tiles(work: Work, arrays: Arrays) -> None:
-    """All weights of a head if they fit, else a pyramid of tiles as far as it fits; then those of the next head. What is
-    carried already is passed over."""
+    """All weights of a head if they fit, else a pyramid of tiles as far as it fits; then those of the next head.
+
+    A head of which either is carried already is passed over.
+    """
     if work.is_whole or not work.heads.source.has_blocks:
         return
     for head in work.order:
@@ -160,22 +164,32 @@ def _carry_weights(work: Work, arrays: Arrays, head: int) -> bool:
     return True
 
 
+@torch.no_grad()
 def _carry_pyramid(work: Work, arrays: Arrays, head: int) -> bool:
     """Pictures of more and more blocks, each of them whole; whether there is one."""
     _, queries, keys = work.heads.shape
-    levels, finest = [], 0
+    grids, least = [], 0.0
     for side in SIDES:
         grid = Grid.at_most(side, side, queries, keys)
-        if grid.is_whole or _least_bytes(work, grid) > arrays.left_bytes:
+        least += _least_bytes(work, grid)
+        if grid.is_whole or least > arrays.left_bytes:
             break
-        level = _level(work, arrays, head, side)
+        grids.append(grid)
+    wanted = [
+        pooled(grid.rows.count, grid.columns.count, queries, keys, how) for grid in grids for how in ("max", "sum")
+    ]
+    # One pass gives all the pictures.
+    found = [_array(answer)[0] for (answer,) in ask_all(work.one(head).source, wanted)] if wanted else []
+    levels: list[dict[str, Any]] = []
+    for largest, mass in zip(found[::2], found[1::2], strict=True):
+        level = _level(largest, mass, work.entry["scale"], arrays)
         if level is None:
             break
         levels.append(level)
-        finest = side
     if not levels:
         return False
     work.entry["tiles"][str(head)] = levels
+    finest = max(levels[-1]["grid"])
     work.carried.tiles[finest] = work.carried.tiles.get(finest, 0) + 1
     return True
 
@@ -186,10 +200,8 @@ def _least_bytes(work: Work, grid: Grid) -> float:
     return grid.rows.count * grid.columns.count * seen * 2 * 2 * 4 / 3 * 0.3
 
 
-def _level(work: Work, arrays: Arrays, head: int, side: int) -> dict[str, Any] | None:
+def _level(largest: Floats, mass: Floats, scale: float, arrays: Arrays) -> dict[str, Any] | None:
     """One picture of a head, cut into tiles: the largest weight and the sum of each block; None if it does not fit."""
-    found = work.one(head).summary("pooled_max", "pooled_sum", rows=side, columns=side)
-    largest, mass = (_array(found[name])[0] for name in ("pooled_max", "pooled_sum"))
     scaled, mass_scale = halves(mass)
     parts: list[PackedArray] = []
     places: list[int | None] = []
@@ -199,7 +211,7 @@ def _level(work: Work, arrays: Arrays, head: int, side: int) -> dict[str, Any] |
             # A tile of zeros, such as one that the mask hides, needs no array.
             places.append(len(parts) if largest[tile].any() else None)
             if places[-1] is not None:
-                parts += [packed(largest[tile] / work.entry["scale"], "f16"), packed(scaled[tile], "f16")]
+                parts += [packed(largest[tile] / scale, "f16"), packed(scaled[tile], "f16")]
     first = arrays.offer(*parts)
     if first is None:
         return None
@@ -207,8 +219,7 @@ def _level(work: Work, arrays: Arrays, head: int, side: int) -> dict[str, Any] |
     return {"grid": [*largest.shape], "tile": TILE, "places": at, "massScale": mass_scale}
 
 
-def _array(values: Any) -> Floats:
-    assert isinstance(values, torch.Tensor)
+def _array(values: torch.Tensor) -> Floats:
     array: Floats = values.cpu().double().numpy()
     return array
 

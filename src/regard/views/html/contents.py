@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.errors import ArgumentError, TooLargeError
+from regard.errors import ArgumentError, ShapeError
 from regard.views.html.arrays import Arrays, Floats, as_text, halves, packed
 from regard.views.html.carried import Carried, Work, carry_factors, carry_strongest, carry_tiles
 from regard.views.html.numbers import HeadNumbers, as_heads, mean_of_heads, numbers, spans
@@ -35,6 +35,8 @@ class Map(NamedTuple):
     """(heads, T, S) or (T, S): an `AttentionMap`, a tensor or an array, from 0 up."""
     rows: Sequence[str] | None = None
     columns: Sequence[str] | None = None
+    alternatives: Sequence[Sequence[tuple[str, float]]] | None = None
+    """For each query the tokens that would have been written in its place, with their probabilities, best first."""
 
 
 class Example(NamedTuple):
@@ -95,14 +97,32 @@ def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]
         raise ArgumentError(f"show must name one of the maps {', '.join(names)}; got {example.show!r}")
     labels = _Labels(arrays)
     works = [_begun(example, name, one, labels, arrays) for name, one in example.maps.items()]
+    alternatives: list[list[list[tuple[str, float]]]] = []
+    for work, (name, one) in zip(works, example.maps.items(), strict=True):
+        told = None if one.alternatives is None else _alternatives(name, one.alternatives, work.heads.shape[-2])
+        if told is not None and told not in alternatives:
+            alternatives.append(told)
+        work.entry["alternatives"] = None if told is None else alternatives.index(told)
     entry = {
         "title": example.title,
         "labels": labels.entries,
+        "alternatives": alternatives,
         "maps": [work.entry for work in works],
         "show": names.index(example.show) if example.show else len(names) - 1,
     }
     arrays.spend("labels, the names of maps and their numbers", len(as_text(entry)) + LINE_BYTES * len(works))
     return entry, works
+
+
+def _alternatives(
+    name: str, given: Sequence[Sequence[tuple[str, float]]], queries: int
+) -> list[list[tuple[str, float]]]:
+    if len(given) != queries:
+        raise ShapeError(f"map {name!r} needs alternatives for each of its {queries} queries; {len(given)} came")
+    found = [[(printable(text), float(f"{probability:.4g}")) for text, probability in some] for some in given]
+    if bad := [one for some in found for one in some if not 0 <= one[1] <= 1]:
+        raise ArgumentError(f"map {name!r}: probabilities of alternatives must lie in 0..1; got {bad[0]}")
+    return found
 
 
 class _Labels:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import ArgumentError
-from regard.storage.atomic import refusing, write_atomically
+from regard.storage.atomic import file_errors, write_atomically
 from regard.views.colours import hexadecimal
 from regard.views.html.arrays import Arrays, PackedArray, as_text
 from regard.views.html.carried import Carried
@@ -66,7 +66,7 @@ class Page:
         Raises:
             FileError: the file cannot be written; an older one stays as it was.
         """
-        with refusing(path):
+        with file_errors(path):
             write_atomically(path, self.text)
         return Path(path)
 

@@ -277,27 +277,44 @@ function averaged(several) {
   return mean;
 }
 
-/** One map less another of the same size, where both are known: its "weights" may be below 0. */
-export function difference(one, other) {
-  const { rows, columns } = one;
-  const row = (index) => {
-    const [a, b] = [one.row(index), other.row(index)];
-    if (a.kind === "none" || b.kind === "none") return { kind: "none" };
-    if (a.kind === "all" && b.kind === "all") return { kind: "all", weights: a.weights.map((weight, i) => weight - b.weights[i]) };
-    return paired(a, b, (place) => [one.cell(index, place), other.cell(index, place)]);
-  };
-  const column = (index) => {
-    const [a, b] = [one.column(index), other.column(index)];
-    if (a.kind === "none" || b.kind === "none") return { kind: "none" };
-    if (a.kind === "all" && b.kind === "all") return { kind: "all", weights: a.weights.map((weight, i) => weight - b.weights[i]) };
-    return paired(a, b, (place) => [one.cell(place, index), other.cell(place, index)]);
-  };
+/**
+ * For each token of one list its counterpart in another, -1 where it has none: the tokens with which both begin, and those
+ * with which both end. Without labels the positions are compared.
+ */
+export function counterparts(one, other) {
+  const found = new Int32Array(one.count).fill(-1), least = Math.min(one.count, other.count);
+  const same = (a, b) => (one.texts && other.texts ? one.texts[a] === other.texts[b] : !one.texts && !other.texts);
+  let from = 0;
+  while (from < least && (one.count === other.count || same(from, from))) found[from] = from++;
+  if (!one.texts) return found;
+  for (let back = 1; back <= least - from && same(one.count - back, other.count - back); back++) found[one.count - back] = other.count - back;
+  return found;
+}
+
+/** One map less another, where both are known: its "weights" may be below 0. `rowsTo` and `columnsTo` are counterparts. */
+export function difference(one, other, rowsTo = null, columnsTo = null) {
+  const { rows, columns } = one, rowOf = (row) => rowsTo?.[row] ?? row, columnOf = (column) => columnsTo?.[column] ?? column;
   const cell = (i, j) => {
-    const [a, b] = [one.cell(i, j), other.cell(i, j)];
+    if (rowOf(i) < 0 || columnOf(j) < 0) return null;
+    const [a, b] = [one.cell(i, j), other.cell(rowOf(i), columnOf(j))];
     if (a?.weight === undefined || b?.weight === undefined) return null;
     return { weight: a.weight - b.weight, masked: a.masked && b.masked };
   };
+  /** A line of each map: `to` gives the counterparts of its places, and `at` a cell of the difference. */
+  const line = (a, b, to, at) => {
+    if (a.kind === "none" || b.kind === "none") return { kind: "none" };
+    if (a.kind === "all" && b.kind === "all" && !to) return { kind: "all", weights: a.weights.map((weight, i) => weight - b.weights[i]) };
+    const from = to && new Map([...to.entries()].map(([place, counterpart]) => [counterpart, place]));
+    const placesIn = (known) => (known.kind === "all" ? known.weights.keys() : known.places);
+    const places = new Set([...placesIn(a), ...[...placesIn(b)].map((place) => (from ? from.get(place) : place))]);
+    places.delete(undefined);
+    const found = [...places].map((place) => [place, at(place)]).filter(([, value]) => value);
+    return { kind: "some", places: found.map(([place]) => place), weights: found.map(([, value]) => value.weight), rest: null, bound: null };
+  };
+  const row = (index) => (rowOf(index) < 0 ? { kind: "none" } : line(one.row(index), other.row(rowOf(index)), columnsTo, (place) => cell(index, place)));
+  const column = (index) => (columnOf(index) < 0 ? { kind: "none" } : line(one.column(index), other.column(columnOf(index)), rowsTo, (place) => cell(place, index)));
   const picture = (down, across, window) => {
+    if (rowsTo || columnsTo) return null;
     let [a, b] = [one.picture(down, across, window), other.picture(down, across, window)];
     const load = a?.load || b?.load ? () => Promise.all([a.load?.(), b.load?.()]) : null;
     const differ = () => a && b && (String(a.rows) !== String(b.rows) || String(a.columns) !== String(b.columns));
@@ -311,16 +328,6 @@ export function difference(one, other) {
     knowsAll: one.knowsAll && other.knowsAll, knowsRows: one.knowsRows && other.knowsRows, knowsStrongest: false,
     finest: one.finest && other.finest && (one.finest[0] < other.finest[0] ? one.finest : other.finest),
     strongestKeys: () => new Int32Array(rows).fill(-1),
-  };
-}
-
-/** The differences of single weights that are known on both sides. */
-function paired(a, b, both) {
-  const places = new Set([...(a.places ?? []), ...(b.places ?? [])]);
-  const found = [...places].map((place) => [place, ...both(place)]).filter(([, x, y]) => x?.weight !== undefined && y?.weight !== undefined);
-  return {
-    kind: "some", places: found.map(([place]) => place), weights: found.map(([, x, y]) => x.weight - y.weight),
-    rest: null, bound: null,
   };
 }
 

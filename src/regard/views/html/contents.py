@@ -10,7 +10,6 @@ What is left goes to the weights and tiles of the other maps. What is not carrie
 place.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +19,8 @@ from regard.errors import ArgumentError, ShapeError
 from regard.views.html.arrays import Arrays, Floats, as_text, halves, packed
 from regard.views.html.carried import Carried, Work, carry_factors, carry_strongest, carry_tiles
 from regard.views.html.numbers import HeadNumbers, as_heads, mean_of_heads, numbers, spans
-from regard.views.labels import axis_labels, printable, right_to_left
-from regard.views.reading_order import visual_order
+from regard.views.html.token_lists import TokenLists, kind_and_layer
+from regard.views.labels import axis_labels, printable
 
 MEGABYTE = 1e6
 LINE_BYTES = 300
@@ -95,7 +94,7 @@ def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]
     names = list(example.maps)
     if example.show and example.show not in names:
         raise ArgumentError(f"show must name one of the maps {', '.join(names)}; got {example.show!r}")
-    labels = _Labels(arrays)
+    labels = TokenLists(arrays)
     works = [_begun(example, name, one, labels, arrays) for name, one in example.maps.items()]
     alternatives: list[list[list[tuple[str, float]]]] = []
     for work, (name, one) in zip(works, example.maps.items(), strict=True):
@@ -125,27 +124,7 @@ def _alternatives(
     return found
 
 
-class _Labels:
-    """The lists of labels of an example; maps that have the same share one."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        self.entries: list[dict[str, Any]] = []
-        self._arrays = arrays
-
-    def place(self, texts: list[str], *, given: bool) -> int:
-        shown = [printable(text) for text in texts] if given else None
-        for place, entry in enumerate(self.entries):
-            if (entry["texts"], entry["count"]) == (shown, len(texts)):
-                return place
-        order = visual_order(texts) if given else []
-        moved = order != sorted(order)
-        packed_order = self._arrays.need("the order of tokens", packed(np.array(order), "u32")) if moved else None
-        direction = "rtl" if right_to_left(texts) else "ltr"
-        self.entries.append({"texts": shown, "count": len(texts), "direction": direction, "order": packed_order})
-        return len(self.entries) - 1
-
-
-def _begun(example: Example, name: str, one: Map, labels: _Labels, arrays: Arrays) -> Work:
+def _begun(example: Example, name: str, one: Map, labels: TokenLists, arrays: Arrays) -> Work:
     heads = as_heads(name, one.weights)
     count, queries, keys = heads.shape
     rows, columns = axis_labels(one.rows, queries, "rows"), axis_labels(one.columns, keys, "columns")
@@ -157,7 +136,7 @@ def _begun(example: Example, name: str, one: Map, labels: _Labels, arrays: Array
     scale = halves(np.array([largest]))[1]
     masked = spans(heads)
     entry = {
-        **_kind_and_layer(name),
+        **kind_and_layer(name),
         "name": name,
         "shape": [count, queries, keys],
         "mean": mean is not None,
@@ -200,13 +179,4 @@ def _picture(of: HeadNumbers, scale: float, arrays: Arrays) -> dict[str, Any]:
         "largest": placed(None if largest is None else largest / scale),
         "mass": placed(mass),
         "massScale": mass_scale,
-    }
-
-
-def _kind_and_layer(name: str) -> dict[str, str]:
-    """The parts of a map's name: "decoder.0.cross" is layer "0" of the kind "decoder cross"."""
-    words = re.split(r"[.\s]+", name)
-    return {
-        "kind": " ".join(word for word in words if not word.isdecimal()),
-        "layer": ".".join(word for word in words if word.isdecimal()),
     }

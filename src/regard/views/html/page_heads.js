@@ -78,7 +78,7 @@ export function drawHeads(holder, now, weightsOf, painterOf) {
 
 /** One dot for each block of a picture, enlarged by the style sheet. */
 export function paintPicture(canvas, picture, paint, mirrored) {
-  const rows = picture.rows.length - 1, columns = picture.columns.length - 1, values = picture.largest ?? picture.mean;
+  const { rows, columns } = picture, values = picture.largest ?? picture.mean;
   Object.assign(canvas, { width: columns, height: rows });
   Object.assign(canvas.style, { width: `${SIDE}px`, height: `${SIDE}px` });
   const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);

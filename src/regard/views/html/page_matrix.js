@@ -13,11 +13,13 @@ const SINGLE = 160;
 
 /**
  * What is drawn of the weights from row r0 to before r1 and so on, if there are so many dots: the edges of its rows and
- * columns in tokens, the numbers (NaN: not carried), and what they are ("weight", "largest" or "mean").
+ * columns in tokens, the numbers (NaN: not carried), and what they are ("weight", "largest" or "mean"). Weights that
+ * have `cells` say it themselves.
  */
 export function cellsOf(weights, [r0, r1, c0, c1], down, across) {
   const [top, bottom, left, right] = [Math.floor(r0), Math.ceil(r1), Math.floor(c0), Math.ceil(c1)];
   const single = bottom - top <= Math.max(8, down) && right - left <= Math.max(8, across);
+  if (weights.cells) return weights.cells([top, bottom, left, right], down, across);
   if (weights.knowsAll && single) return singles(weights, top, bottom, left, right);
   const { finest } = weights;
   const wide = finest ? Math.max(weights.rows / finest[0], weights.columns / finest[1]) : 1;
@@ -31,7 +33,7 @@ export function cellsOf(weights, [r0, r1, c0, c1], down, across) {
   const isWhole = picture.rows.length > weights.rows && picture.columns.length > weights.columns;
   return {
     what: isWhole ? "weight" : picture.largest ? "largest" : "mean", rows: picture.rows, columns: picture.columns,
-    values: picture.largest ?? picture.mean, mean: picture.mean, load: picture.load ?? null,
+    values: picture.largest ?? picture.mean, means: picture.mean, load: picture.load ?? null,
   };
 }
 
@@ -65,7 +67,7 @@ export function blockAt(cells, row, column) {
   const [r, c] = [find(cells.rows, row), find(cells.columns, column)];
   return {
     block: [cells.rows[r], cells.rows[r + 1], cells.columns[c], cells.columns[c + 1]],
-    value: cells.values[r * (cells.columns.length - 1) + c], mean: cells.mean?.[r * (cells.columns.length - 1) + c], what: cells.what,
+    value: cells.values[r * (cells.columns.length - 1) + c], mean: cells.means?.[r * (cells.columns.length - 1) + c], what: cells.what,
   };
 }
 

@@ -30,7 +30,10 @@ export function weightReader(data, read) {
     return known.get(name);
   }
   /** The small picture of a head, of which every map has one. */
-  weightsOf.thumbnail = (map, head) => pictureOf(map, read, ...entryOf(map, head));
+  weightsOf.thumbnail = async (map, head) => {
+    const [entry, place] = entryOf(map, head);
+    return { ...await pictureOf(map, read, entry, place), rows: entry.grid[0], columns: entry.grid[1] };
+  };
   return weightsOf;
 }
 
@@ -73,7 +76,7 @@ async function readWeights(map, head, read, weightsOf, what) {
       base.parts = await Promise.all(Array.from({ length: heads }, (_, one) => weightsOf(map, one)));
     }
   }
-  return weights(base);
+  return weightsFrom(base);
 }
 
 /** All numbers multiplied, in a new array unless the factor is 1. */
@@ -96,8 +99,12 @@ async function factorsOf(map, head, read, what) {
   return { scale: scale / (what?.temperature ?? 1), dim, query, key, lse: what ? null : lse, mask: what?.mask ?? "own" };
 }
 
-function weights(base) {
-  const { rows, columns, dense, top, factors, parts } = base;
+/**
+ * The weights of a head from what is known of it: `rows`, `columns`, `span(row)`, whether it is `masked`, a `small` picture and
+ * `levels` of finer ones, and one of `dense`, `factors`, `parts` (of a mean), `top`, or none.
+ */
+export function weightsFrom(base) {
+  const { rows, columns, dense, top, factors, parts, small = null, levels = [] } = base;
   const memo = new Map();
   const remember = (name, make) => {
     if (!memo.has(name)) {
@@ -200,7 +207,7 @@ function weights(base) {
     return known.rest === 0 ? { weight: 0 } : { atMost: known.bound };
   }
 
-  /** The strongest key of each query, -1 where it has none or it is not known. */
+  /** The strongest key of each query, -1 where it has none; null if they are not known. */
   function strongestKeys() {
     return remember("strongest", () => {
       const found = new Int32Array(rows).fill(-1);
@@ -211,7 +218,7 @@ function weights(base) {
         }
         return found;
       }
-      if (!knowsStrongest) return found;
+      if (!knowsStrongest) return null;
       for (let i = 0; i < rows; i++) {
         const known = row(i);
         if (known.kind === "none") break;
@@ -232,16 +239,16 @@ function weights(base) {
    * one whose tiles are not read yet, `load` reads them.
    */
   function picture(down, across, window) {
-    if (knowsAll && (dense || !base.small || rows * columns <= 2 ** 22)) {
+    if (knowsAll && (dense || !small || rows * columns <= 2 ** 22)) {
       const count = [Math.min(rows, down), Math.min(columns, across)];
       return remember(`picture ${count}`, () => blocks(...count));
     }
-    const fits = base.levels.filter((level) => level.rows <= down && level.columns <= across).reverse();
+    const fits = levels.filter((level) => level.rows <= down && level.columns <= across).reverse();
     for (const level of fits) {
       const found = level.picture(window);
       if (found) return level === fits[0] ? found : { ...found, load: () => fits[0].load(window) };
     }
-    return base.small && { ...base.small, load: fits.length ? () => fits[0].load(window) : null };
+    return small && { ...small, load: fits.length ? () => fits[0].load(window) : null };
   }
 
   /** So many blocks of the weights. */
@@ -267,7 +274,8 @@ function weights(base) {
     masked: base.masked || (factors !== null && factors.mask !== "own"),
     knowsRows: knowsAll || top !== null,
     /** How many blocks the finest picture that is carried has. */
-    finest: base.levels.length ? [base.levels.at(-1).rows, base.levels.at(-1).columns] : base.small && [base.small.rows.length - 1, base.small.columns.length - 1],
+    finest: levels.length ? [levels.at(-1).rows, levels.at(-1).columns] : small && [small.rows.length - 1, small.columns.length - 1],
+    largest: base.largest,
   };
 }
 
@@ -325,10 +333,20 @@ export function difference(one, other, rowsTo = null, columnsTo = null) {
   };
   return {
     rows, columns, row, column, cell, picture, span: one.span, masked: one.masked && other.masked, signed: true,
-    knowsAll: one.knowsAll && other.knowsAll, knowsRows: one.knowsRows && other.knowsRows, knowsStrongest: false,
+    knowsAll: one.knowsAll && other.knowsAll, knowsRows: one.knowsRows && other.knowsRows,
     finest: one.finest && other.finest && (one.finest[0] < other.finest[0] ? one.finest : other.finest),
+    cells: one.cells && other.cells && !rowsTo && !columnsTo && ((...asked) => lessCells(one.cells(...asked), other.cells(...asked))),
     strongestKeys: () => new Int32Array(rows).fill(-1),
   };
+}
+
+/** The cells of a difference: of weights, or of the means of the same blocks. */
+function lessCells(a, b) {
+  const known = a.what !== "none" && b.what !== "none" && a.values.length === b.values.length && a.rows.length === b.rows.length;
+  const [x, y] = [a.means ?? a.values, b.means ?? b.values];
+  const same = known && (a.what === "weight") === (b.what === "weight") && a.rows[0] === b.rows[0] && a.columns[0] === b.columns[0];
+  if (!same) return { what: "none", rows: [a.rows[0], a.rows.at(-1)], columns: [a.columns[0], a.columns.at(-1)], values: new Float32Array([NaN]) };
+  return { ...a, what: a.what === "weight" ? "weight" : "mean", values: x.map((value, at) => value - y[at]), means: null };
 }
 
 /** The strongest weights of a row or a column, in order, and what is left of it. */

@@ -276,7 +276,8 @@ def test_every_query_whose_strongest_key_is_a_token_is_found(tab: Tab) -> None:
     """Of a map whose weights are not all carried; the heads in the order of a number."""
     weights = causal(200, heads=3, seed=5)
     dense = weights.dense()
-    one = Map(weights, *[[f"w{n % 50}" for n in range(200)]] * 2)
+    words = [f"w{n % 50}" for n in range(200)]
+    one = Map(weights, words, words)
     made = page([Example("", {"0": one})], budget_mb=EMPTY_MB + 0.12, exact=[])
     assert made.carried[0].exact == 0
     strongest = dense[1].argmax(-1)
@@ -517,3 +518,70 @@ def test_a_translator_sees_sources_alternatives_and_free_words(tab: Tab) -> None
         ("t7b", "0.200"),
         ("t7c", "0.100"),
     ]
+
+
+@pytest.fixture(scope="module")
+def research(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[regard.AttentionMap], list[str]]:
+    """4,096 tokens, 12 layers of 12 heads, and a second input; a narrow window makes it a matter of seconds."""
+    length, made = 4096, torch.Generator().manual_seed(11)
+    words = [f"w{n}" for n in torch.randint(900, (length,), generator=made).tolist()]
+    maps = []
+    for _ in range(13):
+        q, k = (3 * torch.randn(1, 12, length, 2, generator=made) for _ in range(2))
+        mask = regard.causal() & regard.window(8)
+        maps.append(regard.attention(q, k, k, mask=mask, return_weights=True).weights[0])
+    examples = [
+        Example("first", {str(layer): Map(one, words, words) for layer, one in enumerate(maps[:12])}),
+        Example("second", {"11": Map(maps[12], words, words)}),
+    ]
+    page_ = page(examples, budget_mb=8, exact=["7"])
+    assert all(sum(one.of_each_query.values()) == 13 for one in page_.carried), page_.report()
+    return page_.save(tmp_path_factory.mktemp("research") / "page.html"), maps, words
+
+
+@pytest.mark.slow
+def test_research_at_4096_tokens_and_144_heads(browser: Chromium, research: tuple[Path, Any, list[str]]) -> None:
+    """Sorted by induction, one head opened, its lookers found, compared with a second input, exact values as CSV."""
+    path, maps, words = research
+    assert path.stat().st_size <= 8e6
+    browser.size(1280, 800)
+    tab = Tab(browser, path).again("sort=induction&theme=light")
+    score = regard.inspection.head_table([one[None] for one in maps[:12]], torch.tensor([int(w[1:]) for w in words]))
+    expected = score["induction"].flatten().argsort(descending=True).tolist()
+    found = tab.run("""
+      const thumbs = [...root.querySelectorAll(".thumb")];
+      const order = thumbs.map((one) => 12 * Number(one.dataset.map) + Number(one.dataset.head));
+      thumbs.find((one) => one.dataset.map === "11").click();
+      await new Promise((done) => setTimeout(done, 300));
+      const { layer, heads } = page.state();
+      return { order, layer, head: heads[0] };""")
+    assert len(found["order"]) == 144
+    values = score["induction"].flatten()[found["order"]]
+    assert torch.allclose(values, score["induction"].flatten()[expected], atol=1e-4), "the best head comes first"
+    assert (found["layer"], type(found["head"])) == ("11", int)
+    head = found["head"]
+    weights = maps[11][head].dense()
+    strongest = weights.argmax(-1)
+    key = 812 if (strongest == 812).any() else int(strongest[812])
+    lookers = (strongest == key).nonzero().ravel().tolist()
+    found = tab.run(f"""
+      await page.changed({{ focus: {{ column: {key} }}, pinned: true }});
+      const csv = page.exported("csv"), said = reading().text;
+      const other = {{ example: 1, map: 0, head: {head} }};
+      await page.changed({{ view: "compare", other, focus: {{ row: {lookers[0]} }} }});
+      const panes = [...root.querySelectorAll(".pane")].map((one) => !one.hidden);
+      return {{ csv, said, text: reading().text, panes }};""")
+    assert f"strongest key of {len(lookers)} quer" in found["said"]
+    assert f": {', '.join(map(str, lookers))}" in found["said"]
+    rows = list(csv.DictReader(io.StringIO(found["csv"], newline="")))
+    assert {int(row["query"]) for row in rows} >= set(lookers)
+    for row in rows:
+        weight = float(weights[int(row["query"]), key])
+        assert float(row["weight"]) == pytest.approx(weight, rel=1e-3)
+        assert (row["query_token"], row["key_token"]) == (words[int(row["query"])], words[key])
+    assert found["panes"] == [True] * 3
+    assert "A less B" in found["text"]
+    said = tab.run(f"""
+      await page.changed({{ focus: {{ row: {lookers[0]}, column: {key} }} }});
+      return Number(root.querySelector(".reading > .weight .number").textContent);""")
+    assert said == pytest.approx(float(weights[lookers[0], key]), abs=6e-4)

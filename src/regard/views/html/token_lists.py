@@ -16,6 +16,7 @@ class TokenLists:
     def __init__(self, arrays: Arrays) -> None:
         self.entries: list[dict[str, Any]] = []
         self._arrays = arrays
+        self._known: list[tuple[list[str], bool]] = []
 
     def place(self, texts: list[str], *, given: bool) -> int:
         """The place of a list among the entries; `given` says that these are labels, and not positions.
@@ -23,10 +24,10 @@ class TokenLists:
         Raises:
             TooLargeError: the order of right-to-left tokens does not fit the budget.
         """
+        if (texts, given) in self._known:
+            return self._known.index((texts, given))
+        self._known.append((texts, given))
         shown = [printable(text) for text in texts] if given else None
-        for place, entry in enumerate(self.entries):
-            if (entry["texts"], entry["count"]) == (shown, len(texts)):
-                return place
         order = visual_order(texts) if given else []
         moved = order != sorted(order)
         packed_order = self._arrays.need("the order of tokens", packed(np.array(order), "u32")) if moved else None

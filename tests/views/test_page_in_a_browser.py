@@ -529,7 +529,9 @@ def research(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[regar
     for _ in range(13):
         q, k = (3 * torch.randn(1, 12, length, 2, generator=made) for _ in range(2))
         mask = regard.causal() & regard.window(8)
-        maps.append(regard.attention(q, k, k, mask=mask, return_weights=True).weights[0])
+        weights = regard.attention(q, k, k, mask=mask, return_weights=True).weights[0]
+        assert isinstance(weights, regard.AttentionMap)
+        maps.append(weights)
     examples = [
         Example("first", {str(layer): Map(one, words, words) for layer, one in enumerate(maps[:12])}),
         Example("second", {"11": Map(maps[12], words, words)}),

@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_written_stays(tmp_path: Any, monkeypatch: pytest.
     monkeypatch.undo()
     save_figure(figure, path)
     assert path.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(FileError, match="cannot write .*no such folder.*: No such file"):
+    with pytest.raises(FileError, match=r"cannot write .*no such folder.*: No such file"):
         save_figure(figure, tmp_path / "no such folder" / "x.png")
-    with pytest.raises(ArgumentError, match="ends in .xyz"):
+    with pytest.raises(ArgumentError, match=r"ends in \.xyz"):
         save_figure(figure, tmp_path / "map.xyz")

@@ -57,6 +57,10 @@ EVALUATED_TOGETHER = 256
 """How many sentences are translated before the progress is told."""
 
 
+ALTERNATIVES = 3
+"""How many other tokens `attend` tells for each place of a translation."""
+
+
 class Translator:
     """A model with its tokenizers, ready to use."""
 
@@ -338,7 +342,9 @@ class Translator:
             raise DataError("there is nothing to look at in an empty sentence")
         (found,) = self._search(ids, TranslationOptions(beam=beam))
         tokens = found[0].tokens  # with the end mark, unless the translation was cut off before it
-        return forced_attention(self.model, self.source_tokenizer, self.target_tokenizer, ids[0], tokens)
+        return forced_attention(
+            self.model, self.source_tokenizer, self.target_tokenizer, ids[0], tokens, alternatives=ALTERNATIVES
+        )
 
     # -- inside ------------------------------------------------------------------------------------
 

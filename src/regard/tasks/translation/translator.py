@@ -172,8 +172,8 @@ class Translator:
                 training. The model saw no longer ones, and a search takes a time that grows with their square.
             confidence: whether candidates say how sure the model was of each token, and what was left untranslated,
                 by `alignments` or the last layer's mean.
-            keep_tags: whether tags (`<b>`) and placeholders (`{name}`, `%s`) of a source are taken out of it, and put back
-                into its translations where `alignments` or the last layer's mean says that they belong.
+            keep_tags: whether tags (`<b>`) and placeholders (`{name}`, `%s`) of a source are taken out of it, and put
+                back into its translations where `alignments` or the last layer's mean says that they belong.
             window_lines: lines that are read before the first is answered; 1 answers each at once.
             bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
                 and says why.

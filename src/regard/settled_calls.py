@@ -58,11 +58,9 @@ class Settled:
         return output, lse
 
 
-def call_kind(
-    query: Any, key: Any, value: Any, score: Any, normalization: Any, mask: Any, bias: Any, dropout: Any
-) -> CallKind | None:
-    """What decides about a call, if all of it can be told at once; None for calls that go the long way."""
-    if torch.compiler.is_compiling() or bias is not None or dropout != 0.0 or type(score) is not ScaledDot:
+def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, mask: Any) -> CallKind | None:
+    """What decides about a call without bias and dropout, if all of it can be told at once; None for others."""
+    if torch.compiler.is_compiling() or type(score) is not ScaledDot:
         return None
     if type(normalization) is not Softmax or not (type(query) is type(key) is type(value) is Tensor):
         return None

@@ -125,9 +125,9 @@ def attention(
         )  # fmt: skip
     if keep_values and not return_weights:
         raise ArgumentError("keep_values=True is for the map that return_weights=True asks for")
-    kind = (
-        settled_calls.call_kind(query, key, value, score, normalization, mask, bias, dropout) if not backend else None
-    )
+    kind = None
+    if backend is None and bias is None and dropout == 0.0:
+        kind = settled_calls.call_kind(query, key, value, score, normalization, mask)
     settled = settled_calls.seen(kind)
     if settled is not None:
         output, lse = settled.run(query, key, value, mask)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.nn import fixed_linear, product_choice
+from regard.nn import fixed_linear
 from regard.nn.fixed_linear import FixedLinear
 from regard.nn.product_choice import ROWS, Choices, Way, rows_counted_as
 
@@ -18,7 +18,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(product_choice.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr("regard.nn.product_choice.time.perf_counter", lambda: self.now)
 
     def way(self, seconds: float, made: list[float]) -> "Way":
         def run(x: Tensor) -> Tensor:

@@ -127,6 +127,14 @@ def choices() -> Choices:
     return Choices(_path())
 
 
+def said_of_choices() -> list[str]:
+    """What this process has chosen, and why: a line for each kind of product, after one that names the file."""
+    found = choices()
+    where = "nowhere: there is no folder that can be written" if found.path is None else str(found.path)
+    told = list(found.told.values()) or ["none: no model was made ready for decoding on the CPU"]
+    return [f"products (kept in {where}; remove the file to measure again):", *(f"  {line}" for line in told)]
+
+
 def _path() -> Path | None:
     """The file of this machine: what was measured holds for its processor and this torch."""
     own = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.nn import fixed_linear
 from regard.nn.fixed_linear import FixedLinear
-from regard.nn.product_choice import ROWS, Choices, Way, rows_counted_as
+from regard.nn.product_choice import ROWS, Choices, Way, rows_counted_as, said_of_choices
 
 
 class Clock:
@@ -136,3 +136,14 @@ def test_a_batch_takes_the_way_of_batches(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(fixed_linear, "WAYS", {name: made(name) for name in by_rows.values()})
     layer = FixedLinear(torch.randn(6, 4))
     assert [layer(torch.randn(rows, 4))[0, 0].item() for rows in (1, 3, 20)] == [0, 1, 2]
+
+
+def test_what_was_chosen_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Choices(None, budget_s=0.0)
+    monkeypatch.setattr("regard.nn.product_choice.choices", lambda: made)
+    assert said_of_choices()[1] == "  none: no model was made ready for decoding on the CPU"
+    made.fastest("a kind", {"one": lambda: lambda x: x, "two": lambda: lambda x: x}, torch.ones(1, 1))
+    assert said_of_choices() == [
+        "products (not kept: there is no folder to write to):",
+        "  a kind: one (not measured, the time for it was over)",
+    ]

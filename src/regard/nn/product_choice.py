@@ -130,9 +130,11 @@ def choices() -> Choices:
 def said_of_choices() -> list[str]:
     """What this process has chosen, and why: a line for each kind of product, after one that names the file."""
     found = choices()
-    where = "nowhere: there is no folder that can be written" if found.path is None else str(found.path)
+    kept = "not kept: there is no folder to write to"
+    if found.path is not None:
+        kept = f"kept in {found.path}; remove that file to measure again"
     told = list(found.told.values()) or ["none: no model was made ready for decoding on the CPU"]
-    return [f"products (kept in {where}; remove the file to measure again):", *(f"  {line}" for line in told)]
+    return [f"products ({kept}):", *(f"  {line}" for line in told)]
 
 
 def _path() -> Path | None:

@@ -10,7 +10,7 @@ import { blockAt, matrixOf } from "./page_matrix.js";
 import { readable } from "./page_numbers.js";
 import { drawReading, readingOf, swatch } from "./page_reading.js";
 import { lowOf, shareOf, stepOf } from "./page_scale.js";
-import { initial, kinds, linkOf, MOST_HEADS, namesOfHeads, SCALES, settled, shortcut, VIEWS } from "./page_state.js";
+import { canRecompute, initial, kinds, linkOf, MOST_HEADS, namesOfHeads, SCALES, settled, shortcut, VIEWS } from "./page_state.js";
 import { textOf } from "./page_text.js";
 import { difference, weightReader } from "./page_weights.js";
 
@@ -63,7 +63,7 @@ export function render(root, data, options = {}) {
     const what = state.temperature !== 1 || state.mask !== "own" ? { temperature: state.temperature, mask: state.mask } : null;
     const one = (example, place, head, how) => {
       const of = data.examples[example].maps[place];
-      const changed_ = how && of.factors?.heads[head] !== undefined ? how : null;
+      const changed_ = how && canRecompute(of, head) ? how : null;
       return { name: `${example} ${place} ${head} ${JSON.stringify(changed_)}`, load: () => weightsOf(of, head, changed_) };
     };
     const order = (example, place) => ({
@@ -414,12 +414,13 @@ export function render(root, data, options = {}) {
       root.replaceChildren();
     },
     state: () => state,
+    cells: () => parts.matrix.cells,
     changed,
     /** Draw again, because more is known; `numbers` says that it is numbers by which heads are sorted. */
     renew({ numbers = false } = {}) {
       if (!last) return;
       filled.matrix = null;
-      if (numbers) Object.assign(filled, { controls: null, heads: null, thumbs: null });
+      if (numbers) Object.assign(filled, state.sort === "layer" ? { controls: null } : { controls: null, heads: null, thumbs: null });
       show();
     },
     exported: (kind) => ({ csv: () => csvOf(last, parts.matrix.cells), pharaoh: () => pharaohOf(last.weights, state.threshold), svg: () => svgOf(parts.matrix, last) })[kind](),
@@ -527,7 +528,7 @@ function build(root, data, act) {
     element("section", { class: "middle card", "aria-label": "Map" }, parts.panes, parts.links.frame),
     element("section", { class: "side card", "aria-label": "Numbers" },
       element("div", { class: "legend" }, parts.low, parts.ramp, parts.top), parts.legendText,
-      element("div", { class: "steps" }, button("◀", () => act.step(-1), "the query before"), button("▶", () => act.step(1), "the next query"), parts.play), parts.recompute, parts.reading),
+      element("div", { class: "steps" }, button("◀", () => act.step(-1), "the query before"), button("▶", () => act.step(1), "the next query"), parts.play, parts.recompute), parts.reading),
     element("section", { class: "strip card", "aria-label": "Heads" }, parts.sort, parts.heads),
     parts.live,
   );
@@ -570,7 +571,7 @@ function syncControls(parts, now) {
   parts.temperature.input.value = String(Math.log2(state.temperature));
   parts.temperature.output.textContent = String(state.temperature);
   parts.side.hidden = !now.same;
-  const canChange = now.several.every(({ head }) => now.map.factors?.heads[head] !== undefined);
+  const canChange = now.several.every(({ head }) => canRecompute(now.map, head));
   parts.recompute.hidden = !canChange;
   parts.other.hidden = state.view !== "compare";
   if (state.other) parts.other.select.value = [state.other.example, state.other.map, state.other.head].join(".");

@@ -134,9 +134,14 @@ def page_data(
         "title": title,
         "note": PRECISION,
         "carried": {"used": arrays.used_bytes, "budget": budget, "lines": [str(one) for one in carried]},
-        "colours": {"light": _colours(LIGHT, NOT_CARRIED[0]), "dark": _colours(DARK, NOT_CARRIED[1])},
+        "colours": page_colours(),
     }
     return about | data, arrays.held, carried
+
+
+def page_colours() -> dict[str, Any]:
+    """The colours of a page on light and on dark paper."""
+    return {"light": _colours(LIGHT, NOT_CARRIED[0]), "dark": _colours(DARK, NOT_CARRIED[1])}
 
 
 def _colours(theme: Theme, unknown: tuple[str, str]) -> dict[str, Any]:

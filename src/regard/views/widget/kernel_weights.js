@@ -42,10 +42,10 @@ export function kernelReader(data, read, ask, arrived) {
     const name = `${example} ${place.map} ${head} ${JSON.stringify(what)}`;
     if (!known.has(name)) {
       known.set(name, (async () => {
-        const [heads, rows, columns] = map.shape;
+        const [, rows, columns] = map.shape;
         const own = await numbersOf(place, head).catch((error) => ({ error }));
         const question = { ...place, head, ...what };
-        const base = { rows, columns, pictures: [], dense: null, top: null, factors: null, mask: what?.mask, ...spansOf(map) };
+        const base = { rows, columns, dense: null, top: null, factors: null, mask: what?.mask, ...spansOf(map) };
         if (own.error) return Object.assign(weightsFrom(base), { missing: String(own.error.message) });
         if (rows * columns <= WHOLE) {
           const { content, buffers } = await ask({ ask: "dense", ...question });
@@ -158,10 +158,9 @@ export function lazyWeights(base, question, ask, arrived) {
     return finest ?? (base.small ? wholeTile(base.small, rows, columns) : { what: "none", rows: [top, bottom], columns: [left, right], values: new Float32Array([NaN]) });
   }
 
-  const picture = () => base.small;
   return {
-    rows, columns, row, column, cell, cells, span, picture, finest: picture,
-    knowsAll: true, knowsRows: true, masked: base.mask && base.mask !== "own" ? base.mask === "causal" : base.masked,
+    rows, columns, row, column, cell, cells, span, picture: () => null, finest: null,
+    knowsAll: true, knowsRows: true, knowsStrongest: true, masked: base.mask && base.mask !== "own" ? base.mask === "causal" : base.masked,
     strongestKeys: () => strongest()?.keys ?? null,
     get missing() {
       return failed ?? "asked of the kernel …";

@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.maps.attention_map import AttentionMap
 from regard.views.html.arrays import Arrays
-from regard.views.html.contents import Example, contents
+from regard.views.html.contents import Example, alternatives_of, contents
 from regard.views.html.page import page_colours, resource, script
 from regard.views.html.token_lists import TokenLists, kind_and_layer
 from regard.views.labels import axis_labels
@@ -35,13 +35,14 @@ def skeleton(examples: Sequence[Example], maps: Sequence[Sequence[AttentionMap]]
         "carried": None,
         "colours": page_colours(),
         "examples": shown,
-        "arrays": [one.as_json() for one in arrays.held],
+        "arrays": [None if one is None else one.as_json() for one in arrays.held],
     }
 
 
 def _entry(example: Example, maps: Sequence[AttentionMap], arrays: Arrays) -> dict[str, Any]:
     lists, names = TokenLists(arrays), list(example.maps)
-    entries = []
+    entries: list[dict[str, Any]] = []
+    alternatives = []
     for (name, one), heads in zip(example.maps.items(), maps, strict=True):
         count, queries, keys = heads.shape
         places = {
@@ -57,20 +58,19 @@ def _entry(example: Example, maps: Sequence[AttentionMap], arrays: Arrays) -> di
             })  # fmt: skip
         else:
             entries.append({**_carried(name, example, arrays), **places})
+        entries[-1]["alternatives"] = None
+        if one.alternatives is not None:
+            entries[-1]["alternatives"] = len(alternatives)
+            alternatives.append(alternatives_of(name, one.alternatives, queries))
     show = names.index(example.show) if example.show else len(names) - 1
-    return {"title": example.title, "labels": lists.entries, "maps": entries, "show": show}
+    shown = {"alternatives": alternatives, "maps": entries, "show": show}
+    return {"title": example.title, "labels": lists.entries, **shown}
 
 
 def _carried(name: str, example: Example, arrays: Arrays) -> dict[str, Any]:
     """The entry of a map of which only statistics were kept, with all of these."""
-    found, held, _ = contents([Example("", {name: example.maps[name]})], float("inf"), None, ())
+    found, _ = contents([Example("", {name: example.maps[name]})], arrays, None, ())
     entry: dict[str, Any] = found["examples"][0]["maps"][0]
-    first = arrays.offer(*held.held) or 0
-    for picture in entry["pictures"]:
-        for kind in ("largest", "mean"):
-            picture[kind] = None if picture[kind] is None else picture[kind] + first
-    for top in entry["top"].values():
-        top["place"] += first
     return entry
 
 

@@ -38,7 +38,7 @@ class NotebookView(Protocol):
         there too, if the maps are short.
 
         Raises:
-            OSError: the file cannot be written; an older one stays as it was.
+            FileError: the file cannot be written; an older one stays as it was.
             RegardError: see `regard.views.page`.
         """
 

@@ -1,7 +1,8 @@
 // The view in a notebook: the page's render in a shadow root of its own, with weights that the kernel sends.
 
+/* global PAGE_STYLE -- the style sheet of the page, which Python puts before this script */
+
 import { render } from "../html/page.js";
-import { arrayReader } from "../html/page_codec.js";
 import { luminance } from "../html/page_scale.js";
 import { kernelReader } from "./kernel_weights.js";
 import { asker } from "./questions.js";
@@ -27,10 +28,10 @@ function show({ model, el }) {
     view?.remove();
     link = model.get("link");
     // Each view fills in what it learns.
-    const data = structuredClone(model.get("data")), read = arrayReader(data.arrays);
-    const weightsOf = kernelReader(data, read, questions.ask, (what) => view?.renew(what));
+    const data = structuredClone(model.get("data"));
+    const reader = (known, read) => kernelReader(known, read, questions.ask, (what) => view?.renew(what));
     const start = { theme: themeAround(el), ...Object.fromEntries(new URLSearchParams(link)) };
-    view = render(root, data, { start, weightsOf, onDrawn: later, onLink: (changed) => {
+    view = render(root, data, { start, reader, onDrawn: later, onLink: (changed) => {
       link = changed;
       model.set("link", link);
       model.save_changes();

@@ -107,6 +107,9 @@ def test_another_temperature_and_mask_are_computed_as_torch_does(temperature: fl
     expected = every.mean(0) if head == "mean" else every[head]
     _, (found,) = asked(answers, ask="dense", head=head, temperature=temperature, mask=mask)
     np.testing.assert_allclose(found, expected.reshape(-1), atol=1e-5)
+    _, (colder,) = asked(answers, ask="row", at=69, head=head, temperature=0.5, mask=mask)
+    sharper = softmaxed(q, k, temperature=0.5, is_causal=mask != "none")
+    np.testing.assert_allclose(colder, (sharper.mean(0) if head == "mean" else sharper[head])[69], atol=1e-5)
     _, (own,) = asked(answers, ask="dense", head=1)
     np.testing.assert_allclose(own, softmaxed(q, k)[1].reshape(-1), atol=1e-5)
 
@@ -159,7 +162,9 @@ def test_what_is_no_softmax_of_dot_products_is_not_offered(other: Callable[..., 
         ({"ask": "tile", "window": [0, 9, 0, 9], "cells": "22"}, "cells must be 2 whole numbers"),
         ({"ask": "row", "at": 0, "temperature": float("nan")}, "temperature must be"),
         ({"ask": "row", "at": 0, "temperature": 0.0}, "temperature must be"),
+        ({"ask": "row", "at": 0, "temperature": "warm"}, "got 'warm' and 'own'"),
         ({"ask": "row", "at": 0, "mask": "future"}, "'future'"),
+        ({"ask": "row", "at": 0, "mask": ["none"]}, "the mask one of own, none, causal"),
     ],
 )
 def test_a_question_beyond_the_map_is_refused(question: dict[str, Any], message: str) -> None:
@@ -192,14 +197,16 @@ def test_bad_input_is_refused_with_one_line() -> None:
         (lambda: regard.view([torch.eye(2)]), "got Tensor"),  # type: ignore[list-item]
         (lambda: regard.view([Example("", {})]), "at least one map"),
         (lambda: regard.view([Example("", {"0": one}, "1")]), "one of the maps 0; got '1'"),
-        (lambda: regard.view([Example("", {"0": one})], ["a", "b"]), "leave tokens and source out"),
+        (lambda: regard.view([Example("", {"0": one})], ["a", "b"]), "leave tokens, source and sequence out"),
         (
             lambda: regard.view([Example("", {"0": Map(torch.eye(2), ["a"], ["b"])})]),
             "must hold one label a token: 2 expected, 1 came",
         ),
         (lambda: regard.view(causal_map(*factors()), ["one"]), "1 labels came for maps of 70, 83"),
         (lambda: regard.view(causal_map(*factors()), sequence=1), r"in \[0, 1\), got 1"),
+        (lambda: regard.view([Example("", {"0": one})], sequence=1), "leave tokens, source and sequence out"),
         (lambda: regard.view(causal_map(*factors()), height=20), "from 300 up; got 20"),
+        (lambda: regard.view(causal_map(*factors()), link=7), "link must be text; got 7"),  # type: ignore[arg-type]
     ):
         with pytest.raises(RegardError, match=message) as caught:
             call()  # type: ignore[no-untyped-call]

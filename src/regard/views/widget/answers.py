@@ -25,8 +25,11 @@ AT_ONCE = 2**24
 """How many weights are looked at for one answer with the numbers of heads, but at least one head."""
 LARGEST_TILE = 1024
 """The most cells on a side of a tile."""
-HELD = 24
-"""How many heads are kept ready; each keeps one number for each of its queries."""
+OWN = 1.0, "own"
+"""The temperature and the mask of the call."""
+HELD = 12
+"""How many heads are kept ready, with one number for each query; those that are computed anew have factors of their
+own."""
 
 
 class Answer(NamedTuple):
@@ -62,7 +65,7 @@ class Answers:
                 None if one.columns is None else axis_labels(one.columns, heads.shape[-1], "columns")
                 for one, heads in zip(example.maps.values(), self.maps[-1], strict=True)
             ])  # fmt: skip
-        self._held: OrderedDict[tuple[Any, ...], AttentionMap] = OrderedDict()
+        self._held: OrderedDict[tuple[Any, ...], tuple[tuple[float, str], AttentionMap]] = OrderedDict()
         self._numbers: dict[tuple[Any, ...], Answer] = {}
 
     @torch.no_grad()
@@ -111,23 +114,22 @@ class Answers:
     def _head(self, question: Mapping[str, Any]) -> AttentionMap:
         """The map (1, T, S) of a head; it is kept, and with it what was computed for each query."""
         (example, place), head = self._place(question), question.get("head")
-        temperature, mask = float(question.get("temperature", 1.0)), str(question.get("mask", "own"))
+        how = question.get("temperature", 1.0), question.get("mask", "own")
         heads = self.maps[example][place]
         at = head if head == "mean" else _index(question, "head", len(heads))
-        key = (example, place, at, temperature, mask)
-        if key not in self._held:
-            changed = heads if (temperature, mask) == (1.0, "own") else recomputed(heads, temperature, mask)
-            if at == "mean":
-                mean = mean_of_heads(changed)
-                if mean is None:
-                    raise ArgumentError(f"map {self._names[example][place]!r} has no mean of heads")
-                self._held[key] = mean
-            else:
-                self._held[key] = changed.only(heads=slice(at, at + 1))
+        # Of each head the weights are kept under one temperature and mask beside the call's own.
+        key = (example, place, at, how == OWN)
+        if key not in self._held or self._held[key][0] != how:
+            chosen = heads if at == "mean" else heads.only(heads=slice(at, at + 1))
+            chosen = chosen if how == OWN else recomputed(chosen, *how)
+            mean = mean_of_heads(chosen) if at == "mean" else chosen
+            if mean is None:
+                raise ArgumentError(f"map {self._names[example][place]!r} has no mean of heads")
+            self._held[key] = how, mean
         self._held.move_to_end(key)
         while len(self._held) > HELD:
             self._held.popitem(last=False)
-        return self._held[key]
+        return self._held[key][1]
 
     # -- the answers -----------------------------------------------------------------------------------
 

@@ -51,10 +51,11 @@ def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionM
     source = heads.source
     if not can_be_recomputed(heads) or not isinstance(source, CallSource):
         raise ArgumentError(f"only a softmax of scaled dot products without a bias is computed anew; this is {source}")
-    if not (math.isfinite(temperature) and COLDEST <= temperature <= HOTTEST) or mask not in MASK_CHOICES:
+    is_number = isinstance(temperature, int | float) and math.isfinite(temperature)
+    if not (is_number and COLDEST <= temperature <= HOTTEST) or mask not in MASK_CHOICES:
         raise ArgumentError(
             f"the temperature must be from {COLDEST} to {HOTTEST} and the mask one of {', '.join(MASK_CHOICES)}; got "
-            f"{temperature} and {mask!r}"
+            f"{temperature!r} and {mask!r}"
         )
     call = source.call
     scale = call.score.dot_scale(call.query.shape[-1])

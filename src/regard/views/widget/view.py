@@ -91,6 +91,9 @@ def view(
         raise MissingExtraError("anywidget", extra="notebook")
     if not isinstance(height, int) or height < LEAST_HEIGHT:
         raise ArgumentError(f"height must be a whole number of pixels from {LEAST_HEIGHT} up; got {height!r}")
+    for name, given in (("title", title), ("link", link)):
+        if not isinstance(given, str):
+            raise ArgumentError(f"{name} must be text; got {given!r}")
     examples = _examples(maps, tokens, source, sequence, title)
     return cast(NotebookView, _view_class()(examples, title, link, height))
 
@@ -100,9 +103,9 @@ def _examples(
 ) -> list[Example]:
     given = list(maps) if isinstance(maps, list | tuple) else []
     if not given or not all(isinstance(one, Example) for one in given):
-        return [model_example(maps, tokens, source, sequence=sequence, title=title)]  # type: ignore[arg-type]
-    if tokens is not None or source is not None:
-        raise ArgumentError("examples have labels of their own: leave tokens and source out")
+        return [model_example(cast(Maps, maps), tokens, source, sequence=sequence, title=title)]
+    if tokens is not None or source is not None or sequence != 0:
+        raise ArgumentError("examples have labels of their own: leave tokens, source and sequence out")
     if not all(example.maps for example in given):
         raise ArgumentError("each example needs at least one map")
     for example in given:

@@ -22,27 +22,29 @@ function show({ model, el }) {
   shadow.append(style, root);
   el.append(host);
   const questions = asker(model), hidden = hideStills(model.get("place"));
-  let view = null, link = null, timer = null;
+  let view = null, link = null, timer = null, isNew = true;
 
   function begin() {
     view?.remove();
     link = model.get("link");
     // Each view fills in what it learns.
     const data = structuredClone(model.get("data"));
-    const reader = (known, read) => kernelReader(known, read, questions.ask, (what) => view?.renew(what));
+    const reader = (known, read) => kernelReader(known, read, questions.ask, (what) => { isNew = true; view?.renew(what); });
     const start = { theme: themeAround(el), ...Object.fromEntries(new URLSearchParams(link)) };
     view = render(root, data, { start, reader, onDrawn: later, onLink: (changed) => {
-      link = changed;
+      [link, isNew] = [changed, true];
       model.set("link", link);
       model.save_changes();
     } });
     view.ready.catch((error) => { root.textContent = error.message; });
   }
 
-  /** Send a picture of what is seen when it has stayed for a while. */
+  /** Send a picture of what is seen when it has stayed for a while; what is only pointed at changes nothing. */
   function later() {
     clearTimeout(timer);
     timer = setTimeout(async () => {
+      if (!isNew) return;
+      isNew = false;
       const blob = await stillOf(root, model.get("data").title);
       if (blob && host.isConnected) model.send({ kind: "still" }, undefined, [await blob.arrayBuffer()]);
     }, STILL_MS);

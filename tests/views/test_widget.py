@@ -18,8 +18,8 @@ from regard.errors import ArgumentError, MissingExtraError, NonFiniteError, Rega
 from regard.maps.pooling import Bins
 from regard.mechanisms.scores.base import ScaledDot
 from regard.views import Example, Map, model_example
-from regard.views.widget.answers import Answers
 from regard.views.widget.recomputed import recomputed
+from regard.views.widget.replies import Replier
 from tests.views.notebook import Carried, carried_comms
 from tests.views.written_dates import embedded
 
@@ -45,7 +45,7 @@ def causal_map(q: Tensor, k: Tensor) -> regard.AttentionMap:
     return regard.map_of(q, k, mask=regard.causal())
 
 
-def asked(answers: Answers, **question: Any) -> tuple[dict[str, Any], list[np.ndarray[Any, Any]]]:
+def asked(answers: Replier, **question: Any) -> tuple[dict[str, Any], list[np.ndarray[Any, Any]]]:
     content, buffers = answers.to({"example": 0, "map": 0, "head": 0} | question)
     return content, [np.frombuffer(one, "<f4") for one in buffers]
 
@@ -54,7 +54,7 @@ def asked(answers: Answers, **question: Any) -> tuple[dict[str, Any], list[np.nd
 @pytest.mark.parametrize("head", [0, 2, "mean"])
 def test_every_answer_is_exact_for_each_head_of_each_item_of_a_batch(sequence: int, head: Any) -> None:
     q, k = factors(2)
-    answers = Answers([model_example([causal_map(q, k)], sequence=sequence)])
+    answers = Replier([model_example([causal_map(q, k)], sequence=sequence)])
     every = softmaxed(q[sequence], k[sequence])
     expected = every.mean(0) if head == "mean" else every[head]
 
@@ -86,7 +86,7 @@ def test_every_answer_is_exact_for_each_head_of_each_item_of_a_batch(sequence: i
 def test_the_numbers_of_heads_come_with_their_own_pictures() -> None:
     q, k = factors()
     every = softmaxed(q, k)
-    answers = Answers([Example("", {"0": Map(causal_map(q, k))})])
+    answers = Replier([Example("", {"0": Map(causal_map(q, k))})])
     content, buffers = answers.to({"ask": "numbers", "example": 0, "map": 0, "head": 1})
     assert (content["heads"], content["grid"], content["pictures"]) == ([0, 3], [64, 64], ["largest", "mean"])
     np.testing.assert_allclose(content["largest"], every.max((1, 2)), rtol=1e-5)
@@ -102,7 +102,7 @@ def test_the_numbers_of_heads_come_with_their_own_pictures() -> None:
 @pytest.mark.parametrize("head", [1, "mean"])
 def test_another_temperature_and_mask_are_computed_as_torch_does(temperature: float, mask: str, head: Any) -> None:
     q, k = factors()
-    answers = Answers([Example("", {"0": Map(causal_map(q, k))})])
+    answers = Replier([Example("", {"0": Map(causal_map(q, k))})])
     every = softmaxed(q, k, temperature=temperature, is_causal=mask != "none")
     expected = every.mean(0) if head == "mean" else every[head]
     _, (found,) = asked(answers, ask="dense", head=head, temperature=temperature, mask=mask)
@@ -136,7 +136,7 @@ def test_grouped_heads_and_a_watched_model_can_be_recomputed() -> None:
     ],
 )
 def test_what_is_no_softmax_of_dot_products_is_not_offered(other: Callable[..., Any]) -> None:
-    answers = Answers([Example("", {"0": Map(other(*factors()))})])
+    answers = Replier([Example("", {"0": Map(other(*factors()))})])
     with pytest.raises(ArgumentError, match="only a softmax of scaled dot products"):
         answers.to({"ask": "row", "example": 0, "map": 0, "head": 0, "at": 0, "temperature": 2.0})
 
@@ -168,7 +168,7 @@ def test_what_is_no_softmax_of_dot_products_is_not_offered(other: Callable[..., 
     ],
 )
 def test_a_question_beyond_the_map_is_refused(question: dict[str, Any], message: str) -> None:
-    answers = Answers([Example("", {"0": Map(causal_map(*factors()))})])
+    answers = Replier([Example("", {"0": Map(causal_map(*factors()))})])
     with pytest.raises(ArgumentError, match=message):
         answers.to({"example": 0, "map": 0, "head": 0} | question)
 
@@ -237,7 +237,7 @@ def test_each_view_answers_over_its_own_comm_and_outlives_a_bad_question() -> No
 
 
 def test_a_weight_that_is_not_finite_is_an_error_and_no_picture() -> None:
-    answers = Answers([Example("", {"x": Map(torch.tensor([[0.5, float("nan")]]))})])
+    answers = Replier([Example("", {"x": Map(torch.tensor([[0.5, float("nan")]]))})])
     for ask in ("numbers", "dense"):
         with pytest.raises(NonFiniteError, match="weights must be finite"):
             answers.to({"ask": ask, "example": 0, "map": 0, "head": 0})
@@ -252,14 +252,14 @@ def test_statistics_that_were_kept_are_carried_whole() -> None:
     data = made.data  # type: ignore[attr-defined]
     (entry,) = data["examples"][0]["maps"]
     assert "kernel" not in entry
-    places = [one for picture in entry["pictures"] for one in (picture["largest"], picture["mean"]) if one is not None]
+    places = [one for picture in entry["pictures"] for one in (picture["largest"], picture["mass"]) if one is not None]
     assert places
     assert max(places) < len(data["arrays"])
     assert all(b64decode(data["arrays"][place]["data"]) for place in places)
 
 
 def test_the_page_that_a_view_saves_can_be_recomputed_where_it_is_short(tmp_path: Path) -> None:
-    short, long = (regard.map_of(*(torch.randn(1, 2, n, 8),) * 2, mask=regard.causal()) for n in (9, 40_000))
+    short, long = (regard.map_of(*(torch.randn(1, 2, n, 8),) * 2, mask=regard.causal()) for n in (9, 3000))
     made = regard.view([Example("one", {"short": Map(short[0])})], title="saved")
     data = embedded(made.save(tmp_path / "page.html").read_text(encoding="utf-8"))
     assert data["title"] == "saved"

@@ -14,8 +14,8 @@ from regard.inspection.analysis.tables import Maps
 from regard.views.html.contents import Example
 from regard.views.html.page import save_page
 from regard.views.model import model_example
-from regard.views.widget.answers import Answers
 from regard.views.widget.kept_factors import maps_with_factors
+from regard.views.widget.replies import Replier
 from regard.views.widget.skeleton import front_end, skeleton
 
 Viewed = Maps | Sequence[Example]
@@ -133,7 +133,7 @@ def _view_class() -> Any:
         def __init__(self, examples: list[Example], title: str, link: str, height: int) -> None:
             self.examples, self.title = examples, title
             self.still: bytes | None = None
-            self._answers = Answers(examples)
+            self._answers = Replier(examples)
             self._is_shown = False
             data = skeleton(examples, self._answers.maps, title)
             super().__init__(data=data, link=link, height=height, place=f"regard-still-{os.urandom(8).hex()}")

@@ -32,20 +32,20 @@ HELD = 12
 own."""
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """What is sent back."""
 
     content: dict[str, Any]
     buffers: list[bytes]
 
 
-class Answers:
+class Replier:
     """Answers questions about the maps of some examples.
 
     >>> import torch
     >>> from regard.views import Map
-    >>> answers = Answers([Example("", {"0": Map(torch.tensor([[0.25, 0.75]]))})])
-    >>> content, buffers = answers.to({"ask": "row", "example": 0, "map": 0, "head": 0, "at": 0})
+    >>> kernel = Replier([Example("", {"0": Map(torch.tensor([[0.25, 0.75]]))})])
+    >>> content, buffers = kernel.to({"ask": "row", "example": 0, "map": 0, "head": 0, "at": 0})
     >>> np.frombuffer(buffers[0], "<f4")
     array([0.25, 0.75], dtype=float32)
 
@@ -66,10 +66,10 @@ class Answers:
                 for one, heads in zip(example.maps.values(), self.maps[-1], strict=True)
             ])  # fmt: skip
         self._held: OrderedDict[tuple[Any, ...], tuple[tuple[float, str], AttentionMap]] = OrderedDict()
-        self._numbers: dict[tuple[Any, ...], Answer] = {}
+        self._numbers: dict[tuple[Any, ...], Reply] = {}
 
     @torch.no_grad()
-    def to(self, question: Mapping[str, Any]) -> Answer:
+    def to(self, question: Mapping[str, Any]) -> Reply:
         """The answer to a question.
 
         The question names what it asks, an example, a map and a head (a number, or "mean"), and may name a
@@ -133,7 +133,7 @@ class Answers:
 
     # -- the answers -----------------------------------------------------------------------------------
 
-    def _numbers_of(self, question: Mapping[str, Any]) -> Answer:
+    def _numbers_of(self, question: Mapping[str, Any]) -> Reply:
         """Of as many heads as are quickly looked at, the one that is asked for among them."""
         example, place = self._place(question)
         heads, name = self.maps[example][place], self._names[example][place]
@@ -165,24 +165,24 @@ class Answers:
             buffers = [_floats(one) for one in pictures]
             if range_of_keys is not None:
                 buffers.append(range_of_keys.astype("<u4").tobytes())
-            self._numbers[key] = Answer(content, buffers)
+            self._numbers[key] = Reply(content, buffers)
         return self._numbers[key]
 
-    def _dense(self, question: Mapping[str, Any]) -> Answer:
+    def _dense(self, question: Mapping[str, Any]) -> Reply:
         weights = _numpy_of(self._head(question).dense()[0])
-        return Answer({"largest": float(weights.max())}, [_floats(weights)])
+        return Reply({"largest": float(weights.max())}, [_floats(weights)])
 
-    def _row(self, question: Mapping[str, Any]) -> Answer:
+    def _row(self, question: Mapping[str, Any]) -> Reply:
         head = self._head(question)
         at = _index(question, "at", head.shape[-2])
-        return Answer({}, [_floats(_numpy_of(head.block(range(at, at + 1), range(head.shape[-1]))))])
+        return Reply({}, [_floats(_numpy_of(head.block(range(at, at + 1), range(head.shape[-1]))))])
 
-    def _column(self, question: Mapping[str, Any]) -> Answer:
+    def _column(self, question: Mapping[str, Any]) -> Reply:
         head = self._head(question)
         at = _index(question, "at", head.shape[-1])
-        return Answer({}, [_floats(_numpy_of(head.block(range(head.shape[-2]), range(at, at + 1))))])
+        return Reply({}, [_floats(_numpy_of(head.block(range(head.shape[-2]), range(at, at + 1))))])
 
-    def _tile(self, question: Mapping[str, Any]) -> Answer:
+    def _tile(self, question: Mapping[str, Any]) -> Reply:
         head = self._head(question)
         top, bottom, left, right = _whole_numbers(question, "window", 4)
         down, across = _whole_numbers(question, "cells", 2)
@@ -194,16 +194,16 @@ class Answers:
         grid = Grid.at_most(down, across, bottom - top, right - left)
         content = {"window": [top, bottom, left, right], "grid": [grid.rows.count, grid.columns.count]}
         if grid.is_whole:
-            return Answer(content, [_floats(_numpy_of(head.block(range(top, bottom), range(left, right))))])
+            return Reply(content, [_floats(_numpy_of(head.block(range(top, bottom), range(left, right))))])
         is_all = (bottom - top, right - left) == (queries, keys)
         part = head if is_all else head.only(rows=slice(top, bottom), columns=slice(left, right))
         found = part.summary("pooled_max", "pooled_mean", rows=down, columns=across)
-        return Answer(content, [_floats(_numpy_of(found[name])) for name in ("pooled_max", "pooled_mean")])
+        return Reply(content, [_floats(_numpy_of(found[name])) for name in ("pooled_max", "pooled_mean")])
 
-    def _strongest(self, question: Mapping[str, Any]) -> Answer:
+    def _strongest(self, question: Mapping[str, Any]) -> Reply:
         found = self._head(question).top_keys(1)
         keys = found.indices.where(found.values > 0, -1)
-        return Answer({}, [keys.cpu().numpy().astype("<i4").tobytes(), _floats(_numpy_of(found.values))])
+        return Reply({}, [keys.cpu().numpy().astype("<i4").tobytes(), _floats(_numpy_of(found.values))])
 
 
 def _index(question: Mapping[str, Any], name: str, count: int) -> int:

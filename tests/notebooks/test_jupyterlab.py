@@ -88,7 +88,7 @@ class Lab:
         self.process.wait(timeout=30)
 
     def write(self, name: str, cells: tuple[str, ...]) -> None:
-        empty = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+        empty: dict[str, Any] = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
         entries = [{**empty, "id": str(n), "source": text} for n, text in enumerate(cells)]
         spec = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
         book = {"cells": entries, "metadata": spec, "nbformat": 4, "nbformat_minor": 5}

@@ -42,7 +42,7 @@ def skeleton(examples: Sequence[Example], maps: Sequence[Sequence[AttentionMap]]
 def _entry(example: Example, maps: Sequence[AttentionMap], arrays: Arrays) -> dict[str, Any]:
     lists, names = TokenLists(arrays), list(example.maps)
     entries: list[dict[str, Any]] = []
-    alternatives = []
+    alternatives: list[list[list[tuple[str, float]]]] = []
     for (name, one), heads in zip(example.maps.items(), maps, strict=True):
         count, queries, keys = heads.shape
         places = {

@@ -313,6 +313,84 @@ class PositiveSource(SameShapeSource):
         return PositiveSource(self.of.mapped(change))
 
 
+@dataclass(frozen=True, eq=False)
+class FoldedSource(SameShapeSource):
+    """A function of each weight of a source that is even and 0 at 0: squares and absolute values."""
+
+    of: Source
+    function: Callable[[Tensor], Tensor]
+    name: str
+
+    @property
+    def has_signs(self) -> bool:
+        """Never."""
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.of}"
+
+    def columns(self, rows: range) -> range:
+        """Where the other is 0, so is this, and no weight is below it."""
+        return self.of.support(rows)
+
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """The function of the other's."""
+        inner = self.of.part(cells, scratch)
+        return lambda rows, columns: Piece(self.function(inner(rows, columns).weights))
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "FoldedSource":
+        """The same of those cells."""
+        return replace(self, of=self.of.choose(cells, leading))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "FoldedSource":
+        """The other, changed."""
+        return replace(self, of=self.of.mapped(change))
+
+
+@dataclass(frozen=True, eq=False)
+class LargestSource(DerivedSource):
+    """The largest weight of a source over its last leading dimension, for each query and key."""
+
+    of: Source
+
+    @property
+    def count(self) -> int:
+        """How many are compared."""
+        return self.of.leading[-1]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Without the dimension that is compared."""
+        return torch.Size((*self.of.leading[:-1], *self.of.shape[-2:]))
+
+    @property
+    def width(self) -> int:
+        """All that are compared are made together."""
+        return self.of.width * self.count
+
+    def __str__(self) -> str:
+        return f"the largest of {self.count} of a map {tuple(self.of.shape)}: {self.of}"
+
+    def columns(self, rows: range) -> range:
+        """The same for every head."""
+        return self.of.columns(rows)
+
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """The largest of the cells' groups."""
+        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
+        return lambda rows, columns: Piece(inner(rows, columns).weights.unflatten(0, (-1, self.count)).amax(1))
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "LargestSource":
+        """The largest of the cells' groups."""
+        if cells is not None:
+            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
+        return LargestSource(self.of.choose(cells, (*leading, self.count)))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "LargestSource":
+        """The other, changed."""
+        return LargestSource(self.of.mapped(change))
+
+
 def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
     """The positive part of P times dL/dP, as a mean over heads if the map has any. See `AttentionMap.relevance`."""
     positive = PositiveSource(source.attribution(grad_output))

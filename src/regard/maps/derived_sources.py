@@ -1,6 +1,7 @@
 """Sources made of one other source: averages, choices of rows and columns, and weights times values."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -79,27 +80,54 @@ class SameShapeSource(DerivedSource):
         return self.of.has_heads
 
 
-@dataclass(frozen=True, eq=False)
-class AverageSource(DerivedSource):
-    """The mean of a source over its last leading dimension, or a mean with shares that sum to 1."""
-
-    of: Source
-    shares: Tensor | None = None
+class OverLastSource(DerivedSource):
+    """One weight for each query and key, made of those of a source over its last leading dimension."""
 
     @property
     def count(self) -> int:
-        """How many the mean is over."""
+        """Of how many one is made."""
         return self.of.leading[-1]
 
     @property
     def shape(self) -> torch.Size:
-        """Without the dimension that the mean is over."""
+        """Without that dimension."""
         return torch.Size((*self.of.leading[:-1], *self.of.shape[-2:]))
 
     @property
     def width(self) -> int:
-        """All that are averaged are made together."""
+        """All that one is made of are made together."""
         return self.of.width * self.count
+
+    def columns(self, rows: range) -> range:
+        """The same for every head."""
+        return self.of.columns(rows)
+
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """Those of the cells' groups."""
+        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
+        return lambda rows, columns: Piece(self.as_one(inner(rows, columns).weights))
+
+    @abstractmethod
+    def as_one(self, answer: Tensor) -> Tensor:
+        """One (cells, ...) of the answers (cells * count, ...)."""
+
+    @abstractmethod
+    def with_source(self, of: Source) -> Source:
+        """The same of another source."""
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> Source:
+        """Those of the cells' groups."""
+        if cells is not None:
+            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
+        return self.with_source(self.of.choose(cells, (*leading, self.count)))
+
+
+@dataclass(frozen=True, eq=False)
+class AverageSource(OverLastSource):
+    """The mean of a source over its last leading dimension, or a mean with shares that sum to 1."""
+
+    of: Source
+    shares: Tensor | None = None
 
     def __str__(self) -> str:
         return f"the mean over {self.count} of a map {tuple(self.of.shape)}: {self.of}"
@@ -107,15 +135,6 @@ class AverageSource(DerivedSource):
     def grid(self, wanted: Grid, how: str) -> Grid:
         """The other's."""
         return self.of.grid(wanted, how)
-
-    def columns(self, rows: range) -> range:
-        """The same for every head."""
-        return self.of.columns(rows)
-
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The mean of the cells' groups."""
-        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
-        return lambda rows, columns: Piece(self._mean(inner(rows, columns).weights))
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         """Sums and products are the means of those of the heads."""
@@ -129,21 +148,42 @@ class AverageSource(DerivedSource):
             case _:
                 return None
         found = self.of.at_once(statistic)
-        return None if found is None else (self._mean(found[0]),)
+        return None if found is None else (self.as_one(found[0]),)
 
-    def _mean(self, answer: Tensor) -> Tensor:
+    def as_one(self, answer: Tensor) -> Tensor:
+        """The mean."""
         answer = answer.unflatten(0, (-1, self.count))
         return answer.mean(1) if self.shares is None else torch.einsum("cn...,n->c...", answer, self.shares)
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "AverageSource":
-        """The means of the cells' groups."""
-        if cells is not None:
-            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
-        return replace(self, of=self.of.choose(cells, (*leading, self.count)))
+    def with_source(self, of: Source) -> "AverageSource":
+        """The same mean of another source."""
+        return replace(self, of=of)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "AverageSource":
         """The other and the shares, changed."""
         return AverageSource(self.of.mapped(change), None if self.shares is None else change(self.shares))
+
+
+@dataclass(frozen=True, eq=False)
+class LargestSource(OverLastSource):
+    """The largest weight of a source over its last leading dimension, for each query and key."""
+
+    of: Source
+
+    def __str__(self) -> str:
+        return f"the largest of {self.count} of a map {tuple(self.of.shape)}: {self.of}"
+
+    def as_one(self, answer: Tensor) -> Tensor:
+        """The largest."""
+        return answer.unflatten(0, (-1, self.count)).amax(1)
+
+    def with_source(self, of: Source) -> "LargestSource":
+        """The largest of another source."""
+        return LargestSource(of)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "LargestSource":
+        """The other, changed."""
+        return LargestSource(self.of.mapped(change))
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,50 +385,6 @@ class FoldedSource(SameShapeSource):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "FoldedSource":
         """The other, changed."""
         return replace(self, of=self.of.mapped(change))
-
-
-@dataclass(frozen=True, eq=False)
-class LargestSource(DerivedSource):
-    """The largest weight of a source over its last leading dimension, for each query and key."""
-
-    of: Source
-
-    @property
-    def count(self) -> int:
-        """How many are compared."""
-        return self.of.leading[-1]
-
-    @property
-    def shape(self) -> torch.Size:
-        """Without the dimension that is compared."""
-        return torch.Size((*self.of.leading[:-1], *self.of.shape[-2:]))
-
-    @property
-    def width(self) -> int:
-        """All that are compared are made together."""
-        return self.of.width * self.count
-
-    def __str__(self) -> str:
-        return f"the largest of {self.count} of a map {tuple(self.of.shape)}: {self.of}"
-
-    def columns(self, rows: range) -> range:
-        """The same for every head."""
-        return self.of.columns(rows)
-
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The largest of the cells' groups."""
-        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
-        return lambda rows, columns: Piece(inner(rows, columns).weights.unflatten(0, (-1, self.count)).amax(1))
-
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "LargestSource":
-        """The largest of the cells' groups."""
-        if cells is not None:
-            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
-        return LargestSource(self.of.choose(cells, (*leading, self.count)))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "LargestSource":
-        """The other, changed."""
-        return LargestSource(self.of.mapped(change))
 
 
 def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:

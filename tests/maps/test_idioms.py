@@ -25,7 +25,7 @@ torch.stack([x, y], dim=1).mean((1, 2)) | torch.cat([x, y], 1).mean(1) | torch.c
 torch.einsum('bhij,bhjd->bihd', x, v) | torch.einsum('bhij,bhid->bhjd', x, q) | q.mT @ x | x @ v[0, 0, :, 0]
 x.to(torch.float32) | x.float().double() | x.half() | x.cpu().detach().clone() | x.type_as(q) | torch.zeros_like(x)
 x.new_zeros(2) | x.mT.sum(-1) | x.mT.amax(-1) | x.mT.mean(1) | (x * mask).mT @ q | torch.stack([x.mT, y.mT]).sum(0)
-x[..., 1:].sum(-1) | x[:, :, 1:].sum(2) | x[..., 1:, 1:].mT @ q[:, :, 1:] | x[..., :-1] @ v[:, :, 1:] | x[..., 1:, 1:].sum()
+x[..., 1:].sum(-1) | x[:, :, 1:].sum(2) | x[..., 1:, 1:].mT @ q[:, :, 1:] | x[..., :-1] @ v[:, :, 1:]
 x ** 2 | abs(x - y) | x.amax(1) | x.amax((0, 1)).mT | F.mse_loss(x, y) | ((x - y) ** 2).mean()
 (x - y).square().sum(-1) | torch.einsum('...ij,...jd->...id', x, v)
 torch.einsum('...ij,jd->...id', x, v[0, 0]) | F.l1_loss(x.mean(1), y.mean(1))

@@ -2,6 +2,7 @@
 
 import { element, labelOf } from "./page_dom.js";
 import { blockText, readable } from "./page_numbers.js";
+import { unaligned } from "./page_links.js";
 import { strongest } from "./page_weights.js";
 
 const SHOWN = 9;
@@ -11,22 +12,27 @@ const LOOKERS = 200;
 export function readingOf(now, cells, blockOf) {
   const { row, column } = now.state.focus ?? {};
   const name = (labels, place) => labelOf(labels, place);
-  const base = { title: "Reading", lines: [], lists: [], notes: [], short: "" };
-  if (row === undefined && column === undefined) return base;
+  const base = { title: "Reading", lists: [], short: "", missing: now.weights.missing ?? "" };
+  if (row === undefined && column === undefined) {
+    const isAlignment = now.state.view === "links" && !now.same && now.several.length === 1 && now.weights.strongestKeys() !== null;
+    return { ...base, free: isAlignment ? unaligned(now.weights, now.state.threshold).map((key) => [name(now.columnLabels, key), key]) : null };
+  }
   if (row !== undefined && column !== undefined) {
     const found = { ...base, title: "One weight", pair: [name(now.rowLabels, row), name(now.columnLabels, column)] };
     found.place = `query ${row}, key ${column}`;
     found.numbers = now.several.map(({ weights, head }) => ({ head, cell: weights.cell(row, column) }));
     const known = found.numbers.some(({ cell }) => cell?.weight !== undefined);
     if (!known && cells) {
-      const { block, value, what } = blockOf(cells, row, column);
+      const { block, value, mean, what } = blockOf(cells, row, column);
       if (what !== "none" && what !== "weight" && Number.isFinite(value)) {
         const named = { largest: "largest", mean: now.signed ? "difference of the means" : "mean" }[what];
         found.block = { value, text: `${named} of ${blockText(block)}` };
+        // A weight says how much of its query lies there; in a block that is the sum, shared by its queries.
+        if (what === "largest" && mean !== undefined) found.block.share = mean * (block[3] - block[2]);
       }
     }
     const first = found.numbers[0].cell;
-    const said = first?.weight !== undefined ? readable(first.weight) : found.block ? `${readable(found.block.value)}, ${found.block.text}` : "not carried";
+    const said = first?.weight !== undefined ? readable(first.weight) : found.block ? `${readable(found.block.value)}, ${found.block.text}` : base.missing || "not carried";
     found.short = `${found.pair[0]} looks at ${found.pair[1]}: ${said}`;
     return found;
   }
@@ -56,15 +62,16 @@ export function readingOf(now, cells, blockOf) {
     found.lists.push(list);
   }
   if (!looking && !now.signed) found.lookers = lookersOf(now.weights, place);
+  if (looking && !now.signed) found.alternatives = now.example.alternatives?.[now.map.alternatives]?.[place] ?? null;
   const best = found.lists[0].items[0];
-  found.short = `${found.token}, ${found.place}: ${best ? `${looking ? "most at" : "most from"} ${best.label}, ${readable(best.weight)}` : "not carried"}`;
+  found.short = `${found.token}, ${found.place}: ${best ? `${looking ? "most at" : "most from"} ${best.label}, ${readable(best.weight)}` : base.missing || "not carried"}`;
   return found;
 }
 
 /** The queries whose strongest key this is; null if that is not known. */
 export function lookersOf(weights, key) {
-  if (!weights.knowsRows) return null;
-  const found = [], keys = weights.strongestKeys();
+  const found = [], keys = weights.knowsRows ? weights.strongestKeys() : null;
+  if (keys === null) return null;
   for (let query = 0; query < keys.length; query++) if (keys[query] === key) found.push(query);
   return found;
 }
@@ -76,6 +83,7 @@ export function drawReading(holder, found, now, act) {
   const many = now.several.length > 1;
   const parts = [element("h2", {}, found.title)];
   if (found.title === "Reading") {
+    if (found.free) parts.push(element("p", { class: "free" }, `Unaligned, no query's strongest: ${found.free.length ? "" : "none"}`, ...found.free.flatMap(([label, key], at) => [at ? ", " : "", name(label), ` (${key})`])));
     parts.push(quiet("Point at a token or a cell; click to keep it. Without a choice, lines join each query with its strongest key."), quiet(now.about));
   } else if (found.pair) {
     parts.push(element("p", {}, element("b", {}, name(found.pair[0])), " looks at ", element("b", {}, name(found.pair[1]))));
@@ -85,16 +93,17 @@ export function drawReading(holder, found, now, act) {
         parts.push(element("p", { class: many ? "" : "weight" }, label, element("span", { class: "number", "data-exact": "" }, readable(cell.weight))));
         if (cell.masked) parts.push(quiet("masked: the query may not see this key"));
       } else if (cell) parts.push(element("p", {}, label, `at most ${readable(cell.atMost)}`), quiet("not among the strongest keys of this query, which are carried"));
-      else if (!found.block) parts.push(element("p", {}, label, "not carried"));
+      else if (!found.block) parts.push(element("p", {}, label, found.missing || "not carried"));
     }
     if (found.block) parts.push(element("p", { class: "weight" }, element("span", { class: "number", "data-block": "" }, readable(found.block.value))), quiet(found.block.text));
+    if (found.block?.share !== undefined) parts.push(element("p", { class: "quiet" }, "of all that one of these queries looks at, these keys have on average ", element("span", { class: "number", "data-share": "" }, readable(found.block.share))));
     parts.push(quiet(found.place));
   } else {
     parts.push(element("p", {}, element("b", {}, name(found.token)), ` (${found.place})`));
     for (const list of found.lists) {
       if (many) parts.push(element("h3", {}, swatch(list.colour), headName(list.head)));
       if (list.kind === "none") {
-        parts.push(quiet("The single weights of this head are not carried; the map shows blocks."));
+        parts.push(quiet(found.missing || "The single weights of this head are not carried; the map shows blocks."));
         continue;
       }
       parts.push(element("ol", {}, ...list.items.map(({ place, label, weight }) => {
@@ -104,6 +113,10 @@ export function drawReading(holder, found, now, act) {
         return item;
       })));
       parts.push(quiet([list.rest, list.sumText].filter(Boolean).join("; ")));
+    }
+    if (found.alternatives) {
+      parts.push(element("h3", {}, "Most probable in its place"), element("ol", { class: "alternatives" }, ...found.alternatives.map(([text, probability]) =>
+        element("li", {}, name(text), element("small"), element("span", { class: "number" }, readable(probability))))));
     }
     if (found.lookers) {
       const { lookers } = found;

@@ -63,20 +63,20 @@ def plans() -> tuple[Any, list[Plan]]:
 @pytest.mark.parametrize("case", CASES)
 def test_output_weights_and_gradients_are_those_of_the_dense_formula(case: str) -> None:
     edit, bias = CASES[case]
-    tensors = tuple(torch.randn(2, h, LENGTH, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
+    q, k, v = (torch.randn(2, h, LENGTH, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
     model = Attend()
     patched, made = plans()
     with patched, regard.edit(model, {"": edit}), regard.watch(model) as seen:
-        output = model(*tensors)
+        output = model(q, k, v)
     (covering,) = made
     assert covering.blocks[0].is_causal
     assert len(covering.blocks) == len(covering.anew) == 1
     assert len(covering.anew[0].rows) <= 32
-    expected, weights = dense(*tensors, bias)
+    expected, weights = dense(q, k, v, bias)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(seen.maps[0].dense(), weights.detach(), rtol=0, atol=1e-12)
-    theirs = torch.autograd.grad((expected * expected.detach().cos()).sum(), tensors)
-    for one, other in zip(torch.autograd.grad((output * output.detach().cos()).sum(), tensors), theirs, strict=True):
+    theirs = torch.autograd.grad((expected * expected.detach().cos()).sum(), (q, k, v))
+    for one, other in zip(torch.autograd.grad((output * output.detach().cos()).sum(), (q, k, v)), theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 

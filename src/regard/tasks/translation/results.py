@@ -6,6 +6,7 @@ from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative
+from regard.tasks.translation.confidence import Confidence
 from regard.training.metrics import CorpusScore
 
 
@@ -22,6 +23,8 @@ class Candidate(NamedTuple):
     to 1."""
     finished: bool = True
     """Whether the model ended it; otherwise it was cut off at the most steps."""
+    confidence: Confidence | None = None
+    """How sure the model was of each label, if it was asked for."""
 
 
 class Translation(NamedTuple):

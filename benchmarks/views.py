@@ -22,7 +22,7 @@ from tests.views.chromium import CHROMIUM, Chromium
 
 TITLE = "Pages"
 LAYERS, HEADS, WIDTH = 12, 12, 64
-LONG, WINDOW = 32_768, 256
+LONG, WINDOW = 32_768, 64
 BERTVIZ_OPENS = 256
 """The most tokens of twelve layers at which a browser opens bertviz: its page of 512 has 1 GB."""
 POINTED = 60

@@ -292,6 +292,29 @@ def test_the_strongest_keys_are_paid_before_tiles_and_these_before_factors() -> 
     assert seen[-1] == (True, 5, 4, 5), seen
 
 
+def named_arrays(data: Any) -> set[int]:
+    """The places of the arrays that something on the page reads."""
+    found: set[int | None] = set()
+    for example in data["examples"]:
+        found |= {labels["order"] for labels in example["labels"]}
+        for one in example["maps"]:
+            found |= {one["spans"], *(picture[name] for picture in one["pictures"] for name in ("largest", "mass"))}
+            found |= {top["place"] + n for top in one["top"].values() for n in range(3)} | set(one["exact"].values())
+            places = [place for levels in one["tiles"].values() for level in levels for place in level["places"]]
+            found |= {place + n for place in places if place is not None for n in range(2)}
+            found |= {place + n for place in (one["factors"] or {"heads": {}})["heads"].values() for n in range(3)}
+    return {place for place in found if place is not None}
+
+
+def test_a_page_holds_no_array_that_nothing_reads() -> None:
+    """Sixteen keys of a query take the place of one; the arrays of that one are gone."""
+    for more in (0.1, 0.2, 0.5, 1.5):
+        maps = {name: Map(long_map(300, 3)) for name in "ab"}
+        data = embedded(page([Example("", maps)], budget_mb=EMPTY_MB + more, factors=["b"]).text)
+        held = {place for place, one in enumerate(data["arrays"]) if one is not None}
+        assert held == named_arrays(data)
+
+
 def test_alternatives_are_one_list_for_each_query() -> None:
     weights, some = softmax(2, 3, 4), [[("x", 0.5)]] * 3
     data = embedded(

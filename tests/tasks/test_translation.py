@@ -145,19 +145,20 @@ def test_attend_names_every_map(fitted: Translator) -> None:
 def test_three_alternatives_of_each_word_are_those_of_a_search(fitted: Translator) -> None:
     """Against the model's own steps, which write the most probable token each time: the next three, best first."""
     source_, target = fitted.source_tokenizer, fitted.target_tokenizer
-    ids = source_.encode("we see two trees")
+    (ids,) = source_.encode_batch(["we see two trees"])
+    model: Any = fitted.model
     source = torch.tensor([[*ids, source_.marks.end_id]])
-    state, before = fitted.model.start(source, torch.tensor([source.shape[1]])), target.marks.begin_id
+    state, before = model.start(source, torch.tensor([source.shape[1]])), target.marks.begin_id
     tokens: list[int] = []
     expected = []
     while before != target.marks.end_id and len(tokens) < 12:
-        step = fitted.model.step(state, torch.tensor([before]))
+        step = model.step(state, torch.tensor([before]))
         probable = step.logits[0].double().softmax(-1)
         written, *others = probable.argsort(descending=True).tolist()[:4]
         expected.append([(target.labels([one])[0].text, float(probable[one])) for one in others])
         tokens.append(written)
         state, before = step.state, written
-    seen = forced_attention(fitted.model, source_, target, ids, tokens, alternatives=3)
+    seen = forced_attention(model, source_, target, ids, tokens, alternatives=3)
     labels = target.labels(tokens)
     told = seen.alternatives(seen.shown)
     assert told is not None

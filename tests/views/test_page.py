@@ -13,7 +13,7 @@ import torch
 import regard
 from regard.errors import ArgumentError, FileError, NonFiniteError, ShapeError, TooLargeError
 from regard.maps import AttentionMap
-from regard.mechanisms.normalizations import Sigmoid
+from regard.mechanisms.normalizations import Sigmoid, Softmax, SoftmaxWithSink
 from regard.views.html import Example, Map, page, save_page
 from regard.views.html.page import script
 from regard.views.labels import printable
@@ -290,6 +290,21 @@ def test_the_strongest_keys_are_paid_before_tiles_and_these_before_factors() -> 
         seen.append((strongest, tiles, b.factors, c.exact))
     assert seen[0] == (False, 0, 0, 0)
     assert seen[-1] == (True, 5, 4, 5), seen
+
+
+@pytest.mark.parametrize("normalization", [Softmax(), SoftmaxWithSink()], ids=["softmax", "sink"])
+def test_what_is_left_of_a_query_is_what_its_other_keys_have(normalization: Any) -> None:
+    """With rows that have no key in one head alone, and a sink that takes its share: of the heads and of their mean."""
+    length, mask = 120, regard.causal() & ~regard.predicate(lambda b, h, q, k: (h == 1) & (q < 9) & (k > -1))
+    q, k = torch.randn(2, 1, 3, length, 8).unbind()
+    weights = regard.attention(2 * q, k, k, mask=mask, normalization=normalization, return_weights=True).weights[0]
+    dense = weights.dense().double().numpy()
+    data = embedded(page([Example("", {"x": Map(weights)})]).text)
+    (map_,) = data["examples"][0]["maps"]
+    for head, expected in enumerate([*dense, dense.mean(0)]):
+        top = map_["top"][str(head)]
+        shares, rest = (array_of(data, top["place"] + n) for n in (1, 2))
+        np.testing.assert_allclose(shares.reshape(length, -1).sum(-1) + rest, expected.sum(-1), atol=2e-3)
 
 
 def named_arrays(data: Any) -> set[int]:

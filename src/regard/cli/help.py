@@ -80,7 +80,7 @@ def documented(command: Callable[..., Any], name: str) -> str:
     return described(text, EXAMPLES[name]) + heading + arguments
 
 
-class _Lines(TextIOWrapper):
+class _HelpLines(TextIOWrapper):
     """Keeps what is written, and passes for the terminal that it will be printed on: tyro then writes colours."""
 
     def __init__(self, *, colours: bool) -> None:
@@ -97,7 +97,7 @@ def printed_in_lines() -> Iterator[None]:
 
     Colours are for a terminal alone, and for none where NO_COLOR is set (https://no-color.org).
     """
-    said = _Lines(colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    said = _HelpLines(colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     try:
         with redirect_stdout(said):
             yield

@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test light consumers soak faults fuzz lint format bench clean
+.PHONY: help install demo test light consumers soak faults fuzz lint format bench browser clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -80,6 +80,16 @@ fuzz: $(STAMP)  ## Search for faults at random: make fuzz MINUTES=60, and ONLY=c
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(ONLY),--only $(ONLY))
 
+# What the tests of the page use beside Python. Without it they are passed over, and say so.
+NODE_STAMP := node_modules/.installed
+
+browser: $(NODE_STAMP)  ## Install eslint and axe for the tests of the page (needs npm; Chromium is Debian's package)
+	@command -v chromium >/dev/null || echo "chromium is not installed: apt-get install chromium"
+
+$(NODE_STAMP): package.json package-lock.json
+	npm ci --silent --no-audit --no-fund --ignore-scripts --fetch-retries=1 --fetch-timeout=60000
+	@touch $@
+
 lint: $(STAMP)  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -94,4 +104,4 @@ bench: $(STAMP)  ## Run every benchmark and rewrite benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
 
 clean:  ## Remove what the targets made
-	rm -rf $(VENV) demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,9 +6,10 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from regard.cli.interpret import FRAMES, policy_of, refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
-from regard.cli.shared import Run, lines_of, print_table, refuse_first, require_task
+from regard.cli.shared import Mean, Run, index_of, lines_of, print_table, refuse_first, require_task
 from regard.errors import ArgumentError
 from regard.generation.config import Beam
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
@@ -20,6 +21,8 @@ from regard.text.pairs import is_json_lines, read_pairs
 from regard.text.references import read_judged, read_references
 
 if TYPE_CHECKING:
+    from regard.tasks.translation.alignments import AlignmentOf
+    from regard.tasks.translation.simultaneous.interpreter import Interpreter
     from regard.tasks.translation.translator import Translator
 
 
@@ -33,6 +36,13 @@ def evaluate(
     length_penalty: float | None = None,
     stride: int | None = None,
     singly: int | None = None,
+    simultaneous: bool = False,
+    frames: int | None = None,
+    wait_k: int | None = None,
+    alignment_layer: int | Mean = -1,
+    alignment_head: int | Mean = "mean",
+    try_heads: bool = False,
+    alignment_data: Path | None = None,
     device: str = "auto",
 ) -> None:
     """Score a run on a test set.
@@ -49,6 +59,14 @@ def evaluate(
         stride: language model: tokens that each block predicts; its others are context; half a block unless given.
         singly: masked language model: tokens, evenly spread over the text, that are masked one at a time for the
             pseudo-perplexity, in a forward pass each; at most 250 unless given, and the standard error is printed.
+        simultaneous: translation: translate word by word, and say how many source words the translation lags behind.
+        frames: with --simultaneous, as for `translate`.
+        wait_k: with --simultaneous, as for `translate`.
+        alignment_layer: with --simultaneous or --alignment-data: the decoder layer whose attention aligns, or mean.
+        alignment_head: the head in that layer, or mean.
+        try_heads: translation: compare all layers and heads as the alignment of --simultaneous; for validation pairs.
+        alignment_data: translation: a file with the links of words in each pair of --data (`0-0 1-2 3?4`, source and
+            target from 0, `?` for possible ones): prints the alignment error rate too.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     task = task_name_of(run)
@@ -58,10 +76,35 @@ def evaluate(
         ("--stride", stride, LANGUAGE_MODEL),
         ("--references", references or None, TRANSLATION),
         ("--singly", singly, MASKED_LANGUAGE_MODEL),
+        ("--simultaneous", simultaneous or None, TRANSLATION),
+        ("--try-heads", try_heads or None, TRANSLATION),
+        ("--alignment-data", alignment_data, TRANSLATION),
     )
     for flag, value, kind in given:
         if value is not None and task != kind:
             raise ArgumentError(f"{flag} is not for a run of the task {task}: leave it out")
+    interprets = simultaneous or try_heads
+    refuse_policy(simultaneous=interprets, frames=frames, wait_k=wait_k)
+    names_head = (alignment_layer, alignment_head) != (-1, "mean")
+    refuse_first(
+        (simultaneous and try_heads, "--simultaneous and --try-heads were both given: give one of them"),
+        (interprets and beam is not None, "--simultaneous and --try-heads search greedily: leave out --beam"),
+        (
+            interprets and length_penalty is not None,
+            "--simultaneous and --try-heads search greedily: leave out --length-penalty",
+        ),
+        (interprets and bool(references), "--simultaneous and --try-heads take one reference: leave out --references"),
+        (try_heads and wait_k is not None, "--wait-k looks at no attention: leave out --try-heads"),
+        (interprets and alignment_data is not None, "--alignment-data is for whole sentences: leave it out"),
+        (
+            alignment_data is not None and bool(references),
+            "--alignment-data links one target to each source: leave out --references",
+        ),
+        (
+            names_head and (wait_k is not None or not (simultaneous or alignment_data)),
+            "--alignment-layer and --alignment-head go with --alignment-data, or with --simultaneous and --frames",
+        ),
+    )
     if references and len(data) != 1:
         raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")
     refuse_first(
@@ -75,18 +118,29 @@ def evaluate(
     )
     require_files(data, setting="--data")
     require_files(references, setting="--references")
+    require_files([] if alignment_data is None else [alignment_data], setting="--alignment-data")
     with loading():
         from regard.tasks.language_modelling.causal import LanguageModel
         from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
+        from regard.tasks.translation.alignments import AlignmentOf
+        from regard.tasks.translation.simultaneous.interpreter import Interpreter
         from regard.tasks.translation.translator import Translator
 
     model = TASKS[task].load(run, device=device)
+    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
     with telling() as tell:
         match model:
+            case Translator() if interprets:
+                pairs = list(read_pairs(list(data)))
+                if try_heads:
+                    rows = _tried_heads(model, pairs, FRAMES if frames is None else frames, tell)
+                else:
+                    rows = _simultaneous_scores(Interpreter(model, policy_of(frames, wait_k), align), pairs, tell)
             case Translator():
                 numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
                 chosen = Beam(**{name: value for name, value in numbers.items() if value is not None})
-                rows = _translation_scores(model, data, references, chosen, tell)
+                aligned = [] if alignment_data is None else [_alignment_row(model, data, alignment_data, align)]
+                rows = [*_translation_scores(model, data, references, chosen, tell), *aligned]
             case LanguageModel():
                 found = model.evaluate(lines_of(data), stride=stride, tell=tell)
                 rows = [
@@ -168,6 +222,40 @@ def _translation_scores(
         ("exact match", f"{found.exact_match:.2f}", "percent"),
         ("loss", f"{found.loss:.4f}", "nats a token"),
     ]
+
+
+def _alignment_row(model: "Translator", data: Sequence[Path], links: Path, align: "AlignmentOf") -> tuple[str, ...]:
+    from regard.tasks.translation.alignment_error import error_of, read_links
+
+    rate = error_of(model, list(read_pairs(list(data))), read_links(links), align)
+    return ("AER", f"{rate:.2f}", f"percent, {align}")
+
+
+def _simultaneous_scores(
+    interpreter: "Interpreter", pairs: Sequence[tuple[str, str]], tell: Tell
+) -> list[tuple[str, ...]]:
+    from regard.tasks.translation.simultaneous.evaluation import evaluate_interpreter
+
+    found = evaluate_interpreter(interpreter, pairs, tell=tell)
+    return [
+        ("pairs", str(found.pairs)),
+        ("policy", str(interpreter.policy)),
+        ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
+        ("AL", f"{found.al:.3f}", "source words"),
+        ("LAAL", f"{found.laal:.3f}", "source words"),
+    ]
+
+
+def _tried_heads(
+    model: "Translator", pairs: Sequence[tuple[str, str]], frames: int, tell: Tell
+) -> list[tuple[str, ...]]:
+    from regard.tasks.translation.simultaneous.evaluation import try_heads
+
+    rows = [("layer", "head", "BLEU", "LAAL", "BLEU above wait-k at that LAAL")]
+    for one in try_heads(model, pairs, frames=frames, tell=tell):
+        head = "mean" if one.alignment.head is None else str(one.alignment.head)
+        rows.append((str(one.alignment.layer), head, f"{one.bleu:.2f}", f"{one.laal:.3f}", f"{one.gain:+.2f}"))
+    return list(rows)
 
 
 def _judged(data: Sequence[Path], references: Sequence[Path]) -> Iterable[tuple[str, str | Sequence[str]]]:

@@ -3,15 +3,17 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
 from regard.cli.loading import loading
-from regard.cli.shared import Run, refuse_first, require_task
+from regard.cli.shared import Mean, Run, index_of, refuse_first, require_task
 from regard.errors import DataError
 from regard.generation.config import Beam
 from regard.tasks.names import TRANSLATION
@@ -20,11 +22,9 @@ from regard.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_li
 from regard.training.distributed.choices import Precision
 
 if TYPE_CHECKING:
-    from regard.tasks.translation.bulk.lines import BulkTranslation
+    from regard.tasks.translation.bulk.lines import BulkTranslation, Show
     from regard.tasks.translation.bulk.resumable_output import Unfinished
-    from regard.tasks.translation.results import Translation
-
-Mean = Literal["mean"]
+    from regard.tasks.translation.results import Candidate, Translation
 
 
 def translate(
@@ -37,12 +37,14 @@ def translate(
     resume: bool = False,
     overwrite: bool = False,
     bad_lines: BadLines = "stop",
-    beam: int = 5,
+    beam: int | None = None,
     nbest: int = 1,
     length_penalty: float = 1.0,
     alignments: bool = False,
     alignment_layer: int | Mean = -1,
     alignment_head: int | Mean = "mean",
+    confidence: bool = False,
+    keep_tags: bool = False,
     copy_unknown: bool = False,
     prefix: str = "",
     prefix_column: bool = False,
@@ -51,6 +53,9 @@ def translate(
     device: str = "auto",
     precision: Precision = "float32",
     workers: int | None = None,
+    simultaneous: bool = False,
+    frames: int | None = None,
+    wait_k: int | None = None,
 ) -> None:
     """Translate a sentence, or each line of a file or of standard input.
 
@@ -62,12 +67,15 @@ def translate(
         resume: go on with an --output that was interrupted.
         overwrite: replace --output if it is there.
         bad_lines: whether a line that cannot be read or is too long ends the work or is answered by an empty line.
-        beam: hypotheses kept while searching; 1 takes the most probable token each time.
+        beam: hypotheses kept while searching, 5 unless given; 1 takes the most probable token each time.
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
         length_penalty: in beam search, above 1 favours longer translations, below 1 shorter ones.
         alignments: print JSON: tokens, scores, and how much each token attended to each token of the source.
         alignment_layer: the decoder layer whose attention that is, from 0, or from -1 backwards; or mean.
         alignment_head: the head in that layer, or mean.
+        confidence: print JSON: the probability of each token, the entropy of its attention, the attention that each
+            token of the source got, and source words that were perhaps left untranslated.
+        keep_tags: put the tags (<b>) and placeholders ({name}, %s) of the source back where they belong.
         copy_unknown: for each word outside the vocabulary, print the source word that it attends to most.
         prefix: what every translation must begin with.
         prefix_column: each line has a sentence, a tab, and what its translation must begin with.
@@ -78,25 +86,55 @@ def translate(
         precision: float32, bf16, or bf16 where the processor multiplies it faster (auto).
         workers: processes of one thread each that share the work on the CPU; unless given, one for each core if
             --input has many lines.
+        simultaneous: translate words as they come, and print each word as soon as it is safe.
+        frames: with --simultaneous: how many of the newest source words a word must not be aligned with (AlignAtt); 2
+            unless given.
+        wait_k: with --simultaneous, instead of --frames: read so many words first, then write one for each (wait-k).
     """
     chosen = (alignment_layer, alignment_head) != (-1, "mean")
+    refuse_policy(simultaneous=simultaneous, frames=frames, wait_k=wait_k)
+    for_lines = {
+        "--output": output is not None,
+        "--resume": resume,
+        "--overwrite": overwrite,
+        "--beam": beam is not None,
+        "--nbest": nbest != 1,
+        "--length-penalty": length_penalty != 1.0,
+        "--alignments": alignments,
+        "--confidence": confidence,
+        "--keep-tags": keep_tags,
+        "--copy-unknown": copy_unknown,
+        "--prefix": bool(prefix),
+        "--prefix-column": prefix_column,
+        "--vocabulary": vocabulary is not None,
+        "--max-length": max_length is not None,
+        "--workers": workers is not None,
+    }
+    unused = next((flag for flag, is_given in for_lines.items() if is_given), None)
+    size = 5 if beam is None else beam
     refuse_first(
+        (simultaneous and unused is not None, f"--simultaneous writes word by word, greedily: leave out {unused}"),
+        (
+            simultaneous and chosen and wait_k is not None,
+            "--wait-k looks at no attention: leave out --alignment-layer and --alignment-head",
+        ),
         (sentence is not None and input is not None, "a sentence and --input were both given: give one of them"),
         (sentence is not None and output is not None, "--output is for many lines: give --input, not a sentence"),
         (output is None and (resume or overwrite), "--resume and --overwrite are for a file: give --output"),
         (resume and overwrite, "--resume goes on with a file and --overwrite replaces it: give one of them"),
         (bool(prefix) and prefix_column, "--prefix and --prefix-column were both given: give one of them"),
         (
-            chosen and not (alignments or copy_unknown),
-            "--alignment-layer and --alignment-head go with --alignments or --copy-unknown",
+            chosen and not (alignments or confidence or keep_tags or copy_unknown or simultaneous),
+            "--alignment-layer and --alignment-head go with --alignments, --confidence, --keep-tags, --copy-unknown "
+            "or --simultaneous",
         ),
         (output is not None and not output.absolute().parent.is_dir(), f"--output: there is no folder for {output}"),
         (output is not None and output.is_dir(), f"--output: {output} is a folder; name a file"),
         (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
     )
     refuse_first(
-        (beam < 1, f"--beam must be at least 1, got {beam}"),
-        (not 1 <= nbest <= beam, f"--nbest must be from 1 to --beam, got {nbest} and {beam}"),
+        (size < 1, f"--beam must be at least 1, got {size}"),
+        (not 1 <= nbest <= size, f"--nbest must be from 1 to --beam, got {nbest} and {size}"),
         (not 0 <= length_penalty < inf, f"--length-penalty must be at least 0, got {length_penalty}"),
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
@@ -104,7 +142,7 @@ def translate(
     require_task(run, TRANSLATION)
     for flag, path in (("--input", input), ("--vocabulary", vocabulary)):
         require_files([] if path is None else [path], setting=flag)
-    search = Beam(beam, num_best=nbest, length_penalty=length_penalty)
+    search = Beam(size, num_best=nbest, length_penalty=length_penalty)
     with loading():
         from regard.tasks.translation.alignments import AlignmentOf
         from regard.tasks.translation.bulk.lines import (
@@ -119,14 +157,22 @@ def translate(
         from regard.tasks.translation.options import TranslationOptions
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
-    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
+    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
     translator = Translator.load(run, device=device, precision=precision)
+    if simultaneous:
+        from regard.tasks.translation.simultaneous.interpreter import Interpreter
+
+        interpreter = Interpreter(translator, policy_of(frames, wait_k), align)
+        interpret(interpreter, words_of(sentence, input), sys.stdout, bad_lines=bad_lines)
+        return
     asked = TranslationOptions(
         beam=search,
         alignments=align if alignments or chosen else None,
         copy_unknown=copy_unknown,
         vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
         max_length=max_length,
+        confidence=confidence,
+        keep_tags=keep_tags,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
     lines = raw_lines(input or STANDARD_INPUT)
@@ -134,19 +180,45 @@ def translate(
         lines = iter([Line("the sentence", os.fsencode(sentence))])
     parse = sentence_and_prefix if prefix_column else partial(whole_line, prefix=prefix)
     windows = answered(translator, lines, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
-    show = _as_json if alignments else _as_table if nbest > 1 else _as_text
+    doubts = Doubts()
+    is_json = alignments or confidence
+    show = doubts.noting(_as_json) if is_json else _as_table if nbest > 1 else _as_text
     work = BulkTranslation(lines, windows, show, BadLinePolicy(bad_lines))
     with sharing(translator, run, workers_for(input, workers, translator.device)):
         if output is None:
             work.print(sys.stdout, flush=typed)
         else:
-            form = {"json": alignments, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
+            form = {"json": is_json, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
             form["precision"] = precision
             settings = {"model": translator.fingerprint(), **asked.settings(), **form}
             with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
                 _finish(work, unfinished, input)
     if work.policy.skipped:
         print(f"bad lines left empty: {work.policy.skipped:,}; the first: {work.policy.first}", file=sys.stderr)
+    if doubts.lines:
+        print(f"lines with words that were perhaps left untranslated: {doubts}", file=sys.stderr)
+
+
+class Doubts:
+    """Counts the lines with source words that were perhaps left untranslated."""
+
+    def __init__(self) -> None:
+        self.lines, self._first = 0, ""
+
+    def __str__(self) -> str:
+        return f"{self.lines:,}; the first: {self._first}"
+
+    def noting(self, show: "Show") -> "Show":
+        """A way to show translations that also counts them."""
+
+        def noted(number: int, translation: "Translation") -> str:
+            sure = translation.candidates[0].confidence
+            if sure is not None and sure.untranslated:
+                self.lines += 1
+                self._first = self._first or f"line {number}: {', '.join(sure.untranslated)}"
+            return show(number, translation)
+
+        return noted
 
 
 def _finish(work: "BulkTranslation", unfinished: "Unfinished | None", input: Path | None) -> None:
@@ -169,10 +241,6 @@ def _finish(work: "BulkTranslation", unfinished: "Unfinished | None", input: Pat
         raise
 
 
-def _or_none(chosen: int | Mean) -> int | None:
-    return None if chosen == "mean" else chosen
-
-
 def _are_same(input: Path | None, output: Path | None) -> bool:
     return input is not None and output is not None and input.exists() and output.exists() and input.samefile(output)
 
@@ -189,19 +257,27 @@ def _as_table(number: int, translation: "Translation") -> str:
 
 
 def _as_json(_number: int, translation: "Translation") -> str:
-    candidates = [
-        {
-            "text": one.text,
-            "score": round(one.score, 4),
-            "finished": one.finished,
-            "tokens": one.labels,
-            "alignment": []
-            if one.alignment is None
-            else [[round(w, 4) for w in row] for row in one.alignment.tolist()],
-        }
-        for one in translation.candidates
-    ]
+    candidates = [_candidate_as_json(one) for one in translation.candidates]
     return json.dumps({"source": translation.source_labels, "translations": candidates}, ensure_ascii=False)
+
+
+def _candidate_as_json(one: "Candidate") -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "text": one.text,
+        "score": round(one.score, 4),
+        "finished": one.finished,
+        "tokens": one.labels,
+        "alignment": [] if one.alignment is None else [_rounded(row) for row in one.alignment.tolist()],
+    }
+    if one.confidence is not None:
+        probabilities, entropies, coverage, untranslated = one.confidence
+        known |= {"probabilities": _rounded(probabilities), "entropies": _rounded(entropies)}
+        known |= {"coverage": _rounded(coverage), "untranslated": untranslated}
+    return known
+
+
+def _rounded(numbers: Sequence[float]) -> list[float]:
+    return [round(number, 4) for number in numbers]
 
 
 def _one_line(text: str) -> str:

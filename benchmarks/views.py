@@ -110,7 +110,7 @@ def opened(made: Page, browser: Chromium | None) -> str:
 
 @torch.no_grad()
 def under_a_window(browser: Chromium | None) -> str:
-    """A line of the table for the longest texts, whose full maps take most of an hour to read on one core: maps of a window."""
+    """A line of the table for the longest texts, whose full maps take long on one core: maps of a window."""
     torch.manual_seed(0)
     mask = regard.window(WINDOW) & regard.causal()
     maps = {}

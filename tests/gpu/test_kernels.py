@@ -109,7 +109,7 @@ def test_every_width_has_a_forward_and_a_backward(width: int, capability: tuple[
 def test_bf16_on_an_old_gpu_is_refused_with_a_reason() -> None:
     q = torch.randn(1, 1, 4, 8).bfloat16()
     with emulated_cuda(capability=(7, 5)):
-        with pytest.raises(BackendError, match="no fused kernel for torch.bfloat16"):
+        with pytest.raises(BackendError, match=r"no fused kernel for torch\.bfloat16"):
             regard.attention(q, q, q, backend="fused")
         torch.testing.assert_close(
             regard.attention(q, q, q).double(),

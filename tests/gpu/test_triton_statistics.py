@@ -69,7 +69,7 @@ def made(mask: Any, dtype: torch.dtype, **options: Any) -> tuple[regard.Attentio
 
 
 def check(weights: regard.AttentionMap, dense: Tensor, *, k: int = 5, rows: int = 5, columns: int = 4) -> None:
-    """Every statistic against float64 to 1e-6, of sums to 1e-6 of what they may be."""
+    """Every statistic against float64: to 1e-6, and sums to 1e-6 of the largest sum."""
     with torch.no_grad():
         found: Any = weights.summary(*USUAL, k=k, rows=rows, columns=columns)
     positive = torch.where(dense > 0, dense, 1.0)
@@ -80,8 +80,10 @@ def check(weights: regard.AttentionMap, dense: Tensor, *, k: int = 5, rows: int 
         "pooled_max": bins(dense, rows, columns, lambda b: b.amax((-2, -1))),
     }
     for name, theirs in expected.items():
-        torch.testing.assert_close(found[name].double(), theirs, rtol=1e-6, atol=1e-6, msg=name)
+        error = float((found[name].double() - theirs).abs().max())
+        assert error <= 1e-6 * max(1.0, float(theirs.max())), (name, error)
     values, indices = found["top_keys"]
+    assert indices.max() < dense.shape[-1]
     torch.testing.assert_close(values.double(), dense.topk(k).values, rtol=0, atol=1e-6)
     assert ((indices == -1) == (values == 0)).all()
     there = torch.where(indices >= 0, dense.gather(-1, indices.clamp_min(0)), 0.0)
@@ -121,7 +123,7 @@ def test_chosen_heads_and_layouts_that_are_not_contiguous(answered: Calls) -> No
         weights = regard.map_of(q, k.transpose(1, 2), mask=regard.causal())
         dense = regard.map_of(q.double(), k.transpose(1, 2).double(), mask=regard.causal()).dense()
         answered.clear()
-        check(weights, dense, k=40, rows=QUERIES, columns=KEYS)
+        check(weights, dense, k=KEYS, rows=QUERIES, columns=KEYS)
     assert answered == [True]
 
 
@@ -178,11 +180,11 @@ def test_what_goes_by_tiles_and_explain_says_so(answered: Calls) -> None:
 
 FAULTS = {
     "a mask dropped in the last block": (
-        "        logs = tl.where(seen, tl.dot",
-        "        seen = seen | ((start + COLUMNS >= high) & (columns[None, :] < keys))\n        logs = tl.where(seen, tl.dot",
+        "        logs = tl.where(seen,",
+        "        seen = seen | ((start + COLUMNS >= high) & (columns[None, :] < keys))\n        logs = tl.where(seen,",
     ),
-    "keys beyond the last are kept": ("    high = tl.max(end, 0)", "    high = tl.max(end, 0) - 1"),
-    "top-k that loses a tie": ("(last_key - columns.to(tl.int64))[None, :]", "columns.to(tl.int64)[None, :]"),
+    "the last block is left out": ("    high = tl.max(end, 0)", "    high = tl.max(end, 0) - COLUMNS"),
+    "top-k that loses a tie": ("waiting == found[:, None]", "(waiting >> key_bits) == (found >> key_bits)[:, None]"),
     "a wrong column in the last block": (
         "received + cell * keys + columns,",
         "received + cell * keys + tl.where((start + COLUMNS >= high) & (columns > start), columns - 1, columns),",

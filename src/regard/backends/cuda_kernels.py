@@ -1,4 +1,4 @@
-"""torch's fused kernels for CUDA. Each is called within the contract of its operator, which torch does not check itself.
+"""torch's fused kernels for CUDA, each called within the contract of its operator, which torch does not check itself.
 
 What the sources of torch 2.11 to 2.15 say of the operators:
 
@@ -99,7 +99,7 @@ class CudaEfficient(CudaKernel):
 
 
 class CudaFlash(CudaKernel):
-    """`_scaled_dot_product_flash_attention`: for half precision; its only mask is the flag, for as many keys as rows."""
+    """`_scaled_dot_product_flash_attention`: for half precision. Its one mask is the flag, for as many keys as rows."""
 
     name = "flash, CUDA"
 

@@ -7,6 +7,7 @@ exists only in registers, where it is summed down its columns, pooled, ranked, a
 import triton
 import triton.language as tl
 
+
 @triton.jit
 def bin_of(place, length, count):
     """The bin of a place, as in `regard.maps.pooling.Bins.index_of`."""

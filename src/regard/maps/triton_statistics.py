@@ -142,7 +142,7 @@ def _read(made: SoftmaxCall, asked: Asked, statistics: Sequence[Statistic]) -> l
         HAS_KEEP=ranges.keep is not None, FINDS_STATE=finds, RANKED=places, POOLED=grid is not None,
         WIDENS=device.type == "cpu", ROWS=rows, COLUMNS=columns, WIDTH=wide, num_warps=warps,
     )  # fmt: skip
-    # A number that is not finite makes its row's entropy so. This waits for the device, as does whoever reads an answer.
+    # A number that is not finite makes its row's entropy so. This waits for the device, as does who reads an answer.
     if not bool(entropy.isfinite().all()):
         return None
     best = best.sort(-1, descending=True).values[..., : asked.ranked]

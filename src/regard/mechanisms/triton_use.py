@@ -1,8 +1,8 @@
 """Where the kernels that are written in Triton run: on CUDA, and on the CPU where Triton interprets its programs.
 
-Triton comes with the builds of torch for CUDA; it is imported when the first kernel is asked for. With TRITON_INTERPRET=1
-in the environment it runs every program step by step on tensors of the CPU, which shows whether they are right, and
-takes very long.
+Triton comes with the builds of torch for CUDA; it is imported when the first kernel is asked for. With
+TRITON_INTERPRET=1 in the environment it runs every program step by step on tensors of the CPU, which shows whether they
+are right, and takes very long.
 """
 
 import os

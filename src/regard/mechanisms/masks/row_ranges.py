@@ -1,5 +1,6 @@
 """Masks as one range of keys for each query, in memory linear in the lengths: what a kernel of our own reads."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,7 @@ class RowRanges:
         return cls(next(limits), next(limits), keep if keep is None else keep.contiguous())
 
 
-def _joined(choose: "type[torch.maximum]", one: Tensor | None, other: Tensor | None) -> Tensor | None:
+def _joined(choose: Callable[[Tensor, Tensor], Tensor], one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one if other is None else other if one is None else choose(one, other)
 
 
@@ -69,7 +70,7 @@ def _ends(mask: Mask, sizes: Sizes, device: torch.device) -> Ends | None:
             return i + offset - before, i + offset + after + 1
         case Lengths(valid, per_query):
             return None, valid if per_query else valid[:, None].expand(-1, sizes.queries)
-        case Documents(ids, key_ids) if mask.places is not None:
+        case Documents() if mask.places is not None:
             return _documents(mask)
         case SelectedMask(inner, batches, _) if "head" not in inner.depends_on():
             ends = _ends(inner, sizes, device)

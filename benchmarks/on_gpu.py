@@ -304,18 +304,11 @@ def decoding(place: Place) -> Iterator[Measured]:
         norm="rms", positions="rotary",
     )  # fmt: skip
     model = DecoderOnly(config, vocab_size=32000).to(place.device).eval()
-    peer = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=dim,
-            intermediate_size=4 * dim,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            vocab_size=32000,
-            eos_token_id=None,
-            pad_token_id=0,
-        )  # fmt: skip
-    )
-    peer = peer.to(place.device).eval()
+    sizes = LlamaConfig(
+        hidden_size=dim, intermediate_size=4 * dim, num_hidden_layers=layers, num_attention_heads=heads,
+        vocab_size=32000, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    peer = LlamaForCausalLM(sizes).to(place.device).eval()
     text = torch.randint(4, 32000, (batch, length), device=place.device)
     lengths = torch.full((batch,), length, device=place.device)
 

@@ -9,7 +9,9 @@ from hypothesis import given
 from torch import Tensor
 
 import regard
+from regard.backends.fused import Fused
 from regard.errors import BackendError
+from regard.functional import make_call
 from tests.core import contracts
 from tests.core.random_calls import Case, cases
 from tests.gpu.emulated import Operators, Refused, emulated_cuda
@@ -104,6 +106,31 @@ def test_every_width_has_a_forward_and_a_backward(width: int, capability: tuple[
         assert "efficient backward" in operators.called or "flash backward" in operators.called
     for one, other in zip(ours, torch.autograd.grad(loss["reference"], exact), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=5e-2, atol=5e-2 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("width", [184, 192, 248, 256])
+@pytest.mark.parametrize("capability", [(9, 0), (8, 6)], ids=str)
+def test_the_columns_of_a_gradient_of_the_log_sum_exp(width: int, capability: tuple[int, int]) -> None:
+    """They make vectors wider than flash goes back through, and the other kernel takes its place."""
+    q, k = (torch.randn(1, 1, 12, width).bfloat16().requires_grad_() for _ in range(2))
+    call, value = make_call(
+        q, k, k, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=regard.causal(), bias=None, dropout=0.0
+    )
+    exact = [t.detach().double().requires_grad_() for t in (q, k)]
+    scores = (exact[0] @ exact[1].mT * width**-0.5).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
+    with emulated_cuda(capability=capability) as operators:
+        _, lse = Fused().run(call, value)
+        ours = torch.autograd.grad(lse.sum(), (q, k))
+    assert operators.called[0] == "flash"
+    for one, other in zip(ours, torch.autograd.grad(scores.logsumexp(-1).sum(), exact), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=3e-2, atol=3e-2)
+
+
+def test_values_wider_than_queries(cuda: Operators) -> None:
+    q, v = torch.randn(1, 2, 12, 64).bfloat16(), torch.randn(1, 2, 12, 300).bfloat16()
+    ours = regard.attention(q, q, v, backend="fused")
+    theirs = regard.attention(q.double(), q.double(), v.double(), backend="reference")
+    torch.testing.assert_close(ours.double(), theirs, rtol=2e-2, atol=2e-2)
 
 
 def test_bf16_on_an_old_gpu_is_refused_with_a_reason() -> None:

@@ -23,7 +23,7 @@ class RowRanges:
     first: Tensor
     """(B or 1, T) of int32, from 0 to S."""
     stop: Tensor
-    """(B or 1, T) of int32, from 0 to S."""
+    """The same shape and dtype."""
     keep: Tensor | None
     """(B or 1, S) of bool; None if all keys are kept."""
 
@@ -50,7 +50,8 @@ class RowRanges:
             first, stop = _joined(torch.maximum, first, ends[0]), _joined(torch.minimum, stop, ends[1])
         nothing = torch.zeros(1, sizes.queries, dtype=torch.int64, device=device)
         first, stop = nothing if first is None else first, nothing + sizes.keys if stop is None else stop
-        limits = (end.clamp(0, sizes.keys).to(torch.int32).contiguous() for end in (first, stop))
+        both = torch.broadcast_tensors(first, stop)
+        limits = (end.clamp(0, sizes.keys).to(torch.int32).contiguous() for end in both)
         return cls(next(limits), next(limits), keep if keep is None else keep.contiguous())
 
 

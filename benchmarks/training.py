@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,19 @@ KEEP_MEMORY: dict[str, Any] = {
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
     "MALLOC_TOP_PAD_": "268435456",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of all sides; where the norms stand is not asked of BART, which has them after its sublayers."""
+
+    vocabulary: int = VOCABULARY
+    dim: int = DIM
+    layers: int = LAYERS
+    hidden: int = HIDDEN
+    norm_first: bool = False
+
+
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """Source (B, S), its lengths (B,), target shifted right (B, T), target (B, T)."""
 
@@ -63,7 +76,7 @@ def _text(path: Path) -> str:
     return path.read_text("utf-8") if path.exists() else gzip.decompress(packed.read_bytes()).decode()
 
 
-def tokenizer_of(folder: Path) -> Any:
+def tokenizer_of(folder: Path, vocabulary: int = VOCABULARY) -> Any:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import Whitespace
@@ -72,7 +85,7 @@ def tokenizer_of(folder: Path) -> Any:
     tokenizer = Tokenizer(BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = Whitespace()
     special = ["<pad>", "<s>", "</s>", "<unk>"]
-    trainer = BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
+    trainer = BpeTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator([line for side in _lines(folder, "train") for line in side], trainer)
     return tokenizer
 
@@ -107,17 +120,21 @@ def peer_batch(some: list[tuple[list[int], list[int]]]) -> Batch:
 class TorchTransformer(nn.Module):
     """As torch's tutorial puts it together."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes = Sizes()) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, DIM, padding_idx=PAD)
-        nn.init.normal_(self.embedding.weight, std=DIM**-0.5)
-        angles = torch.arange(256)[:, None] * torch.exp(torch.arange(0, DIM, 2) * (-9.21034 / DIM))
+        dim, layers = sizes.dim, sizes.layers
+        self.scale = dim**0.5
+        self.embedding = nn.Embedding(sizes.vocabulary, dim, padding_idx=PAD)
+        nn.init.normal_(self.embedding.weight, std=dim**-0.5)
+        angles = torch.arange(256)[:, None] * torch.exp(torch.arange(0, dim, 2) * (-9.21034 / dim))
         self.register_buffer("positions", torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
         self.dropout = nn.Dropout(DROPOUT)
-        self.transformer = nn.Transformer(DIM, HEADS, LAYERS, LAYERS, HIDDEN, DROPOUT, batch_first=True)
+        self.transformer = nn.Transformer(
+            dim, HEADS, layers, layers, sizes.hidden, DROPOUT, batch_first=True, norm_first=sizes.norm_first
+        )
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self.dropout(self.embedding(tokens) * DIM**0.5 + self.positions[: tokens.shape[1]])
+        return self.dropout(self.embedding(tokens) * self.scale + self.positions[: tokens.shape[1]])
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         future = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
@@ -128,15 +145,16 @@ class TorchTransformer(nn.Module):
         return F.linear(answer, self.embedding.weight)
 
 
-def bart() -> nn.Module:
+def bart(given: Sizes = Sizes()) -> nn.Module:
     from transformers import BartConfig, BartForConditionalGeneration
 
     sizes: dict[str, Any] = {
-        "d_model": DIM, "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,
-        "decoder_attention_heads": HEADS, "encoder_ffn_dim": HIDDEN, "decoder_ffn_dim": HIDDEN,
+        "d_model": given.dim, "encoder_layers": given.layers, "decoder_layers": given.layers,
+        "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS,
+        "encoder_ffn_dim": given.hidden, "decoder_ffn_dim": given.hidden,
     }  # fmt: skip
     config = BartConfig(
-        vocab_size=VOCABULARY, max_position_embeddings=256, dropout=DROPOUT, attention_dropout=DROPOUT,
+        vocab_size=given.vocabulary, max_position_embeddings=256, dropout=DROPOUT, attention_dropout=DROPOUT,
         activation_dropout=DROPOUT, activation_function="relu", scale_embedding=True, use_cache=False, pad_token_id=PAD,
         bos_token_id=BEGIN, eos_token_id=END, decoder_start_token_id=BEGIN, forced_eos_token_id=END, **sizes,
     )  # fmt: skip

@@ -6,9 +6,10 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from regard.cli.interpret import FRAMES, policy_of, refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
-from regard.cli.shared import Run, lines_of, print_table, refuse_first, require_task
+from regard.cli.shared import Mean, Run, index_of, lines_of, print_table, refuse_first, require_task
 from regard.errors import ArgumentError
 from regard.generation.config import Beam
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
@@ -20,6 +21,7 @@ from regard.text.pairs import is_json_lines, read_pairs
 from regard.text.references import read_judged, read_references
 
 if TYPE_CHECKING:
+    from regard.tasks.translation.simultaneous.interpreter import Interpreter
     from regard.tasks.translation.translator import Translator
 
 
@@ -33,6 +35,12 @@ def evaluate(
     length_penalty: float | None = None,
     stride: int | None = None,
     singly: int | None = None,
+    simultaneous: bool = False,
+    frames: int | None = None,
+    wait_k: int | None = None,
+    alignment_layer: int | Mean = -1,
+    alignment_head: int | Mean = "mean",
+    try_heads: bool = False,
     device: str = "auto",
 ) -> None:
     """Score a run on a test set.
@@ -49,6 +57,12 @@ def evaluate(
         stride: language model: tokens that each block predicts; its others are context; half a block unless given.
         singly: masked language model: tokens, evenly spread over the text, that are masked one at a time for the
             pseudo-perplexity, in a forward pass each; at most 1,000 unless given.
+        simultaneous: translation: translate word by word, and say how many source words the translation lags behind.
+        frames: with --simultaneous, as for `translate`.
+        wait_k: with --simultaneous, as for `translate`.
+        alignment_layer: with --simultaneous: the decoder layer whose attention aligns words; or mean.
+        alignment_head: with --simultaneous: the head in that layer, or mean.
+        try_heads: translation: compare all layers and heads as the alignment of --simultaneous; for validation pairs.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     task = task_name_of(run)
@@ -58,10 +72,29 @@ def evaluate(
         ("--stride", stride, LANGUAGE_MODEL),
         ("--references", references or None, TRANSLATION),
         ("--singly", singly, MASKED_LANGUAGE_MODEL),
+        ("--simultaneous", simultaneous or None, TRANSLATION),
+        ("--try-heads", try_heads or None, TRANSLATION),
     )
     for flag, value, kind in given:
         if value is not None and task != kind:
             raise ArgumentError(f"{flag} is not for a run of the task {task}: leave it out")
+    interprets = simultaneous or try_heads
+    refuse_policy(simultaneous=interprets, frames=frames, wait_k=wait_k)
+    names_head = (alignment_layer, alignment_head) != (-1, "mean")
+    refuse_first(
+        (simultaneous and try_heads, "--simultaneous and --try-heads were both given: give one of them"),
+        (interprets and beam is not None, "--simultaneous and --try-heads search greedily: leave out --beam"),
+        (
+            interprets and length_penalty is not None,
+            "--simultaneous and --try-heads search greedily: leave out --length-penalty",
+        ),
+        (interprets and bool(references), "--simultaneous and --try-heads take one reference: leave out --references"),
+        (try_heads and wait_k is not None, "--wait-k looks at no attention: leave out --try-heads"),
+        (
+            names_head and (not simultaneous or wait_k is not None),
+            "--alignment-layer and --alignment-head go with --simultaneous and --frames",
+        ),
+    )
     if references and len(data) != 1:
         raise ArgumentError(f"with --references, --data is one file of sources, got {len(data)}")
     refuse_first(
@@ -78,11 +111,20 @@ def evaluate(
     with loading():
         from regard.tasks.language_modelling.causal import LanguageModel
         from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
+        from regard.tasks.translation.alignments import AlignmentOf
+        from regard.tasks.translation.simultaneous.interpreter import Interpreter
         from regard.tasks.translation.translator import Translator
 
     model = TASKS[task].load(run, device=device)
     with telling() as tell:
         match model:
+            case Translator() if interprets:
+                pairs = list(read_pairs(list(data)))
+                if try_heads:
+                    rows = _tried_heads(model, pairs, FRAMES if frames is None else frames, tell)
+                else:
+                    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
+                    rows = _simultaneous_scores(Interpreter(model, policy_of(frames, wait_k), align), pairs, tell)
             case Translator():
                 numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
                 chosen = Beam(**{name: value for name, value in numbers.items() if value is not None})
@@ -168,6 +210,33 @@ def _translation_scores(
         ("exact match", f"{found.exact_match:.2f}", "percent"),
         ("loss", f"{found.loss:.4f}", "nats a token"),
     ]
+
+
+def _simultaneous_scores(
+    interpreter: "Interpreter", pairs: Sequence[tuple[str, str]], tell: Tell
+) -> list[tuple[str, ...]]:
+    from regard.tasks.translation.simultaneous.evaluation import evaluate_interpreter
+
+    found = evaluate_interpreter(interpreter, pairs, tell=tell)
+    return [
+        ("pairs", str(found.pairs)),
+        ("policy", str(interpreter.policy)),
+        ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
+        ("AL", f"{found.al:.3f}", "source words"),
+        ("LAAL", f"{found.laal:.3f}", "source words"),
+    ]
+
+
+def _tried_heads(
+    model: "Translator", pairs: Sequence[tuple[str, str]], frames: int, tell: Tell
+) -> list[tuple[str, ...]]:
+    from regard.tasks.translation.simultaneous.evaluation import try_heads
+
+    rows = [("layer", "head", "BLEU", "LAAL", "BLEU above wait-k at that LAAL")]
+    for one in try_heads(model, pairs, frames=frames, tell=tell):
+        head = "mean" if one.alignment.head is None else str(one.alignment.head)
+        rows.append((str(one.alignment.layer), head, f"{one.bleu:.2f}", f"{one.laal:.3f}", f"{one.gain:+.2f}"))
+    return list(rows)
 
 
 def _judged(data: Sequence[Path], references: Sequence[Path]) -> Iterable[tuple[str, str | Sequence[str]]]:

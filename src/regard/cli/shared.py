@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from shlex import quote
+from typing import Literal
 
 import tyro
 
@@ -11,6 +12,8 @@ from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATIO
 from regard.tasks.registry import task_name_of
 from regard.text.lines import StrPath, read_lines
 
+Mean = Literal["mean"]
+"""Stands for all layers or heads, where else one is named by its number."""
 Run = tyro.conf.Positional[Path]
 """A run folder, the first argument of most commands."""
 
@@ -24,6 +27,11 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
     for is_wrong, message in wrongs:
         if is_wrong:
             raise ArgumentError(message)
+
+
+def index_of(chosen: int | Mean) -> int | None:
+    """The number of a layer or head; None for the mean."""
+    return None if chosen == "mean" else chosen
 
 
 KINDS = {

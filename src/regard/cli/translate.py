@@ -6,12 +6,13 @@ import sys
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import tyro
 
+from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
 from regard.cli.loading import loading
-from regard.cli.shared import Run, refuse_first, require_task
+from regard.cli.shared import Mean, Run, index_of, refuse_first, require_task
 from regard.errors import DataError
 from regard.generation.config import Beam
 from regard.tasks.names import TRANSLATION
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from regard.tasks.translation.bulk.resumable_output import Unfinished
     from regard.tasks.translation.results import Translation
 
-Mean = Literal["mean"]
-
 
 def translate(
     run: Run,
@@ -37,7 +36,7 @@ def translate(
     resume: bool = False,
     overwrite: bool = False,
     bad_lines: BadLines = "stop",
-    beam: int = 5,
+    beam: int | None = None,
     nbest: int = 1,
     length_penalty: float = 1.0,
     alignments: bool = False,
@@ -51,6 +50,9 @@ def translate(
     device: str = "auto",
     precision: Precision = "float32",
     workers: int | None = None,
+    simultaneous: bool = False,
+    frames: int | None = None,
+    wait_k: int | None = None,
 ) -> None:
     """Translate a sentence, or each line of a file or of standard input.
 
@@ -62,7 +64,7 @@ def translate(
         resume: go on with an --output that was interrupted.
         overwrite: replace --output if it is there.
         bad_lines: whether a line that cannot be read or is too long ends the work or is answered by an empty line.
-        beam: hypotheses kept while searching; 1 takes the most probable token each time.
+        beam: hypotheses kept while searching, 5 unless given; 1 takes the most probable token each time.
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
         length_penalty: in beam search, above 1 favours longer translations, below 1 shorter ones.
         alignments: print JSON: tokens, scores, and how much each token attended to each token of the source.
@@ -78,25 +80,52 @@ def translate(
         precision: float32, bf16, or bf16 where the processor multiplies it faster (auto).
         workers: processes of one thread each that share the work on the CPU; unless given, one for each core if
             --input has many lines.
+        simultaneous: translate words as they come, and print each word as soon as it is safe.
+        frames: with --simultaneous: how many of the newest source words a word must not be aligned with (AlignAtt); 2
+            unless given.
+        wait_k: with --simultaneous, instead of --frames: read so many words first, then write one for each (wait-k).
     """
     chosen = (alignment_layer, alignment_head) != (-1, "mean")
+    refuse_policy(simultaneous=simultaneous, frames=frames, wait_k=wait_k)
+    for_lines = {
+        "--output": output is not None,
+        "--resume": resume,
+        "--overwrite": overwrite,
+        "--beam": beam is not None,
+        "--nbest": nbest != 1,
+        "--length-penalty": length_penalty != 1.0,
+        "--alignments": alignments,
+        "--copy-unknown": copy_unknown,
+        "--prefix": bool(prefix),
+        "--prefix-column": prefix_column,
+        "--vocabulary": vocabulary is not None,
+        "--max-length": max_length is not None,
+        "--workers": workers is not None,
+    }
+    unused = next((flag for flag, is_given in for_lines.items() if is_given), None)
+    size = 5 if beam is None else beam
     refuse_first(
+        (simultaneous and unused is not None, f"--simultaneous writes word by word, greedily: leave out {unused}"),
+        (
+            simultaneous and chosen and wait_k is not None,
+            "--wait-k looks at no attention: leave out --alignment-layer and --alignment-head",
+        ),
         (sentence is not None and input is not None, "a sentence and --input were both given: give one of them"),
         (sentence is not None and output is not None, "--output is for many lines: give --input, not a sentence"),
         (output is None and (resume or overwrite), "--resume and --overwrite are for a file: give --output"),
         (resume and overwrite, "--resume goes on with a file and --overwrite replaces it: give one of them"),
         (bool(prefix) and prefix_column, "--prefix and --prefix-column were both given: give one of them"),
         (
-            chosen and not (alignments or copy_unknown),
-            "--alignment-layer and --alignment-head go with --alignments or --copy-unknown",
+            chosen and not (alignments or copy_unknown or simultaneous),
+            "--alignment-layer and --alignment-head go with --alignments, --copy-unknown or --simultaneous",
         ),
         (output is not None and not output.absolute().parent.is_dir(), f"--output: there is no folder for {output}"),
         (output is not None and output.is_dir(), f"--output: {output} is a folder; name a file"),
         (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
     )
     refuse_first(
-        (beam < 1, f"--beam must be at least 1, got {beam}"),
-        (not 1 <= nbest <= beam, f"--nbest must be from 1 to --beam, got {nbest} and {beam}"),
+        (size < 1, f"--beam must be at least 1, got {size}"),
+        (not 1 <= nbest <= size, f"--nbest must be from 1 to --beam, got {nbest} and {size}"),
         (not 0 <= length_penalty < inf, f"--length-penalty must be at least 0, got {length_penalty}"),
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
@@ -104,7 +133,7 @@ def translate(
     require_task(run, TRANSLATION)
     for flag, path in (("--input", input), ("--vocabulary", vocabulary)):
         require_files([] if path is None else [path], setting=flag)
-    search = Beam(beam, num_best=nbest, length_penalty=length_penalty)
+    search = Beam(size, num_best=nbest, length_penalty=length_penalty)
     with loading():
         from regard.tasks.translation.alignments import AlignmentOf
         from regard.tasks.translation.bulk.lines import (
@@ -119,8 +148,14 @@ def translate(
         from regard.tasks.translation.options import TranslationOptions
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
-    align = AlignmentOf(layer=_or_none(alignment_layer), head=_or_none(alignment_head))
+    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
     translator = Translator.load(run, device=device, precision=precision)
+    if simultaneous:
+        from regard.tasks.translation.simultaneous.interpreter import Interpreter
+
+        interpreter = Interpreter(translator, policy_of(frames, wait_k), align)
+        interpret(interpreter, words_of(sentence, input), sys.stdout, bad_lines=bad_lines)
+        return
     asked = TranslationOptions(
         beam=search,
         alignments=align if alignments or chosen else None,
@@ -167,10 +202,6 @@ def _finish(work: "BulkTranslation", unfinished: "Unfinished | None", input: Pat
     except (KeyboardInterrupt, DataError, OSError) as stop:
         stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
         raise
-
-
-def _or_none(chosen: int | Mean) -> int | None:
-    return None if chosen == "mean" else chosen
 
 
 def _are_same(input: Path | None, output: Path | None) -> bool:

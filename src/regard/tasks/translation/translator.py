@@ -199,7 +199,7 @@ class Translator:
         sources = self.source_tokenizer.encode_batch([request.source for request in requests])
         prefixes = self._encode_prefixes(requests)
         problems = [
-            self._problem(*pair, options.vocabulary, options.max_length) for pair in zip(sources, prefixes, strict=True)
+            self.problem(*pair, options.vocabulary, options.max_length) for pair in zip(sources, prefixes, strict=True)
         ]
         possible = [[] if problem else source for source, problem in zip(sources, problems, strict=True)]
         found = self._search(possible, options, prefixes)
@@ -316,7 +316,7 @@ class Translator:
             DataError: the sentence is empty or longer than the model's positions.
         """
         ids = self.source_tokenizer.encode_batch([sentence])
-        if problem := self._problem(ids[0]):
+        if problem := self.problem(ids[0]):
             raise DataError(f"the sentence has {problem}")
         if not ids[0]:
             raise DataError("there is nothing to look at in an empty sentence")
@@ -331,14 +331,21 @@ class Translator:
             return [[] for _ in requests]
         return self.target_tokenizer.encode_batch([request.prefix for request in requests])
 
-    def _problem(
+    def problem(
         self,
         source: Sequence[int],
         prefix: Sequence[int] = (),
         vocabulary: Vocabulary | None = None,
         longest: int | None = None,
     ) -> str | None:
-        """Why a sentence cannot be translated; None if it can."""
+        """Why a sentence cannot be translated; None if it can.
+
+        Args:
+            source: its tokens, without the end mark.
+            prefix: the tokens that its translation must begin with.
+            vocabulary: the tokens that its translation may contain.
+            longest: the most tokens, end mark counted; None means as many as the longest sentence in training had.
+        """
         limit = self.model.max_length  # counts the end mark too
         if limit is not None and len(source) + 1 > limit:
             return f"{len(source) + 1} tokens, and the model takes {limit} at most"

@@ -9,7 +9,6 @@
 What is not carried is named; nothing is made up in its place.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from regard.errors import ArgumentError, TooLargeError
+from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.pooling import Bins, Grid
 from regard.views.html.arrays import Arrays, packed
 from regard.views.html.factors import factors_of
 from regard.views.html.numbers import HeadNumbers, Top, as_heads, mean_of_heads, numbers, spans
-from regard.views.labels import axis_labels, printable, right_to_left
-from regard.views.reading_order import visual_order
+from regard.views.html.token_lists import TokenLists, kind_and_layer, required
+from regard.views.labels import axis_labels
 
 FINER = (256, 1024)
 """The sides of finer pictures, where the weights themselves do not fit."""
@@ -153,7 +152,7 @@ def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[_Work
     names = list(example.maps)
     if example.show and example.show not in names:
         raise ArgumentError(f"show must name one of the maps {', '.join(names)}; got {example.show!r}")
-    labels = _Labels(arrays)
+    labels = TokenLists(arrays)
     works = [_begun(example, name, one, labels, arrays) for name, one in example.maps.items()]
     entry = {
         "title": example.title,
@@ -164,28 +163,7 @@ def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[_Work
     return entry, works
 
 
-class _Labels:
-    """The lists of labels of an example; maps that have the same share one."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        self.entries: list[dict[str, Any]] = []
-        self._arrays = arrays
-
-    def place(self, texts: list[str], *, given: bool) -> int:
-        shown = [printable(text) for text in texts] if given else None
-        for place, entry in enumerate(self.entries):
-            if (entry["texts"], entry["count"]) == (shown, len(texts)):
-                return place
-        order = visual_order(texts) if given else []
-        moved = order != sorted(order)
-        packed_order = _needed(self._arrays, "the order of tokens", packed(np.array(order), "u32")) if moved else None
-        direction = "rtl" if right_to_left(texts) else "ltr"
-        self.entries.append({"texts": shown, "count": len(texts), "direction": direction, "order": packed_order})
-        self._arrays.used_bytes += sum(len(text.encode("utf-8", "replace")) + 3 for text in shown or ())
-        return len(self.entries) - 1
-
-
-def _begun(example: Example, name: str, one: Map, labels: _Labels, arrays: Arrays) -> _Work:
+def _begun(example: Example, name: str, one: Map, labels: TokenLists, arrays: Arrays) -> _Work:
     heads = as_heads(name, one.weights)
     count, queries, keys = heads.shape
     rows, columns = axis_labels(one.rows, queries, "rows"), axis_labels(one.columns, keys, "columns")
@@ -197,14 +175,14 @@ def _begun(example: Example, name: str, one: Map, labels: _Labels, arrays: Array
     scale = 1.0 if largest <= HALF_LARGEST else 2.0 ** np.ceil(np.log2(largest / HALF_LARGEST))
     masked = spans(heads)
     entry = {
-        **_kind_and_layer(name),
+        **kind_and_layer(name),
         "name": name,
         "shape": [count, queries, keys],
         "mean": mean is not None,
         "rows": labels.place(rows, given=one.rows is not None),
         "columns": labels.place(columns, given=one.columns is not None),
         "scale": scale,
-        "spans": None if masked is None else _needed(arrays, "the rows of a mask", packed(masked, "u32")),
+        "spans": None if masked is None else required(arrays, "the rows of a mask", packed(masked, "u32")),
         "pictures": [_picture(each, scale, arrays) for each in found],
         "largest": [float(f"{top:.5g}") for each in found for top in each.largest],
         "withoutSink": [float(f"{top:.5g}") for each in found for top in each.without_sink],
@@ -228,29 +206,10 @@ def _picture(of: HeadNumbers, scale: float, arrays: Arrays) -> dict[str, Any]:
     if parts["largest"] is None and cells.grid.is_whole:
         parts["largest"] = cells.mean
     places = {
-        name: None if values is None else _needed(arrays, "pictures of each head", packed(values / scale, "f16"))
+        name: None if values is None else required(arrays, "pictures of each head", packed(values / scale, "f16"))
         for name, values in parts.items()
     }
     return {"grid": [cells.grid.rows.count, cells.grid.columns.count], **places}
-
-
-def _needed(arrays: Arrays, what: str, *parts: Any) -> int:
-    place = arrays.offer(*parts)
-    if place is None:
-        raise TooLargeError(
-            f"labels, {what} and its numbers alone take more than the budget of {arrays.budget_bytes / MIB:.1f} MB: "
-            "give fewer layers or sentences, or a higher budget_mb"
-        )
-    return place
-
-
-def _kind_and_layer(name: str) -> dict[str, str]:
-    """The parts of a map's name: "decoder.0.cross" is layer "0" of the kind "decoder cross"."""
-    words = re.split(r"[.\s]+", name)
-    return {
-        "kind": " ".join(word for word in words if not word.isdecimal()),
-        "layer": ".".join(word for word in words if word.isdecimal()),
-    }
 
 
 # -- 2 to 4: what else fits ------------------------------------------------------------------------------

@@ -21,12 +21,15 @@ const STEP_MS = 600;
  * Draw the examples of `data` into `root`. Options, all of them optional:
  *   start      what is shown first, as in a link (texts by name)
  *   onLink     called with the link's text when what is shown has changed
- *   bytesOf      gives the bytes of an array that the data do not hold
- * Returns { ready, remove }: a promise of the first picture, and a function that removes everything again.
+ *   onDrawn    called when a state has been drawn
+ *   bytesOf    gives the bytes of an array that the data do not hold
+ *   weightsOf  reads the weights of heads, in place of a reader of what the data hold
+ * Returns { ready, remove, renew, ... }: a promise of the first picture, a function that removes everything again, and
+ * one that draws again because more is known of the weights.
  */
 export function render(root, data, options = {}) {
   const read = arrayReader(data.arrays, options.bytesOf);
-  const weightsOf = weightReader(data, read);
+  const weightsOf = options.weightsOf ?? weightReader(data, read);
   const loaded = new Map();
   let state = initial(data, options.start), turn = 0, last = null, playing = null;
   const act = actions();
@@ -84,7 +87,7 @@ export function render(root, data, options = {}) {
     const colours = { ...data.colours[state.theme], card: styleOf(root, "--card"), ink: styleOf(root, "--ink") };
     const several = state.heads.map((head, place) => ({ head, weights: read_[place], colour: colours.heads[place % colours.heads.length] }));
     const at = state.heads[0] === "mean" ? map.shape[0] : state.heads[0];
-    const top = (state.withoutSink ? map.withoutSink : map.largest)[at] || map.largest[at] || 1;
+    const top = read_[0].largest || (state.withoutSink ? map.withoutSink : map.largest)[at] || map.largest[at] || 1;
     const now = {
       root, data, state, example, map, several, weights: several[0].weights, top, isDark, colours,
       rowLabels: example.labels[map.rows], columnLabels: example.labels[map.columns],
@@ -161,6 +164,7 @@ export function render(root, data, options = {}) {
     if (now.changedBy) parts.reading.prepend(element("p", { class: "changed" }, `Recomputed: temperature ${state.temperature}, ${{ own: "its own mask", none: "no mask", causal: "a causal mask" }[state.mask]}. These are not the model's weights.`));
     parts.live.textContent = state.pinned ? found.short : "";
     drawLegend(parts, now, filled.low);
+    options.onDrawn?.();
     // In the frame after the next one the panes have their sizes, and the lines of the text are those that stay.
     if (isFirst && state.pinned) requestAnimationFrame(() => requestAnimationFrame(() => state.pinned && revealFocus(last)));
   }
@@ -243,8 +247,8 @@ export function render(root, data, options = {}) {
       return parts.links.draw(now);
     }
     const describe = (holder, what) => (cells) => {
-      const blocks = { weight: "each cell is one weight", largest: "each cell is the largest of its block", mean: "each cell is the mean of its block", none: "not carried" }[cells.what];
-      const size = cells.what === "weight" || cells.what === "none" ? "" : ` of up to ${Math.ceil(what.weights.rows / (cells.rows.length - 1))} × ${Math.ceil(what.weights.columns / (cells.columns.length - 1))} weights`;
+      const blocks = { weight: "each cell is one weight", largest: "each cell is the largest of its block", mean: "each cell is the mean of its block", none: what.weights.missing ?? "not carried" }[cells.what];
+      const size = cells.what === "weight" || cells.what === "none" ? "" : ` of up to ${sizeOf(cells.rows)} × ${sizeOf(cells.columns)} weights`;
       const lacks = cells.what === "weight" && cells.values.some(Number.isNaN) ? "; striped: not carried" : "";
       holder.textContent = `${what.name}${blocks}${size}${lacks}`;
       holder.title = holder.textContent;
@@ -411,6 +415,13 @@ export function render(root, data, options = {}) {
     },
     state: () => state,
     changed,
+    /** Draw again, because more is known; `numbers` says that it is numbers by which heads are sorted. */
+    renew({ numbers = false } = {}) {
+      if (!last) return;
+      filled.matrix = null;
+      if (numbers) Object.assign(filled, { controls: null, heads: null, thumbs: null });
+      show();
+    },
     exported: (kind) => ({ csv: () => csvOf(last, parts.matrix.cells), pharaoh: () => pharaohOf(last.weights, state.threshold), svg: () => svgOf(parts.matrix, last) })[kind](),
   };
 }
@@ -424,6 +435,11 @@ function rowTops(values, across, withoutSink) {
     if (values[at] > tops[row]) tops[row] = values[at];
   }
   return tops;
+}
+
+/** The most tokens between two edges. */
+function sizeOf(edges) {
+  return Math.ceil((edges.at(-1) - edges[0]) / (edges.length - 1));
 }
 
 /** The weights that are known, by place. */
@@ -491,32 +507,41 @@ function build(root, data, act) {
   };
   const dark = () => changed({ theme: root.dataset.theme === "dark" ? "light" : "dark" });
   const more = element("details", { class: "more" }, element("summary", {}, "More"),
-    element("div", {}, parts.sink, parts.threshold, parts.other, parts.temperature, parts.mask,
+    element("div", {}, parts.sink, parts.threshold, parts.other,
       element("div", { class: "buttons" }, "Save what is seen: ", button("CSV", () => act.save("csv")), button("PNG", () => act.save("png")), button("SVG", () => act.save("svg")),
         button("i-j", () => act.save("pharaoh"), "the strongest key of each query as Pharaoh's source-target pairs"), button("Copy CSV", () => act.save("copy"))),
       button("Light or dark", dark),
       element("p", {}, "Click keeps a token or a cell, Esc lets go. In the text arrows walk. In the map the wheel, + and - zoom, dragging and arrows move, 0 shows all. h H next and last head, l L layer, [ ] sentence. Shift and click on heads shows several."),
       element("p", {}, data.note),
-      element("p", {}, `This page carries ${(data.carried.used / 2 ** 20).toFixed(1)} of ${(data.carried.budget / 2 ** 20).toFixed(1)} MB:`),
-      element("ul", {}, ...data.carried.lines.map((line) => element("li", {}, line)))));
+      ...carriedLines(data)));
   parts.panes = element("div", { class: "panes" },
     element("div", { class: "pane" }, parts.caption, parts.matrix.frame),
     element("div", { class: "pane", hidden: true }, parts.secondCaption, parts.second.frame),
     element("div", { class: "pane", hidden: true }, parts.thirdCaption, parts.third.frame));
   parts.texts = element("div", { class: "texts card" }, parts.side, parts.queries.frame, parts.keys.frame);
   parts.more = more;
+  parts.recompute = element("div", { class: "recompute" }, parts.temperature, parts.mask);
   root.replaceChildren(
     element("header", {}, element("h1", { dir: "auto" }, data.title), parts.examples, parts.kinds, parts.layers, parts.headChoice, parts.view, parts.scale, parts.find, more),
     parts.texts,
     element("section", { class: "middle card", "aria-label": "Map" }, parts.panes, parts.links.frame),
     element("section", { class: "side card", "aria-label": "Numbers" },
       element("div", { class: "legend" }, parts.low, parts.ramp, parts.top), parts.legendText,
-      element("div", { class: "steps" }, button("◀", () => act.step(-1), "the query before"), button("▶", () => act.step(1), "the next query"), parts.play), parts.reading),
+      element("div", { class: "steps" }, button("◀", () => act.step(-1), "the query before"), button("▶", () => act.step(1), "the next query"), parts.play), parts.recompute, parts.reading),
     element("section", { class: "strip card", "aria-label": "Heads" }, parts.sort, parts.heads),
     parts.live,
   );
   parts.examples.hidden = data.examples.length < 2;
   return parts;
+}
+
+/** What the page carries; a notebook's kernel carries nothing, and is asked. */
+function carriedLines({ carried }) {
+  if (!carried) return [];
+  return [
+    element("p", {}, `This page carries ${(carried.used / 2 ** 20).toFixed(1)} of ${(carried.budget / 2 ** 20).toFixed(1)} MB:`),
+    element("ul", {}, ...carried.lines.map((line) => element("li", {}, line))),
+  ];
 }
 
 function fillControls(parts, data, state) {
@@ -546,10 +571,10 @@ function syncControls(parts, now) {
   parts.temperature.output.textContent = String(state.temperature);
   parts.side.hidden = !now.same;
   const canChange = now.several.every(({ head }) => now.map.factors?.heads[head] !== undefined);
-  for (const part of [parts.temperature, parts.mask]) part.hidden = !canChange;
+  parts.recompute.hidden = !canChange;
   parts.other.hidden = state.view !== "compare";
   if (state.other) parts.other.select.value = [state.other.example, state.other.map, state.other.head].join(".");
-  if (parts.find.value !== state.find && document.activeElement !== parts.find) parts.find.value = state.find;
+  if (parts.find.value !== state.find && parts.find.getRootNode().activeElement !== parts.find) parts.find.value = state.find;
 }
 
 function drawLegend(parts, now, low) {

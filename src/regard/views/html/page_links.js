@@ -10,7 +10,7 @@ const MOST_LINES = 400;
 
 /** Each query's strongest key, where that weight is at least the threshold: [query, key, weight]. */
 export function alignment(weights, threshold = 0) {
-  const keys = weights.strongestKeys(), found = [];
+  const keys = weights.strongestKeys() ?? [], found = [];
   for (let query = 0; query < keys.length; query++) {
     if (keys[query] < 0) continue;
     const { weight } = weights.cell(query, keys[query]);

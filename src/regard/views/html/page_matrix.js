@@ -13,12 +13,14 @@ const SINGLE = 160;
 
 /**
  * What is drawn of the weights from row r0 to before r1 and so on, if there are so many dots: the edges of its rows and
- * columns in tokens, the numbers (NaN: not carried), and what they are ("weight", "largest" or "mean").
+ * columns in tokens, the numbers (NaN: not carried), and what they are ("weight", "largest" or "mean"). Weights that
+ * have `cells` say it themselves.
  */
 export function cellsOf(weights, [r0, r1, c0, c1], down, across) {
   const [top, bottom, left, right] = [Math.floor(r0), Math.ceil(r1), Math.floor(c0), Math.ceil(c1)];
   const single = bottom - top <= Math.max(8, down) && right - left <= Math.max(8, across);
   const whole = weights.rows * weights.columns;
+  if (weights.cells) return weights.cells([top, bottom, left, right], down, across);
   if (weights.knowsAll && single) return singles(weights, top, bottom, left, right);
   const finest = weights.finest();
   const wide = finest ? Math.max(weights.rows / finest.rows, weights.columns / finest.columns) : 1;

@@ -11,7 +11,7 @@ const LOOKERS = 200;
 export function readingOf(now, cells, blockOf) {
   const { row, column } = now.state.focus ?? {};
   const name = (labels, place) => labelOf(labels, place);
-  const base = { title: "Reading", lines: [], lists: [], notes: [], short: "" };
+  const base = { title: "Reading", lines: [], lists: [], notes: [], short: "", missing: now.weights.missing ?? "" };
   if (row === undefined && column === undefined) return base;
   if (row !== undefined && column !== undefined) {
     const found = { ...base, title: "One weight", pair: [name(now.rowLabels, row), name(now.columnLabels, column)] };
@@ -26,7 +26,7 @@ export function readingOf(now, cells, blockOf) {
       }
     }
     const first = found.numbers[0].cell;
-    const said = first?.weight !== undefined ? readable(first.weight) : found.block ? `${readable(found.block.value)}, ${found.block.text}` : "not carried";
+    const said = first?.weight !== undefined ? readable(first.weight) : found.block ? `${readable(found.block.value)}, ${found.block.text}` : base.missing || "not carried";
     found.short = `${found.pair[0]} looks at ${found.pair[1]}: ${said}`;
     return found;
   }
@@ -57,14 +57,14 @@ export function readingOf(now, cells, blockOf) {
   }
   if (!looking && !now.signed) found.lookers = lookersOf(now.weights, place);
   const best = found.lists[0].items[0];
-  found.short = `${found.token}, ${found.place}: ${best ? `${looking ? "most at" : "most from"} ${best.label}, ${readable(best.weight)}` : "not carried"}`;
+  found.short = `${found.token}, ${found.place}: ${best ? `${looking ? "most at" : "most from"} ${best.label}, ${readable(best.weight)}` : base.missing || "not carried"}`;
   return found;
 }
 
 /** The queries whose strongest key this is; null if that is not known. */
 export function lookersOf(weights, key) {
-  if (!weights.knowsRows) return null;
-  const found = [], keys = weights.strongestKeys();
+  const found = [], keys = weights.knowsRows ? weights.strongestKeys() : null;
+  if (keys === null) return null;
   for (let query = 0; query < keys.length; query++) if (keys[query] === key) found.push(query);
   return found;
 }
@@ -85,7 +85,7 @@ export function drawReading(holder, found, now, act) {
         parts.push(element("p", { class: many ? "" : "weight" }, label, element("span", { class: "number", "data-exact": "" }, readable(cell.weight))));
         if (cell.masked) parts.push(quiet("masked: the query may not see this key"));
       } else if (cell) parts.push(element("p", {}, label, `at most ${readable(cell.atMost)}`), quiet("not among the strongest keys of this query, which are carried"));
-      else if (!found.block) parts.push(element("p", {}, label, "not carried"));
+      else if (!found.block) parts.push(element("p", {}, label, found.missing || "not carried"));
     }
     if (found.block) parts.push(element("p", { class: "weight" }, element("span", { class: "number", "data-block": "" }, readable(found.block.value))), quiet(found.block.text));
     parts.push(quiet(found.place));
@@ -94,7 +94,7 @@ export function drawReading(holder, found, now, act) {
     for (const list of found.lists) {
       if (many) parts.push(element("h3", {}, swatch(list.colour), headName(list.head)));
       if (list.kind === "none") {
-        parts.push(quiet("The single weights of this head are not carried; the map shows blocks."));
+        parts.push(quiet(found.missing || "The single weights of this head are not carried; the map shows blocks."));
         continue;
       }
       parts.push(element("ol", {}, ...list.items.map(({ place, label, weight }) => {

@@ -107,7 +107,8 @@ export function settled(data, state, change) {
   if (next.window) next.window = windowWithin(next.window, rows, columns);
   next.threshold = clamp(next.threshold, 0, 1);
   next.temperature = clamp(next.temperature, 0.05, 20);
-  if (!map.factors) Object.assign(next, { temperature: 1, mask: "own" });
+  // No head is said to be recomputed that is not.
+  if (!next.heads.every((head) => map.factors?.heads[head] !== undefined)) Object.assign(next, { temperature: 1, mask: "own" });
   if (next.other) {
     const example = index(next.other.example, data.examples.length);
     const place = index(next.other.map, data.examples[example].maps.length);

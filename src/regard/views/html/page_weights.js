@@ -11,13 +11,13 @@ import { binOf, clamp, edge, largestPlaces } from "./page_numbers.js";
  * Pictures are { rows, columns, largest, mean }, blocks of nearly equal size; largest or mean may be null.
  */
 
-/** Reads the weights of heads of the maps of a page. `ask(question)` asks a kernel for what the page lacks. */
-export function weightReader(data, read, ask = null) {
+/** Reads the weights of heads of the maps of a page. */
+export function weightReader(data, read) {
   const known = new Map();
   async function weightsOf(map, head, what = null) {
     const name = `${data.examples.findIndex(({ maps }) => maps.includes(map))} ${map.name} ${head} ${what ? JSON.stringify(what) : ""}`;
     if (!known.has(name)) {
-      known.set(name, readWeights(map, head, read, ask, weightsOf, what));
+      known.set(name, readWeights(map, head, read, weightsOf, what));
       if (known.size > 40) known.delete(known.keys().next().value);
     }
     return known.get(name);
@@ -39,13 +39,13 @@ async function pictureOf(map, read, entry, place) {
   return { rows: entry.grid[0], columns: entry.grid[1], largest, mean };
 }
 
-async function readWeights(map, head, read, ask, weightsOf, what) {
+async function readWeights(map, head, read, weightsOf, what) {
   const [heads, rows, columns] = map.shape;
   const scaled = async (place) => (place === null || place === undefined ? null : times(await read(place), map.scale));
   const flatSpans = map.spans === null ? null : await read(map.spans);
   const span = (row) => (flatSpans ? [flatSpans[2 * row], flatSpans[2 * row + 1]] : [0, columns]);
   const at = head === "mean" ? heads : head;
-  const base = { rows, columns, span, masked: flatSpans !== null, pictures: [], dense: null, top: null, factors: null, ask };
+  const base = { rows, columns, span, masked: flatSpans !== null, pictures: [], dense: null, top: null, factors: null };
   const [small, place] = entryOf(map, head);
   const whole = small.grid[0] === rows && small.grid[1] === columns;
   if (what) base.factors = await factorsOf(map, at, read, what);
@@ -62,7 +62,7 @@ async function readWeights(map, head, read, ask, weightsOf, what) {
       base.parts = await Promise.all(Array.from({ length: heads }, (_, one) => weightsOf(map, one)));
     }
   }
-  return weights(base);
+  return weightsFrom(base);
 }
 
 /** All numbers multiplied, in a new array unless the factor is 1. */
@@ -85,7 +85,11 @@ async function factorsOf(map, head, read, what) {
   return { scale: scale / (what?.temperature ?? 1), dim, query, key, lse: what ? null : lse, mask: what?.mask ?? "own" };
 }
 
-function weights(base) {
+/**
+ * The weights of a head from what is known of it: `rows`, `columns`, `span(row)`, whether it is `masked`, `pictures`,
+ * and one of `dense`, `factors`, `parts` (of a mean), `top`, or none.
+ */
+export function weightsFrom(base) {
   const { rows, columns, dense, top, factors, parts } = base;
   const memo = new Map();
   const remember = (name, make) => {
@@ -241,7 +245,7 @@ function weights(base) {
     masked: base.masked || (factors !== null && factors.mask !== "own"),
     knowsRows: knowsAll || top !== null,
     finest: () => base.pictures.at(-1) ?? null,
-    ask: base.ask,
+    largest: base.largest,
   };
 }
 
@@ -282,9 +286,18 @@ export function difference(one, other) {
   return {
     rows, columns, row, column, cell, picture, span: one.span, masked: one.masked && other.masked, signed: true,
     knowsAll: one.knowsAll && other.knowsAll, knowsRows: one.knowsRows && other.knowsRows,
-    finest: () => picture(2048), ask: null,
+    finest: () => picture(2048), cells: one.cells && other.cells && ((...asked) => lessCells(one.cells(...asked), other.cells(...asked))),
     strongestKeys: () => new Int32Array(rows).fill(-1),
   };
+}
+
+/** The cells of a difference: of weights, or of the means of the same blocks. */
+function lessCells(a, b) {
+  const known = a.what !== "none" && b.what !== "none" && a.values.length === b.values.length && a.rows.length === b.rows.length;
+  const [x, y] = [a.means ?? a.values, b.means ?? b.values];
+  const same = known && (a.what === "weight") === (b.what === "weight") && a.rows[0] === b.rows[0] && a.columns[0] === b.columns[0];
+  if (!same) return { what: "none", rows: [a.rows[0], a.rows.at(-1)], columns: [a.columns[0], a.columns.at(-1)], values: new Float32Array([NaN]) };
+  return { ...a, what: a.what === "weight" ? "weight" : "mean", values: x.map((value, at) => value - y[at]), means: null };
 }
 
 /** The differences of single weights that are known on both sides. */

@@ -1,0 +1,1 @@
+"""Translation of a sentence before it has ended, word by word."""

@@ -187,7 +187,7 @@ def emulated_cuda(*, capability: tuple[int, int] = (9, 0), looks: bool = False) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_kernels, "aten", operators)
         patch.setattr(fused, "kernel_for", cuda_kernels.cuda_kernel)
-        patch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        patch.setattr(cuda_kernels, "capability_of", lambda device: capability)
         patch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
         if not looks:
             for module in ("backends.fused_plan", "mechanisms.masks.basic", "mechanisms.masks.patterns"):

@@ -47,7 +47,7 @@ MASKS: dict[str, Any] = {
 def without_gpu(capability: tuple[int, int]) -> Iterator[None]:
     """Tensors of CUDA without numbers, on a GPU of this capability that is not there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        patch.setattr(cuda_kernels, "capability_of", lambda device: capability)
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
 

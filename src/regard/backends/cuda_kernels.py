@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 
 from regard.backends.fused_kernels import Extras, Kernel, Residuals, aten
+from regard.mechanisms.devices import capability_of
 from regard.mechanisms.shapes import Sizes
 
+NEWEST = (9, 0)
+"""The compute capability that is taken for granted where there is no GPU to ask."""
 MOST_IN_GRID = 65_535
 """The most sequences, and the most heads, that one call of a kernel takes."""
 WIDEST_FLASH = 256
@@ -36,7 +39,7 @@ def cuda_kernel(query: Tensor, *, width: int, is_square: bool) -> Kernel | None:
         is_square: whether the causal flag is the only mask, and only of blocks with as many keys as queries.
     """
     half = query.dtype in (torch.float16, torch.bfloat16)
-    capability = torch.cuda.get_device_capability(query.device)
+    capability = capability_of(query.device) or NEWEST
     if not (half or query.dtype == torch.float32) or (query.dtype == torch.bfloat16 and capability < (8, 0)):
         return None
     has_flash = capability >= (8, 0) and torch.backends.cuda.is_flash_attention_available()
@@ -147,7 +150,7 @@ def _goes_back(query: Tensor) -> bool:
     width = query.shape[-1]
     if width not in BACKWARD_OF_DATA_CENTRES:
         return width <= WIDEST_FLASH
-    major, minor = torch.cuda.get_device_capability(query.device)
+    major, minor = capability_of(query.device) or NEWEST
     return (major, minor) == (8, 0) or major in (9, 10)
 
 

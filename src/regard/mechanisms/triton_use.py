@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import torch
 
+from regard.mechanisms.devices import capability_of
+
 T = TypeVar("T")
 _FAILED: set[str] = set()
 """The kernels that could not be built or started here: they are not tried again."""
@@ -34,7 +36,7 @@ def runs_triton(device: torch.device, kernel: str) -> bool:
     if not has_triton() or torch.compiler.is_compiling() or kernel in _FAILED:
         return False
     if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
+        return (capability_of(device) or (0, 0)) >= (8, 0)
     return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -42,6 +44,8 @@ def or_else(kernel: str, run: Callable[[], T], otherwise: Callable[[], T]) -> T:
     """What a kernel gives; if it cannot be built or started on this machine, what takes its place, with a warning."""
     try:
         return run()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         # Triton and the driver have no exception in common; the interpreter is here to show what is wrong.
         if os.environ.get("TRITON_INTERPRET") == "1":

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.fused_kernels import Extras, Kernel, Residuals, aten
+from regard.backends.fused_plan import Plan
 from regard.mechanisms.devices import capability_of
 from regard.mechanisms.shapes import Sizes
 
@@ -30,13 +31,13 @@ LSE_ROWS = 32
 """The memory-efficient kernel pads the log-sum-exp to a multiple of so many rows."""
 
 
-def cuda_kernel(query: Tensor, *, width: int, is_square: bool) -> Kernel | None:
+def cuda_kernel(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
     """The kernel for a query on CUDA; None if torch has none that returns its log-sum-exp.
 
     Args:
         query: the query.
         width: the width of the vectors.
-        is_square: whether the causal flag is the only mask, and only of blocks with as many keys as queries.
+        covering: how the mask is covered; None takes the kernel that runs any plan.
     """
     half = query.dtype in (torch.float16, torch.bfloat16)
     capability = capability_of(query.device) or NEWEST
@@ -44,7 +45,9 @@ def cuda_kernel(query: Tensor, *, width: int, is_square: bool) -> Kernel | None:
         return None
     has_flash = capability >= (8, 0) and torch.backends.cuda.is_flash_attention_available()
     width += -width % CudaKernel.multiple
-    return CudaFlash() if half and is_square and width <= WIDEST_FLASH and has_flash else CudaEfficient()
+    if half and has_flash and width <= WIDEST_FLASH and covering is not None and covering.is_square:
+        return CudaFlash()
+    return CudaEfficient()
 
 
 class CudaKernel(Kernel):

@@ -40,7 +40,7 @@ class Fused(Backend):
             return "the bias reads the vectors of queries and keys, which torch's fused kernels do not let it"
         if call.bias is not None and torch.is_grad_enabled() and any(t.requires_grad for t in call.bias.learned()):
             return "torch's fused kernels give no gradient to a bias"
-        kernel = kernel_for(call.query, width=call.query.shape[-1], is_square=False)
+        kernel = kernel_for(call.query, width=call.query.shape[-1], covering=None)
         if kernel is None:
             return f"torch has no fused kernel for {call.query.dtype} on {call.query.device.type}"
         return kernel.refuses(call.sizes)
@@ -54,7 +54,7 @@ class Fused(Backend):
         scale = call.score.dot_scale(call.query.shape[-1])
         covering = plan(call)
         width = max(call.query.shape[-1], value.shape[-1])
-        kernel = kernel_for(call.query, width=width, is_square=covering.is_square)
+        kernel = kernel_for(call.query, width=width, covering=covering)
         assert kernel is not None, "why_not has said so"
         assert scale is not None, "why_not has said so"
         tensors = (t.to(call.query.dtype) for t in (call.query, call.key, value))
@@ -71,10 +71,10 @@ class Fused(Backend):
         return output[..., : value.shape[-1]].to(value.dtype), lse
 
 
-def kernel_for(query: Tensor, *, width: int, is_square: bool) -> Kernel | None:
+def kernel_for(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
     """The kernel for a device and dtype, or None if torch has none that returns its log-sum-exp."""
     if query.device.type == "cuda":
-        return cuda_kernel(query, width=width, is_square=is_square)
+        return cuda_kernel(query, width=width, covering=covering)
     known = query.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     return CpuFlash() if query.device.type == "cpu" and known else None
 

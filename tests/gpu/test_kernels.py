@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from torch import Tensor
 
 import regard
@@ -26,12 +26,14 @@ def cuda(request: pytest.FixtureRequest) -> Iterator[Operators]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=20)
 @given(case=cases(scores=("dot", "scaled")))
 def test_output_and_weights_are_the_formula(dtype: torch.dtype, cuda: Operators, case: Case) -> None:
     contracts.output_and_weights_are_the_formula(case.to(dtype), "fused")
     contracts.rows_sum_to_one_or_are_exactly_zero(case.to(dtype), "fused")
 
 
+@settings(max_examples=20)
 @given(case=cases(scores=("dot", "scaled")))
 def test_gradients_are_those_of_the_formula(cuda: Operators, case: Case) -> None:
     """Through the output and, in float32, through the weights."""

@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test light consumers soak faults fuzz gpu interpret fake-gpu lint format bench clean
+.PHONY: help install demo test light consumers soak faults fuzz gpu interpret fake-gpu lint format bench browser clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -113,6 +113,16 @@ build/fake-gpu/.installed: pyproject.toml
 	$(FAKE_GPU) -m pip install -q --disable-pip-version-check -e . $(TEST_NEEDS)
 	touch $@
 
+# What the tests of the page use beside Python. Without it they are passed over, and say so.
+NODE_STAMP := node_modules/.installed
+
+browser: $(NODE_STAMP)  ## Install eslint and axe for the tests of the page (needs npm; Chromium is Debian's package)
+	@command -v chromium >/dev/null || echo "chromium is not installed: apt-get install chromium"
+
+$(NODE_STAMP): package.json package-lock.json
+	npm ci --silent --no-audit --no-fund --ignore-scripts
+	@touch $@
+
 lint: $(STAMP)  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -127,4 +137,4 @@ bench: $(STAMP)  ## Run every benchmark and rewrite benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
 
 clean:  ## Remove what the targets made
-	rm -rf $(VENV) demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -45,7 +45,7 @@ from benchmarks.training import (
 )
 from benchmarks.training_loss import validation_loss
 from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, TransformerConfig
-from regard.nn import FeedForward, MultiHeadAttention
+from regard.nn import FeedForward, MultiHeadAttention, TokenEmbedding
 from regard.text.batches import plan_batches
 from regard.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
 from regard.training.optimizers import adamw
@@ -69,6 +69,22 @@ def glorot(model: nn.Module) -> None:
     _begin(model, joined=True, glorot=True)
 
 
+def small_embeddings(model: nn.Module) -> None:
+    """As `glorot`, and embeddings (the output layer too, as it is tied) are N(0, 0.02^2), as BART's and GPT-2's."""
+    _begin(model, joined=True, glorot=True)
+    for module in model.modules():
+        if isinstance(module, TokenEmbedding):
+            nn.init.normal_(module.weight, std=0.02)
+
+
+def small(model: nn.Module) -> None:
+    """Every matrix is N(0, 0.02^2), as BART's and GPT-2's."""
+    _begin(model, joined=True, glorot=True)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            nn.init.normal_(weight, std=0.02)
+
+
 def _begin(model: nn.Module, *, joined: bool, glorot: bool) -> None:
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
@@ -86,6 +102,8 @@ def _begin(model: nn.Module, *, joined: bool, glorot: bool) -> None:
 OURS: dict[str, Callable[[nn.Module], None]] = {
     "ours, Kaiming": kaiming,
     "ours, Glorot": glorot,
+    "ours, Glorot and small embeddings": small_embeddings,
+    "ours, all small": small,
 }
 
 

@@ -569,7 +569,10 @@ def test_options_of_translations(call: Call, run: Path, tmp_path: Path) -> None:
     whole, a_token = (call("translate", str(run), "2 times 3", *how, penalty)[1].split("\t")[1] for penalty in "01")
     assert float(whole) < float(a_token) < 0
     check_one_line(call("translate", str(run), "x", "--length-penalty", "-1"), "--length-penalty must be at least 0")
-    check_one_line(call("translate", str(run), "x", "--alignment-head", "0"), "go with --alignments or --copy-unknown")
+    check_one_line(
+        call("translate", str(run), "x", "--alignment-head", "0"),
+        "go with --alignments, --confidence, --copy-unknown or",
+    )
     check_one_line(call("translate", str(run), "x", *of, "1"), "expected a layer from -1 to 0")
     check_one_line(call("translate", str(run), "x", "--prefix", "y", "--prefix-column"), "give one of them")
 

@@ -7,6 +7,7 @@
     ├── TooLargeError (ValueError)      a dense rendering would exceed the caller's limit
     ├── NonFiniteError (ValueError)     NaN or infinity where a number is needed
     ├── DataError (ValueError)          a line, file or corpus cannot be read; names the file and the line
+    ├── FileError (OSError)             a file cannot be written; names it and the reason
     ├── RunFolderError (ValueError)     a run folder or checkpoint is absent, foreign, cut short or does not fit
     ├── NotSeenError (KeyError)         a watch saw no attention of that name
     ├── OverwrittenError (RuntimeError) a watched model has overwritten the tensors that a map is computed from
@@ -59,6 +60,10 @@ class NonFiniteError(RegardError, ValueError):
 
 class DataError(RegardError, ValueError):
     """A line, file or corpus cannot be read; the message names the file and the line."""
+
+
+class FileError(RegardError, OSError):
+    """A file cannot be written; the message names it and the reason. An older file of that name stays as it was."""
 
 
 class RunFolderError(RegardError, ValueError):

@@ -34,7 +34,19 @@ LISTS = Path(__file__).parent
 AT_ONCE = 2
 LONGEST_S = 180.0
 """After so many seconds the tests of a fault are stopped."""
-COPIED = ("src", "tests", "docs", "benchmarks", "conftest.py", "pyproject.toml", "Makefile", "*.md", "*.cff")
+COPIED = (
+    "src",
+    "tests",
+    "docs",
+    "benchmarks",
+    "conftest.py",
+    "pyproject.toml",
+    "package.json",
+    "eslint.config.js",
+    "Makefile",
+    "*.md",
+    "*.cff",
+)
 PYTEST = ("-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile", "first failure")
 
 

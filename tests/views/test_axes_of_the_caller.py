@@ -8,6 +8,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from regard.errors import ArgumentError, FileError
 from regard.views import heatmap, save_figure
 from regard.views.drawing import Panel
 from regard.views.fonts import letter
@@ -84,5 +85,7 @@ def test_a_file_that_cannot_be_written_stays(tmp_path: Any, monkeypatch: pytest.
     monkeypatch.undo()
     save_figure(figure, path)
     assert path.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(OSError, match="no such folder"):
+    with pytest.raises(FileError, match=r"cannot write .*no such folder.*: No such file"):
         save_figure(figure, tmp_path / "no such folder" / "x.png")
+    with pytest.raises(ArgumentError, match=r"ends in \.xyz"):
+        save_figure(figure, tmp_path / "map.xyz")

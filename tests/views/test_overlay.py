@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel, ViTConfig, ViTModel
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, RegardError, ShapeError
-from regard.views import PatchGrid, overlay, patch_grid
+from regard.views import SMOOTH, WHOLE_PATCHES, PatchGrid, Upsampling, overlay, patch_grid
 
 TINY: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -94,3 +95,28 @@ def test_grids(tokens: int, image: tuple[int, int], options: Any, grid: tuple[in
 def test_what_does_not_fit_is_refused(ask: Any, error: type[RegardError], says: str) -> None:
     with pytest.raises(error, match=says):
         ask()
+
+
+@pytest.mark.parametrize(("upsampling", "is_whole"), [(WHOLE_PATCHES, True), (SMOOTH, False)])
+def test_the_centre_of_a_patch_has_the_colour_of_its_weight(upsampling: Upsampling, is_whole: bool) -> None:
+    """Of the drawn pixels; between two centres a smooth picture has colours that are none of the two."""
+    weights = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.05, 0.15])
+    axes = overlay(torch.ones(20, 30), weights, extra=0, strength=1.0, upsampling=upsampling)
+    image = axes.get_images()[-1]
+    canvas = FigureCanvasAgg(axes.get_figure(root=True))
+    canvas.draw()
+    dots = np.asarray(canvas.buffer_rgba())
+
+    def coloured(weight: float) -> np.ndarray:
+        return np.asarray(image.to_rgba(np.array([[weight]])))[0, 0, :3] * 255
+
+    def dot(column: float, row: float) -> np.ndarray:
+        x, y = axes.transData.transform((column, row))
+        return dots[len(dots) - 1 - int(y), int(x), :3].astype(int)
+
+    for row in range(2):
+        for column in range(3):
+            assert np.abs(dot(column, row) - coloured(float(weights[3 * row + column]))).max() <= 3
+    is_flat = np.abs(dot(0.4, 0) - coloured(float(weights[0]))).max() <= 3
+    assert is_flat == is_whole
+    assert patches(axes).ravel().tolist() == pytest.approx(weights.tolist())

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import regard
-from regard.errors import ArgumentError, NonFiniteError, ShapeError, TooLargeError
+from regard.errors import ArgumentError, FileError, NonFiniteError, ShapeError, TooLargeError
 from regard.maps import AttentionMap
 from regard.mechanisms.normalizations import Sigmoid
 from regard.views.html import Example, Map, page, save_page
 from regard.views.html.page import script
 from regard.views.labels import printable
-from tests.views.written_dates import LOCALES, array_of, decoded, embedded, sentence, softmax, words, written
+from tests.views.written_dates import EMPTY_MB, LOCALES, array_of, decoded, embedded, sentence, softmax, words, written
 
 EVIL = [
     "</script><script>alert(1)</script>",
@@ -106,11 +106,11 @@ def test_pictures_strongest_keys_and_numbers_of_a_long_map() -> None:
     weights = long_map()
     dense = weights.dense().double().numpy()
     both = [*dense, dense.mean(0)]
-    data = embedded(page([Example("", {"x": Map(weights)})], budget_mb=0.15).text)
+    data = embedded(page([Example("", {"x": Map(weights)})], budget_mb=EMPTY_MB + 0.15).text)
     (map_,) = data["examples"][0]["maps"]
     assert [one["grid"] for one in map_["pictures"]] == [[64, 64]] * 2
     parts = np.array_split(np.arange(150), 64)
-    for how, reduce in (("largest", np.max), ("mean", np.mean)):
+    for how, reduce in (("largest", np.max), ("mass", np.sum)):
         drawn = np.concatenate([array_of(data, one[how]).reshape(-1, 64, 64) for one in map_["pictures"]])
         expected = [[[reduce(head[np.ix_(i, j)]) for j in parts] for i in parts] for head in both]
         np.testing.assert_allclose(drawn, expected, rtol=0.001, atol=1e-6)
@@ -137,10 +137,9 @@ def test_the_budget_is_kept_and_spent_in_order() -> None:
     """Pictures first, then the strongest keys, then exact weights; whatever the budget, the document is within it."""
     weights = long_map(200, 3)
     before: tuple[int, int] = (0, 0)
-    for budget in (0.15, 0.2, 0.3, 0.45, 1.0):
+    for budget in (EMPTY_MB + more for more in (0.1, 0.15, 0.2, 0.3, 0.45, 1.0)):
         made = page([Example("", {"0": Map(weights), "1": Map(weights)}, show="1")], budget_mb=budget)
-        held = [one["data"] for one in embedded(made.text)["arrays"]]
-        assert sum(map(len, held)) <= made.used_bytes <= budget * 2**20
+        assert len(made.text.encode()) == made.used_bytes <= budget * 1e6
         first, second = made.carried
         strongest = sum(one.of_each_query.get(16, 0) for one in made.carried)
         exact = first.exact + second.exact
@@ -149,7 +148,7 @@ def test_the_budget_is_kept_and_spent_in_order() -> None:
         assert (strongest, exact) >= before
         before = (strongest, exact)
     assert before == (8, 8)
-    with pytest.raises(TooLargeError, match=r"0\.0 MB.*budget_mb"):
+    with pytest.raises(TooLargeError, match=r"0\.01 MB.*budget_mb"):
         page([Example("", {"0": Map(weights)})], budget_mb=0.01)
 
 
@@ -253,7 +252,54 @@ def test_save_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(FileError, match=r"cannot write .*page.html.*No space left"):
         save_page(path, [sentence("he")])
     assert path.read_text(encoding="utf-8") == before
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize("name", ["absent/page.html", "page.html/page.html", ".", "x" * 300 + ".html", "a\0b.html"])
+def test_a_path_that_cannot_be_written_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "page.html").write_text("before")
+    with pytest.raises(FileError, match=r"^cannot write '.*': .+; check the path[^\n]*$"):
+        save_page(f"{tmp_path}/{name}", [sentence("fr")])
+    assert [one.name for one in tmp_path.iterdir()] == ["page.html"]
+    assert (tmp_path / "page.html").read_text() == "before"
+
+
+def test_a_page_is_within_its_budget_whatever_its_labels_are() -> None:
+    """Signs that HTML or JSON write with several bytes are counted as they stand in the document."""
+    labels = ["<eos>", "שלום", '"\\', "\u2028"] * 60
+    for budget in (0.3, 0.45, 1.0):
+        made = page([Example("<" * 500, {"0": Map(long_map(240), labels, labels)})], budget_mb=budget)
+        assert len(made.text.encode()) == made.used_bytes <= budget * 1e6
+
+
+def test_the_strongest_keys_are_paid_before_tiles_and_these_before_factors() -> None:
+    """The order of the budget: what comes later is not carried before all of what comes earlier."""
+    weights, seen = long_map(300, 4), []
+    for more in (0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 1.7, 2.4):
+        maps = {name: Map(weights) for name in ("a", "b", "c")}
+        made = page([Example("", maps)], budget_mb=EMPTY_MB + more, exact=["a"], factors=["b"])
+        a, b, c = made.carried
+        strongest = all(one.of_each_query.get(16, 0) == 5 for one in made.carried)
+        tiles = a.exact + sum(a.tiles.values())
+        assert strongest or not tiles, made.report()
+        assert (strongest and tiles == 5) or not b.factors, made.report()
+        assert b.factors == 4 or not c.exact, made.report()
+        seen.append((strongest, tiles, b.factors, c.exact))
+    assert seen[0] == (False, 0, 0, 0)
+    assert seen[-1] == (True, 5, 4, 5), seen
+
+
+def test_alternatives_are_one_list_for_each_query() -> None:
+    weights, some = softmax(2, 3, 4), [[("x", 0.5)]] * 3
+    data = embedded(
+        page([Example("", {"0": Map(weights, None, None, some), "1": Map(weights, None, None, some)})]).text
+    )
+    assert data["examples"][0]["alternatives"] == [[[["x", 0.5]]] * 3]
+    assert [one["alternatives"] for one in data["examples"][0]["maps"]] == [0, 0]
+    with pytest.raises(ShapeError, match="each of its 3 queries; 2 came"):
+        page([Example("", {"0": Map(weights, None, None, some[:2])})])
+    with pytest.raises(ArgumentError, match=r"0\.\.1; got \('x', 2\.0\)"):
+        page([Example("", {"0": Map(weights, None, None, [[("x", 2)]] * 3)})])

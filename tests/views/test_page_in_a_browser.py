@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +18,7 @@ from regard.views.html import Example, Map, page
 from regard.views.labels import printable
 from regard.views.model import model_example
 from tests.views.chromium import Chromium
+from tests.views.written_dates import EMPTY_MB
 
 # Numbers that half precision holds exactly. Queries are digits, keys are letters.
 FIRST = np.array([[0.5, 0.25, 0.125, 0.125], [0.0625, 0.0625, 0.375, 0.5], [0.25, 0.5, 0.25, 0.0]])
@@ -171,7 +173,7 @@ def test_what_is_under_the_pointer_is_what_is_drawn_there(tab: Tab, columns: lis
         if (title === "One weight") return text.match(/query (\\d+), key (\\d+)/).slice(1).map(Number).join();
         return `${title} ${text.match(/\\((query|key) \\d+\\)/)?.[0]}`;
       };
-      for (let x = 4; x < box.width; x += 14) for (let y = 4; y < box.height; y += 14) {
+      for (let x = 4; x < box.width; x += 29) for (let y = 4; y < box.height; y += 29) {
         const here = under(x, y);
         if ([[-3, 0], [3, 0], [0, -3], [0, 3]].some(([right, down]) => under(x + right, y + down) !== here)) continue;
         all.push([here, x, y, hex([...context.getImageData(x, y, 1, 1).data].join())]);
@@ -224,6 +226,7 @@ def test_two_maps_are_compared_by_their_exact_differences(tab: Tab) -> None:
     a, b = FIRST[1, 3], SECOND[1, 3]
     assert found["panes"] == [True] * 3
     assert found["said"] == pytest.approx([a, b, a - b], abs=6e-4)
+    # The other sentence has other tokens from its first to its last.
     other = tab.again("heads=0&view=compare&with=1.0.0&query=1").run("""
       return [[...root.querySelectorAll(".pane")].map((one) => !one.hidden), reading().text];""")
     assert other[0] == [True, True, False]
@@ -273,7 +276,9 @@ def test_every_query_whose_strongest_key_is_a_token_is_found(tab: Tab) -> None:
     """Of a map whose weights are not all carried; the heads in the order of a number."""
     weights = causal(200, heads=3, seed=5)
     dense = weights.dense()
-    made = page([Example("", {"0": Map(weights, *[[f"w{n % 50}" for n in range(200)]] * 2)})], budget_mb=0.12, exact=[])
+    words = [f"w{n % 50}" for n in range(200)]
+    one = Map(weights, words, words)
+    made = page([Example("", {"0": one})], budget_mb=EMPTY_MB + 0.12, exact=[])
     assert made.carried[0].exact == 0
     strongest = dense[1].argmax(-1)
     key = int(strongest.mode().values)
@@ -304,7 +309,7 @@ def test_what_is_not_carried_is_drawn_and_said_so(tab: Tab) -> None:
 
 def test_a_link_to_a_token_of_a_long_text_brings_it_into_view_and_scrolling_stays(tab: Tab) -> None:
     words = [f"word{n}" for n in range(2000)]
-    text = page([Example("", {"0": Map(causal(2000, heads=1), words, words)})], budget_mb=0.5, exact=[]).text
+    text = page([Example("", {"0": Map(causal(2000, heads=1), words, words)})], budget_mb=EMPTY_MB + 0.5, exact=[]).text
     tab.show(text, "query=1000").browser.until("document.querySelector('.token.focus')?.textContent === 'word1000'")
     found = tab.run("""
       const pane = [...root.querySelectorAll(".scroller")].at(-1);
@@ -354,3 +359,231 @@ def test_pointing_is_followed_within_a_twentieth_of_a_second(tab: Tab) -> None:
       }
       return all.sort((a, b) => a - b);""")
     assert times[len(times) // 2] < 50, times
+
+
+def test_maps_of_unlike_length_are_compared_where_their_tokens_are_the_same(tab: Tab) -> None:
+    """A word in the middle has become two: what is before and behind it is compared, and nothing else."""
+    one, two = [*"abcXyz"], [*"abcPQyz"]
+    a, b = (weights_of(length, seed) for length, seed in ((6, 1), (7, 2)))
+    examples = [Example("A", {"0": Map(a, one, one)}), Example("B", {"0": Map(b, two, two)})]
+    tab.show(page(examples).text, "heads=0&view=compare&with=1.0.0&query=4")
+    found = tab.run("""
+      const items = [...root.querySelectorAll(".other")].at(-1).querySelectorAll("li");
+      return { differences: [...items].map((item) => [...item.children].map((part) => part.textContent)),
+        panes: [...root.querySelectorAll(".pane")].map((one) => !one.hidden), text: reading().text };""")
+    assert found["panes"] == [True] * 3
+    assert "others are striped" in found["text"]
+    pairs = {0: 0, 1: 1, 2: 2, 4: 5, 5: 6}  # A's keys and their counterparts in B; query 4 is B's 5
+    said = {int(place): float(number) for _, place, number in found["differences"]}
+    assert said == {i: pytest.approx(a[4, i] - b[5, j], abs=6e-4) for i, j in pairs.items()}
+    tab.again("heads=0&view=compare&with=1.0.0&query=3")
+    assert "no counterpart" in tab.run("return reading().text;")
+
+
+def weights_of(length: int, seed: int) -> np.ndarray:
+    scores = np.random.default_rng(seed).random((length, length))
+    return scores / scores.sum(-1, keepdims=True)
+
+
+def test_steps_show_what_is_not_written_yet(tab: Tab) -> None:
+    words = ["the", "cat", "sat", "on", "the", "mat", "and", "slept"]
+    tab.show(page([Example("", {"0": Map(causal(8, heads=1), words, words)})]).text, "query=2")
+    found = tab.run("""
+      const later = () => [...root.querySelectorAll(".token.later")].map((token) => Number(token.dataset.place));
+      const all = [later()];
+      const next = [...root.querySelectorAll(".steps button")].find((one) => one.textContent === "▶");
+      next.click(); all.push([page.state().focus.row, later()]);
+      next.click(); all.push([page.state().focus.row, later()]);
+      keys()[6].click(); all.push(later());
+      return all;""")
+    assert found == [[], [3, [4, 5, 6, 7]], [4, [5, 6, 7]], []]
+
+
+def test_the_wheel_and_dragging_zoom_to_single_cells_with_exact_values(tab: Tab) -> None:
+    """With the mouse of the browser itself: in at a token, then along, and out again."""
+    weights = causal(300, heads=1, seed=4)
+    words = [f"w{n}" for n in range(300)]
+    made = page([Example("", {"0": Map(weights, words, words)})], budget_mb=EMPTY_MB + 0.09, exact=[])
+    assert made.carried[0].exact == 0
+    tab.show(made.text)
+    place = """
+      const box = root.querySelector(".matrix canvas").getBoundingClientRect();
+      const { window } = page.state(), { textContent } = root.querySelector(".caption");
+      return { x: box.left + box.width * 0.5, y: box.top + box.height * 0.8, window, caption: textContent };"""
+    begun = tab.run(place)
+    assert begun["window"] is None
+    assert "largest of its block" in begun["caption"]
+    tab.browser.mouse("mouseMoved", begun["x"], begun["y"])
+    before = tab.run("return page.state().focus;")
+    for _ in range(14):
+        tab.browser.mouse("mouseWheel", begun["x"], begun["y"], deltaX=0, deltaY=-100)
+    near = tab.run(place)
+    r0, r1, c0, c1 = near["window"]
+    assert r1 - r0 < 20
+    assert r0 - 8 <= before["row"] <= r1 + 8, "the wheel zooms where the pointer is"
+    assert c0 - 8 <= before["column"] <= c1 + 8
+    assert "each cell is one weight" in near["caption"]
+    tab.browser.mouse("mousePressed", begun["x"], begun["y"], button="left", buttons=1, clickCount=1)
+    for step in range(1, 9):
+        tab.browser.mouse("mouseMoved", begun["x"] + 10 * step, begun["y"] + 10 * step, button="left", buttons=1)
+    tab.browser.mouse("mouseReleased", begun["x"] + 80, begun["y"] + 80, button="left", clickCount=1)
+    moved = tab.run(place)["window"]
+    assert moved[0] < r0
+    assert moved[2] < c0, "the map follows the hand"
+    assert moved[1] - moved[0] == pytest.approx(r1 - r0)
+    tab.browser.mouse("mouseMoved", 2, 2)
+    found = tab.run("return [page.state().pinned, page.exported('csv')];")
+    assert found[0] is False, "a drag is no click"
+    rows = list(csv.DictReader(io.StringIO(found[1], newline="")))
+    assert rows
+    dense = weights.dense()[0]
+    for row in rows:
+        assert float(row["weight"]) == pytest.approx(
+            float(dense[int(row["query"]), int(row["key"])]), rel=1e-3, abs=1e-6
+        )
+    for _ in range(20):
+        tab.browser.mouse("mouseWheel", begun["x"], begun["y"], deltaX=0, deltaY=100)
+    assert tab.run(place)["window"] is None
+
+
+def test_tiles_come_in_a_thread_of_their_own_and_say_what_they_are(tab: Tab) -> None:
+    """A pyramid of two levels, zoomed to the finer one; each number that is read off it, against the map."""
+    length = 700
+    weights = causal(length, heads=1, seed=6)
+    made = page([Example("", {"0": Map(weights)})], budget_mb=EMPTY_MB + 0.42)
+    assert made.carried[0].tiles == {256: 1}, made.report()
+    tab.show(made.text, "heads=0&zoom=300-500x100-300")
+    tab.browser.until("document.querySelector('.caption').textContent.includes('up to 3 × 3')")
+    found = tab.run("""
+      const canvas = root.querySelector(".matrix canvas"), box = canvas.getBoundingClientRect(), all = [];
+      for (let n = 0; n < 30; n++) {
+        const clientX = box.left + 90 + (box.width - 300) * ((n * 7) % 30) / 30;
+        send(canvas, "pointermove", { clientX, clientY: box.top + 90 + (box.height - 150) * n / 30 });
+        const { text, title } = reading(), block = root.querySelector(".reading [data-block]");
+        const share = root.querySelector("[data-share]");
+        if (title === "One weight" && block) all.push([text, block.textContent, share.textContent]);
+      }
+      return [page.decodedIn(), all];""")
+    assert found[0] == "worker"
+    assert len(found[1]) >= 5
+    dense = weights.dense()[0].double()
+    for text, largest, share in found[1]:
+        named = re.search(r"largest of \d+ × \d+ \(tokens (\d+)(?: to (\d+))? × (\d+)(?: to (\d+))?\)", text)
+        assert named, text
+        r0, r1, c0, c1 = (int(named[n] or named[n - 1]) for n in range(1, 5))
+        block = dense[r0 : r1 + 1, c0 : c1 + 1]
+        assert max(block.shape) <= 3
+        assert float(largest) == pytest.approx(float(block.max()), rel=2e-3, abs=6e-4)
+        assert float(share) == pytest.approx(float(block.sum(-1).mean()), rel=2e-3, abs=6e-4)
+
+
+@pytest.mark.parametrize("policy", ["worker-src blob:", "worker-src 'none'"])
+def test_a_page_whose_threads_are_forbidden_decodes_itself(tab: Tab, policy: str) -> None:
+    text = page([Example("", {"0": Map(causal(100, heads=1))})]).text
+    assert text.count("worker-src blob:") == 1
+    tab.path.write_text(text.replace("worker-src blob:", policy), encoding="utf-8")
+    tab.again("query=50")
+    where, title, count = tab.browser.run(
+        HELP
+        + """
+      return [page.decodedIn(), reading().title, reading().list.length];"""
+    )
+    assert (where, title, count) == ("worker" if "blob" in policy else "page", "What it looks at", 9)
+
+
+def test_a_translator_sees_sources_alternatives_and_free_words(tab: Tab) -> None:
+    """Sixty words, a target word clicked; the words that nothing was made of; the alignment as pairs."""
+    source, target = [f"s{n}" for n in range(60)], [f"t{n}" for n in range(50)]
+    scores = np.random.default_rng(3).random((2, 50, 60))
+    heads = scores**8 / (scores**8).sum(-1, keepdims=True)
+    others = [[(f"{word}a", 0.3), (f"{word}b", 0.2), (f"{word}c", 0.1)] for word in target]
+    one = Example("sixty", {"decoder.0.cross": Map(heads, target, source, others)})
+    tab.show(page([one]).text, "heads=mean&view=links")
+    mean = heads.mean(0)
+    free = sorted(set(range(60)) - set(mean.argmax(-1).tolist()))
+    found = tab.run("""
+      const said = root.querySelector(".reading .free").textContent, pairs = page.exported("pharaoh");
+      await page.changed({ view: "matrix" });
+      queries()[7].click();
+      const { list, text } = reading();
+      return { said, pairs, list, text };""")
+    assert found["said"].endswith(": " + ", ".join(f"s{key} ({key})" for key in free))
+    assert found["pairs"] == " ".join(f"{key}-{query}" for query, key in enumerate(mean.argmax(-1)))
+    best = np.argsort(-mean[7])[:9]
+    assert [int(place) for _, place, _ in found["list"][:9]] == best.tolist()
+    for _, place, number in found["list"][:9]:
+        assert float(number) == pytest.approx(mean[7, int(place)], abs=6e-4)
+    assert [(text, number) for text, _, number in found["list"][9:]] == [
+        ("t7a", "0.300"),
+        ("t7b", "0.200"),
+        ("t7c", "0.100"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def research(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[regard.AttentionMap], list[str]]:
+    """4,096 tokens, 12 layers of 12 heads, and a second input; a narrow window makes it a matter of seconds."""
+    length, made = 4096, torch.Generator().manual_seed(11)
+    words = [f"w{n}" for n in torch.randint(900, (length,), generator=made).tolist()]
+    maps = []
+    for _ in range(13):
+        q, k = (3 * torch.randn(1, 12, length, 2, generator=made) for _ in range(2))
+        mask = regard.causal() & regard.window(8)
+        weights = regard.attention(q, k, k, mask=mask, return_weights=True).weights[0]
+        assert isinstance(weights, regard.AttentionMap)
+        maps.append(weights)
+    examples = [
+        Example("first", {str(layer): Map(one, words, words) for layer, one in enumerate(maps[:12])}),
+        Example("second", {"11": Map(maps[12], words, words)}),
+    ]
+    page_ = page(examples, budget_mb=8, exact=["7"])
+    assert all(sum(one.of_each_query.values()) == 13 for one in page_.carried), page_.report()
+    return page_.save(tmp_path_factory.mktemp("research") / "page.html"), maps, words
+
+
+@pytest.mark.slow
+def test_research_at_4096_tokens_and_144_heads(browser: Chromium, research: tuple[Path, Any, list[str]]) -> None:
+    """Sorted by induction, one head opened, its lookers found, compared with a second input, exact values as CSV."""
+    path, maps, words = research
+    assert path.stat().st_size <= 8e6
+    browser.size(1280, 800)
+    tab = Tab(browser, path).again("sort=induction&theme=light")
+    score = regard.inspection.head_table([one[None] for one in maps[:12]], torch.tensor([int(w[1:]) for w in words]))
+    expected = score["induction"].flatten().argsort(descending=True).tolist()
+    found = tab.run("""
+      const thumbs = [...root.querySelectorAll(".thumb")];
+      const order = thumbs.map((one) => 12 * Number(one.dataset.map) + Number(one.dataset.head));
+      thumbs.find((one) => one.dataset.map === "11").click();
+      await new Promise((done) => setTimeout(done, 300));
+      const { layer, heads } = page.state();
+      return { order, layer, head: heads[0] };""")
+    assert len(found["order"]) == 144
+    values = score["induction"].flatten()[found["order"]]
+    assert torch.allclose(values, score["induction"].flatten()[expected], atol=1e-4), "the best head comes first"
+    assert (found["layer"], type(found["head"])) == ("11", int)
+    head = found["head"]
+    weights = maps[11][head].dense()
+    strongest = weights.argmax(-1)
+    key = 812 if (strongest == 812).any() else int(strongest[812])
+    lookers = (strongest == key).nonzero().ravel().tolist()
+    found = tab.run(f"""
+      await page.changed({{ focus: {{ column: {key} }}, pinned: true }});
+      const csv = page.exported("csv"), said = reading().text;
+      const other = {{ example: 1, map: 0, head: {head} }};
+      await page.changed({{ view: "compare", other, focus: {{ row: {lookers[0]} }} }});
+      const panes = [...root.querySelectorAll(".pane")].map((one) => !one.hidden);
+      return {{ csv, said, text: reading().text, panes }};""")
+    assert f"strongest key of {len(lookers)} quer" in found["said"]
+    assert f": {', '.join(map(str, lookers))}" in found["said"]
+    rows = list(csv.DictReader(io.StringIO(found["csv"], newline="")))
+    assert {int(row["query"]) for row in rows} >= set(lookers)
+    for row in rows:
+        weight = float(weights[int(row["query"]), key])
+        assert float(row["weight"]) == pytest.approx(weight, rel=1e-3)
+        assert (row["query_token"], row["key_token"]) == (words[int(row["query"])], words[key])
+    assert found["panes"] == [True] * 3
+    assert "A less B" in found["text"]
+    said = tab.run(f"""
+      await page.changed({{ focus: {{ row: {lookers[0]}, column: {key} }} }});
+      return Number(root.querySelector(".reading > .weight .number").textContent);""")
+    assert said == pytest.approx(float(weights[lookers[0], key]), abs=6e-4)

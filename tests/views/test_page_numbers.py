@@ -12,6 +12,7 @@ import torch
 import regard
 from regard.views.html import Example, Map, numbers, page
 from tests.views.chromium import Chromium
+from tests.views.written_dates import EMPTY_MB
 
 HEBREW = [*"יום שבת 21 בנובמבר 2046"]
 LONG, HEADS = 300, 3
@@ -31,7 +32,7 @@ def attention(length: int, heads: int = HEADS, seed: int = 0) -> regard.Attentio
 MAPS = {"exact": attention(40), "pooled": attention(LONG, seed=1), "hebrew": attention(len(HEBREW), seed=2)}
 
 
-def document(*, budget_mb: float = 0.14) -> str:
+def document(*, budget_mb: float = EMPTY_MB + 0.14) -> str:
     """Three sentences. Of the long one the budget has pictures and the strongest keys of its queries, and no more."""
     words = [f"w{n}" for n in range(LONG)]
     examples = [

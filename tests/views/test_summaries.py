@@ -81,14 +81,14 @@ def test_a_page_of_what_was_kept() -> None:
     data = embedded(page([model_example(kept)]).text)
     for entry, weights in zip(data["examples"][0]["maps"], whole.maps, strict=True):
         (heads, mean) = entry["pictures"]
-        assert (heads["grid"], entry["exact"], entry["finer"]) == ([CELLS, CELLS], {}, {})
-        pictures: list[tuple[Any, int]] = [("max", heads["largest"]), ("mean", heads["mean"])]
+        assert (heads["grid"], entry["exact"], entry["tiles"]) == ([CELLS, CELLS], {}, {})
+        pictures: list[tuple[Any, int]] = [("max", heads["largest"]), ("sum", heads["mass"])]
         for how, place in pictures:
             expected = weights[0].pooled(CELLS, CELLS, how).numpy()
             np.testing.assert_allclose(array_of(data, place).reshape(expected.shape), expected, rtol=1e-3, atol=1e-5)
         assert mean["largest"] is None
-        expected = weights[0].average().pooled(CELLS, CELLS, "mean").numpy()
-        np.testing.assert_allclose(array_of(data, mean["mean"]).reshape(expected.shape), expected, rtol=1e-3, atol=1e-5)
+        expected = weights[0].average().pooled(CELLS, CELLS, "sum").numpy()
+        np.testing.assert_allclose(array_of(data, mean["mass"]).reshape(expected.shape), expected, rtol=1e-3, atol=1e-5)
         assert {top["k"] for top in entry["top"].values()} == {4}
         assert len(entry["top"]) == 4
     (means,) = seen_by("summary", length=300)

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from babel.dates import format_date
 
-from regard.views.html import Example, Map
+from regard.views.html import Example, Map, page
 
+EMPTY_MB = len(page([Example("", {"x": Map(np.eye(1))})]).text) / 1e6
+"""A page that shows one weight."""
 LOCALES = ["en_US", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "pl", "ru", "uk", "tr", "el", "fi", "cs"]
 LOCALES += ["hu", "vi", "id", "zh", "ja", "ko", "ar", "he", "hi", "th"]
 
@@ -47,8 +49,7 @@ def array_of(data: Any, place: int) -> np.ndarray:
 def decoded(data: Any, map_: dict[str, Any]) -> np.ndarray:
     """The small picture of each head of a map: for a short map, all its weights."""
     picture = map_["pictures"][0]
-    place = picture["mean"] if picture["largest"] is None else picture["largest"]
-    return array_of(data, place).reshape(-1, *picture["grid"]) * map_["scale"]
+    return array_of(data, picture["largest"]).reshape(-1, *picture["grid"]) * map_["scale"]
 
 
 def sentence(locale: str = "fr", heads: int = 2) -> Example:

@@ -3,10 +3,11 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -21,9 +22,9 @@ from regard.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_li
 from regard.training.distributed.choices import Precision
 
 if TYPE_CHECKING:
-    from regard.tasks.translation.bulk.lines import BulkTranslation
+    from regard.tasks.translation.bulk.lines import BulkTranslation, Show
     from regard.tasks.translation.bulk.resumable_output import Unfinished
-    from regard.tasks.translation.results import Translation
+    from regard.tasks.translation.results import Candidate, Translation
 
 
 def translate(
@@ -42,6 +43,8 @@ def translate(
     alignments: bool = False,
     alignment_layer: int | Mean = -1,
     alignment_head: int | Mean = "mean",
+    confidence: bool = False,
+    keep_tags: bool = False,
     copy_unknown: bool = False,
     prefix: str = "",
     prefix_column: bool = False,
@@ -70,6 +73,9 @@ def translate(
         alignments: print JSON: tokens, scores, and how much each token attended to each token of the source.
         alignment_layer: the decoder layer whose attention that is, from 0, or from -1 backwards; or mean.
         alignment_head: the head in that layer, or mean.
+        confidence: print JSON: the probability of each token, the entropy of its attention, the attention that each
+            token of the source got, and source words that were perhaps left untranslated.
+        keep_tags: put the tags (<b>) and placeholders ({name}, %s) of the source back where they belong.
         copy_unknown: for each word outside the vocabulary, print the source word that it attends to most.
         prefix: what every translation must begin with.
         prefix_column: each line has a sentence, a tab, and what its translation must begin with.
@@ -95,6 +101,8 @@ def translate(
         "--nbest": nbest != 1,
         "--length-penalty": length_penalty != 1.0,
         "--alignments": alignments,
+        "--confidence": confidence,
+        "--keep-tags": keep_tags,
         "--copy-unknown": copy_unknown,
         "--prefix": bool(prefix),
         "--prefix-column": prefix_column,
@@ -116,8 +124,9 @@ def translate(
         (resume and overwrite, "--resume goes on with a file and --overwrite replaces it: give one of them"),
         (bool(prefix) and prefix_column, "--prefix and --prefix-column were both given: give one of them"),
         (
-            chosen and not (alignments or copy_unknown or simultaneous),
-            "--alignment-layer and --alignment-head go with --alignments, --copy-unknown or --simultaneous",
+            chosen and not (alignments or confidence or keep_tags or copy_unknown or simultaneous),
+            "--alignment-layer and --alignment-head go with --alignments, --confidence, --keep-tags, --copy-unknown "
+            "or --simultaneous",
         ),
         (output is not None and not output.absolute().parent.is_dir(), f"--output: there is no folder for {output}"),
         (output is not None and output.is_dir(), f"--output: {output} is a folder; name a file"),
@@ -162,6 +171,8 @@ def translate(
         copy_unknown=copy_unknown,
         vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),
         max_length=max_length,
+        confidence=confidence,
+        keep_tags=keep_tags,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
     lines = raw_lines(input or STANDARD_INPUT)
@@ -169,19 +180,45 @@ def translate(
         lines = iter([Line("the sentence", os.fsencode(sentence))])
     parse = sentence_and_prefix if prefix_column else partial(whole_line, prefix=prefix)
     windows = answered(translator, lines, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
-    show = _as_json if alignments else _as_table if nbest > 1 else _as_text
+    doubts = Doubts()
+    is_json = alignments or confidence
+    show = doubts.noting(_as_json) if is_json else _as_table if nbest > 1 else _as_text
     work = BulkTranslation(lines, windows, show, BadLinePolicy(bad_lines))
     with sharing(translator, run, workers_for(input, workers, translator.device)):
         if output is None:
             work.print(sys.stdout, flush=typed)
         else:
-            form = {"json": alignments, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
+            form = {"json": is_json, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
             form["precision"] = precision
             settings = {"model": translator.fingerprint(), **asked.settings(), **form}
             with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
                 _finish(work, unfinished, input)
     if work.policy.skipped:
         print(f"bad lines left empty: {work.policy.skipped:,}; the first: {work.policy.first}", file=sys.stderr)
+    if doubts.lines:
+        print(f"lines with words that were perhaps left untranslated: {doubts}", file=sys.stderr)
+
+
+class Doubts:
+    """Counts the lines with source words that were perhaps left untranslated."""
+
+    def __init__(self) -> None:
+        self.lines, self._first = 0, ""
+
+    def __str__(self) -> str:
+        return f"{self.lines:,}; the first: {self._first}"
+
+    def noting(self, show: "Show") -> "Show":
+        """A way to show translations that also counts them."""
+
+        def noted(number: int, translation: "Translation") -> str:
+            sure = translation.candidates[0].confidence
+            if sure is not None and sure.untranslated:
+                self.lines += 1
+                self._first = self._first or f"line {number}: {', '.join(sure.untranslated)}"
+            return show(number, translation)
+
+        return noted
 
 
 def _finish(work: "BulkTranslation", unfinished: "Unfinished | None", input: Path | None) -> None:
@@ -220,19 +257,27 @@ def _as_table(number: int, translation: "Translation") -> str:
 
 
 def _as_json(_number: int, translation: "Translation") -> str:
-    candidates = [
-        {
-            "text": one.text,
-            "score": round(one.score, 4),
-            "finished": one.finished,
-            "tokens": one.labels,
-            "alignment": []
-            if one.alignment is None
-            else [[round(w, 4) for w in row] for row in one.alignment.tolist()],
-        }
-        for one in translation.candidates
-    ]
+    candidates = [_candidate_as_json(one) for one in translation.candidates]
     return json.dumps({"source": translation.source_labels, "translations": candidates}, ensure_ascii=False)
+
+
+def _candidate_as_json(one: "Candidate") -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "text": one.text,
+        "score": round(one.score, 4),
+        "finished": one.finished,
+        "tokens": one.labels,
+        "alignment": [] if one.alignment is None else [_rounded(row) for row in one.alignment.tolist()],
+    }
+    if one.confidence is not None:
+        probabilities, entropies, coverage, untranslated = one.confidence
+        known |= {"probabilities": _rounded(probabilities), "entropies": _rounded(entropies)}
+        known |= {"coverage": _rounded(coverage), "untranslated": untranslated}
+    return known
+
+
+def _rounded(numbers: Sequence[float]) -> list[float]:
+    return [round(number, 4) for number in numbers]
 
 
 def _one_line(text: str) -> str:

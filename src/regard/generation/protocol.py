@@ -45,6 +45,8 @@ class Hypothesis:
     """The sum of the tokens' log-probabilities, divided by length ** length_penalty."""
     alignment: Float[Tensor, "T S"] | None = None
     """The weights with which each token attended to the source, as a mean over heads; rows sum to 1."""
+    log_probabilities: Float[Tensor, " T"] | None = None
+    """The model's own log-probability of each token, in nats, if it was asked for."""
 
 
 def worth_leaving(running: int, undecided: int) -> bool:

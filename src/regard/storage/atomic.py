@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from regard.errors import RunFolderError
+from regard.errors import FileError, RunFolderError
 from regard.storage.untrusted import parse_json
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9]+\.tmp", re.DOTALL)
@@ -92,6 +92,26 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+@contextmanager
+def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say which file cannot be written, and why, where the system refuses in the block.
+
+    Raises:
+        FileError: there is no such folder, it may not be written to, the disk is full, or the name cannot be one.
+    """
+    if "\0" in os.fspath(path):
+        raise FileError(f"cannot write {os.fspath(path)!r}: no name holds a zero byte; check the path")
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FileError(
+            f"cannot write {os.fspath(path)!r}: {reason}; check the path, and that there is space"
+        ) from error
 
 
 def is_temporary(path: Path) -> bool:

@@ -177,6 +177,10 @@ class PieceBytes(Protocol):
         """The labels of the tokens on an axis, in the same order."""
         ...
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        ...
+
 
 class TextStream:
     """Text from tokens as they come. Half characters, and text that may become a stop string, are held back.

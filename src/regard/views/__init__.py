@@ -18,7 +18,10 @@ from regard.views.html import save_page as save_page
 from regard.views.labels import printable as printable
 from regard.views.model import model_example as model_example
 from regard.views.model import model_grid as model_grid
+from regard.views.overlay import SMOOTH as SMOOTH
+from regard.views.overlay import WHOLE_PATCHES as WHOLE_PATCHES
 from regard.views.overlay import PatchGrid as PatchGrid
+from regard.views.overlay import Upsampling as Upsampling
 from regard.views.overlay import overlay as overlay
 from regard.views.overlay import patch_grid as patch_grid
 from regard.views.reading_order import visual_order as visual_order
@@ -39,6 +42,8 @@ from regard.views.themes import Theme as Theme
 __all__ = [
     "DARK",
     "LIGHT",
+    "SMOOTH",
+    "WHOLE_PATCHES",
     "Carried",
     "ColourScale",
     "Example",
@@ -55,6 +60,7 @@ __all__ = [
     "SquareRootScale",
     "Table",
     "Theme",
+    "Upsampling",
     "alignment",
     "head_distances",
     "head_panels",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.errors import MissingExtraError
-from regard.storage.atomic import replacing
+from regard.errors import ArgumentError, MissingExtraError
+from regard.storage.atomic import file_errors, replacing
 from regard.views.axis_text import FONT_POINTS, TITLE_POINTS
 from regard.views.fonts import Lettering, letter
 from regard.views.layout import COLOUR_BAR, MARGIN, Box
@@ -68,12 +68,15 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
         The path.
 
     Raises:
-        OSError: the file cannot be written; an older one stays as it was.
-        ValueError: matplotlib has no format of that ending.
+        FileError: the file cannot be written; an older one stays as it was.
+        ArgumentError: matplotlib has no format of that ending.
     """
     target = Path(path)
-    with replacing(target) as file:
-        figure.savefig(file, format=target.suffix[1:].lower() or "png")
+    kind, known = target.suffix[1:].lower() or "png", sorted(figure.canvas.get_supported_filetypes())
+    if kind not in known:
+        raise ArgumentError(f"a figure is saved as {', '.join(known)}; got {os.fspath(path)!r}, which ends in .{kind}")
+    with file_errors(target), replacing(target) as file:
+        figure.savefig(file, format=kind)
     return target
 
 

@@ -138,7 +138,9 @@ def model_example(
     def fitting(count: int) -> list[str] | None:
         return next((labels for labels in given if len(labels) == count), None)
 
-    made = {name: Map(of_sequence(one, sequence), *map(fitting, one.shape[-2:])) for name, one in found}
+    made = {
+        name: Map(of_sequence(one, sequence), fitting(one.shape[-2]), fitting(one.shape[-1])) for name, one in found
+    }
     return Example(title, made)
 
 

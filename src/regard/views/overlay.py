@@ -36,6 +36,20 @@ MOST_EXTRA = 64
 """The most tokens before the patches that are thought of as class and register tokens."""
 
 
+class Upsampling(NamedTuple):
+    """How the colours of patches are spread over the pixels of the image: `WHOLE_PATCHES`, `SMOOTH`, or your own."""
+
+    name: str
+    """A name of matplotlib's interpolations."""
+
+
+WHOLE_PATCHES = Upsampling("nearest")
+"""Every pixel of a patch has the colour of its weight: each colour in the picture is a weight of the map."""
+SMOOTH = Upsampling("bilinear")
+"""Colours run from the centre of each patch to those of its neighbours. At the centres they are those of the weights;
+between them they are interpolated, and no weight of the map."""
+
+
 class PatchGrid(NamedTuple):
     """Where the patches of an image stand among the tokens of a model."""
 
@@ -108,6 +122,7 @@ def overlay(
     scale: str | ColourScale = "sqrt",
     limits: tuple[float, float] | None = None,
     strength: float = 0.6,
+    upsampling: Upsampling = WHOLE_PATCHES,
     colour_bar: bool = True,
     theme: Theme = LIGHT,
     colour_map: "str | Colormap | None" = None,
@@ -131,6 +146,7 @@ def overlay(
         scale: which colour a weight gets, as in `heatmap`; limits come from the patches alone.
         limits: as in `heatmap`.
         strength: how much of the image the colours hide, in 0..1.
+        upsampling: how patches become pixels: `WHOLE_PATCHES`, or `SMOOTH`, where only the centres are exact.
         colour_bar: whether there is a bar of colours with its numbers.
         theme: the colours of the paper and the text.
         colour_map: as in `heatmap`.
@@ -164,13 +180,20 @@ def overlay(
     patches, others = row[grid.extra :].reshape(grid.rows, grid.columns), float(row[: grid.extra].sum())
     note = f"{others:.0%} on {grid.extra} other token{'s' * (grid.extra > 1)}" if grid.extra else ""
     heading = " · ".join(part for part in (title, note) if part)
-    missing = _drawn(ax, pixels, patches, heading, look, strength, colour_bar)
+    missing = _drawn(ax, pixels, patches, heading, look, strength, upsampling, colour_bar)
     warn_of_missing(missing[1])
     return missing[0]
 
 
 def _drawn(
-    ax: "Axes | None", pixels: Numbers, patches: Numbers, heading: str, look: Colouring, strength: float, with_bar: bool
+    ax: "Axes | None",
+    pixels: Numbers,
+    patches: Numbers,
+    heading: str,
+    look: Colouring,
+    strength: float,
+    upsampling: Upsampling,
+    with_bar: bool,
 ) -> "tuple[Axes, str]":
     """Draw the image and the patches, and return the axes and the characters that no font has."""
     values = look.scale.prepared(patches, np.ones_like(patches, bool))
@@ -189,8 +212,8 @@ def _drawn(
     ax.imshow(grey, extent=extent, interpolation="antialiased", aspect="auto" if figure else None)
     norm = norm_of(look.scale, limits)
     shown = ax.imshow(
-        values, norm=norm, cmap=colours_of(look.colour_map, look.theme, limits), interpolation="nearest",
-        alpha=strength, extent=extent, aspect="auto" if figure else None,
+        values, norm=norm, cmap=colours_of(look.colour_map, look.theme, limits), interpolation=upsampling.name,
+        interpolation_stage="data", alpha=strength, extent=extent, aspect="auto" if figure else None,
     )  # fmt: skip
     ax.set_axis_off()
     missing = write_title(ax, heading, look.theme)

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from regard.errors import ArgumentError, DataError
 from regard.maps.attention_map import AttentionMap
+from regard.storage.atomic import file_errors
 from regard.storage.own_files import refuse_links
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.drawing import Panel
@@ -110,11 +111,12 @@ def save_pictures(
     Raises:
         RunFolderError: a file is a link.
         MissingExtraError: matplotlib is not installed.
-        OSError: a file cannot be written; an older one stays as it was.
+        FileError: a file cannot be written; an older one stays as it was.
     """
     refuse_links(*files.paths)
     for path in files.paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with file_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
     if files.picture is not None:
         save_figure(heatmap_grid([panel(*one) for one in seen], title=title, scale=scale), files.picture)
     if files.page is not None:
@@ -131,5 +133,8 @@ def panel(sentence: str, attention: TextMaps) -> Panel:
 
 def page_example(sentence: str, attention: TextMaps) -> Example:
     """Every map of a text."""
-    maps = {name: Map(weights, *attention.labels(name)) for name, weights in attention.maps.items()}
+    maps = {
+        name: Map(weights, *attention.labels(name), attention.alternatives(name))
+        for name, weights in attention.maps.items()
+    }
     return Example(sentence, maps, show=attention.shown)

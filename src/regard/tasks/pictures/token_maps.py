@@ -27,6 +27,17 @@ class TextMaps(Protocol):
         """The labels of a map's rows (queries) and of its columns (keys)."""
         ...
 
+    def alternatives(self, name: str) -> "list[list[Alternative]] | None":
+        """For each row of a map the tokens that were most probable in its place; None if nobody asked for them."""
+        ...
+
+
+class Alternative(NamedTuple):
+    """A token that might have been written."""
+
+    text: str
+    probability: float
+
 
 class TextAttention(NamedTuple):
     """What the tokens of a text attended to among themselves."""
@@ -45,6 +56,10 @@ class TextAttention(NamedTuple):
         """The labels of the tokens, for rows and columns alike."""
         return self.texts, self.texts
 
+    def alternatives(self, name: str) -> list[list[Alternative]] | None:
+        """None: the text was given."""
+        return None
+
 
 class Axis(NamedTuple):
     """The labels of a sequence of tokens, and the first and the last token of each label."""
@@ -54,17 +69,27 @@ class Axis(NamedTuple):
 
 
 class HasLabels(Protocol):
-    """A tokenizer that can label tokens."""
+    """A tokenizer that can label tokens and write them as text."""
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
         """The labels to print along an axis for tokens, in order."""
         ...
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        ...
+
 
 def axis(tokenizer: HasLabels, ids: Sequence[int]) -> Axis:
-    """The labels of tokens; tokens that share a character share a label."""
-    labels = tokenizer.labels(ids)
-    return Axis([label.text for label in labels], [label.pieces for label in labels])
+    """The labels of tokens; tokens that share a character share a label.
+
+    A label whose tokens begin with a space keeps it: without it, two words or two numbers would be read as one.
+    """
+    labels, texts = tokenizer.labels(ids), []
+    for text, (first, last) in labels:
+        begins_word = text != "␣" and tokenizer.decode(list(ids[first : last + 1])).startswith(" ")
+        texts.append(f" {text}" if begins_word else text)
+    return Axis(texts, [label.pieces for label in labels])
 
 
 def merge(weights: AttentionMap | Tensor, rows: Axis, columns: Axis) -> AttentionMap | Tensor:

@@ -5,9 +5,10 @@ from typing import cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
-from regard.tasks.pictures.token_maps import axis, merge
+from regard.tasks.pictures.token_maps import Alternative, axis, merge
 from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.results import Attention
 from regard.text.batches import collate
@@ -16,7 +17,13 @@ from regard.text.codec import Codec
 
 @torch.no_grad()
 def forced_attention(
-    model: Model, source_tokenizer: Codec, target_tokenizer: Codec, source: Sequence[int], tokens: Sequence[int]
+    model: Model,
+    source_tokenizer: Codec,
+    target_tokenizer: Codec,
+    source: Sequence[int],
+    tokens: Sequence[int],
+    *,
+    alternatives: int = 0,
 ) -> Attention:
     """What every layer and head of a model in evaluation mode attends to while it is forced to write `tokens`.
 
@@ -26,11 +33,13 @@ def forced_attention(
         target_tokenizer: the tokenizer of `tokens`.
         source: ids of the source, without its end mark.
         tokens: ids that the model is to write, at least one; usually they include the end mark.
+        alternatives: how many other tokens are told for each place; 0 spares the model a pass.
     """
     marks = source_tokenizer.marks, target_tokenizer.marks
     arrays = [np.asarray(source, dtype=np.int64)], [np.asarray(tokens[:-1], dtype=np.int64)]
     batch, device = collate(*arrays, source_marks=marks[0], target_marks=marks[1]), next(model.parameters()).device
-    maps = model.attend(*(part.to(device) for part in (batch.source, batch.source_lengths, batch.target_input)))
+    given = [part.to(device) for part in (batch.source, batch.source_lengths, batch.target_input)]
+    maps = model.attend(*given)
     looked_at, written, read = (
         axis(source_tokenizer, [*source, marks[0].end_id]),
         axis(target_tokenizer, tokens),
@@ -42,4 +51,22 @@ def forced_attention(
         encoder = name.startswith("encoder")
         rows, columns = looked_at if encoder else written, looked_at if encoder or name in alignments else read
         merged[name] = merge(cast(AttentionMap, weights[0]), rows, columns)
-    return Attention(looked_at.texts, written.texts, read.texts, merged, alignments)
+    choices = None
+    if alternatives:
+        probable = _alternatives(model(*given)[0].float().softmax(-1), target_tokenizer, tokens, alternatives)
+        # A label of several tokens stands where its first one does.
+        choices = [probable[first] for first, _ in written.spans]
+    return Attention(looked_at.texts, written.texts, read.texts, merged, alignments, choices)
+
+
+def _alternatives(
+    probabilities: Tensor, tokenizer: Codec, tokens: Sequence[int], count: int
+) -> list[list[Alternative]]:
+    """For each place the most probable tokens apart from the one that stands there, with their probabilities."""
+    others = probabilities.clone()
+    others[torch.arange(len(tokens)), torch.as_tensor(tokens, device=others.device)] = 0.0
+    values, ids = others.topk(min(count, others.shape[-1] - 1))
+    return [
+        [Alternative(axis(tokenizer, [one]).texts[0], value) for one, value in zip(*pair, strict=True)]
+        for pair in zip(ids.tolist(), values.tolist(), strict=True)
+    ]

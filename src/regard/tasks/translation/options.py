@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.tags import Tag
 
 
 class Request(NamedTuple):
@@ -13,6 +14,8 @@ class Request(NamedTuple):
 
     source: str
     prefix: str = ""
+    tags: tuple[Tag, ...] = ()
+    """Tags that were taken out of the source, to be put back into its translation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +27,8 @@ class TranslationOptions:
     copy_unknown: bool = False
     vocabulary: Vocabulary | None = None
     max_length: int | None = None
+    confidence: bool = False
+    keep_tags: bool = False
 
     def settings(self) -> dict[str, Any]:
         """The options that decide the answers, as values that JSON can hold."""
@@ -37,4 +42,6 @@ class TranslationOptions:
             "copy-unknown": self.copy_unknown,
             "vocabulary": chosen,
             "max-length": self.max_length,
+            "confidence": self.confidence,
+            "keep-tags": self.keep_tags,
         }

@@ -5,6 +5,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
+from regard.tasks.pictures.token_maps import Alternative
+from regard.tasks.translation.confidence import Confidence
 from regard.training.metrics import CorpusScore
 
 
@@ -21,6 +23,8 @@ class Candidate(NamedTuple):
     to 1."""
     finished: bool = True
     """Whether the model ended it; otherwise it was cut off at the most steps."""
+    confidence: Confidence | None = None
+    """How sure the model was of each label, if it was asked for."""
 
 
 class Translation(NamedTuple):
@@ -49,6 +53,8 @@ class Attention(NamedTuple):
     """The maps by name, each (H, T, S): "encoder.0", "decoder.0.self", "decoder.0.cross", ..."""
     alignment_names: list[str]
     """The names of the maps that align the translation with the source."""
+    choices: list[list[Alternative]] | None = None
+    """For each target label the most probable tokens in its place, apart from its own; None: not asked for."""
 
     @property
     def shown(self) -> str:
@@ -60,6 +66,10 @@ class Attention(NamedTuple):
         if name.startswith("encoder"):
             return self.source_labels, self.source_labels
         return self.target_labels, self.source_labels if name in self.alignment_names else self.read_labels
+
+    def alternatives(self, name: str) -> list[list[Alternative]] | None:
+        """The tokens that were most probable in the place of each target label; None for a map of the source."""
+        return None if name.startswith("encoder") else self.choices
 
 
 class Evaluation(NamedTuple):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice, zip_longest
+from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Literal, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, DataError
 from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
-from regard.generation.protocol import Decodable, Hypothesis
+from regard.generation.protocol import Decodable, Hypothesis, precise
 from regard.models.inference import prepare, why_not
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
 from regard.tasks.names import TRANSLATION
@@ -28,6 +28,7 @@ from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.bulk.worker_pool import Workers
+from regard.tasks.translation.confidence import confidence_of
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.corpus import load_tokenizers
@@ -36,6 +37,7 @@ from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
 from regard.tasks.translation.search_job import SearchJob, search
+from regard.tasks.translation.tags import aligned_units, put_back, stretches, taken_out
 from regard.text.batches import Batch, collate
 from regard.text.codec import Codec
 from regard.text.lines import BadLines
@@ -53,6 +55,10 @@ CPU_SEARCH_PLACES = 2_048
 """The same for a search on the CPU: larger batches make its products no faster, and no longer fit its caches."""
 EVALUATED_TOGETHER = 256
 """How many sentences are translated before the progress is told."""
+
+
+ALTERNATIVES = 3
+"""How many other tokens `attend` tells for each place of a translation."""
 
 
 class Translator:
@@ -144,6 +150,8 @@ class Translator:
         copy_unknown: bool = False,
         vocabulary: Vocabulary | None = None,
         max_length: int | None = None,
+        confidence: bool = False,
+        keep_tags: bool = False,
         window_lines: int = WINDOW_LINES,
         bad_lines: BadLines = "stop",
     ) -> Iterator[Translation]:
@@ -162,6 +170,10 @@ class Translator:
             vocabulary: the tokens that translations may contain; see the method of that name.
             max_length: the most tokens of a sentence, its end mark counted; None means as many as the longest had in
                 training. The model saw no longer ones, and a search takes a time that grows with their square.
+            confidence: whether candidates say how sure the model was of each token, and what was left untranslated,
+                by `alignments` or the last layer's mean.
+            keep_tags: whether tags (`<b>`) and placeholders (`{name}`, `%s`) of a source are taken out of it, and put
+                back into its translations where `alignments` or the last layer's mean says that they belong.
             window_lines: lines that are read before the first is answered; 1 answers each at once.
             bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
                 and says why.
@@ -177,6 +189,8 @@ class Translator:
             copy_unknown=copy_unknown,
             vocabulary=vocabulary,
             max_length=max_length,
+            confidence=confidence,
+            keep_tags=keep_tags,
         )
         if window_lines < 1:
             raise ArgumentError(f"window_lines must be at least 1, got {window_lines}")
@@ -196,6 +210,9 @@ class Translator:
         """
         self._check_options(options)
         requests = [Request(line) if isinstance(line, str) else line for line in lines]
+        asked = requests
+        if options.keep_tags:
+            requests = [_without_tags(request) for request in requests]
         sources = self.source_tokenizer.encode_batch([request.source for request in requests])
         prefixes = self._encode_prefixes(requests)
         problems = [
@@ -204,7 +221,10 @@ class Translator:
         possible = [[] if problem else source for source, problem in zip(sources, problems, strict=True)]
         found = self._search(possible, options, prefixes)
         answers = map(self._present, requests, possible, found, [options] * len(requests))
-        return [answer._replace(problem=problem) for answer, problem in zip(answers, problems, strict=True)]
+        return [
+            answer._replace(source=request.source, problem=problem)
+            for request, answer, problem in zip(asked, answers, problems, strict=True)
+        ]
 
     def vocabulary(self, texts: Iterable[str]) -> Vocabulary:
         """The tokens of some words or sentences, and the end mark: `translate` can be limited to them.
@@ -322,7 +342,9 @@ class Translator:
             raise DataError("there is nothing to look at in an empty sentence")
         (found,) = self._search(ids, TranslationOptions(beam=beam))
         tokens = found[0].tokens  # with the end mark, unless the translation was cut off before it
-        return forced_attention(self.model, self.source_tokenizer, self.target_tokenizer, ids[0], tokens)
+        return forced_attention(
+            self.model, self.source_tokenizer, self.target_tokenizer, ids[0], tokens, alternatives=ALTERNATIVES
+        )
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -421,9 +443,8 @@ class Translator:
         any attention.
         """
         unknown = self.target_tokenizer.unknown_id if options.copy_unknown else None
-        asked = [
-            [options.alignments is not None or unknown in hypothesis.tokens for hypothesis in best] for best in found
-        ]
+        is_for_all = options.alignments is not None or options.confidence or options.keep_tags
+        asked = [[is_for_all or unknown in one.tokens for one in best] for best in found]
         rows = [(n, k) for n, best in enumerate(asked) for k, is_asked in enumerate(best) if is_asked]
         if not rows:
             return found
@@ -432,17 +453,26 @@ class Translator:
         with torch.inference_mode():
             maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
             weights = (options.alignments or AlignmentOf()).of(maps, self.model.alignment_names).cpu()
-        for (n, k), row, written in zip(rows, weights, tokens, strict=True):
+            gains = self._gains(batch, tokens) if options.confidence else [None] * len(rows)
+        for (n, k), row, written, gained in zip(rows, weights, tokens, gains, strict=True):
             # The slices cut off the padding of the batch.
-            found[n][k] = replace(found[n][k], alignment=row[: len(written), : len(sources[n]) + 1].clone())
+            cut = row[: len(written), : len(sources[n]) + 1].clone()
+            found[n][k] = replace(found[n][k], alignment=cut, log_probabilities=gained)
         return found
+
+    def _gains(self, batch: Batch, tokens: Sequence[Sequence[int]]) -> list[Tensor | None]:
+        """The log-probability of each token of some targets, given the source and the tokens before it."""
+        logits = self.model(batch.source, batch.source_lengths, batch.target_input)
+        everything = precise(logits).log_softmax(-1).cpu()
+        return [row[torch.arange(len(ids)), ids] for row, ids in zip(everything, tokens, strict=True)]
 
     def _present(
         self, request: Request, ids: list[int], hypotheses: list[Hypothesis], options: TranslationOptions
     ) -> Translation:
         source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
         candidates = [self._candidate(request, source, hypothesis, options) for hypothesis in hypotheses]
-        return Translation(request.source, source.texts, candidates or [Candidate("", 0.0, [], None)])
+        empty = Candidate(put_back("", request.tags, []), 0.0, [], None)
+        return Translation(request.source, source.texts, candidates or [empty])
 
     def _candidate(
         self, request: Request, source: Axis, hypothesis: Hypothesis, options: TranslationOptions
@@ -451,9 +481,26 @@ class Translator:
         alignment = None
         if options.alignments is not None and hypothesis.alignment is not None:
             alignment = cast(Tensor, merge(hypothesis.alignment, written, source))
-        text = self.target_tokenizer.decode(hypothesis.tokens, unknown=self._unknown(request, hypothesis, options))
+        unknown = self._unknown(request, hypothesis, options)
+        text = self.target_tokenizer.decode(hypothesis.tokens, unknown=unknown)
+        if request.tags and hypothesis.alignment is not None:
+            text = put_back(text, request.tags, self._aligned_units(request, hypothesis, unknown, text))
         finished = hypothesis.tokens[-1:] == [self.target_tokenizer.marks.end_id]
-        return Candidate(text, hypothesis.score, written.texts, alignment, finished)
+        sure = None
+        if hypothesis.log_probabilities is not None and hypothesis.alignment is not None:
+            surfaces = self.source_tokenizer.surfaces(request.source)
+            rows = hypothesis.log_probabilities, hypothesis.alignment
+            sure = confidence_of(*rows, written, request.source, surfaces, source)
+        return Candidate(text, hypothesis.score, written.texts, alignment, finished, sure)
+
+    def _aligned_units(self, request: Request, hypothesis: Hypothesis, unknown: Sequence[str], text: str) -> list[int]:
+        """For each unit of a translation the unit of its source that it attends to most."""
+        assert hypothesis.alignment is not None
+        tokens, decode = hypothesis.tokens, self.target_tokenizer.decode
+        ends = [min(len(decode(tokens[:n], unknown=unknown)), len(text)) for n in range(len(tokens) + 1)]
+        source = stretches(self.source_tokenizer.surfaces(request.source), request.source)
+        target = list(pairwise(ends))
+        return aligned_units(hypothesis.alignment, source, target, request.source, text)
 
     def _unknown(self, request: Request, hypothesis: Hypothesis, options: TranslationOptions) -> list[str]:
         """The words to print for the unknown tokens of a hypothesis; those of the prefix are taken from the request."""
@@ -473,6 +520,11 @@ class Translator:
         marks = self.source_tokenizer.marks, self.target_tokenizer.marks
         batch = collate(*arrays, source_marks=marks[0], target_marks=marks[1])
         return Batch(*(part.to(self.device) for part in batch))
+
+
+def _without_tags(request: Request) -> Request:
+    cut = taken_out(normalise(request.source))
+    return request._replace(source=" ".join(cut.plain.split()), tags=cut.tags)
 
 
 def _by_length(lengths: Sequence[int], places: int) -> Iterator[list[int]]:

@@ -1,6 +1,6 @@
 """The self-contained page that opens in any browser."""
 
-from regard.views.html.contents import Carried as Carried
+from regard.views.html.carried import Carried as Carried
 from regard.views.html.contents import Example as Example
 from regard.views.html.contents import Map as Map
 from regard.views.html.page import Page as Page

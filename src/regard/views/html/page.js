@@ -1,7 +1,6 @@
 // Attention in a browser: render(root, data, options) draws into an element and changes nothing else in the document, so
 // that a saved page and a notebook widget can share it.
 
-import { arrayReader } from "./page_codec.js";
 import { download, element, styleOf } from "./page_dom.js";
 import { csvOf, pharaohOf, svgOf } from "./page_export.js";
 import { drawHeads, fillHeads, knownSorts, markHeads, SORT_NAMES } from "./page_heads.js";
@@ -12,7 +11,8 @@ import { drawReading, readingOf, swatch } from "./page_reading.js";
 import { lowOf, shareOf, stepOf } from "./page_scale.js";
 import { initial, kinds, linkOf, MOST_HEADS, namesOfHeads, SCALES, settled, shortcut, VIEWS } from "./page_state.js";
 import { textOf } from "./page_text.js";
-import { difference, weightReader } from "./page_weights.js";
+import { counterparts, difference, weightReader } from "./page_weights.js";
+import { arrayReader } from "./page_worker.js";
 
 const MARKS = 2000;
 const STEP_MS = 600;
@@ -59,7 +59,7 @@ export function render(root, data, options = {}) {
 
   /** What is to be read for the state: the chosen heads, and what they are compared with; then labels' orders. */
   function needed() {
-    const { maps, labels } = data.examples[state.example], map = maps[state.map];
+    const { maps } = data.examples[state.example], map = maps[state.map];
     const what = state.temperature !== 1 || state.mask !== "own" ? { temperature: state.temperature, mask: state.mask } : null;
     const one = (example, place, head, how) => {
       const of = data.examples[example].maps[place];
@@ -79,6 +79,20 @@ export function render(root, data, options = {}) {
       needs.push(order(state.other.example, other.columns), one(state.other.example, state.other.map, state.other.head, null));
     }
     return needs;
+  }
+
+  /** What can be drawn at once, while arrays are still read: the controls, the heads, and a text in its own order. */
+  function begin() {
+    const example = data.examples[state.example], map = example.maps[state.map];
+    root.dataset.theme = state.theme;
+    root.dataset.view = state.view;
+    fillControls(parts, data, state);
+    fillHeads(parts.heads, { example, state }, act.head);
+    const labels = example.labels[map.columns];
+    if (labels.order === null) {
+      parts.keys.fill(labels, null);
+      parts.keys.draw({ root, state }, { paintOf: null, marks: [], focus: null, found: null, last: Infinity });
+    }
   }
 
   /** Everything that drawing needs, computed from the state. */
@@ -102,11 +116,16 @@ export function render(root, data, options = {}) {
 
   function comparedWith(now, columnOrder, weights) {
     const { example, map, head } = state.other, of = data.examples[example], entry = of.maps[map];
-    const sameShape = weights.rows === now.weights.rows && weights.columns === now.weights.columns;
+    const same = weights.rows === now.weights.rows && weights.columns === now.weights.columns;
+    const rowLabels = of.labels[entry.rows], columnLabels = of.labels[entry.columns];
+    const to = same ? null : { row: counterparts(now.rowLabels, rowLabels), column: counterparts(now.columnLabels, columnLabels) };
+    const hasSome = same || (to.row.some((place) => place >= 0) && to.column.some((place) => place >= 0));
+    const focus = state.focus && Object.fromEntries(Object.entries(state.focus).map(([side, place]) => [side, to ? to[side][place] : place]));
     return {
-      weights, head, example: of, map: entry, rowLabels: of.labels[entry.rows], columnLabels: of.labels[entry.columns], columnOrder,
+      same, focus: focus && Object.values(focus).some((place) => place < 0) ? null : focus,
+      weights, head, example: of, map: entry, rowLabels, columnLabels, columnOrder,
       top: entry.largest[head === "mean" ? entry.shape[0] : head] || 1,
-      difference: sameShape ? difference(now.weights, weights) : null,
+      difference: hasSome ? difference(now.weights, weights, to?.row, to?.column) : null,
     };
   }
 
@@ -164,6 +183,7 @@ export function render(root, data, options = {}) {
     if (now.changedBy) parts.reading.prepend(element("p", { class: "changed" }, `Recomputed: temperature ${state.temperature}, ${{ own: "its own mask", none: "no mask", causal: "a causal mask" }[state.mask]}. These are not the model's weights.`));
     parts.live.textContent = state.pinned ? found.short : "";
     drawLegend(parts, now, filled.low);
+    if (isFirst) globalThis.performance?.mark("regard-drawn");
     options.onDrawn?.();
     // In the frame after the next one the panes have their sizes, and the lines of the text are those that stay.
     if (isFirst && state.pinned) requestAnimationFrame(() => requestAnimationFrame(() => state.pinned && revealFocus(last)));
@@ -212,8 +232,15 @@ export function render(root, data, options = {}) {
         const clear = [...map].filter(([, weight]) => now.share(Math.abs(weight)) > 0.12 && Math.abs(weight) >= state.threshold).slice(0, MARKS);
         for (const [place] of clear) marks.push([place, now.several.length > 1 ? now.several[n].colour : styleOf(root, "--accent")]);
       });
-      text.draw(now, paintOf, marks, focus, found);
+      text.draw(now, { paintOf, marks, focus, found, last: lastShown(now, side) });
     }
+  }
+
+  /** While a reader goes through the queries one by one, the token after which none has been written yet. */
+  function lastShown(now, side) {
+    const { row } = state.focus ?? {};
+    if (!state.stepping || row === undefined) return Infinity;
+    return side === "row" ? row : now.weights.span(row)[1] - 1;
   }
 
   /** The token of a side that has the focus: in one text for both, a query stands at its own place among the keys. */
@@ -248,7 +275,7 @@ export function render(root, data, options = {}) {
     }
     const describe = (holder, what) => (cells) => {
       const blocks = { weight: "each cell is one weight", largest: "each cell is the largest of its block", mean: "each cell is the mean of its block", none: what.weights.missing ?? "not carried" }[cells.what];
-      const size = cells.what === "weight" || cells.what === "none" ? "" : ` of up to ${sizeOf(cells.rows)} × ${sizeOf(cells.columns)} weights`;
+      const size = cells.what === "weight" || cells.what === "none" ? "" : ` of up to ${widest(cells.rows)} × ${widest(cells.columns)} weights`;
       const lacks = cells.what === "weight" && cells.values.some(Number.isNaN) ? "; striped: not carried" : "";
       holder.textContent = `${what.name}${blocks}${size}${lacks}`;
       holder.title = holder.textContent;
@@ -258,17 +285,18 @@ export function render(root, data, options = {}) {
     const drawn = [state.example, state.map, state.heads[0], state.window, state.scale, state.withoutSink, state.threshold, state.theme,
       state.temperature, state.mask, state.view, JSON.stringify(state.other), parts.matrix.frame.clientWidth, parts.matrix.frame.clientHeight].join(" ");
     if (filled.matrix === drawn) {
-      const others = compared && sameSize(now, now.compared) ? [parts.second, parts.third] : [];
-      for (const one of [parts.matrix, ...others]) one.drawCross(now);
+      parts.matrix.drawCross(now);
+      if (compared) parts.second.drawCross({ ...now, state: { ...state, focus: now.compared.focus } });
+      if (compared && now.compared.difference) parts.third.drawCross(now);
       return undefined;
     }
     filled.matrix = drawn;
     parts.matrix.draw(now, {
       ...first, rowLabels: now.rowLabels, columnLabels: now.columnLabels, columnOrder: now.columnOrder, painter: painter(now), says: describe(parts.caption, first),
     });
-    if (!compared) return undefined;
+    if (!compared) return readTiles([parts.matrix]);
     const { compared: other } = now;
-    const elsewhere = sameSize(now, other) ? state : { ...state, window: null, focus: null };
+    const elsewhere = { ...state, window: other.same ? state.window : null, focus: other.focus };
     const second = { weights: other.weights, name: `B: ${other.example === now.example ? "" : `${other.example.title}, `}${other.map.layer ? `layer ${other.map.layer}, ` : ""}${headName(other.head)}; ` };
     parts.second.draw({ ...now, state: elsewhere }, {
       ...second, rowLabels: other.rowLabels, columnLabels: other.columnLabels, columnOrder: other.columnOrder, painter: painter(now, { top: other.top }), says: describe(parts.secondCaption, second),
@@ -279,27 +307,38 @@ export function render(root, data, options = {}) {
         ...third, rowLabels: now.rowLabels, columnLabels: now.columnLabels, columnOrder: now.columnOrder, painter: painter(now, { signed: true }), says: describe(parts.thirdCaption, third),
       });
     }
-    return undefined;
+    return readTiles([parts.matrix, parts.second, ...(other.difference ? [parts.third] : [])]);
   }
 
-  function sameSize(now, other) {
-    return other.weights.rows === now.weights.rows && other.weights.columns === now.weights.columns;
+  /** Read the tiles that maps lack in their windows, and draw again when they have come. */
+  function readTiles(matrices) {
+    for (const matrix of matrices) {
+      const { cells } = matrix;
+      cells?.load?.().then(() => {
+        if (matrix.cells !== cells) return undefined;
+        filled.matrix = null;
+        return show();
+      });
+    }
   }
 
   /** What the other side of a comparison says of the same focus. */
   function comparedReading(now) {
     const { compared: other } = now;
-    const same = sameSize(now, other);
-    if (!same) return [element("p", { class: "quiet" }, "B has other numbers of tokens: no difference can be drawn.")];
-    if (!state.focus) return [];
+    const quiet = (text) => element("p", { class: "quiet" }, text);
+    if (!other.difference) return [quiet("B has other numbers of tokens, and begins and ends with others: no difference can be drawn.")];
+    const said = other.same ? [] : [quiet("B has other numbers of tokens: those with which both begin and end are compared, the others are striped.")];
+    if (!state.focus) return said;
+    if (!other.focus) return [...said, quiet("What is chosen has no counterpart in B.")];
     const one = { ...now, weights: other.difference, several: [{ head: "A less B", weights: other.difference, colour: "" }], signed: true };
-    const two = { ...now, weights: other.weights, several: [{ head: other.head, weights: other.weights, colour: "" }], rowLabels: other.rowLabels, columnLabels: other.columnLabels };
-    return [["In B", two, parts.second.cells], ["A less B", one, parts.third.cells]].map(([title, of, cells]) => {
+    const two = { ...now, state: { ...state, focus: other.focus }, weights: other.weights, several: [{ head: other.head, weights: other.weights, colour: "" }], rowLabels: other.rowLabels, columnLabels: other.columnLabels };
+    const readings = [["In B", two, parts.second.cells], ["A less B", one, parts.third.cells]].map(([title, of, cells]) => {
       const holder = element("div", { class: "other" });
       drawReading(holder, readingOf(of, cells, blockAt), of, act.go);
       holder.querySelector("h2").textContent = title;
       return holder;
     });
+    return [...said, ...readings];
   }
 
   // -- what the reader does ------------------------------------------------------------------------------
@@ -374,7 +413,7 @@ export function render(root, data, options = {}) {
   function step(by) {
     const rows = data.examples[state.example].maps[state.map].shape[1];
     const row = Math.min(rows - 1, Math.max(0, (state.focus?.row ?? -1) + by));
-    changed({ focus: { row }, pinned: true });
+    changed({ focus: { row }, pinned: true, stepping: true });
     textNamed("row")?.reveal(row);
     return row < rows - 1;
   }
@@ -395,6 +434,7 @@ export function render(root, data, options = {}) {
     if (kind === "copy") navigator.clipboard?.writeText(csvOf(last, parts.matrix.cells));
   }
 
+  begin();
   const ready = Promise.resolve(show());
   const sizes = new ResizeObserver(() => last && show());
   for (const part of [root, parts.keys.scroller, parts.panes]) sizes.observe(part);
@@ -409,12 +449,14 @@ export function render(root, data, options = {}) {
     ready,
     remove() {
       clearInterval(playing);
+      read.close();
       sizes.disconnect();
       root.removeEventListener("keydown", keys);
       root.replaceChildren();
     },
     state: () => state,
     changed,
+    decodedIn: read.where,
     /** Draw again, because more is known; `numbers` says that it is numbers by which heads are sorted. */
     renew({ numbers = false } = {}) {
       if (!last) return;
@@ -426,6 +468,13 @@ export function render(root, data, options = {}) {
   };
 }
 
+/** The largest distance of two edges that follow one another. */
+function widest(edges) {
+  let most = 0;
+  for (let at = 1; at < edges.length; at++) most = Math.max(most, edges[at] - edges[at - 1]);
+  return most;
+}
+
 /** The largest number of each row of a picture; without the first key if so wished. */
 function rowTops(values, across, withoutSink) {
   const tops = new Float32Array(values.length / across);
@@ -435,11 +484,6 @@ function rowTops(values, across, withoutSink) {
     if (values[at] > tops[row]) tops[row] = values[at];
   }
   return tops;
-}
-
-/** The most tokens between two edges. */
-function sizeOf(edges) {
-  return Math.ceil((edges.at(-1) - edges[0]) / (edges.length - 1));
 }
 
 /** The weights that are known, by place. */
@@ -490,7 +534,7 @@ function build(root, data, act) {
     threshold: slider("From weight", { min: 0, max: 1, step: 0.01, value: 0 }, (share) => changed({ threshold: Number((share ** 3).toPrecision(3)) })),
     temperature: slider("Temperature", { min: -2, max: 2, step: 0.1, value: 0 }, (power) => changed({ temperature: Number((2 ** power).toPrecision(3)) })),
     mask: choice("Mask", [["own", "its own"], ["none", "none"], ["causal", "causal"]], (mask) => changed({ mask })),
-    find: element("input", { type: "search", placeholder: "a token, or #812", "aria-label": "Find a token",
+    find: element("input", { type: "search", placeholder: "token or #81", "aria-label": "Find a token",
       oninput: (event) => act.find(event.target.value, false),
       onkeydown: (event) => event.key === "Enter" && act.find(event.target.value, true) }),
     play: button("Play", act.play, "go through the queries one by one"),

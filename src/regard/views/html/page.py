@@ -6,24 +6,25 @@ and what it does not carry it draws as "not carried". The browser has the fonts,
 """
 
 import html
-import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from regard.errors import ArgumentError
-from regard.storage.atomic import write_atomically
+from regard.storage.atomic import file_errors, write_atomically
 from regard.views.colours import hexadecimal
-from regard.views.html.arrays import PackedArray
-from regard.views.html.contents import MIB, Carried, Example, contents
+from regard.views.html.arrays import Arrays, PackedArray, as_text
+from regard.views.html.carried import Carried
+from regard.views.html.contents import LINE_BYTES, MEGABYTE, Example, contents
 from regard.views.themes import DARK, LIGHT, Theme
 
 MODULES = (
-    "page_codec.js", "page_numbers.js", "page_weights.js", "page_state.js", "page_scale.js", "page_dom.js",
+    "page_codec.js", "page_worker.js", "page_numbers.js", "page_tiles.js", "page_weights.js", "page_state.js",
+    "page_scale.js", "page_dom.js",
     "page_text.js", "page_matrix.js", "page_links.js", "page_reading.js", "page_heads.js", "page_export.js", "page.js",
 )  # fmt: skip
 """The files of the JavaScript; each uses only those before it."""
@@ -41,7 +42,7 @@ class Page:
     >>> from regard.views import Example, Map
     >>> made = page([Example("", {"0": Map(torch.eye(2))})])
     >>> print(made.report())
-    the page carries 0.0 of 8.0 MB
+    the page has 0.1 of 8.0 MB
     0: every weight of 1 of 1
     """
 
@@ -50,21 +51,23 @@ class Page:
     carried: list[Carried]
     """What it carries of each map."""
     used_bytes: int
-    """What of the budget it took."""
+    """The bytes of the document."""
     budget_bytes: float
+    """The most that it was to have."""
 
     def report(self) -> str:
         """What it carries, a line a map."""
-        head = f"the page carries {self.used_bytes / MIB:.1f} of {self.budget_bytes / MIB:.1f} MB"
+        head = f"the page has {self.used_bytes / MEGABYTE:.1f} of {self.budget_bytes / MEGABYTE:.1f} MB"
         return "\n".join([head, *map(str, self.carried)])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it to a file, either all of it or nothing.
 
         Raises:
-            OSError: the file cannot be written; an older one stays as it was.
+            FileError: the file cannot be written; an older one stays as it was.
         """
-        write_atomically(path, self.text)
+        with file_errors(path):
+            write_atomically(path, self.text)
         return Path(path)
 
 
@@ -81,9 +84,11 @@ def page(
     Args:
         examples: sentences with their maps; the reader of the page chooses one.
         title: the heading, and the title of the window.
-        budget_mb: how much it may carry, in MiB of the document. It is spent on a small picture and a few numbers of
-            every head; on `factors`; on the strongest keys of each query; on exact weights.
-        exact: names of the maps whose exact weights come first; None for the map of each example that is shown first.
+        budget_mb: the most that the document may have, in millions of bytes. It is spent on a small picture and a few
+            numbers of every head; on the strongest keys of each query; on the weights of the `exact` maps, or where
+            these do not fit on a pyramid of tiles; on `factors`; then on the weights and tiles of the other maps.
+        exact: names of the maps whose weights come first; None for the map of each example that is shown first, if it
+            is not in `factors`.
         factors: names of maps of which queries and keys are carried, so that every weight is exact at every length.
             A head takes 4 (T + S) D bytes. Only for a softmax of scaled dot products under causal, length and window
             masks.
@@ -94,7 +99,7 @@ def page(
     Raises:
         ShapeError: a map is not (heads, T, S) or (T, S), or has not one label for each token.
         NonFiniteError: a weight is NaN or infinite.
-        TooLargeError: labels and small pictures alone exceed the budget.
+        TooLargeError: the page's script, labels and small pictures alone exceed the budget.
         ArgumentError: there are no examples or no maps, a name or an argument does not exist, a weight is below 0, or
             a map in `factors` has none.
         NotKeptError: only statistics were kept of a map, and no picture is among them.
@@ -106,37 +111,60 @@ def page(
     >>> text[:15], "http:" in text, "https:" in text
     ('<!doctype html>', False, False)
     """
-    data, arrays, carried = page_data(examples, title=title, budget_mb=budget_mb, exact=exact, factors=factors)
-    data["arrays"] = [one.as_json() for one in arrays]
     parts = {
         "title": html.escape(title.encode("utf-8", "replace").decode()),
         "style": resource("page.css"),
         "script": script(),
-        # "<" could end the HTML element that holds the data. In JSON it can be escaped.
-        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        "data": "",
     }
-    text = re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], resource("page.html"))
-    return Page(text, carried, data["carried"]["used"], data["carried"]["budget"])
+    empty = len(_filled(parts).encode())
+    data, arrays, carried = page_data(
+        examples, title=title, budget_mb=budget_mb, exact=exact, factors=factors, document_bytes=empty
+    )
+    data["arrays"] = [None if one is None else one.as_json() for one in arrays]
+    parts["data"] = as_text(data)
+    text = _filled(parts)
+    return Page(text, carried, len(text.encode()), data["carried"]["budget"])
+
+
+def _filled(parts: Mapping[str, str]) -> str:
+    return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], resource("page.html"))
 
 
 def page_data(
-    examples: Iterable[Example], *, title: str, budget_mb: float, exact: Sequence[str] | None, factors: Sequence[str]
-) -> tuple[dict[str, Any], list[PackedArray], list[Carried]]:
-    """What the page's script reads, without the arrays; the arrays; and what they are. See `page`."""
+    examples: Iterable[Example],
+    *,
+    title: str,
+    budget_mb: float,
+    exact: Sequence[str] | None,
+    factors: Sequence[str],
+    document_bytes: int = 0,
+) -> tuple[dict[str, Any], list[PackedArray | None], list[Carried]]:
+    """What the page's script reads, without the arrays; the arrays; and what they are. See `page`.
+
+    Args:
+        examples: see `page`, as the other arguments.
+        title: the heading.
+        budget_mb: for everything together.
+        exact: names of maps.
+        factors: names of maps.
+        document_bytes: what the document has beside the data.
+    """
     chosen = list(examples)
     if not chosen or not all(example.maps for example in chosen):
         raise ArgumentError("a page needs at least one example, and each example at least one map")
     if not 0 < budget_mb < float("inf"):
         raise ArgumentError(f"budget_mb must be above 0; got {budget_mb}")
-    budget = budget_mb * MIB
-    data, arrays, carried = contents(chosen, budget, exact, factors)
+    arrays = Arrays(budget_mb * MEGABYTE)
     about = {
         "title": title,
         "note": PRECISION,
-        "carried": {"used": arrays.used_bytes, "budget": budget, "lines": [str(one) for one in carried]},
         "colours": {"light": _colours(LIGHT, NOT_CARRIED[0]), "dark": _colours(DARK, NOT_CARRIED[1])},
     }
-    return about | data, arrays.held, carried
+    arrays.spend("and what it says of itself", document_bytes + len(as_text(about)) + LINE_BYTES)
+    data, carried = contents(chosen, arrays, exact, factors)
+    said = {"used": arrays.used_bytes, "budget": arrays.budget_bytes, "lines": [str(one) for one in carried]}
+    return about | data | {"carried": said}, arrays.held, carried
 
 
 def _colours(theme: Theme, unknown: tuple[str, str]) -> dict[str, Any]:
@@ -163,7 +191,7 @@ def save_page(path: str | os.PathLike[str], examples: Iterable[Example], **optio
         The page; `.report()` says what it carries.
 
     Raises:
-        OSError: the file cannot be written; an older one stays as it was.
+        FileError: the file cannot be written; an older one stays as it was.
         RegardError: see `page`.
     """
     made = page(examples, **options)

@@ -18,7 +18,7 @@ let halves;
 
 /** Numbers of half precision as a Float32Array. */
 export function fromHalves(bits) {
-  halves ??= Float32Array.from({ length: 65536 }, (_, bits) => halfToNumber(bits));
+  halves ??= Float32Array.from({ length: 65536 }, (_, pattern) => halfToNumber(pattern));
   const values = new Float32Array(bits.length);
   for (let i = 0; i < bits.length; i++) values[i] = halves[bits[i]];
   return values;
@@ -30,7 +30,7 @@ export async function inflate(bytes) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-const WIDTH = { f16: 2, f32: 4, u8: 1, u16: 2, u32: 4 };
+export const WIDTH = { f16: 2, f32: 4, u8: 1, u16: 2, u32: 4 };
 
 /** Numbers from the planes of their bytes: all first bytes stand before all second ones. */
 export function fromPlanes(planes, kind, length) {
@@ -46,16 +46,8 @@ export function fromPlanes(planes, kind, length) {
   return new { f32: Float32Array, u8: Uint8Array, u16: Uint16Array, u32: Uint32Array }[kind](buffer);
 }
 
-/** The arrays of a page, each decoded when it is first needed. `bytesOf(place)` gives deflated bytes that are not in the page. */
-export function arrayReader(arrays, bytesOf) {
-  const known = new Map();
-  const read = async (place) => {
-    const { kind, length, data } = arrays[place];
-    const bytes = data === undefined ? await bytesOf(place) : decodeBase64(data);
-    return fromPlanes(await inflate(bytes), kind, length);
-  };
-  return (place) => {
-    if (!known.has(place)) known.set(place, read(place));
-    return known.get(place);
-  };
+/** The numbers of an array: `data` are deflated bytes, or these in base64. */
+export async function decoded({ kind, length, data }) {
+  const bytes = typeof data === "string" ? decodeBase64(data) : data;
+  return fromPlanes(await inflate(bytes), kind, length);
 }

@@ -1,14 +1,14 @@
 // The map as a picture: from blocks of tokens down to single cells, with what is not carried drawn as such.
 
 import { element, labelOf, shortened, sized, styleOf } from "./page_dom.js";
-import { clamp, edge } from "./page_numbers.js";
+import { clamp } from "./page_numbers.js";
 import { rgb } from "./page_scale.js";
 
 const LABEL_FONT = "12px system-ui, 'Noto Sans', sans-serif";
 const LABEL_WIDTH = 110;
 const LABEL_CELL = 14;
 const LARGEST_CELL = 64;
-const SIDES = [64, 128, 256, 512, 1024];
+const SIDES = [64, 128, 256, 512, 1024, 2048, 4096];
 const SINGLE = 160;
 
 /**
@@ -19,22 +19,21 @@ const SINGLE = 160;
 export function cellsOf(weights, [r0, r1, c0, c1], down, across) {
   const [top, bottom, left, right] = [Math.floor(r0), Math.ceil(r1), Math.floor(c0), Math.ceil(c1)];
   const single = bottom - top <= Math.max(8, down) && right - left <= Math.max(8, across);
-  const whole = weights.rows * weights.columns;
   if (weights.cells) return weights.cells([top, bottom, left, right], down, across);
   if (weights.knowsAll && single) return singles(weights, top, bottom, left, right);
-  const finest = weights.finest();
-  const wide = finest ? Math.max(weights.rows / finest.rows, weights.columns / finest.columns) : 1;
+  const { finest } = weights;
+  const wide = finest ? Math.max(weights.rows / finest[0], weights.columns / finest[1]) : 1;
   const few = bottom - top <= Math.min(SINGLE, 4 * wide + 8) && right - left <= Math.min(SINGLE, 4 * wide + 8);
   if (!weights.knowsAll && weights.knowsRows && few) return singles(weights, top, bottom, left, right);
+  // As many blocks of the whole map as there are dots for those of the window.
   const fits = SIDES.filter((side) => side * ((bottom - top) / weights.rows) <= down && side * ((right - left) / weights.columns) <= across);
-  const picture = weights.picture(whole > 2 ** 26 ? Math.min(1024, fits.at(-1) ?? SIDES[0]) : fits.at(-1) ?? SIDES[0]);
-  if (!picture) return { what: "none", rows: [top, bottom], columns: [left, right], values: new Float32Array([NaN]) };
-  const edges = (length, count) => Uint32Array.from({ length: count + 1 }, (_, index) => edge(length, count, index));
-  const isWhole = picture.rows === weights.rows && picture.columns === weights.columns;
+  const most = fits.at(-1) ?? SIDES[0];
+  const picture = weights.picture(most, most, [top, bottom, left, right]);
+  if (!picture) return { what: "none", rows: [top, bottom], columns: [left, right], values: new Float32Array([NaN]), load: null };
+  const isWhole = picture.rows.length > weights.rows && picture.columns.length > weights.columns;
   return {
-    what: isWhole ? "weight" : picture.largest ? "largest" : "mean",
-    rows: edges(weights.rows, picture.rows), columns: edges(weights.columns, picture.columns),
-    values: picture.largest ?? picture.mean,
+    what: isWhole ? "weight" : picture.largest ? "largest" : "mean", rows: picture.rows, columns: picture.columns,
+    values: picture.largest ?? picture.mean, means: picture.mean, load: picture.load ?? null,
   };
 }
 
@@ -52,7 +51,7 @@ function singles(weights, top, bottom, left, right) {
     }
   }
   const edges = (from, count) => Uint32Array.from({ length: count + 1 }, (_, index) => from + index);
-  return { what: "weight", rows: edges(top, down), columns: edges(left, across), values };
+  return { what: "weight", rows: edges(top, down), columns: edges(left, across), values, load: null };
 }
 
 /** The block of tokens [r0, r1, c0, c1] and the number at a query and a key, of what is drawn. */
@@ -68,7 +67,7 @@ export function blockAt(cells, row, column) {
   const [r, c] = [find(cells.rows, row), find(cells.columns, column)];
   return {
     block: [cells.rows[r], cells.rows[r + 1], cells.columns[c], cells.columns[c + 1]],
-    value: cells.values[r * (cells.columns.length - 1) + c], what: cells.what,
+    value: cells.values[r * (cells.columns.length - 1) + c], mean: cells.means?.[r * (cells.columns.length - 1) + c], what: cells.what,
   };
 }
 

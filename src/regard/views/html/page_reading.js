@@ -2,6 +2,7 @@
 
 import { element, labelOf } from "./page_dom.js";
 import { blockText, readable } from "./page_numbers.js";
+import { unaligned } from "./page_links.js";
 import { strongest } from "./page_weights.js";
 
 const SHOWN = 9;
@@ -11,18 +12,23 @@ const LOOKERS = 200;
 export function readingOf(now, cells, blockOf) {
   const { row, column } = now.state.focus ?? {};
   const name = (labels, place) => labelOf(labels, place);
-  const base = { title: "Reading", lines: [], lists: [], notes: [], short: "", missing: now.weights.missing ?? "" };
-  if (row === undefined && column === undefined) return base;
+  const base = { title: "Reading", lists: [], short: "", missing: now.weights.missing ?? "" };
+  if (row === undefined && column === undefined) {
+    const isAlignment = now.state.view === "links" && !now.same && now.several.length === 1 && now.weights.strongestKeys() !== null;
+    return { ...base, free: isAlignment ? unaligned(now.weights, now.state.threshold).map((key) => [name(now.columnLabels, key), key]) : null };
+  }
   if (row !== undefined && column !== undefined) {
     const found = { ...base, title: "One weight", pair: [name(now.rowLabels, row), name(now.columnLabels, column)] };
     found.place = `query ${row}, key ${column}`;
     found.numbers = now.several.map(({ weights, head }) => ({ head, cell: weights.cell(row, column) }));
     const known = found.numbers.some(({ cell }) => cell?.weight !== undefined);
     if (!known && cells) {
-      const { block, value, what } = blockOf(cells, row, column);
+      const { block, value, mean, what } = blockOf(cells, row, column);
       if (what !== "none" && what !== "weight" && Number.isFinite(value)) {
         const named = { largest: "largest", mean: now.signed ? "difference of the means" : "mean" }[what];
         found.block = { value, text: `${named} of ${blockText(block)}` };
+        // A weight says how much of its query lies there; in a block that is the sum, shared by its queries.
+        if (what === "largest" && mean !== undefined) found.block.share = mean * (block[3] - block[2]);
       }
     }
     const first = found.numbers[0].cell;
@@ -56,6 +62,7 @@ export function readingOf(now, cells, blockOf) {
     found.lists.push(list);
   }
   if (!looking && !now.signed) found.lookers = lookersOf(now.weights, place);
+  if (looking && !now.signed) found.alternatives = now.example.alternatives?.[now.map.alternatives]?.[place] ?? null;
   const best = found.lists[0].items[0];
   found.short = `${found.token}, ${found.place}: ${best ? `${looking ? "most at" : "most from"} ${best.label}, ${readable(best.weight)}` : base.missing || "not carried"}`;
   return found;
@@ -76,6 +83,7 @@ export function drawReading(holder, found, now, act) {
   const many = now.several.length > 1;
   const parts = [element("h2", {}, found.title)];
   if (found.title === "Reading") {
+    if (found.free) parts.push(element("p", { class: "free" }, `Unaligned, no query's strongest: ${found.free.length ? "" : "none"}`, ...found.free.flatMap(([label, key], at) => [at ? ", " : "", name(label), ` (${key})`])));
     parts.push(quiet("Point at a token or a cell; click to keep it. Without a choice, lines join each query with its strongest key."), quiet(now.about));
   } else if (found.pair) {
     parts.push(element("p", {}, element("b", {}, name(found.pair[0])), " looks at ", element("b", {}, name(found.pair[1]))));
@@ -88,6 +96,7 @@ export function drawReading(holder, found, now, act) {
       else if (!found.block) parts.push(element("p", {}, label, found.missing || "not carried"));
     }
     if (found.block) parts.push(element("p", { class: "weight" }, element("span", { class: "number", "data-block": "" }, readable(found.block.value))), quiet(found.block.text));
+    if (found.block?.share !== undefined) parts.push(element("p", { class: "quiet" }, "of all that one of these queries looks at, these keys have on average ", element("span", { class: "number", "data-share": "" }, readable(found.block.share))));
     parts.push(quiet(found.place));
   } else {
     parts.push(element("p", {}, element("b", {}, name(found.token)), ` (${found.place})`));
@@ -104,6 +113,10 @@ export function drawReading(holder, found, now, act) {
         return item;
       })));
       parts.push(quiet([list.rest, list.sumText].filter(Boolean).join("; ")));
+    }
+    if (found.alternatives) {
+      parts.push(element("h3", {}, "Most probable in its place"), element("ol", { class: "alternatives" }, ...found.alternatives.map(([text, probability]) =>
+        element("li", {}, name(text), element("small"), element("span", { class: "number" }, readable(probability))))));
     }
     if (found.lookers) {
       const { lookers } = found;

@@ -27,7 +27,7 @@ export function initial(data, start = {}) {
     view: text("view", VIEWS, "matrix"), scale: text("scale", SCALES, "sqrt"), sort: text("sort", SORTS, "layer"),
     side: text("side", ["from", "to"], "from"), withoutSink: start.nosink === "1", threshold: number(start.threshold, 0),
     theme: text("theme", ["light", "dark"], prefersDark ? "dark" : "light"), find: start.find ?? "",
-    temperature: number(start.temperature, 1), mask: text("mask", MASKS, "own"), shown: text("shown", ["a", "b", "both"], "both"),
+    temperature: number(start.temperature, 1), mask: text("mask", MASKS, "own"), stepping: false,
   };
   const change = { example: number(start.example, 0) };
   for (const name of ["kind", "layer"]) if (name in start) change[name] = start[name];
@@ -104,6 +104,7 @@ export function settled(data, state, change) {
     if (next.focus.row === undefined && next.focus.column === undefined) next.focus = null;
   }
   if (!next.focus) next.pinned = false;
+  next.stepping = Boolean(change.stepping) || (state.stepping === true && change.focus === undefined && next.focus !== null);
   if (next.window) next.window = windowWithin(next.window, rows, columns);
   next.threshold = clamp(next.threshold, 0, 1);
   next.temperature = clamp(next.temperature, 0.05, 20);

@@ -64,9 +64,12 @@ export function textOf(name, act) {
     return true;
   };
 
-  /** Draw the tokens that can be seen; `paintOf(place)` gives the colours of a token, or null. */
-  text.draw = (now, paintOf, marks, focus, found) => {
-    Object.assign(text, { now, paintOf, marks, focus, found });
+  /**
+   * Draw the tokens that can be seen. `what` has paintOf(place), which gives the colours of a token or null; marks for the
+   * small map; the focus; the tokens that are found; and the last token that is written yet.
+   */
+  text.draw = (now, what) => {
+    const { focus } = Object.assign(text, { now, what }, what);
     const top = Math.floor(scroller.scrollTop / LINE);
     const bottom = Math.min(text.layout.starts.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / LINE) + 1);
     const wanted = new Set();
@@ -116,6 +119,7 @@ export function textOf(name, act) {
     token.classList.toggle("focus", place === text.focus);
     token.classList.toggle("pinned", place === text.focus && text.now.state.pinned);
     token.classList.toggle("found", text.found?.has(place) ?? false);
+    token.classList.toggle("later", place > text.last);
     token.setAttribute("aria-selected", String(place === text.focus));
   }
 
@@ -149,7 +153,7 @@ export function textOf(name, act) {
     const token = event.target.closest?.(".token");
     return token && inner.contains(token) ? Number(token.dataset.place) : null;
   };
-  scroller.addEventListener("scroll", () => text.now && text.draw(text.now, text.paintOf, text.marks, text.focus, text.found));
+  scroller.addEventListener("scroll", () => text.now && text.draw(text.now, text.what));
   inner.addEventListener("pointermove", (event) => event.pointerType !== "touch" && placeOf(event) !== null && act("point", placeOf(event)));
   inner.addEventListener("pointerleave", () => act("leave"));
   inner.addEventListener("click", (event) => placeOf(event) !== null && act("choose", placeOf(event)));

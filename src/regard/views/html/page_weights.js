@@ -1,14 +1,21 @@
 // The weights of one head, as far as they are known: rows, columns, cells, pictures. Nothing is made up: what is not
 // known is said to be not known. This file does not use the DOM.
 
-import { binOf, clamp, edge, largestPlaces } from "./page_numbers.js";
+import { clamp, largestPlaces } from "./page_numbers.js";
+import { edgesOf, meansOf, pyramidOf } from "./page_tiles.js";
+
+/** The most products from which strongest keys are computed; with more a reader would wait. */
+const MOST_PRODUCTS = 2 ** 30;
+/** The side of the small picture that every head has. */
+const SMALL = 64;
 
 /**
  * A row, a column or a cell is one of
  *   { kind: "all", weights }            every weight of it
  *   { kind: "some", places, weights, rest, bound }   single weights; the sum of the others (rows), the largest that any other can be
  *   { kind: "none" }                    not carried
- * Pictures are { rows, columns, largest, mean }, blocks of nearly equal size; largest or mean may be null.
+ * Pictures are { rows, columns, largest, mean }: the edges of their blocks in tokens, and numbers; largest or mean may be
+ * null.
  */
 
 /** Reads the weights of heads of the maps of a page. */
@@ -23,7 +30,10 @@ export function weightReader(data, read) {
     return known.get(name);
   }
   /** The small picture of a head, of which every map has one. */
-  weightsOf.thumbnail = (map, head) => pictureOf(map, read, ...entryOf(map, head));
+  weightsOf.thumbnail = async (map, head) => {
+    const [entry, place] = entryOf(map, head);
+    return { ...await pictureOf(map, read, entry, place), rows: entry.grid[0], columns: entry.grid[1] };
+  };
   return weightsOf;
 }
 
@@ -34,9 +44,12 @@ function entryOf(map, head) {
 
 async function pictureOf(map, read, entry, place) {
   const size = entry.grid[0] * entry.grid[1];
-  const cut = async (at) => (at === null ? null : times((await read(at)).subarray(place * size, (place + 1) * size), map.scale));
-  const [largest, mean] = [await cut(entry.largest), await cut(entry.mean)];
-  return { rows: entry.grid[0], columns: entry.grid[1], largest, mean };
+  const cut = async (at) => (at === null ? null : (await read(at)).subarray(place * size, (place + 1) * size));
+  const [largest, sums] = await Promise.all([cut(entry.largest), cut(entry.mass)]);
+  const rows = edgesOf(map.shape[1], entry.grid[0]), columns = edgesOf(map.shape[2], entry.grid[1]);
+  return {
+    rows, columns, largest: largest && times(largest, map.scale), mean: sums && meansOf(sums, rows, columns, entry.massScale),
+  };
 }
 
 async function readWeights(map, head, read, weightsOf, what) {
@@ -45,7 +58,7 @@ async function readWeights(map, head, read, weightsOf, what) {
   const flatSpans = map.spans === null ? null : await read(map.spans);
   const span = (row) => (flatSpans ? [flatSpans[2 * row], flatSpans[2 * row + 1]] : [0, columns]);
   const at = head === "mean" ? heads : head;
-  const base = { rows, columns, span, masked: flatSpans !== null, pictures: [], dense: null, top: null, factors: null };
+  const base = { rows, columns, span, masked: flatSpans !== null, small: null, levels: [], dense: null, top: null, factors: null };
   const [small, place] = entryOf(map, head);
   const whole = small.grid[0] === rows && small.grid[1] === columns;
   if (what) base.factors = await factorsOf(map, at, read, what);
@@ -53,7 +66,8 @@ async function readWeights(map, head, read, weightsOf, what) {
     const picture = await pictureOf(map, read, small, place);
     base.dense = picture.largest ?? picture.mean;
   } else {
-    for (const entry of [[small, place], ...(map.finer[at] ?? []).map((one) => [one, 0])]) base.pictures.push(await pictureOf(map, read, ...entry));
+    base.small = await pictureOf(map, read, small, place);
+    base.levels = pyramidOf(map.tiles[at] ?? [], rows, columns, map.scale, read);
     if (map.exact[at] !== undefined) base.dense = await scaled(map.exact[at]);
     const top = map.top[at];
     if (top) base.top = topOf(await read(top.place), await scaled(top.place + 1), await scaled(top.place + 2), top.k, rows, columns);
@@ -86,11 +100,11 @@ async function factorsOf(map, head, read, what) {
 }
 
 /**
- * The weights of a head from what is known of it: `rows`, `columns`, `span(row)`, whether it is `masked`, `pictures`,
- * and one of `dense`, `factors`, `parts` (of a mean), `top`, or none.
+ * The weights of a head from what is known of it: `rows`, `columns`, `span(row)`, whether it is `masked`, a `small` picture and
+ * `levels` of finer ones, and one of `dense`, `factors`, `parts` (of a mean), `top`, or none.
  */
 export function weightsFrom(base) {
-  const { rows, columns, dense, top, factors, parts } = base;
+  const { rows, columns, dense, top, factors, parts, small = null, levels = [] } = base;
   const memo = new Map();
   const remember = (name, make) => {
     if (!memo.has(name)) {
@@ -193,10 +207,18 @@ export function weightsFrom(base) {
     return known.rest === 0 ? { weight: 0 } : { atMost: known.bound };
   }
 
-  /** The strongest key of each query, -1 where it has none or it is not known. */
+  /** The strongest key of each query, -1 where it has none; null if they are not known. */
   function strongestKeys() {
     return remember("strongest", () => {
       const found = new Int32Array(rows).fill(-1);
+      if (top) {
+        for (let i = 0; i < rows; i++) {
+          const [best] = largestPlaces(top.weights.subarray(i * top.k, (i + 1) * top.k), 1);
+          if (top.weights[i * top.k + best] > 0) found[i] = top.keys[i * top.k + best];
+        }
+        return found;
+      }
+      if (!knowsStrongest) return null;
       for (let i = 0; i < rows; i++) {
         const known = row(i);
         if (known.kind === "none") break;
@@ -209,42 +231,50 @@ export function weightsFrom(base) {
 
   /** Whether rows are known, wholly or in part. */
   const knowsAll = dense !== null || factors !== null || parts !== undefined;
+  const products = factors ? rows * columns * factors.dim : 0;
+  const knowsStrongest = top !== null || (knowsAll && (parts ? parts.every((part) => part.knowsStrongest) : products <= MOST_PRODUCTS));
 
-  /** A picture of at most so many blocks: the finest that is known, or one that is made from the weights. */
-  function picture(most) {
-    if (!knowsAll) return base.pictures.findLast((one) => one.rows <= most && one.columns <= most) ?? base.pictures[0] ?? null;
-    const count = [Math.min(rows, most), Math.min(columns, most)];
-    if (base.pictures.length && !dense && rows * columns > 2 ** 22) return base.pictures.at(-1);
-    return remember(`picture ${count}`, () => blocks(0, rows, 0, columns, count[0], count[1]));
+  /**
+   * The finest picture of at most so many blocks of the whole map that is known in a window of tokens. If there is a finer
+   * one whose tiles are not read yet, `load` reads them.
+   */
+  function picture(down, across, window) {
+    if (knowsAll && (dense || !small || rows * columns <= 2 ** 22)) {
+      const count = [Math.min(rows, down), Math.min(columns, across)];
+      return remember(`picture ${count}`, () => blocks(...count));
+    }
+    const fits = levels.filter((level) => level.rows <= down && level.columns <= across).reverse();
+    for (const level of fits) {
+      const found = level.picture(window);
+      if (found) return level === fits[0] ? found : { ...found, load: () => fits[0].load(window) };
+    }
+    return small && { ...small, load: fits.length ? () => fits[0].load(window) : null };
   }
 
-  /** Blocks of the weights from row r0 to before r1, and so on. */
-  function blocks(r0, r1, c0, c1, down, across) {
-    const largest = new Float32Array(down * across), mean = new Float32Array(down * across);
+  /** So many blocks of the weights. */
+  function blocks(down, across) {
+    const largest = new Float32Array(down * across), sums = new Float32Array(down * across);
+    const edges = [edgesOf(rows, down), edgesOf(columns, across)];
     for (let r = 0; r < down; r++) {
-      const [top_, bottom] = [r0 + edge(r1 - r0, down, r), r0 + edge(r1 - r0, down, r + 1)];
-      for (let i = top_; i < bottom; i++) {
+      for (let i = edges[0][r]; i < edges[0][r + 1]; i++) {
         const all = denseRow(i);
-        for (let c = 0, at = r * across; c < across; c++, at++) {
-          const stop = c0 + edge(c1 - c0, across, c + 1);
-          for (let j = c0 + edge(c1 - c0, across, c); j < stop; j++) {
-            mean[at] += all[j];
+        for (let c = 0, at = r * across, j = 0; c < across; c++, at++) {
+          for (; j < edges[1][c + 1]; j++) {
+            sums[at] += all[j];
             if (all[j] > largest[at]) largest[at] = all[j];
           }
         }
       }
-      for (let c = 0, at = r * across; c < across; c++, at++) {
-        mean[at] /= (bottom - top_) * (edge(c1 - c0, across, c + 1) - edge(c1 - c0, across, c));
-      }
     }
-    return { rows: down, columns: across, largest, mean };
+    return { rows: edges[0], columns: edges[1], largest, mean: meansOf(sums, ...edges, 1) };
   }
 
   return {
-    rows, columns, row, column, cell, span, strongestKeys, picture, knowsAll,
+    rows, columns, row, column, cell, span, strongestKeys, picture, knowsAll, knowsStrongest,
     masked: base.masked || (factors !== null && factors.mask !== "own"),
     knowsRows: knowsAll || top !== null,
-    finest: () => base.pictures.at(-1) ?? null,
+    /** How many blocks the finest picture that is carried has. */
+    finest: levels.length ? [levels.at(-1).rows, levels.at(-1).columns] : small && [small.rows.length - 1, small.columns.length - 1],
     largest: base.largest,
   };
 }
@@ -255,38 +285,57 @@ function averaged(several) {
   return mean;
 }
 
-/** One map less another of the same size, where both are known: its "weights" may be below 0. */
-export function difference(one, other) {
-  const { rows, columns } = one;
-  const row = (index) => {
-    const [a, b] = [one.row(index), other.row(index)];
-    if (a.kind === "none" || b.kind === "none") return { kind: "none" };
-    if (a.kind === "all" && b.kind === "all") return { kind: "all", weights: a.weights.map((weight, i) => weight - b.weights[i]) };
-    return paired(a, b, (place) => [one.cell(index, place), other.cell(index, place)]);
-  };
-  const column = (index) => {
-    const [a, b] = [one.column(index), other.column(index)];
-    if (a.kind === "none" || b.kind === "none") return { kind: "none" };
-    if (a.kind === "all" && b.kind === "all") return { kind: "all", weights: a.weights.map((weight, i) => weight - b.weights[i]) };
-    return paired(a, b, (place) => [one.cell(place, index), other.cell(place, index)]);
-  };
+/**
+ * For each token of one list its counterpart in another, -1 where it has none: the tokens with which both begin, and those
+ * with which both end. Without labels the positions are compared.
+ */
+export function counterparts(one, other) {
+  const found = new Int32Array(one.count).fill(-1), least = Math.min(one.count, other.count);
+  const same = (a, b) => (one.texts && other.texts ? one.texts[a] === other.texts[b] : !one.texts && !other.texts);
+  let from = 0;
+  while (from < least && (one.count === other.count || same(from, from))) found[from] = from++;
+  if (!one.texts) return found;
+  for (let back = 1; back <= least - from && same(one.count - back, other.count - back); back++) found[one.count - back] = other.count - back;
+  return found;
+}
+
+/** One map less another, where both are known: its "weights" may be below 0. `rowsTo` and `columnsTo` are counterparts. */
+export function difference(one, other, rowsTo = null, columnsTo = null) {
+  const { rows, columns } = one, rowOf = (row) => rowsTo?.[row] ?? row, columnOf = (column) => columnsTo?.[column] ?? column;
   const cell = (i, j) => {
-    const [a, b] = [one.cell(i, j), other.cell(i, j)];
+    if (rowOf(i) < 0 || columnOf(j) < 0) return null;
+    const [a, b] = [one.cell(i, j), other.cell(rowOf(i), columnOf(j))];
     if (a?.weight === undefined || b?.weight === undefined) return null;
     return { weight: a.weight - b.weight, masked: a.masked && b.masked };
   };
-  const picture = (most) => {
-    let [a, b] = [one.picture(most), other.picture(most)];
-    if (!a || !b) return null;
-    if (a.rows !== b.rows || a.columns !== b.columns) [a, b] = [one.picture(64), other.picture(64)];
-    const [x, y] = [a.mean ?? a.largest, b.mean ?? b.largest];
-    if (a.rows !== b.rows || a.columns !== b.columns || (!a.mean && a.rows < rows)) return null;
-    return { rows: a.rows, columns: a.columns, largest: null, mean: x.map((value, i) => value - y[i]) };
+  /** A line of each map: `to` gives the counterparts of its places, and `at` a cell of the difference. */
+  const line = (a, b, to, at) => {
+    if (a.kind === "none" || b.kind === "none") return { kind: "none" };
+    if (a.kind === "all" && b.kind === "all" && !to) return { kind: "all", weights: a.weights.map((weight, i) => weight - b.weights[i]) };
+    const from = to && new Map([...to.entries()].map(([place, counterpart]) => [counterpart, place]));
+    const placesIn = (known) => (known.kind === "all" ? known.weights.keys() : known.places);
+    const places = new Set([...placesIn(a), ...[...placesIn(b)].map((place) => (from ? from.get(place) : place))]);
+    places.delete(undefined);
+    const found = [...places].map((place) => [place, at(place)]).filter(([, value]) => value);
+    return { kind: "some", places: found.map(([place]) => place), weights: found.map(([, value]) => value.weight), rest: null, bound: null };
+  };
+  const row = (index) => (rowOf(index) < 0 ? { kind: "none" } : line(one.row(index), other.row(rowOf(index)), columnsTo, (place) => cell(index, place)));
+  const column = (index) => (columnOf(index) < 0 ? { kind: "none" } : line(one.column(index), other.column(columnOf(index)), rowsTo, (place) => cell(place, index)));
+  const picture = (down, across, window) => {
+    if (rowsTo || columnsTo) return null;
+    let [a, b] = [one.picture(down, across, window), other.picture(down, across, window)];
+    const load = a?.load || b?.load ? () => Promise.all([a.load?.(), b.load?.()]) : null;
+    const differ = () => a && b && (String(a.rows) !== String(b.rows) || String(a.columns) !== String(b.columns));
+    if (differ()) [a, b] = [one.picture(SMALL, SMALL, window), other.picture(SMALL, SMALL, window)];
+    // Of blocks only means have a difference that says something.
+    if (!a?.mean || !b?.mean || differ()) return null;
+    return { rows: a.rows, columns: a.columns, largest: null, mean: a.mean.map((value, at) => value - b.mean[at]), load };
   };
   return {
     rows, columns, row, column, cell, picture, span: one.span, masked: one.masked && other.masked, signed: true,
     knowsAll: one.knowsAll && other.knowsAll, knowsRows: one.knowsRows && other.knowsRows,
-    finest: () => picture(2048), cells: one.cells && other.cells && ((...asked) => lessCells(one.cells(...asked), other.cells(...asked))),
+    finest: one.finest && other.finest && (one.finest[0] < other.finest[0] ? one.finest : other.finest),
+    cells: one.cells && other.cells && !rowsTo && !columnsTo && ((...asked) => lessCells(one.cells(...asked), other.cells(...asked))),
     strongestKeys: () => new Int32Array(rows).fill(-1),
   };
 }
@@ -298,16 +347,6 @@ function lessCells(a, b) {
   const same = known && (a.what === "weight") === (b.what === "weight") && a.rows[0] === b.rows[0] && a.columns[0] === b.columns[0];
   if (!same) return { what: "none", rows: [a.rows[0], a.rows.at(-1)], columns: [a.columns[0], a.columns.at(-1)], values: new Float32Array([NaN]) };
   return { ...a, what: a.what === "weight" ? "weight" : "mean", values: x.map((value, at) => value - y[at]), means: null };
-}
-
-/** The differences of single weights that are known on both sides. */
-function paired(a, b, both) {
-  const places = new Set([...(a.places ?? []), ...(b.places ?? [])]);
-  const found = [...places].map((place) => [place, ...both(place)]).filter(([, x, y]) => x?.weight !== undefined && y?.weight !== undefined);
-  return {
-    kind: "some", places: found.map(([place]) => place), weights: found.map(([, x, y]) => x.weight - y.weight),
-    rest: null, bound: null,
-  };
 }
 
 /** The strongest weights of a row or a column, in order, and what is left of it. */

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from regard.errors import TooLargeError
 from regard.views.html.arrays import Arrays, packed
 from regard.views.labels import printable, right_to_left
 from regard.views.reading_order import visual_order
@@ -17,6 +16,7 @@ class TokenLists:
     def __init__(self, arrays: Arrays) -> None:
         self.entries: list[dict[str, Any]] = []
         self._arrays = arrays
+        self._known: list[tuple[list[str], bool]] = []
 
     def place(self, texts: list[str], *, given: bool) -> int:
         """The place of a list among the entries; `given` says that these are labels, and not positions.
@@ -24,32 +24,16 @@ class TokenLists:
         Raises:
             TooLargeError: the order of right-to-left tokens does not fit the budget.
         """
+        if (texts, given) in self._known:
+            return self._known.index((texts, given))
+        self._known.append((texts, given))
         shown = [printable(text) for text in texts] if given else None
-        for place, entry in enumerate(self.entries):
-            if (entry["texts"], entry["count"]) == (shown, len(texts)):
-                return place
         order = visual_order(texts) if given else []
         moved = order != sorted(order)
-        packed_order = required(self._arrays, "the order of tokens", packed(np.array(order), "u32")) if moved else None
+        packed_order = self._arrays.need("the order of tokens", packed(np.array(order), "u32")) if moved else None
         direction = "rtl" if right_to_left(texts) else "ltr"
         self.entries.append({"texts": shown, "count": len(texts), "direction": direction, "order": packed_order})
-        self._arrays.used_bytes += sum(len(text.encode("utf-8", "replace")) + 3 for text in shown or ())
         return len(self.entries) - 1
-
-
-def required(arrays: Arrays, what: str, *parts: Any) -> int:
-    """The place of arrays that a page cannot do without.
-
-    Raises:
-        TooLargeError: they do not fit the budget.
-    """
-    place = arrays.offer(*parts)
-    if place is None:
-        raise TooLargeError(
-            f"labels, {what} and its numbers alone take more than the budget of {arrays.budget_bytes / 2**20:.1f} MB: "
-            "give fewer layers or sentences, or a higher budget_mb"
-        )
-    return place
 
 
 def kind_and_layer(name: str) -> dict[str, str]:

@@ -42,14 +42,14 @@ def sentence_and_prefix(line: Line) -> Request:
         DataError: it is not UTF-8, or has more than one tab.
 
     >>> sentence_and_prefix(Line("x:1", b"Good day.\tBonjour"))
-    Request(source='Good day.', prefix='Bonjour')
+    Request(source='Good day.', prefix='Bonjour', tags=())
     """
     cells = decoded(*line).split("\t")
     if len(cells) > 2:
         raise DataError(
             f"{line.place}: expected a sentence and a prefix with a tab between them, got {len(cells)} columns"
         )
-    return Request(*cells)
+    return Request(cells[0], "".join(cells[1:]))
 
 
 def answered(

@@ -1,0 +1,86 @@
+"""How sure a translator was of each token, and which source words little of its attention fell on."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.tasks.pictures.token_maps import Axis
+
+LITTLE = 0.1
+"""A source word is perhaps untranslated if all target tokens together gave it less than this much attention."""
+
+
+class Confidence(NamedTuple):
+    """What speaks for a translation, and against it."""
+
+    probabilities: list[float]
+    """The probability of each label of the translation, given those before it, 0..1."""
+    entropies: list[float]
+    """The entropy in nats of what each label attended to, 0..log(labels of the source): spread, it is unsure."""
+    coverage: list[float]
+    """The attention that each label of the source got from the whole translation, 0..labels of the translation."""
+    untranslated: list[str]
+    """The words of the source that got less than 0.1, in order. Signs without a letter or digit are left out."""
+
+
+def confidence_of(
+    log_probabilities: Tensor, alignment: Tensor, written: Axis, source: str, surfaces: Sequence[str], looked_at: Axis
+) -> Confidence:
+    r"""Make numbers of one pass over a finished translation.
+
+    The entropy is $-\sum_j a_{ij} \log a_{ij}$ of a row, the coverage $\sum_i a_{ij}$ of a column (Tu et al. 2016,
+    arXiv:1601.04811, section 3.1, without their fertility). Attention is not proof: a head that aligns badly covers
+    badly too. Choose one that aligns.
+
+    Args:
+        log_probabilities: (T,), of each token, in nats.
+        alignment: (T, S), a row for each token; a column for each token of the source and its end mark.
+        written: the labels of the tokens.
+        source: the sentence.
+        surfaces: the stretch of the sentence that each of its tokens stands for.
+        looked_at: the labels of the source's tokens.
+    """
+    precise = alignment.double()
+    entropies = torch.special.entr(precise).sum(-1)
+    columns = precise.sum(0)
+    return Confidence(
+        [float(log_probabilities[first : last + 1].sum().exp()) for first, last in written.spans],
+        [float(entropies[first : last + 1].mean()) for first, last in written.spans],
+        [float(columns[first : last + 1].sum()) for first, last in looked_at.spans],
+        _untranslated(columns.tolist(), source, surfaces),
+    )
+
+
+def _untranslated(columns: Sequence[float], source: str, surfaces: Sequence[str]) -> list[str]:
+    """The words of a sentence whose tokens got little in all.
+
+    >>> _untranslated([0.05, 0.01, 0.9, 0.02, 1.2], "un chat !", ["u", "n", " chat", " !"])
+    ['un']
+    """
+    words = source.split()
+    sums = [0.0] * len(words)
+    for number, column in zip(word_numbers(surfaces), columns, strict=False):
+        if 0 <= number < len(words):
+            sums[number] += column
+    found = zip(words, sums, strict=True)
+    return [word for word, total in found if total < LITTLE and any(map(str.isalnum, word))]
+
+
+def word_numbers(surfaces: Sequence[str]) -> list[int]:
+    """For each token the number of its word, as spaces part them; -1 for spaces alone.
+
+    >>> word_numbers(["to", " be", ",", " ", "or"])
+    [0, 1, 1, -1, 2]
+    """
+    is_blank = [bool(surface) and not surface.strip() for surface in surfaces]
+    begins = [
+        not is_blank[n] and (n == 0 or is_blank[n - 1] or surface[:1].isspace() or surfaces[n - 1][-1:].isspace())
+        for n, surface in enumerate(surfaces)
+    ]
+    numbers, last = [], -1
+    for blank, begin in zip(is_blank, begins, strict=True):
+        last += begin
+        numbers.append(-1 if blank else last)
+    return numbers

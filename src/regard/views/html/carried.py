@@ -1,0 +1,244 @@
+"""What a page carries of a map beyond its small pictures: the strongest keys of each query, tiles, weights, factors.
+
+Each function spends what is left of the budget on one map, and stops where the next part of it does not fit.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from regard.maps.attention_map import AttentionMap
+from regard.maps.pooling import Grid
+from regard.maps.statistics_by_name import pooled
+from regard.maps.tiles import ask_all
+from regard.views.html.arrays import Arrays, Floats, PackedArray, halves, packed
+from regard.views.html.factors import factors_of
+from regard.views.html.numbers import HeadNumbers, Top
+
+SIDES = (128, 256, 512, 1024, 2048, 4096)
+"""The sides of the pictures of a pyramid, in blocks; below them are the 64 of every head, above them single weights."""
+TILE = 128
+"""The side of a tile of such a picture, in blocks."""
+
+
+@dataclass
+class Carried:
+    """What a page carries of one map, in heads; the mean of the heads counts as one more.
+
+    `print` it.
+    """
+
+    example: str
+    name: str
+    heads: int
+    of_each_query: dict[int, int] = field(default_factory=dict)
+    """How many heads have the 1, or the 16, strongest keys of each query."""
+    exact: int = 0
+    """Heads with all weights."""
+    tiles: dict[int, int] = field(default_factory=dict)
+    """How many heads have a pyramid up to pictures of so many blocks on a side."""
+    factors: int = 0
+    """Heads whose weights are computed from queries and keys."""
+
+    def __str__(self) -> str:
+        counts = {
+            "every weight": min(self.heads, self.exact + self.factors),
+            **{f"the {k} strongest keys of each query": n for k, n in sorted(self.of_each_query.items(), reverse=True)},
+            **{f"pictures up to {side} x {side} blocks": n for side, n in sorted(self.tiles.items(), reverse=True)},
+        }
+        held = [f"{what} of {count} of {self.heads}" for what, count in counts.items() if count]
+        return f"{self.name}: {'; '.join(held) or 'pictures of 64 x 64 alone'}"
+
+
+class Work(NamedTuple):
+    """A map on its way into the page."""
+
+    entry: dict[str, Any]
+    """What the page's script reads of the map."""
+    carried: Carried
+    heads: AttentionMap
+    mean: AttentionMap | None
+    found: list[HeadNumbers]
+    """Of the heads, and of their mean if there is more than one."""
+    spans: npt.NDArray[np.integer[Any]] | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its small pictures hold every weight."""
+        return self.found[0].cells.grid.is_whole
+
+    @property
+    def order(self) -> list[int]:
+        """Its heads. The mean of the heads is shown first, and so it is carried first."""
+        return sorted(range(self.carried.heads), key=lambda head: head != len(self.heads))
+
+    def one(self, head: int) -> AttentionMap:
+        """The map (1, T, S) of a head; that of the mean comes after the last head."""
+        if head == len(self.heads):
+            assert self.mean is not None
+            return self.mean
+        return self.heads.only(heads=slice(head, head + 1))
+
+    def top(self, head: int) -> Top | None:
+        """The strongest keys of a head, (1, T, k)."""
+        of, at = (self.found[0], head) if head < len(self.heads) else (self.found[1], 0)
+        if of.top is None:
+            return None
+        one = slice(at, at + 1)
+        return Top(of.top.keys[one], of.top.weights[one], of.top.rest[one])
+
+    def seen_pairs(self) -> int:
+        """How many pairs the mask allows."""
+        if self.spans is None:
+            return int(self.heads.shape[1] * self.heads.shape[2])
+        return int((self.spans[:, 1] - self.spans[:, 0]).sum())
+
+
+# -- the strongest keys ----------------------------------------------------------------------------------
+
+
+def carry_strongest(work: Work, arrays: Arrays, k: int) -> None:
+    """The k strongest keys of each query of as many heads as fit, in place of fewer that were carried before."""
+    if work.is_whole:
+        return
+    for head in work.order:
+        top = work.top(head)
+        if top is None:
+            continue
+        chosen = _strongest_of(top, k)
+        kind = "u16" if work.heads.shape[-1] <= 2**16 else "u32"
+        steps = np.diff(chosen.keys[0], prepend=0, axis=-1)
+        scale = work.entry["scale"]
+        parts = (packed(steps, kind), packed(chosen.weights[0] / scale, "f16"), packed(chosen.rest[0] / scale, "f16"))
+        before = work.entry["top"].get(str(head))
+        place = arrays.offer(*parts, instead=None if before is None else range(before["place"], before["place"] + 3))
+        if place is None:
+            return
+        work.entry["top"][str(head)] = {"k": chosen.keys.shape[-1], "place": place}
+        counts = work.carried.of_each_query
+        if before is not None:
+            counts[before["k"]] -= 1
+        counts[k] = counts.get(k, 0) + 1
+
+
+def _strongest_of(top: Top, k: int) -> Top:
+    """The k strongest of those that are known, in the order of the keys."""
+    if k >= top.keys.shape[-1]:
+        return top
+    order = np.argsort(-top.weights, axis=-1, kind="stable")
+    taken = np.sort(order[..., :k], axis=-1)
+    left = np.take_along_axis(top.weights, order[..., k:], -1).sum(-1)
+    return Top(np.take_along_axis(top.keys, taken, -1), np.take_along_axis(top.weights, taken, -1), top.rest + left)
+
+
+# -- pyramids of tiles, and all weights ------------------------------------------------------------------
+
+
+def carry_tiles(work: Work, arrays: Arrays) -> None:
+    """All weights of a head if they fit, else a pyramid of tiles as far as it fits; then those of the next head.
+
+    A head of which either is carried already is passed over.
+    """
+    if work.is_whole or not work.heads.source.has_blocks:
+        return
+    for head in work.order:
+        if head < work.carried.factors or str(head) in (work.entry["exact"] | work.entry["tiles"]):
+            continue
+        if not _carry_weights(work, arrays, head) and not _carry_pyramid(work, arrays, head):
+            return
+
+
+def _carry_weights(work: Work, arrays: Arrays, head: int) -> bool:
+    # Weights of a causal map deflate to about half; no attempt is made where even that is too large.
+    if work.seen_pairs() * 2 * 4 / 3 * 0.6 > arrays.left_bytes:
+        return False
+    weights = work.one(head).dense(limit_bytes=2**40)[0].cpu().double().numpy() / work.entry["scale"]
+    place = arrays.offer(packed(weights, "f16"))
+    if place is None:
+        return False
+    work.entry["exact"][str(head)] = place
+    work.carried.exact += 1
+    return True
+
+
+@torch.no_grad()
+def _carry_pyramid(work: Work, arrays: Arrays, head: int) -> bool:
+    """Pictures of more and more blocks, each of them whole; whether there is one."""
+    _, queries, keys = work.heads.shape
+    grids, least = [], 0.0
+    for side in SIDES:
+        grid = Grid.at_most(side, side, queries, keys)
+        least += _least_bytes(work, grid)
+        if grid.is_whole or least > arrays.left_bytes:
+            break
+        grids.append(grid)
+    wanted = [
+        pooled(grid.rows.count, grid.columns.count, queries, keys, how) for grid in grids for how in ("max", "sum")
+    ]
+    # One pass gives all the pictures.
+    found = [_array(answer)[0] for (answer,) in ask_all(work.one(head).source, wanted)] if wanted else []
+    levels: list[dict[str, Any]] = []
+    for largest, mass in zip(found[::2], found[1::2], strict=True):
+        level = _level(largest, mass, work.entry["scale"], arrays)
+        if level is None:
+            break
+        levels.append(level)
+    if not levels:
+        return False
+    work.entry["tiles"][str(head)] = levels
+    finest = max(levels[-1]["grid"])
+    work.carried.tiles[finest] = work.carried.tiles.get(finest, 0) + 1
+    return True
+
+
+def _least_bytes(work: Work, grid: Grid) -> float:
+    """Less than a picture of this grid has ever taken."""
+    seen = work.seen_pairs() / (work.heads.shape[1] * work.heads.shape[2])
+    return grid.rows.count * grid.columns.count * seen * 2 * 2 * 4 / 3 * 0.3
+
+
+def _level(largest: Floats, mass: Floats, scale: float, arrays: Arrays) -> dict[str, Any] | None:
+    """One picture of a head, cut into tiles: the largest weight and the sum of each block; None if it does not fit."""
+    scaled, mass_scale = halves(mass)
+    parts: list[PackedArray] = []
+    places: list[int | None] = []
+    for top in range(0, len(largest), TILE):
+        for left in range(0, largest.shape[1], TILE):
+            tile = np.s_[top : top + TILE, left : left + TILE]
+            # A tile of zeros, such as one that the mask hides, needs no array.
+            places.append(len(parts) if largest[tile].any() else None)
+            if places[-1] is not None:
+                parts += [packed(largest[tile] / scale, "f16"), packed(scaled[tile], "f16")]
+    first = arrays.offer(*parts)
+    if first is None:
+        return None
+    at = [None if place is None else first + place for place in places]
+    return {"grid": [*largest.shape], "tile": TILE, "places": at, "massScale": mass_scale}
+
+
+def _array(values: torch.Tensor) -> Floats:
+    array: Floats = values.cpu().double().numpy()
+    return array
+
+
+# -- factors ---------------------------------------------------------------------------------------------
+
+
+def carry_factors(work: Work, arrays: Arrays) -> None:
+    """The queries and keys of as many heads as fit, compared with the map.
+
+    Raises:
+        ArgumentError: the map has none, or they do not give its weights.
+    """
+    found = factors_of(work.carried.name, work.heads, work.spans)
+    parts = {}
+    for head in range(len(work.heads)):
+        place = arrays.offer(*(packed(one[head], "f32") for one in (found.query, found.key, found.lse)))
+        if place is None:
+            break
+        parts[head] = place
+        work.carried.factors += 1
+    work.entry["factors"] = {"scale": found.scale, "dim": found.query.shape[-1], "heads": parts}

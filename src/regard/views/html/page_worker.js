@@ -1,0 +1,77 @@
+// Arrays are decoded in a thread of their own, so that a large page is drawn and can be used meanwhile. Where the browser
+// allows no such thread, they are decoded in that of the page.
+
+import { decodeBase64, decoded, fromHalves, fromPlanes, halfToNumber, inflate, WIDTH } from "./page_codec.js";
+
+/** The program of the thread: functions of the codec as they stand in this page, since a page loads nothing. */
+function program() {
+  const parts = [decodeBase64, halfToNumber, fromHalves, inflate, fromPlanes, decoded];
+  return `const WIDTH = ${JSON.stringify(WIDTH)}; let halves;
+${parts.join("\n")}
+onmessage = async ({ data: [number, array] }) => {
+  try {
+    const values = await decoded(array);
+    postMessage([number, values], [values.buffer]);
+  } catch (error) {
+    postMessage([number, null, String(error)]);
+  }
+};`;
+}
+
+/** A thread that decodes; null where there can be none. `failed` is called if it turns out later that there is none. */
+function threadOf(failed) {
+  if (typeof Worker === "undefined") return null;
+  try {
+    const address = URL.createObjectURL(new Blob([program()], { type: "text/javascript" }));
+    const worker = new Worker(address);
+    worker.addEventListener("error", (event) => {
+      event.preventDefault();
+      failed();
+    });
+    worker.addEventListener("message", () => URL.revokeObjectURL(address), { once: true });
+    return worker;
+  } catch {
+    return null;
+  }
+}
+
+/** What decodes arrays: decode(array) is a promise of its numbers; `where()` says in which thread; close() ends it. */
+export function decoder() {
+  const waiting = new Map();
+  let number = 0;
+  let worker = threadOf(() => {
+    worker = null;
+    for (const { array, done, refused } of waiting.values()) decoded(array).then(done, refused);
+    waiting.clear();
+  });
+  worker?.addEventListener("message", ({ data: [which, values, error] }) => {
+    const { done, refused } = waiting.get(which);
+    waiting.delete(which);
+    if (error) refused(new Error(error)); else done(values);
+  });
+  return {
+    decode: (array) => {
+      if (!worker) return decoded(array);
+      return new Promise((done, refused) => {
+        waiting.set(number += 1, { array, done, refused });
+        worker.postMessage([number, array]);
+      });
+    },
+    where: () => (worker ? "worker" : "page"),
+    close: () => worker?.terminate(),
+  };
+}
+
+/** The arrays of a page, each decoded when it is first needed. `bytesOf(place)` gives deflated bytes that are not in the page. */
+export function arrayReader(arrays, bytesOf) {
+  const known = new Map(), { decode, where, close } = decoder();
+  const start = async (place) => {
+    const { kind, length, data } = arrays[place];
+    return decode({ kind, length, data: data === undefined ? await bytesOf(place) : data });
+  };
+  const read = (place) => {
+    if (!known.has(place)) known.set(place, start(place));
+    return known.get(place);
+  };
+  return Object.assign(read, { where, close });
+}

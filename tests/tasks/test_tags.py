@@ -1,0 +1,98 @@
+"""Tags of the source in the translation: each once, well-formed, and where the alignment says."""
+
+import random
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from regard.generation.config import Beam
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.tags import TAG, put_back, taken_out, units
+from regard.text.tokenizers import ByteLevelBPE, Characters, Words
+from tests.tasks.test_translate_options import make
+
+
+@pytest.mark.parametrize(
+    ("source", "plain", "translation", "aligned", "expected"),
+    [
+        ("a <b>red</b> house", "a red house", "une maison rouge", [0, 2, 1], "une maison <b>rouge</b>"),
+        ("the <b>house</b>.", "the house.", "la maison.", [0, 1, 2], "la <b>maison</b>."),
+        ("see {name} now", "see now", "voir maintenant", [0, 1], "voir {name} maintenant"),
+        ("see {name}.", "see .", "voir .", [0, 1], "voir {name}."),
+        ("{name} sees", "sees", "voit", [0], "{name} voit"),
+        ("he sees %s", "he sees ", "il voit", [0, 1], "il voit %s"),
+        ("one<br/>two", "one two", "un deux", [0, 1], "un<br/> deux"),
+        ("<p>a <i>b</i> <b>c</b></p>", "a b c", "C A B", [2, 0, 1], "<p><b>C</b> A <i>B</i></p>"),
+        # Two pairs would cross: the later is cut.
+        ("<b>a b</b> <i>c d</i>", "a b c d", "A C B D", [0, 2, 1, 3], "<b>A C B</b> <i>D</i>"),
+        # A pair in the words of another pair.
+        ("<b>a c</b> <i>b</i>", "a c b", "A B C", [0, 2, 1], "<b>A <i>B</i> C</b>"),
+        ("<b>gone</b> here", "gone here", "ici", [1], "<b></b>ici"),
+        ("a </b> b <b> c", "a b c", "A B C", [0, 1, 2], "A </b> B <b> C"),
+        ("2 < 3 > 1", "2 < 3 > 1", "2 < 3 > 1", [0, 1, 2, 3, 4], "2 < 3 > 1"),
+        ("100% sure", "100% sure", "sûr à 100%", [2, 2, 0, 1], "sûr à 100%"),
+    ],
+)
+def test_tags_come_back_where_they_belong(
+    source: str, plain: str, translation: str, aligned: list[int], expected: str
+) -> None:
+    found = taken_out(source)
+    assert found.plain.split() == plain.split()
+    assert put_back(translation, found.tags, aligned) == expected
+
+
+def test_whatever_the_alignment_every_tag_comes_back_once_and_well_formed() -> None:
+    dice = random.Random(7)
+    for _ in range(2000):
+        source = _tagged(dice, depth=3)
+        found = taken_out(source)
+        words = [f"w{n}" for n in range(dice.randint(0, 7))]
+        translation = "".join(word + dice.choice([" ", ", ", " "]) for word in words).strip()
+        aligned = [dice.randrange(max(len(units(found.plain)), 1)) for _ in units(translation)]
+        answer = put_back(translation, found.tags, aligned)
+        assert sorted(TAG.findall(answer)) == sorted(TAG.findall(source)), (source, answer)
+        assert re.sub(r"\s", "", TAG.sub("", answer)) == re.sub(r"\s", "", translation)
+        ElementTree.fromstring(f"<all>{answer}</all>")
+
+
+def _tagged(dice: random.Random, depth: int) -> str:
+    parts = []
+    for _ in range(dice.randint(1, 4)):
+        kind = dice.randrange(4) if depth else 0
+        name = dice.choice("bip")
+        parts.append(
+            [f"s{dice.randrange(9)}", f"<{name}>{_tagged(dice, depth - 1) if depth else ''}</{name}>", "<br/>", "{x}"][
+                kind
+            ]
+        )
+    return dice.choice([" ", ""]).join(parts)
+
+
+@pytest.mark.parametrize("tokenizer", [Words, Characters, lambda: ByteLevelBPE(vocab_size=280)])
+def test_a_translator_translates_without_the_tags_and_puts_them_back(tokenizer: Any) -> None:
+    translator = make(tokenizer=tokenizer, max_length=24)
+    sources = ["<b>we</b> see {n} two", "{name}", "", "we see", "<i>Zoë sees <b>Oslo</b></i>"]
+    plain = ["we see two", "", "", "we see", "Zoë sees Oslo"]
+    tagged = list(translator.translate(sources, beam=Beam(2), keep_tags=True))
+    without = [one.text for one in translator.translate(plain, beam=Beam(2))]
+    for source, one, text in zip(sources, tagged, without, strict=True):
+        assert one.source == source
+        assert sorted(TAG.findall(one.text)) == sorted(TAG.findall(source))
+        assert re.sub(r"\s", "", TAG.sub("", one.text)) == re.sub(r"\s", "", text)
+    assert tagged[1].text == "{name}"
+
+
+def test_a_pair_stands_around_what_is_aligned_with_its_word() -> None:
+    """The alignment that the command prints, read by hand."""
+    translator, which = make(), AlignmentOf(layer=1, head=2)
+    (one,) = translator.translate(["we <b>see</b> two"], beam=Beam(1), keep_tags=True, alignments=which)
+    best = one.candidates[0]
+    words = [label for label in best.labels if not label.startswith("<")]
+    rows = best.alignment[: len(words), :3].argmax(-1).tolist()
+    inside = [n for n, column in enumerate(rows) if column == 1]
+    found = re.search("<b>(.*)</b>", best.text)
+    assert found is not None
+    expected = words[inside[0] : inside[-1] + 1] if inside else []
+    assert re.sub(r"\s", "", found[1]) == "".join(expected)

@@ -83,7 +83,7 @@ def test_statistics(mask: str, dtype: torch.dtype, device: torch.device) -> None
     with torch.no_grad():
         ours = regard.map_of(query.to(device), key.to(device), mask=where)
         theirs = regard.map_of(query.double(), key.double(), mask=where)
-        found, expected = (m.summary(*names, k=4, rows=32, columns=32) for m in (ours, theirs))
+        found, expected = [dict[str, Any](m.summary(*names, k=4, rows=32, columns=32)) for m in (ours, theirs)]
         for name in names:
             one, other = (f[name].values if name == "top_keys" else f[name] for f in (found, expected))
             within(one, other, 2e-5)

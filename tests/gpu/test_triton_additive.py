@@ -64,7 +64,7 @@ def check(mask: Any = None, hidden: int = 37) -> None:
     expected = attend(*(t.double() for t in tensors), mask=mask, backend="reference")
     for one, other in zip(found, expected, strict=True):
         error = float((one.detach().double() - other.detach()).abs().max())
-        assert error <= 5e-6 * max(1.0, float(other.abs().max())), error
+        assert error <= 5e-6 * max(1.0, float(other.detach().abs().max())), error
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -68,7 +68,7 @@ def made(mask: Any, dtype: torch.dtype, **options: Any) -> tuple[regard.Attentio
     return weights, exact.dense()
 
 
-def check(weights: regard.AttentionMap, dense: Tensor, *, k: int = 5, rows: int = 5, columns: int = 4) -> None:
+def check(weights: Any, dense: Tensor, *, k: int = 5, rows: int = 5, columns: int = 4) -> None:
     """Every statistic against float64: to 1e-6, and sums to 1e-6 of the largest sum."""
     with torch.no_grad():
         found: Any = weights.summary(*USUAL, k=k, rows=rows, columns=columns)

@@ -120,7 +120,7 @@ browser: $(NODE_STAMP)  ## Install eslint and axe for the tests of the page (nee
 	@command -v chromium >/dev/null || echo "chromium is not installed: apt-get install chromium"
 
 $(NODE_STAMP): package.json package-lock.json
-	npm ci --silent --no-audit --no-fund --ignore-scripts
+	npm ci --silent --no-audit --no-fund --ignore-scripts --fetch-retries=1 --fetch-timeout=60000
 	@touch $@
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy --strict

@@ -45,7 +45,7 @@ from benchmarks.training import (
 )
 from benchmarks.training_loss import validation_loss
 from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, TransformerConfig
-from regard.nn import FeedForward, MultiHeadAttention, TokenEmbedding
+from regard.nn import FeedForward, MultiHeadAttention
 from regard.text.batches import plan_batches
 from regard.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
 from regard.training.optimizers import adamw
@@ -69,22 +69,6 @@ def glorot(model: nn.Module) -> None:
     _begin(model, joined=True, glorot=True)
 
 
-def small_embeddings(model: nn.Module) -> None:
-    """As `glorot`, and embeddings (the output layer too, as it is tied) are N(0, 0.02^2), as BART's and GPT-2's."""
-    _begin(model, joined=True, glorot=True)
-    for module in model.modules():
-        if isinstance(module, TokenEmbedding):
-            nn.init.normal_(module.weight, std=0.02)
-
-
-def small(model: nn.Module) -> None:
-    """Every matrix is N(0, 0.02^2), as BART's and GPT-2's."""
-    _begin(model, joined=True, glorot=True)
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            nn.init.normal_(weight, std=0.02)
-
-
 def _begin(model: nn.Module, *, joined: bool, glorot: bool) -> None:
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
@@ -102,8 +86,6 @@ def _begin(model: nn.Module, *, joined: bool, glorot: bool) -> None:
 OURS: dict[str, Callable[[nn.Module], None]] = {
     "ours, Kaiming": kaiming,
     "ours, Glorot": glorot,
-    "ours, Glorot and small embeddings": small_embeddings,
-    "ours, all small": small,
 }
 
 
@@ -259,8 +241,8 @@ class Run(NamedTuple):
 
 
 def runs(seeds: int, updates: int) -> Iterator[Run]:
-    """Seed after seed, so that what is there after a while is about all of them."""
-    for seed, task, norm, depth in itertools.product(range(seeds), TASKS, NORMS, DEPTHS):
+    """Task after task, seed after seed."""
+    for task, seed, norm, depth in itertools.product(TASKS, range(seeds), NORMS, DEPTHS):
         for side in [*OURS, *PEERS[task, norm]]:
             yield Run(task, norm, depth, side, seed, updates)
 

@@ -119,7 +119,8 @@ class Place:
                 times[side].append(self.timed(sides[side]))
         ratios = [a / b for a, b in zip(*times, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        return Measured(what, *map(statistics.median, times), middle, low, high, *memory, bar)
+        peer_ms, ours_ms = map(statistics.median, times)
+        return Measured(what, peer_ms, ours_ms, middle, low, high, memory[0], memory[1], bar)
 
 
 def gradients(function: Callable[..., Any], *tensors: Tensor) -> Run:
@@ -308,7 +309,8 @@ def decoding(place: Place) -> Iterator[Measured]:
         hidden_size=dim, intermediate_size=4 * dim, num_hidden_layers=layers, num_attention_heads=heads,
         vocab_size=32000, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
-    peer = LlamaForCausalLM(sizes).to(place.device).eval()
+    peer: Any = LlamaForCausalLM(sizes)
+    peer = peer.to(place.device).eval()
     text = torch.randint(4, 32000, (batch, length), device=place.device)
     lengths = torch.full((batch,), length, device=place.device)
 

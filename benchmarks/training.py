@@ -208,11 +208,7 @@ def our_model() -> Transformer:
         dim=DIM, num_heads=HEADS, encoder_layers=LAYERS, decoder_layers=LAYERS, feed_forward_dim=HIDDEN,
         dropout=DROPOUT, shared_embeddings=True, norm_position="post",  # as the peers have it
     )  # fmt: skip
-    model = Transformer(config, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY)
-    for name, weight in model.named_parameters():
-        if weight.dim() > 1 and "embedding" not in name:
-            nn.init.xavier_uniform_(weight)  # as torch.nn.Transformer begins, so that losses can be compared
-    return model
+    return Transformer(config, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY)
 
 
 def our_step(model: nn.Module, dtype: torch.dtype | None) -> Step:

@@ -80,3 +80,14 @@ def test_dropout_is_on_the_sublayer_and_not_on_the_skip() -> None:
 def test_widths_that_make_no_network(make: Callable[..., nn.Module]) -> None:
     with pytest.raises(ArgumentError, match="hidden_dim must be at least 1, got 0"):
         make(5, 0)
+
+
+@pytest.mark.parametrize("kind", [FeedForward, GatedFeedForward])
+def test_matrices_begin_by_glorot(kind: Any) -> None:
+    """Of a gated network, gate and up are two matrices, although they are kept as one."""
+    torch.manual_seed(0)
+    network = kind(32, 128)
+    matrices = [network.up.weight] if kind is FeedForward else network.gate_and_up.weight.chunk(2)
+    for weight in (*matrices, network.down.weight):
+        bound = (6 / (32 + 128)) ** 0.5
+        assert 0.98 * bound < weight.abs().max() <= bound

@@ -250,14 +250,19 @@ def test_state_dict_round_trip(widths: dict[str, Any]) -> None:
     assert torch.equal(one(x, key, value), two(x, key, value))
 
 
-def test_initialisation_is_glorot_of_each_projection() -> None:
+def test_initialisation_is_glorot_of_each_matrix() -> None:
+    """Queries, keys and values of one width are one matrix, as in torch's module; of several widths they are three."""
+    torch.manual_seed(0)
     attend: Any = MultiHeadAttention(64, 4, num_kv_heads=1)
-    query, key, value = attend.in_weights[0].split([64, 16, 16])
-    for weight in (query, key, value, attend.out.weight):
+    apart: Any = MultiHeadAttention(64, 4, key_dim=32)
+    assert [tuple(weight.shape) for weight in attend.in_weights] == [(96, 64)]
+    assert [tuple(weight.shape) for weight in apart.in_weights] == [(64, 64), (64, 32), (64, 32)]
+    for weight in (*attend.in_weights, attend.out.weight, *apart.in_weights, apart.out.weight):
         bound = (6 / sum(weight.shape)) ** 0.5
-        assert 0.9 * bound < weight.abs().max() <= bound
-    assert torch.equal(attend.in_bias, torch.zeros(96))
-    assert torch.equal(attend.out.bias, torch.zeros(64))
+        assert 0.98 * bound < weight.abs().max() <= bound
+    theirs = torch.nn.MultiheadAttention(64, 4)
+    ours: Any = MultiHeadAttention(64, 4)
+    torch.testing.assert_close(ours.in_weights[0].std(), theirs.in_proj_weight.std(), rtol=0.03, atol=0)
 
 
 def test_bfloat16_is_close_to_float32() -> None:

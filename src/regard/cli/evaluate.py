@@ -21,6 +21,7 @@ from regard.text.pairs import is_json_lines, read_pairs
 from regard.text.references import read_judged, read_references
 
 if TYPE_CHECKING:
+    from regard.tasks.translation.alignments import AlignmentOf
     from regard.tasks.translation.simultaneous.interpreter import Interpreter
     from regard.tasks.translation.translator import Translator
 
@@ -41,6 +42,7 @@ def evaluate(
     alignment_layer: int | Mean = -1,
     alignment_head: int | Mean = "mean",
     try_heads: bool = False,
+    alignment_data: Path | None = None,
     device: str = "auto",
 ) -> None:
     """Score a run on a test set.
@@ -60,9 +62,11 @@ def evaluate(
         simultaneous: translation: translate word by word, and say how many source words the translation lags behind.
         frames: with --simultaneous, as for `translate`.
         wait_k: with --simultaneous, as for `translate`.
-        alignment_layer: with --simultaneous: the decoder layer whose attention aligns words; or mean.
-        alignment_head: with --simultaneous: the head in that layer, or mean.
+        alignment_layer: with --simultaneous or --alignment-data: the decoder layer whose attention aligns, or mean.
+        alignment_head: the head in that layer, or mean.
         try_heads: translation: compare all layers and heads as the alignment of --simultaneous; for validation pairs.
+        alignment_data: translation: a file with the links of words in each pair of --data (`0-0 1-2 3?4`, source and
+            target from 0, `?` for possible ones): prints the alignment error rate too.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     task = task_name_of(run)
@@ -74,6 +78,7 @@ def evaluate(
         ("--singly", singly, MASKED_LANGUAGE_MODEL),
         ("--simultaneous", simultaneous or None, TRANSLATION),
         ("--try-heads", try_heads or None, TRANSLATION),
+        ("--alignment-data", alignment_data, TRANSLATION),
     )
     for flag, value, kind in given:
         if value is not None and task != kind:
@@ -90,9 +95,14 @@ def evaluate(
         ),
         (interprets and bool(references), "--simultaneous and --try-heads take one reference: leave out --references"),
         (try_heads and wait_k is not None, "--wait-k looks at no attention: leave out --try-heads"),
+        (interprets and alignment_data is not None, "--alignment-data is for whole sentences: leave it out"),
         (
-            names_head and (not simultaneous or wait_k is not None),
-            "--alignment-layer and --alignment-head go with --simultaneous and --frames",
+            alignment_data is not None and bool(references),
+            "--alignment-data links one target to each source: leave out --references",
+        ),
+        (
+            names_head and (wait_k is not None or not (simultaneous or alignment_data)),
+            "--alignment-layer and --alignment-head go with --alignment-data, or with --simultaneous and --frames",
         ),
     )
     if references and len(data) != 1:
@@ -108,6 +118,7 @@ def evaluate(
     )
     require_files(data, setting="--data")
     require_files(references, setting="--references")
+    require_files([] if alignment_data is None else [alignment_data], setting="--alignment-data")
     with loading():
         from regard.tasks.language_modelling.causal import LanguageModel
         from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
@@ -116,6 +127,7 @@ def evaluate(
         from regard.tasks.translation.translator import Translator
 
     model = TASKS[task].load(run, device=device)
+    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
     with telling() as tell:
         match model:
             case Translator() if interprets:
@@ -123,12 +135,12 @@ def evaluate(
                 if try_heads:
                     rows = _tried_heads(model, pairs, FRAMES if frames is None else frames, tell)
                 else:
-                    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
                     rows = _simultaneous_scores(Interpreter(model, policy_of(frames, wait_k), align), pairs, tell)
             case Translator():
                 numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
                 chosen = Beam(**{name: value for name, value in numbers.items() if value is not None})
-                rows = _translation_scores(model, data, references, chosen, tell)
+                aligned = [] if alignment_data is None else [_alignment_row(model, data, alignment_data, align)]
+                rows = [*_translation_scores(model, data, references, chosen, tell), *aligned]
             case LanguageModel():
                 found = model.evaluate(lines_of(data), stride=stride, tell=tell)
                 rows = [
@@ -210,6 +222,13 @@ def _translation_scores(
         ("exact match", f"{found.exact_match:.2f}", "percent"),
         ("loss", f"{found.loss:.4f}", "nats a token"),
     ]
+
+
+def _alignment_row(model: "Translator", data: Sequence[Path], links: Path, align: "AlignmentOf") -> tuple[str, ...]:
+    from regard.tasks.translation.alignment_error import error_of, read_links
+
+    rate = error_of(model, list(read_pairs(list(data))), read_links(links), align)
+    return ("AER", f"{rate:.2f}", f"percent, {align}")
 
 
 def _simultaneous_scores(

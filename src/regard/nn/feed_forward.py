@@ -45,6 +45,13 @@ class FeedForward(nn.Module):
         self.down = Linear(hidden_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot uniform for the matrices; biases as `torch.nn.Linear` begins."""
+        for layer in (self.up, self.down):
+            layer.reset_parameters()
+            nn.init.xavier_uniform_(layer.weight)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """The network at each position."""
@@ -82,6 +89,14 @@ class GatedFeedForward(nn.Module):
         self.down = Linear(hidden_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot uniform for the matrices, gate and up each for itself; biases as `torch.nn.Linear` begins."""
+        for layer in (self.gate_and_up, self.down):
+            layer.reset_parameters()
+        for weight in (*self.gate_and_up.weight.chunk(2), self.down.weight):
+            nn.init.xavier_uniform_(weight.detach())
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """The network at each position."""

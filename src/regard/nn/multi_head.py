@@ -140,8 +140,12 @@ class MultiHeadAttention(nn.Module):
         return ours.train(module.training)
 
     def reset_parameters(self) -> None:
-        """Glorot uniform for each projection separately; zero biases."""
-        for weight in (*self._weights(), self.out.weight):
+        """Glorot uniform for each matrix, and zero biases; queries, keys and values of one width are one matrix.
+
+        So each of them begins smaller than if it were drawn alone, as in `torch.nn.MultiheadAttention`. What that
+        does to the loss is in docs/design/training-recipe.md.
+        """
+        for weight in (*self.in_weights, self.out.weight):
             nn.init.xavier_uniform_(weight.detach())
         for bias in (self.in_bias, self.out.bias):
             if bias is not None:

@@ -8,8 +8,8 @@ from regard.mechanisms.triton_use import runs_triton
 KERNEL = "additive scores"
 BLOCK = (16, 16, 32)
 """Rows, columns and hidden units that a program holds in registers."""
-Pulled = tuple[Tensor, Tensor, Tensor | None]
-"""The gradients of queries, keys and, if it was asked for, of the vector."""
+Pulled = tuple[Tensor, Tensor, Tensor]
+"""The gradients of queries, keys and the vector; the last is 0 if it was not asked for."""
 
 
 def has_additive_kernel(query: Tensor) -> bool:
@@ -43,7 +43,7 @@ def pulled_by_kernel(query: Tensor, key: Tensor, vector: Tensor, gradient: Tenso
     keys, (rows, columns, units) = k.shape[1], BLOCK
     gradient = gradient.reshape(cells, queries, keys).contiguous()
     d_query, d_key = torch.zeros_like(q), torch.zeros_like(k)
-    parts = q.new_zeros(cells * -(-queries // rows), hidden) if finds_vector else q
+    parts = q.new_zeros(cells * -(-queries // rows) if finds_vector else 1, hidden)
     vector = vector.float().contiguous()
     blocks_of_units = -(-hidden // units)
 
@@ -57,7 +57,7 @@ def pulled_by_kernel(query: Tensor, key: Tensor, vector: Tensor, gradient: Tenso
 
     pull(q, k, d_query, (keys, 1), finds_vector)
     pull(k, q, d_key, (1, keys), False)
-    return d_query.view(*lead, queries, hidden), d_key.view(*lead, keys, hidden), parts.sum(0) if finds_vector else None
+    return d_query.view(*lead, queries, hidden), d_key.view(*lead, keys, hidden), parts.sum(0)
 
 
 def _flat(query: Tensor, key: Tensor) -> tuple[tuple[int, ...], Tensor, Tensor]:

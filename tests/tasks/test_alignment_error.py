@@ -1,0 +1,120 @@
+"""The alignment error rate, with links that are read, found and refused."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.errors import DataError
+from regard.tasks.translation.alignment_error import (
+    GoldLinks,
+    Links,
+    alignment_error_rate,
+    error_of,
+    read_links,
+    words_aligned,
+)
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.text.tokenizers import ByteLevelBPE, Characters, Words
+from tests.tasks.small_runs import PAIRS, write_pairs
+from tests.tasks.test_simultaneous import run, typed
+from tests.tasks.test_translate_options import make
+
+__all__ = ["run"]
+TEXTS = [("we see two", "on voit une"), ("they see", "elles en voient deux")]
+
+
+def drawn(dice: random.Random) -> Links:
+    return frozenset((dice.randrange(4), dice.randrange(4)) for _ in range(dice.randint(1, 6)))
+
+
+def test_the_rate_is_one_minus_the_f_measure_where_all_links_are_sure() -> None:
+    """With S = P, AER is 1 - F1 (Fraser and Marcu 2007, section 2)."""
+    dice = random.Random(1)
+    for _ in range(100):
+        found, gold = drawn(dice), drawn(dice)
+        both = len(found & gold)
+        precision, recall = both / len(found), both / len(gold)
+        f1 = 2 * precision * recall / (precision + recall) if both else 0.0
+        assert alignment_error_rate([found], [GoldLinks(gold, gold, "x:1")]) == pytest.approx(100 * (1 - f1))
+
+
+def test_possible_links_are_not_wrong_and_not_missed() -> None:
+    sure, possible = frozenset({(0, 0)}), frozenset({(0, 0), (1, 1), (2, 2)})
+    gold = [GoldLinks(sure, possible, "x:1")]
+    assert alignment_error_rate([sure], gold) == alignment_error_rate([frozenset({(0, 0), (1, 1)})], gold) == 0.0
+    assert alignment_error_rate([frozenset({(0, 0), (0, 1)})], gold) == pytest.approx(100 / 3)
+
+
+def test_links_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "links"
+    path.write_text("0-0 1-2 3?4\n\n2p1\n")
+    first, empty, third = read_links(path)
+    assert first.sure == {(0, 0), (1, 2)}
+    assert first.possible == {(0, 0), (1, 2), (3, 4)}
+    assert not empty.possible
+    assert not third.sure
+    assert third.possible == {(2, 1)}
+    path.write_text("0-0\n0:1\n")
+    with pytest.raises(DataError, match=r"links:2: expected links like 0-0 or 3\?4 .*, got '0:1'"):
+        read_links(path)
+
+
+@pytest.mark.parametrize("tokenizer", [Words, Characters, lambda: ByteLevelBPE(vocab_size=280)])
+def test_words_are_linked_to_what_they_look_at_most(tokenizer: Any) -> None:
+    """By a pass of each pair alone, summed by hand over the tokens of words."""
+    translator, which = make(tokenizer=tokenizer, max_length=40), AlignmentOf(layer=1, head=2)
+    found = words_aligned(translator, TEXTS, which)
+    for links, (source, target) in zip(found, TEXTS, strict=True):
+        codecs = translator.source_tokenizer, translator.target_tokenizer
+        ids, written = (codec.encode_batch([text])[0] for codec, text in zip(codecs, (source, target), strict=True))
+        with torch.no_grad():
+            maps = translator.model.attend(
+                torch.tensor([[*ids, 2]]), torch.tensor([len(ids) + 1]), torch.tensor([[1, *written]])
+            )
+        weights = which.of(maps, translator.model.alignment_names)[0]
+        ends = [[0], [0]]
+        for codec, text, end in zip(codecs, (source, target), ends, strict=True):
+            words = text.split()
+            end += [len(codec.encode_batch([" ".join(words[: n + 1])])[0]) for n in range(len(words))]
+        expected = set()
+        for of in range(len(target.split())):
+            # In characters the space before a word is a token of its own, which belongs to no word.
+            skip = int(tokenizer is Characters)
+            rows = weights[ends[1][of] + skip * (of > 0) : ends[1][of + 1]].sum(0)
+            sums = [rows[ends[0][n] + skip * (n > 0) : ends[0][n + 1]].sum().item() for n in range(len(source.split()))]
+            expected.add((sums.index(max(sums)), of))
+        assert links == expected
+
+
+def test_links_that_do_not_fit_are_refused() -> None:
+    translator = make()
+    link = frozenset({(0, 0)})
+    with pytest.raises(DataError, match="got 1 lines and 2 pairs"):
+        error_of(translator, TEXTS, [GoldLinks(link, link, "x:1")], AlignmentOf())
+    far = frozenset({(3, 0)})
+    with pytest.raises(DataError, match="x:1: expected words from 0 to 2 and 0 to 2, got 3-0"):
+        error_of(translator, TEXTS[:1], [GoldLinks(far, far, "x:1")], AlignmentOf())
+
+
+def test_evaluate_prints_the_rate(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, links = run.parent / "aligned.tsv", run.parent / "links"
+    write_pairs(data, PAIRS[:3])
+    links.write_text("0-0 1-2\n2-2\n3-3 1?1\n")
+    status, out, _ = typed(monkeypatch, "evaluate", str(run), "--data", str(data), "--alignment-data", str(links))
+    cells = dict(line.split("\t")[:2] for line in out.splitlines())
+    from regard.tasks.translation.translator import Translator
+
+    expected = error_of(Translator.load(run, device="cpu"), PAIRS[:3], read_links(links), AlignmentOf())
+    assert status == 0
+    assert cells["AER"] == f"{expected:.2f}"
+    assert "BLEU" in cells
+    links.write_text("0-0\n")
+    before = sorted(run.parent.rglob("*"))
+    status, out, err = typed(monkeypatch, "evaluate", str(run), "--data", str(data), "--alignment-data", str(links))
+    assert (status, out) == (2, "")
+    said = "regard: expected a line of links for each pair, got 1 lines and 3 pairs"
+    assert err.splitlines()[-1] == said
+    assert sorted(run.parent.rglob("*")) == before

@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test light consumers soak faults fuzz gpu interpret fake-gpu lint format bench browser clean
+.PHONY: help install demo test light consumers notebooks soak faults fuzz gpu interpret fake-gpu lint format bench browser clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -63,6 +63,19 @@ build/consumers/%/.installed: tests/consumers/%.txt constraints.txt pyproject.to
 	grep '^torch==' constraints.txt > build/consumers/$*/torch.txt
 	$(CONSUMER) -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(CONSUMER) -m pip install -q --disable-pip-version-check -c build/consumers/$*/torch.txt -e . -r $< \
+		pytest pytest-xdist hypothesis beartype
+	touch $@
+
+# JupyterLab with a kernel of its own, driven in Chromium (Debian's package). PICTURES=FOLDER keeps what was seen.
+NOTEBOOKS := build/notebooks/bin/python
+
+notebooks: build/notebooks/.installed  ## Open regard.view in a real JupyterLab
+	OMP_NUM_THREADS=1 $(NOTEBOOKS) -m pytest -n 0 -W ignore tests/notebooks
+
+build/notebooks/.installed: tests/notebooks/requirements.txt constraints.txt pyproject.toml
+	test -x $(NOTEBOOKS) || $(PYTHON) -m venv build/notebooks
+	$(NOTEBOOKS) -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
+	$(NOTEBOOKS) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[notebook]' -r $< \
 		pytest pytest-xdist hypothesis beartype
 	touch $@
 

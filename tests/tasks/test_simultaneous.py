@@ -167,6 +167,25 @@ def test_align_att_writes_what_is_aligned_with_old_words(which: AlignmentOf) -> 
     assert checked or which.layer == 2
 
 
+class LooksAt(AlignmentOf):
+    """Attention that is mostly on the end mark, and then on one source token."""
+
+    def of(self, maps: Any, names: Sequence[str]) -> Tensor:
+        weights = maps[names[-1]].dense().mean(1)
+        weights = torch.zeros_like(weights)
+        weights[..., -1], weights[..., 0] = 0.9, 0.1
+        return weights
+
+
+def test_the_end_mark_is_no_word() -> None:
+    """However much it is looked at, the word that comes next decides: here it is always the first, so all is written."""
+    translator = make(max_length=18)
+    *before, last = states_of(Interpreter(translator, AlignAtt(1), LooksAt()), SENTENCES[0])
+    first, *others = (len(state.written) for state in before)
+    assert first == 0  # there is no other word yet than the newest
+    assert others[0] > 0 or not last.written
+
+
 def test_tokens_of_a_word_are_that_word() -> None:
     """A tokenizer of characters has several tokens a word: all that belong to the newest word are too new."""
     translator = make(tokenizer=Characters, max_length=18)

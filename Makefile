@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test light consumers soak faults fuzz lint format bench browser clean
+.PHONY: help install demo test light consumers notebooks soak faults fuzz lint format bench browser clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -66,6 +66,19 @@ build/consumers/%/.installed: tests/consumers/%.txt constraints.txt pyproject.to
 		pytest pytest-xdist hypothesis beartype
 	touch $@
 
+# JupyterLab with a kernel of its own, driven in Chromium (Debian's package). PICTURES=FOLDER keeps what was seen.
+NOTEBOOKS := build/notebooks/bin/python
+
+notebooks: build/notebooks/.installed  ## Open regard.view in a real JupyterLab
+	OMP_NUM_THREADS=1 $(NOTEBOOKS) -m pytest -n 0 -W ignore tests/notebooks
+
+build/notebooks/.installed: tests/notebooks/requirements.txt constraints.txt pyproject.toml
+	test -x $(NOTEBOOKS) || $(PYTHON) -m venv build/notebooks
+	$(NOTEBOOKS) -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
+	$(NOTEBOOKS) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[notebook]' -r $< \
+		pytest pytest-xdist hypothesis beartype
+	touch $@
+
 KILLS ?= 100
 
 soak: $(STAMP)  ## Kill training at random moments, KILLS=100 times, and see that nothing is lost
@@ -87,7 +100,7 @@ browser: $(NODE_STAMP)  ## Install eslint and axe for the tests of the page (nee
 	@command -v chromium >/dev/null || echo "chromium is not installed: apt-get install chromium"
 
 $(NODE_STAMP): package.json package-lock.json
-	npm ci --silent --no-audit --no-fund --ignore-scripts
+	npm ci --silent --no-audit --no-fund --ignore-scripts --fetch-retries=1 --fetch-timeout=60000
 	@touch $@
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy --strict

@@ -101,8 +101,20 @@ def without_gradients(function: Callable[..., object], *tensors: torch.Tensor) -
     return run
 
 
-def peak_memory_mib(code: str) -> float:
-    """What a fresh process needs at its peak for `run()` above what stood before it; `code` defines run."""
+def peak_memory_mib(code: str, *, most_gib: float | None = None, seconds: float | None = None) -> float:
+    """What a fresh process needs at its peak for `run()` above what stood before it; `code` defines run.
+
+    Args:
+        code: Python; torch and regard are imported.
+        most_gib: how much address space the process may take; it fails if it asks for more.
+        seconds: how long it may run.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+        subprocess.TimeoutExpired: it took longer.
+    """
+    if most_gib is not None:
+        code = f"import resource\nresource.setrlimit(resource.RLIMIT_AS, ({int(most_gib * 2**30)},) * 2)\n{code}"
     # (A process's ru_maxrss begins with that of the one that started it.)
     program = (
         "import torch, regard\ntorch.set_num_threads(2)\n"
@@ -113,7 +125,8 @@ def peak_memory_mib(code: str) -> float:
         "open('/proc/self/clear_refs', 'w').write('5')\n"
         "before = read('VmRSS')\nrun()\nprint(read('VmHWM') - before)"
     )
-    return float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
+    command = [sys.executable, "-c", program]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds).stdout)
 
 
 def machine() -> str:

@@ -1,6 +1,7 @@
 """Tensors that have shapes and no values: on the `meta` device and in a `FakeTensorMode`."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,12 @@ def top(q: Tensor) -> Tensor:
     return found.values
 
 
+def part(q: Tensor, index: Any) -> Tensor:
+    found = weights(q)[index]
+    assert isinstance(found, Tensor)
+    return found
+
+
 QUESTIONS: dict[str, tuple[Ask, tuple[int, ...]]] = {
     "dense": (lambda q: weights(q).dense(), (2, 2, 5, 5)),
     "received": (lambda q: weights(q).received(), (2, 2, 5)),
@@ -60,6 +67,12 @@ QUESTIONS: dict[str, tuple[Ask, tuple[int, ...]]] = {
     "pooled": (lambda q: weights(q).pooled(3, 2), (2, 2, 3, 2)),
     "top_key": (lambda q: weights(q).top_key(), (2, 2, 5)),
     "top_keys": (top, (2, 2, 5, 2)),
+    "row": (lambda q: weights(q).row(-1), (2, 2, 5)),
+    "a row by its index": (lambda q: part(q, (1, 0, 2)), (5,)),
+    "at": (lambda q: weights(q).at(torch.tensor([1, 4]), torch.tensor([0, 2])), (2, 2, 2)),
+    "points": (lambda q: part(q, (..., torch.tensor([1, 4]), torch.tensor([0, 2]))), (2, 2, 2)),
+    "some queries": (lambda q: weights(q).only(rows=[1, 2]).received(), (2, 2, 5)),
+    "singular values": (lambda q: weights(q).singular_values(2).values, (2, 2, 2)),
     "quantile_mass": (lambda q: weights(q).quantile_mass(0.5), (2, 2, 5)),
 }
 

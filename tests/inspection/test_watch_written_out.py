@@ -448,6 +448,38 @@ def test_attention_that_resembles_them_is_shown(how: str, context: Any, length: 
     assert not seen.report().others
 
 
+class OneRow(nn.Module):
+    """One query attends to tokens without a batch, by a softmax of one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x[0]).softmax(-1) @ x * self.mix.softmax(0).sum()
+
+
+class OneRowAttention(OneRow):
+    """The same under a name that says what it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_softmax_of_one_dimension_is_named(context: Any) -> None:
+    """Not shown; but a learned mixture is no attention at all."""
+    x = torch.randn(5, WIDTH)
+    report = watched(OneRow(), x, context=context).report()
+    assert [what for _, what in report.others] == [
+        "a softmax over 5 numbers of one dimension: one query's attention, a router or classifier?"
+    ]
+    assert not report.missed
+    ((_, what),) = watched(OneRowAttention(), x, context=context).report().missed
+    assert what.startswith("a softmax over 5 numbers of one dimension was made, which is not followed: give it")
+
+
 class Images(nn.Module):
     """Attention between positions of an image (DANet's PAM), or between its channels (CAM)."""
 

@@ -25,12 +25,16 @@ torch.stack([x, y], dim=1).mean((1, 2)) | torch.cat([x, y], 1).mean(1) | torch.c
 torch.einsum('bhij,bhjd->bihd', x, v) | torch.einsum('bhij,bhid->bhjd', x, q) | q.mT @ x | x @ v[0, 0, :, 0]
 x.to(torch.float32) | x.float().double() | x.half() | x.cpu().detach().clone() | x.type_as(q) | torch.zeros_like(x)
 x.new_zeros(2) | x.mT.sum(-1) | x.mT.amax(-1) | x.mT.mean(1) | (x * mask).mT @ q | torch.stack([x.mT, y.mT]).sum(0)
+x[..., 1:].sum(-1) | x[:, :, 1:].sum(2) | x[..., 1:, 1:].mT @ q[:, :, 1:] | x[..., :-1] @ v[:, :, 1:]
+x ** 2 | abs(x - y) | x.amax(1) | x.amax((0, 1)).mT | F.mse_loss(x, y) | ((x - y) ** 2).mean()
+(x - y).square().sum(-1) | torch.einsum('...ij,...jd->...id', x, v)
+torch.einsum('...ij,jd->...id', x, v[0, 0]) | F.l1_loss(x.mean(1), y.mean(1))
 (x * mask)[..., 1:, :].sum(-1) | (x + y)[0].mT.topk(1).values | x.mT[:, :, keys] | x.permute(1, 0, 3, 2).mean((0, 2))
 """
 DENSE = """
-x + 1 | 1 - x | x * y | x ** 2 | 2 ** x | abs(x) | x // 0.1 | x > 0.1 | x == y | x.eq(y).float().mean() | x.std(-1)
-x.max(0)[0] | x.amax(1) | x.sort(-1).values | x.cumsum(-1) | x.clamp_min(1e-9).log() | x[..., None] | x[x > 0.2]
-torch.log(x + 1e-9) | x.masked_fill(~mask, 0) | torch.where(mask, x, 0.0) | F.mse_loss(x, y) | F.softmax(x, -1)
+x + 1 | 1 - x | x * y | x ** 3 | 2 ** x | x // 0.1 | x > 0.1 | x == y | x.eq(y).float().mean() | x.std(-1)
+x.max(0)[0] | x.sort(-1).values | x.cumsum(-1) | x.clamp_min(1e-9).log() | x[..., None] | x[x > 0.2]
+torch.log(x + 1e-9) | x.masked_fill(~mask, 0) | torch.where(mask, x, 0.0) | F.softmax(x, -1)
 F.kl_div(torch.log(x + 1e-9), y, reduction='batchmean') | F.cosine_similarity(x, y, dim=-1) | x.permute(0, 2, 3, 1)
 torch.as_tensor(x) | torch.from_numpy(np.asarray(x)) | x.flatten() | x.view(-1) | torch.cat([x, y], -1)
 torch.tensor(torch.allclose(x, y)) | torch.tensor(x.tolist(), dtype=x.dtype) | x @ y.mT

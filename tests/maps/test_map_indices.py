@@ -148,3 +148,12 @@ def test_statistics_by_tiles_may_be_of_no_sequence() -> None:
     weights = regard.attention(q, q, q, return_weights=True).weights
     for name, (ask, tail) in QUESTIONS.items():
         assert ask(weights, q).shape == (0, 2, *tail), name
+
+
+@pytest.mark.parametrize("index", [[0, 2], torch.tensor([1]), slice(0, 1), True, 1.0])
+def test_a_row_is_that_of_one_query(index: Any) -> None:
+    q = torch.randn(1, 2, 4, 3)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    with pytest.raises(ShapeError, match="row\\(\\) takes one query, an integer"):
+        weights.row(index)
+    torch.testing.assert_close(weights.row(torch.tensor(-1)), weights.dense()[..., -1, :])  # type: ignore[arg-type]

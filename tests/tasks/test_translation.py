@@ -13,9 +13,10 @@ from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.generation.config import Beam
 from regard.models.config import TransformerConfig
 from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
-from regard.tasks.pictures.save import PictureFiles, look_at, save_pictures
+from regard.tasks.pictures.save import PictureFiles, look_at, page_example, save_pictures
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import TokenBatches, open_corpus
 from regard.tasks.translation.train import TranslationConfig, Translator, train_translation
 from regard.text.tokenizers import Characters
@@ -138,6 +139,38 @@ def test_attend_names_every_map(fitted: Translator) -> None:
     assert len(seen.read_labels) == len(seen.target_labels)
     with pytest.raises(DataError, match="empty sentence"):
         fitted.attend("")
+
+
+@torch.no_grad()
+def test_three_alternatives_of_each_word_are_those_of_a_search(fitted: Translator) -> None:
+    """Against the model's own steps, which write the most probable token each time: the next three, best first."""
+    source_, target = fitted.source_tokenizer, fitted.target_tokenizer
+    (ids,) = source_.encode_batch(["we see two trees"])
+    model: Any = fitted.model
+    source = torch.tensor([[*ids, source_.marks.end_id]])
+    state, before = model.start(source, torch.tensor([source.shape[1]])), target.marks.begin_id
+    tokens: list[int] = []
+    expected = []
+    while before != target.marks.end_id and len(tokens) < 12:
+        step = model.step(state, torch.tensor([before]))
+        probable = step.logits[0].double().softmax(-1)
+        written, *others = probable.argsort(descending=True).tolist()[:4]
+        expected.append([(target.labels([one])[0].text, float(probable[one])) for one in others])
+        tokens.append(written)
+        state, before = step.state, written
+    seen = forced_attention(model, source_, target, ids, tokens, alternatives=3)
+    labels = target.labels(tokens)
+    told = seen.alternatives(seen.shown)
+    assert told is not None
+    assert len(told) == len(labels) == len(seen.target_labels)
+    for found, label in zip(told, labels, strict=True):
+        wanted = expected[label.pieces[0]]
+        assert [text.strip() or "␣" for text, _ in found] == [text for text, _ in wanted]
+        assert [share for _, share in found] == pytest.approx([share for _, share in wanted], rel=1e-3, abs=1e-6)
+    assert seen.alternatives("encoder.0") is None
+    assert len(fitted.attend("we see two trees").choices or []) > 0
+    example = page_example("we see two trees", seen)
+    assert example.maps[seen.shown].alternatives == told
 
 
 def test_attention_is_drawn(fitted: Translator, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from regard.models.config import DecoderOnlyConfig
 from regard.models.decoder_only import DecoderOnly
+from regard.nn import MultiHeadAttention
 from regard.storage.atomic import write_atomically
 from regard.training.checkpoints import Checkpoints
 from regard.training.distributed import tensor_files
@@ -29,6 +30,7 @@ from regard.training.fit_config import FitConfig
 from regard.training.gradient_checkpointing import recompute_layers
 from regard.training.loop import fit
 from regard.training.optimizers import adamw
+from regard.training.qk_clip import QKClip
 from regard.training.random_state import seed_everything
 from regard.training.reporting.logs import MetricsFile
 from regard.training.schedules import inverse_square_root
@@ -135,6 +137,33 @@ def build(folder: Path) -> None:
     fabric.barrier()
 
 
+def two_attentions() -> nn.ModuleDict:
+    """Of which one has grouped heads."""
+    seed_everything(3)
+    return nn.ModuleDict({"each": MultiHeadAttention(16, 4), "last": MultiHeadAttention(16, 4, num_kv_heads=2)})
+
+
+def look_of(rank: int) -> Tensor:
+    """What a rank attends to: each has its largest logits in other heads."""
+    return torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(rank)) * 3
+
+
+def clip_heads(folder: Path) -> None:
+    """Heads are bounded by the largest logits of all ranks; the last module is run by the last rank alone."""
+    fabric = start_fabric("cpu", "float32")
+    model, rank = two_attentions(), fabric.global_rank
+    clip = QKClip(model, 1.0)
+    with clip.watching():
+        model["each"](look_of(rank))
+        if rank == fabric.world_size - 1:
+            model["last"](look_of(rank))
+    clip.step()
+    folder.mkdir(parents=True, exist_ok=True)
+    logits = {f"largest {name}": largest for name, largest in clip.largest.items()}
+    save_file({**model.state_dict(), **logits}, folder / f"clipped-{rank}.safetensors")
+    fabric.barrier()
+
+
 def main() -> None:
     """Every job has a name in `act`, a folder, perhaps a folder that is copied to it first, and options."""
     for job in json.loads(sys.argv[1]):
@@ -143,7 +172,8 @@ def main() -> None:
             if os.environ["RANK"] == "0":
                 shutil.copytree(source, folder)
             start_fabric("cpu", "float32").barrier()
-        {"train": train, "full disk": train_on_a_full_disk, "build": build}[job.pop("act", "train")](folder, **job)
+        acts = {"train": train, "full disk": train_on_a_full_disk, "build": build, "clip": clip_heads}
+        acts[job.pop("act", "train")](folder, **job)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 import regard
 from regard.errors import ArgumentError, FileError, NonFiniteError, ShapeError, TooLargeError
 from regard.maps import AttentionMap
-from regard.mechanisms.normalizations import Sigmoid
+from regard.mechanisms.normalizations import Sigmoid, Softmax, SoftmaxWithSink
 from regard.views.html import Example, Map, page, save_page
 from regard.views.html.page import script
 from regard.views.labels import printable
@@ -290,6 +290,44 @@ def test_the_strongest_keys_are_paid_before_tiles_and_these_before_factors() -> 
         seen.append((strongest, tiles, b.factors, c.exact))
     assert seen[0] == (False, 0, 0, 0)
     assert seen[-1] == (True, 5, 4, 5), seen
+
+
+@pytest.mark.parametrize("normalization", [Softmax(), SoftmaxWithSink()], ids=["softmax", "sink"])
+def test_what_is_left_of_a_query_is_what_its_other_keys_have(normalization: Any) -> None:
+    """With rows that have no key in one head alone, and a sink that takes its share: of the heads and of their mean."""
+    length, mask = 120, regard.causal() & ~regard.predicate(lambda b, h, q, k: (h == 1) & (q < 9) & (k > -1))
+    q, k = torch.randn(2, 1, 3, length, 8).unbind()
+    weights = regard.attention(2 * q, k, k, mask=mask, normalization=normalization, return_weights=True).weights[0]
+    dense = weights.dense().double().numpy()
+    data = embedded(page([Example("", {"x": Map(weights)})]).text)
+    (map_,) = data["examples"][0]["maps"]
+    for head, expected in enumerate([*dense, dense.mean(0)]):
+        top = map_["top"][str(head)]
+        shares, rest = (array_of(data, top["place"] + n) for n in (1, 2))
+        np.testing.assert_allclose(shares.reshape(length, -1).sum(-1) + rest, expected.sum(-1), atol=2e-3)
+
+
+def named_arrays(data: Any) -> set[int]:
+    """The places of the arrays that something on the page reads."""
+    found: set[int | None] = set()
+    for example in data["examples"]:
+        found |= {labels["order"] for labels in example["labels"]}
+        for one in example["maps"]:
+            found |= {one["spans"], *(picture[name] for picture in one["pictures"] for name in ("largest", "mass"))}
+            found |= {top["place"] + n for top in one["top"].values() for n in range(3)} | set(one["exact"].values())
+            places = [place for levels in one["tiles"].values() for level in levels for place in level["places"]]
+            found |= {place + n for place in places if place is not None for n in range(2)}
+            found |= {place + n for place in (one["factors"] or {"heads": {}})["heads"].values() for n in range(3)}
+    return {place for place in found if place is not None}
+
+
+def test_a_page_holds_no_array_that_nothing_reads() -> None:
+    """Sixteen keys of a query take the place of one; the arrays of that one are gone."""
+    for more in (0.1, 0.2, 0.5, 1.5):
+        maps = {name: Map(long_map(300, 3)) for name in "ab"}
+        data = embedded(page([Example("", maps)], budget_mb=EMPTY_MB + more, factors=["b"]).text)
+        held = {place for place, one in enumerate(data["arrays"]) if one is not None}
+        assert held == named_arrays(data)
 
 
 def test_alternatives_are_one_list_for_each_query() -> None:

@@ -89,7 +89,7 @@ class _FusedBlocks(torch.autograd.Function):
         if grad_output is None:
             grad_output = torch.zeros_like(output)
         grad_output = grad_output if grad_output.stride(-1) == 1 else grad_output.contiguous()
-        blocks = ctx.covering.blocks
+        blocks = ctx.covering.every
         is_whole = len(blocks) == 1 and blocks[0].count * len(blocks[0].columns) == key.shape[2]
         grads = () if is_whole else tuple(torch.zeros_like(t) for t in (query, key, value))
         buffer = Buffer()
@@ -97,15 +97,30 @@ class _FusedBlocks(torch.autograd.Function):
             if not block.columns:
                 continue
             rows, columns = block.rows, block.columns
-            places = ((query, rows), (key, columns), (value, columns), (output, rows), (lse, rows))
+            its = (lse, grad_output, grad_lse)
+            lse_, grad_output_, grad_lse_ = its if number >= len(ctx.covering.blocks) else _without(ctx.covering, *its)
+            places = ((query, rows), (key, columns), (value, columns), (output, rows), (lse_, rows))
             saved = tuple(_part(tensor, where, block) for tensor, where in places)
-            grad_rows = None if grad_lse is None else _part(grad_lse, block.rows, block)
-            pieces = _backward_block(ctx, number, saved, _part(grad_output, block.rows, block), grad_rows, buffer)
+            grad_rows = None if grad_lse_ is None else _part(grad_lse_, block.rows, block)
+            pieces = _backward_block(ctx, number, saved, _part(grad_output_, block.rows, block), grad_rows, buffer)
             if is_whole:
                 return None, None, None, *(_whole(piece, block) for piece in pieces)
             for grad, where, piece in zip(grads, (rows, columns, columns), pieces, strict=True):
                 _add_part(grad, where, block, piece)
         return None, None, None, *grads
+
+
+def _without(
+    covering: Plan, lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same without the queries that run anew: with lse = +inf their weights are 0, and no gradient comes in."""
+    if not covering.anew:
+        return lse, grad_output, grad_lse
+    gone = torch.zeros(lse.shape[-1], dtype=torch.bool, device=lse.device)
+    for block in covering.anew:
+        gone[block.rows.start : block.rows.stop] = True
+    grad_lse = None if grad_lse is None else grad_lse.masked_fill(gone, 0.0)
+    return lse.masked_fill(gone, torch.inf), grad_output.masked_fill(gone[:, None], 0.0), grad_lse
 
 
 def _part(tensor: Tensor, where: range, block: Block) -> Tensor:
@@ -141,19 +156,22 @@ def _forward_blocks(
     kernel: Kernel, covering: Plan, scale: float, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     """The output and the lse of all blocks, and the extras of each block."""
-    blocks, buffer, end = covering.blocks, Buffer(), 0
+    blocks, buffer, end = covering.every, Buffer(), 0
     results: tuple[Tensor, ...] = ()
     extras: list[tuple[Any, ...]] = []
-    for block in blocks:
+    for number, block in enumerate(blocks):
         *pieces, extra = _forward_block(kernel, covering, block, scale, query, key, value, buffer)
-        if len(blocks) == 1:
-            return pieces[0], pieces[1], (extra,)
+        extras.append(extra)
+        if len(covering.blocks) == 1 and not number:
+            results = (pieces[0], pieces[1])
+            continue
         # If each block left small tensors behind, the allocator would keep the memory of every mask between them.
         results = results or tuple(t.new_empty(*t.shape[:2], query.shape[2], *t.shape[3:]) for t in pieces)
         start, end = end, end + pieces[0].shape[2]
+        if number >= len(covering.blocks):
+            start, end = block.rows.start, block.rows.stop
         for result, piece in zip(results, pieces, strict=True):
             result[:, :, start:end] = piece
-        extras.append(extra)
     return results[0], results[1], tuple(extras)
 
 
@@ -193,7 +211,7 @@ def _backward_block(
     buffer: Buffer,
 ) -> tuple[Tensor, ...]:
     """The gradients of the query, key and value of block `number`, from its part of the saved tensors."""
-    block = ctx.covering.blocks[number]
+    block = ctx.covering.every[number]
     query, key, value, output, lse = saved
     dim = query.shape[-1]
     added = ctx.covering.additive(block, buffer)

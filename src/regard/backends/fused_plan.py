@@ -9,6 +9,9 @@ in the backward pass.
 A block needs no factor that allows all of its pairs: inside a document there is no mask, and the causal block of a
 document takes the flag. A mask that depends on key - query alone is the same for all blocks along a diagonal: it is
 rendered once, and equal neighbours go to the kernel together, as rows of a batch. The cuts depend on the mask alone.
+
+Under causality a mask or bias that only a few queries have would take the flag from all the others. So all queries run
+with the flag, as if there were no such mask, and these few then run again, with it.
 """
 
 from bisect import bisect_left
@@ -34,6 +37,8 @@ BLOCK_ROWS = (32, 128, 256, 512)
 """Queries in a block: first the fewest, then the sizes from which the one with the least work is taken."""
 CUT_ROWS = 128
 """The fewest queries of a block that ends at a cut: smaller blocks cost more in calls than they save in pairs."""
+FEW = 4
+"""A mask is that of few queries if it is that of at most one in so many."""
 PAIRS_A_CALL = 1 << 16
 """The fixed cost of a kernel call, as a number of pairs of query and key that could be computed in the same time."""
 
@@ -50,6 +55,8 @@ class Block:
     """The other masks that hold in the block."""
     count: int = 1
     """How many blocks are joined: the queries and keys of each are len(rows) further on, and the mask is the same."""
+    has_bias: bool = True
+    """Whether the bias holds in the block."""
 
     @property
     def mask(self) -> Mask | None:
@@ -84,14 +91,21 @@ class Plan:
     sizes: Sizes
     dtype: torch.dtype
     device: torch.device
+    anew: tuple[Block, ...] = ()
+    """Blocks of queries that run once more after the others, because more holds for them; their results stand."""
     repeated: frozenset[object] = frozenset()
     """The places of blocks that occur more than once; their masks, which depend on key - query alone, are kept."""
     _rendered: dict[object, AdditiveMask] = field(default_factory=dict)
 
     @property
+    def every(self) -> tuple[Block, ...]:
+        """All blocks, in the order in which they run."""
+        return (*self.blocks, *self.anew)
+
+    @property
     def is_plain(self) -> bool:
         """Whether the causal flag is all that the blocks need."""
-        return self.bias is None and not any(block.factors for block in self.blocks)
+        return self.bias is None and not any(block.factors for block in self.every)
 
     def additive(self, block: Block, buffer: Buffer) -> AdditiveMask:
         """The kernel's additive mask for a block; the next one that is asked for with this buffer may overwrite it."""
@@ -115,7 +129,9 @@ class Plan:
 
     def _bias_of(self, block: Block) -> Bias | None:
         """The bias, unless it is 0 in the whole block."""
-        return None if self.bias is None or self.bias.is_zero(block.rows, block.columns) else self.bias
+        if self.bias is None or not block.has_bias or self.bias.is_zero(block.rows, block.columns):
+            return None
+        return self.bias
 
     def _tensor(self, block: Block, chosen: range) -> Tensor | None:
         """The additive mask of some rows of a block; None if it is 0.
@@ -157,14 +173,38 @@ def plan(call: Call) -> Plan:
     flag = next((m for m in factors if causal_offset(m) == 0), None)
     others = tuple(m for m in factors if m is not flag)
     bias, per_row = _reduced(call, factors)
-    whole = all("query" not in m.depends_on() for m in others) and (bias is None or bias.per_key is not None)
-    if whole:
-        everything = Block(range(call.sizes.queries), range(call.sizes.keys), flag is not None, others)
+    of_all = tuple(m for m in others if "query" not in m.depends_on())
+    is_of_all = bias is None or bias.per_key is not None
+    queries, keys = range(call.sizes.queries), range(call.sizes.keys)
+    everything = Block(queries, keys, flag is not None, of_all, has_bias=is_of_all)
+    anew: tuple[Block, ...] | None = ()
+    if len(of_all) < len(others) or not is_of_all:
+        anew = None if flag is None else _of_few(factors, bias, everything, call.sizes)
+    if anew is not None:
         blocks: tuple[Block, ...] = (everything,)
     else:
         blocks = _least_work(factors, bias, call.sizes)
         blocks = blocks if bias is not None else tuple(_joined(blocks))
-    return Plan(blocks, bias, per_row, call.sizes, call.query.dtype, call.query.device, _repeated(blocks, bias))
+    return Plan(
+        blocks, bias, per_row, call.sizes, call.query.dtype, call.query.device, anew or (), _repeated(blocks, bias)
+    )
+
+
+def _of_few(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, sizes: Sizes) -> tuple[Block, ...] | None:
+    """Blocks of the queries that have more masks, or a bias, than all queries have; None if they are not few."""
+    more = [m for m in factors if causal_offset(m) != 0 and m not in everything.factors]
+    own = None if everything.has_bias else bias
+    found: list[range] = []
+    for rows in _rows([], sizes.queries, BLOCK_ROWS[0]):
+        if all(m.covers(rows, everything.columns) for m in more) and (
+            own is None or own.is_zero(rows, everything.columns)
+        ):
+            continue
+        found.append(rows)
+        if FEW * sum(map(len, found)) > sizes.queries:
+            return None
+    mask = And(factors)
+    return tuple(_blocks(factors, bias, [(rows, mask.key_range(rows, sizes)) for rows in found]))
 
 
 def _repeated(blocks: tuple[Block, ...], bias: Bias | None) -> frozenset[object]:

@@ -14,7 +14,7 @@ from regard.edits.base import Edit
 from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall
 from regard.edits.functions import EDITABLE, Wanted
-from regard.edits.refusals import refuse_edits
+from regard.edits.refusals import refuse_edits, with_parents
 from regard.edits.report import UNCHANGED, EditReport, times
 from regard.errors import ArgumentError, RegardError
 from regard.inspection.audit.roles import is_cross
@@ -76,7 +76,9 @@ class EditRun:
     def __init__(self, modules: dict[str, nn.Module], named: list[EditsOfName]) -> None:
         self.modules, self._named = modules, named
         self.paths = {id(module): path for path, module in modules.items()}
-        self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, TORCHS) and self._is_in(path))
+        self._wanted = frozenset(path for path in modules if any(one.chooses(path) for one in named))
+        around = with_parents(self._wanted)
+        self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, TORCHS) and path in around)
         """The modules that torch may run fused, and must not, because attention in them is edited."""
         self.refusal: RegardError | None = None
         self._keeper = Keeper("factors", copy=False)
@@ -107,15 +109,9 @@ class EditRun:
             raise ArgumentError(f"edit() takes a mapping from names to edits, got {type(edits).__name__}")
         modules = dict(model.named_modules())
         named = [EditsOfName.of(name, given, modules) for name, given in edits.items()]
-        refuse_edits(modules, lambda path: any(one.chooses(path) for one in named))
-        return cls(modules, named)
-
-    def _is_in(self, path: str) -> bool:
-        """Whether a module that is named is inside another, or is it."""
-        return any(self._wants(inside) for inside in self.modules if not path or f"{inside}.".startswith(f"{path}."))
-
-    def _wants(self, path: str) -> bool:
-        return any(named.chooses(path) for named in self._named)
+        run = cls(modules, named)
+        refuse_edits(modules, run._wanted)
+        return run
 
     # -- entering ----------------------------------------------------------------------------------------
 
@@ -169,7 +165,7 @@ class EditRun:
         path = self.paths.get(id(module))
         if path == "":
             self._keeper = Keeper("factors", copy=False)
-        elif path is not None and looks_like_attention(module) and self._wants(path):
+        elif path in self._wanted and looks_like_attention(module):
             self._ran[path] += 1
 
     def wants(self, thread: Thread) -> Wanted | None:
@@ -182,9 +178,9 @@ class EditRun:
             again = is_in_backward() and self._count[path] > 0
             number = self._count[path] - again
             self._count[path] += not again
-        named = [one for one in self._named if one.chooses(path)]
-        if not named:
+        if path not in self._wanted:
             return None
+        named = [one for one in self._named if one.chooses(path)]
         now = [one for one in named if one.call in (None, number)]
         for one in now:
             one.is_reached = True
@@ -240,7 +236,7 @@ class EditRun:
     def take(self, thread: Thread, source: ObservedCall) -> None:
         """Refuse a call of a named module that can only be watched."""
         path = thread.path(self)
-        if path is None or source.is_editable or not self._wants(path) or self.refusal is not None:
+        if path is None or source.is_editable or path not in self._wanted or self.refusal is not None:
             return
         self.refusal = ArgumentError(
             f"{path or 'the model itself'!r} attends by {source.how}, which can be watched, but not edited: edit other "
@@ -251,7 +247,7 @@ class EditRun:
     def unread(self, thread: Thread, reason: str) -> None:
         """Remember something in a named module that cannot even be watched."""
         path = thread.path(self)
-        if path is not None and self._wants(path):
+        if path in self._wanted:
             self._unread[path, reason] += 1
 
     def refuse(self, thread: Thread, frame: Frame) -> None:

@@ -1,6 +1,6 @@
 """What cannot be edited, as far as it is known before anything runs."""
 
-from collections.abc import Callable
+from collections.abc import Set
 
 import torch
 from torch import nn
@@ -14,15 +14,20 @@ RUN_BY = ("sdpa", "regard")
 """The beginnings of the names of the implementations of transformers that call what can be edited."""
 
 
-def refuse_edits(modules: dict[str, nn.Module], wanted: Callable[[str], bool]) -> None:
+def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
     """Refuse a model, or a module that was named, that cannot be edited.
+
+    Args:
+        modules: all modules of the model, by their paths.
+        wanted: the paths that were named.
 
     Raises:
         ArgumentError: it cannot; the message says why and what to do.
     """
     refuse_compiled(modules, "edit", "edited")
+    around = with_parents(wanted)
     for path, module in modules.items():
-        if not any(wanted(inside) for inside in modules if not path or inside == path or inside.startswith(f"{path}.")):
+        if path not in around:
             continue
         if isinstance(module, torch.jit.ScriptModule):
             raise ArgumentError(
@@ -33,8 +38,21 @@ def refuse_edits(modules: dict[str, nn.Module], wanted: Callable[[str], bool]) -
                 f"{_said(path)} is a graph (exported or traced), in which modules and heads are not told apart: "
                 "edit the model that it was made of"
             )
-        if wanted(path) and looks_like_attention(module):
+        if path in wanted and looks_like_attention(module):
             _refuse_implementation(modules, path)
+
+
+def with_parents(paths: Set[str]) -> set[str]:
+    """The paths of some modules, and of all modules around them.
+
+    >>> sorted(with_parents({"layers.0.attn"}))
+    ['', 'layers', 'layers.0', 'layers.0.attn']
+    """
+    found = set(paths)
+    for path in paths:
+        parts = path.split(".")
+        found |= {".".join(parts[:n]) for n in range(len(parts))}
+    return found
 
 
 def _refuse_implementation(modules: dict[str, nn.Module], path: str) -> None:

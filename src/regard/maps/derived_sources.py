@@ -1,6 +1,7 @@
 """Sources made of one other source: averages, choices of rows and columns, and weights times values."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -79,27 +80,54 @@ class SameShapeSource(DerivedSource):
         return self.of.has_heads
 
 
-@dataclass(frozen=True, eq=False)
-class AverageSource(DerivedSource):
-    """The mean of a source over its last leading dimension, or a mean with shares that sum to 1."""
-
-    of: Source
-    shares: Tensor | None = None
+class OverLastSource(DerivedSource):
+    """One weight for each query and key, made of those of a source over its last leading dimension."""
 
     @property
     def count(self) -> int:
-        """How many the mean is over."""
+        """Of how many one is made."""
         return self.of.leading[-1]
 
     @property
     def shape(self) -> torch.Size:
-        """Without the dimension that the mean is over."""
+        """Without that dimension."""
         return torch.Size((*self.of.leading[:-1], *self.of.shape[-2:]))
 
     @property
     def width(self) -> int:
-        """All that are averaged are made together."""
+        """All that one is made of are made together."""
         return self.of.width * self.count
+
+    def columns(self, rows: range) -> range:
+        """The same for every head."""
+        return self.of.columns(rows)
+
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """Those of the cells' groups."""
+        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
+        return lambda rows, columns: Piece(self.as_one(inner(rows, columns).weights))
+
+    @abstractmethod
+    def as_one(self, answer: Tensor) -> Tensor:
+        """One (cells, ...) of the answers (cells * count, ...)."""
+
+    @abstractmethod
+    def with_source(self, of: Source) -> Source:
+        """The same of another source."""
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> Source:
+        """Those of the cells' groups."""
+        if cells is not None:
+            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
+        return self.with_source(self.of.choose(cells, (*leading, self.count)))
+
+
+@dataclass(frozen=True, eq=False)
+class AverageSource(OverLastSource):
+    """The mean of a source over its last leading dimension, or a mean with shares that sum to 1."""
+
+    of: Source
+    shares: Tensor | None = None
 
     def __str__(self) -> str:
         return f"the mean over {self.count} of a map {tuple(self.of.shape)}: {self.of}"
@@ -107,15 +135,6 @@ class AverageSource(DerivedSource):
     def grid(self, wanted: Grid, how: str) -> Grid:
         """The other's."""
         return self.of.grid(wanted, how)
-
-    def columns(self, rows: range) -> range:
-        """The same for every head."""
-        return self.of.columns(rows)
-
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The mean of the cells' groups."""
-        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
-        return lambda rows, columns: Piece(self._mean(inner(rows, columns).weights))
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         """Sums and products are the means of those of the heads."""
@@ -129,21 +148,42 @@ class AverageSource(DerivedSource):
             case _:
                 return None
         found = self.of.at_once(statistic)
-        return None if found is None else (self._mean(found[0]),)
+        return None if found is None else (self.as_one(found[0]),)
 
-    def _mean(self, answer: Tensor) -> Tensor:
+    def as_one(self, answer: Tensor) -> Tensor:
+        """The mean."""
         answer = answer.unflatten(0, (-1, self.count))
         return answer.mean(1) if self.shares is None else torch.einsum("cn...,n->c...", answer, self.shares)
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "AverageSource":
-        """The means of the cells' groups."""
-        if cells is not None:
-            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
-        return replace(self, of=self.of.choose(cells, (*leading, self.count)))
+    def with_source(self, of: Source) -> "AverageSource":
+        """The same mean of another source."""
+        return replace(self, of=of)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "AverageSource":
         """The other and the shares, changed."""
         return AverageSource(self.of.mapped(change), None if self.shares is None else change(self.shares))
+
+
+@dataclass(frozen=True, eq=False)
+class LargestSource(OverLastSource):
+    """The largest weight of a source over its last leading dimension, for each query and key."""
+
+    of: Source
+
+    def __str__(self) -> str:
+        return f"the largest of {self.count} of a map {tuple(self.of.shape)}: {self.of}"
+
+    def as_one(self, answer: Tensor) -> Tensor:
+        """The largest."""
+        return answer.unflatten(0, (-1, self.count)).amax(1)
+
+    def with_source(self, of: Source) -> "LargestSource":
+        """The largest of another source."""
+        return LargestSource(of)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "LargestSource":
+        """The other, changed."""
+        return LargestSource(self.of.mapped(change))
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +226,26 @@ class SelectionSource(DerivedSource):
         """The other source's, asked for the rows and columns meant."""
         inner = self.of.part(cells, scratch)
         return lambda rows, columns: inner(_of(self.rows, rows), _of(self.chosen, columns))
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """Sums and products are those of the other source with 0 in the place of what is not chosen.
+
+        This pays only if most of its weights are chosen: of a few rows a tile is made sooner.
+        """
+        if 2 * len(self.rows) * len(self.chosen) < self.of.queries * self.of.keys:
+            return None
+        match statistic:
+            case st.Product(x):
+                found = self.of.at_once(st.Product(_spread(x, self.chosen, self.of.keys)))
+                return None if found is None else (take_rows(found[0].mT, self.rows).mT,)
+            case st.TransposedProduct(x):
+                found = self.of.at_once(st.TransposedProduct(_spread(x, self.rows, self.of.queries)))
+                return None if found is None else (take_rows(found[0], self.chosen),)
+            case st.Received():
+                ones = torch.ones(1, len(self.rows), 1, dtype=self.dtype, device=self.device)
+                found = self.at_once(st.TransposedProduct(ones))
+                return None if found is None else (found[0][:, 0],)
+        return None
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "SelectionSource":
         """The same rows and columns of those cells."""
@@ -313,6 +373,40 @@ class PositiveSource(SameShapeSource):
         return PositiveSource(self.of.mapped(change))
 
 
+@dataclass(frozen=True, eq=False)
+class FoldedSource(SameShapeSource):
+    """A function of each weight of a source that is even and 0 at 0: squares and absolute values."""
+
+    of: Source
+    function: Callable[[Tensor], Tensor]
+    name: str
+
+    @property
+    def has_signs(self) -> bool:
+        """Never."""
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.of}"
+
+    def columns(self, rows: range) -> range:
+        """Where the other is 0, so is this, and no weight is below it."""
+        return self.of.support(rows)
+
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """The function of the other's."""
+        inner = self.of.part(cells, scratch)
+        return lambda rows, columns: Piece(self.function(inner(rows, columns).weights))
+
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "FoldedSource":
+        """The same of those cells."""
+        return replace(self, of=self.of.choose(cells, leading))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "FoldedSource":
+        """The other, changed."""
+        return replace(self, of=self.of.mapped(change))
+
+
 def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
     """The positive part of P times dL/dP, as a mean over heads if the map has any. See `AttentionMap.relevance`."""
     positive = PositiveSource(source.attribution(grad_output))
@@ -342,6 +436,12 @@ def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None) -> A
         return AverageSource(of, shares)
     cells = torch.arange(math.prod(leading), device=of.device).view(leading).movedim(place, -1)
     return AverageSource(of.choose(cells.reshape(-1), tuple(cells.shape)), shares)
+
+
+def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:
+    """Rows (cells, n, N) in their places among so many, 0 in the others; a place that is chosen twice has their sum."""
+    places = torch.arange(chosen.start, chosen.stop, device=x.device) if isinstance(chosen, range) else chosen
+    return x.new_zeros(len(x), length, x.shape[-1]).index_add(1, places, x)
 
 
 def _of(chosen: Rows, places: Rows) -> Rows:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.maps import statistics as st
 from regard.maps.combined_sources import ScaledSource
+from regard.maps.derived_sources import LargestSource
 from regard.maps.pooling import Grid
 from regard.maps.source import Source, Statistic
 from regard.maps.tiles import ask, ask_all
@@ -46,7 +47,7 @@ def argmin(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def amax(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
-    """As `torch.amax`, if the largest is taken over queries or keys too."""
+    """As `torch.amax`: over heads and batches alone a map again."""
     source, rank = input, len(input.shape)
     given = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     if any(not -rank <= d < rank for d in given):
@@ -54,7 +55,7 @@ def amax(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     dims = sorted({d % rank for d in given} or set(range(rank)))
     last = {d - rank for d in dims} & {-1, -2}
     if not last:
-        return NOT_LAZY
+        return _largest_of(source, dims, keepdim)
     if last == {-1}:
         found = source.laid_out(ask(source, st.Largest())[0]).unsqueeze(-1)
     else:
@@ -65,9 +66,20 @@ def amax(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
 
 
 def amin(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
-    """As `torch.amin`, if the smallest is taken over queries or keys too."""
+    """As `torch.amin`: over heads and batches alone a map again."""
     found = amax(_negative(input), dim, keepdim)
-    return found if found is NOT_LAZY else -found
+    return found if found is NOT_LAZY else _negative(found) if isinstance(found, Source) else -found
+
+
+def _largest_of(source: Source, dims: list[int], keepdim: bool) -> Source:
+    """The largest over dimensions before queries and keys, which are put last and taken as one."""
+    cells = torch.arange(source.cells, device=source.device).view(source.leading)
+    others = [d for d in range(len(source.leading)) if d not in dims]
+    cells = cells.permute(*others, *dims).flatten(len(others))
+    found = LargestSource(source.choose(cells.reshape(-1), tuple(cells.shape)))
+    if not keepdim:
+        return found
+    return found.choose(None, tuple(1 if d in dims else n for d, n in enumerate(source.leading)))
 
 
 def topk(input: Any, k: Any, dim: Any = -1, largest: bool = True, sorted: bool = True) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
+from regard.mechanisms.transforms import has_values
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,11 @@ def positions(index: Any, length: int, name: str, device: torch.device) -> range
         index = [operator.index(index)]
     given = index
     try:
-        # An empty list would become a tensor of float32.
-        index = torch.as_tensor(
-            index, device=device, dtype=torch.long if isinstance(given, list) and not given else None
-        )
+        # An empty list would become a tensor of float32. Numbers are checked where they are: a meta device has none.
+        index = torch.as_tensor(index, dtype=torch.long if isinstance(given, list) and not given else None)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(f"a {name} index must be integers or bools, got {reprlib.repr(given)}") from error
-    if index.dtype in (torch.bool, torch.uint8) and index.shape == (length,):
+    if index.dtype in (torch.bool, torch.uint8) and index.shape == (length,) and has_values(index):
         # torch takes tensors of uint8 as masks too.
         index = index.nonzero().squeeze(-1)
     if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
@@ -142,6 +141,6 @@ def positions(index: Any, length: int, name: str, device: torch.device) -> range
             f"a {name} index must be an integer, a slice, or a 1-D tensor of integers or of {length} bools; "
             f"got {tuple(index.shape)} {index.dtype}"
         )
-    if index.numel() and not (-length <= int(index.min()) and int(index.max()) < length):
+    if index.numel() and has_values(index) and not (-length <= int(index.min()) and int(index.max()) < length):
         raise ShapeError(f"a {name} index must be in [-{length}, {length}), got {index.tolist()}")
-    return index.long() % length
+    return index.long().to(device) % length

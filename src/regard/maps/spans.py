@@ -66,7 +66,8 @@ class Cut:
         first, stop = torch.tensor(spans, device=device).unbind(1)
         lengths = stop - first
         self.count = len(spans)
-        self.owners = torch.arange(self.count, device=device).repeat_interleave(lengths)
+        total = sum(end - start for start, end in spans)
+        self.owners = torch.arange(self.count, device=device).repeat_interleave(lengths, output_size=total)
         before = lengths.cumsum(0) - lengths
         self.places = torch.arange(len(self.owners), device=device) - (before - first)[self.owners]
         self.shares = (1.0 / lengths.double())[self.owners]

@@ -10,6 +10,7 @@ from regard.maps import statistics as st
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
 from regard.maps.tiles import ask
+from regard.mechanisms.transforms import has_values
 
 OVERSAMPLING = 4
 """How many columns the random block has beyond the k that are asked for."""
@@ -44,7 +45,8 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
         raise ArgumentError(f"singular_values needs k in [1, {min(queries, keys)}], got {k}")
     if iterations < 0:
         raise ArgumentError(f"singular_values needs iterations of at least 0, got {iterations}")
-    generator = torch.Generator(of.device).manual_seed(seed)
+    # A meta device has no numbers, and no generator of them.
+    generator = None if of.device.type == "meta" else torch.Generator(of.device).manual_seed(seed)
 
     def normal(columns: int) -> Tensor:
         shape = (*of.leading, keys, columns)
@@ -52,7 +54,7 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
 
     basis = _krylov(of, normal(min(k + OVERSAMPLING, queries, keys)), iterations)
     rest = transposed_product(of, basis)
-    if not bool(rest.isfinite().all()):
+    if has_values(rest) and not bool(rest.isfinite().all()):
         raise NonFiniteError("singular_values needs finite weights, and this map has NaN or infinity among them")
     values = torch.linalg.svdvals(rest)[..., :k]
     (squares,) = ask(of, st.Squares())

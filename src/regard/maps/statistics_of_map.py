@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError, TooLargeError
 from regard.maps import statistics as st
 from regard.maps.call_source import source_of_call
-from regard.maps.indexing import positions
+from regard.maps.indexing import is_integer, positions
 from regard.maps.logits import largest_score, log_sum_exp
 from regard.maps.mass import kept_mass
 from regard.maps.pooling import Grid
@@ -154,13 +154,15 @@ class MapStatistics:
                 this error does not occur in a row that is normalised anew.
 
         Raises:
-            ShapeError: the index is out of range.
+            ShapeError: the index is out of range, or no integer.
             ArgumentError: with `renormalize`, the map is not that of one call.
 
         >>> import regard
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.row(-1, renormalize=True)
         tensor([0.2645, 0.2645, 0.4711])
         """
+        if not is_integer(index):
+            raise ShapeError(f"row() takes one query, an integer; only(rows=...) takes several; got {index!r}")
         where = positions(index, self.shape[-2], "query", self.device)
         if not renormalize:
             return self.block(where, range(self.shape[-1]))[..., 0, :]

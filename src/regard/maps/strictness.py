@@ -13,7 +13,9 @@ _OURS = ("regard", "torch")
 LAZILY = {
     **dict.fromkeys(("log", "log2", "entr", "xlogy"), "use map.entropy(), or regard.divergence(a, b, kind='kl')"),
     "kl_div": "use regard.divergence(a, b, kind='kl')",
-    "mse_loss": "use regard.divergence(a, b, kind='mse')",
+    **dict.fromkeys(("mse_loss", "l1_loss"), "use regard.divergence(a, b, kind='mse'), or two maps of one shape"),
+    "max": "use map.amax(dim) over heads or queries: indices take the matrix there",
+    "einsum": "use map @ x, map.mT @ x, or an einsum of one map and one tensor with -> that sums over queries or keys",
     "cosine_similarity": "use regard.divergence(a, b, kind='cosine')",
     **dict.fromkeys(("sort", "argsort", "kthvalue"), "use map.top_keys(k) or map.quantile_mass(p)"),
     **dict.fromkeys(("cumsum", "quantile"), "use map.quantile_mass(p)"),

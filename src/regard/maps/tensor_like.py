@@ -75,7 +75,7 @@ class TensorLike(MapStatistics, ABC):
             raise ArgumentError(
                 f"{name}() belongs to a stored tensor, and a map stores none: make one by map.dense() and keep it"
             )
-        if func in (getattr(torch, name, None), getattr(Tensor, name, None)):
+        if func in _functions(name):
             answer = lazily(name, _each(_source, args), _each(_source, kwargs))
             if answer is not NOT_LAZY:
                 return _each(lambda one: cls(one) if isinstance(one, Source) else one, answer)
@@ -295,6 +295,13 @@ def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device 
         return None if device is None else torch.device(device), dtype
     except (RuntimeError, TypeError) as error:
         raise ArgumentError(f"to() takes a device or a dtype, got {device!r}") from error
+
+
+def _functions(name: str) -> list[Any]:
+    """The functions of torch that have a name: a**2 comes as another `pow` than torch.pow."""
+    return [getattr(place, name, None) for place in (torch, Tensor, torch.nn.functional)] + [
+        getattr(Tensor, f"__{name}__", None)
+    ]
 
 
 def _source(one: Any) -> Any:

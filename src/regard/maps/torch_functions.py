@@ -6,6 +6,7 @@ the matrix can answer. The names are those of torch, and mean what they mean the
 
 import inspect
 import math
+import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from regard.maps import extremes
 from regard.maps import statistics as st
 from regard.maps.cast_source import CastSource
 from regard.maps.combined_sources import ScaledSource, SumSource, row_sums, side_by_side
-from regard.maps.derived_sources import SelectionSource, average
+from regard.maps.derived_sources import FoldedSource, SelectionSource, average
 from regard.maps.extremes import NOT_LAZY
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
@@ -209,13 +210,19 @@ def _cast(source: Source, answer: Tensor) -> Tensor:
 def _einsum(equation: str, *operands: Any) -> Any:
     """One map and one tensor, if either queries or keys are summed over, and the other stays."""
     given = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else list(operands)
-    if len(given) != 2 or "..." in equation or sum(isinstance(o, Source) for o in given) != 1:
+    if len(given) != 2 or sum(isinstance(o, Source) for o in given) != 1:
         return NOT_LAZY
     terms, arrow, out = equation.replace(" ", "").partition("->")
-    if not arrow:
-        return NOT_LAZY
     labels = terms.split(",")
+    if not arrow or len(labels) != 2:
+        return NOT_LAZY
     at = next(n for n, o in enumerate(given) if isinstance(o, Source))
+    if "..." in equation:
+        if not isinstance(given[1 - at], Tensor):
+            return NOT_LAZY
+        labels, out, given[1 - at] = _spelled_out(labels, out, given, at)
+    if any(len(label) != len(one.shape) for label, one in zip(labels, given, strict=True)):
+        return NOT_LAZY
     source, x = given[at], given[1 - at]
     mine, other = labels[at], labels[1 - at]
     if len(set(mine)) < len(mine) or len(set(other)) < len(other) or not isinstance(x, Tensor):
@@ -233,6 +240,25 @@ def _einsum(equation: str, *operands: Any) -> Any:
     found = found.unflatten(-1, [x.shape[other.index(c)] for c in rest] or [1])
     found = found if rest else found[..., 0]
     return _cast(source, torch.einsum(f"{''.join(lead)}{stays}{''.join(rest)}->{out}", found))
+
+
+def _spelled_out(labels: list[str], out: str, given: list[Any], at: int) -> tuple[list[str], str, Tensor]:
+    """An equation with letters in place of `...`, and the tensor beside the map without its dimensions of 1 there.
+
+    Torch aligns what `...` stands for at the right; the tensor may have fewer of these dimensions, or 1 in place of
+    the map's number.
+    """
+    free = [c for c in string.ascii_letters if c not in "".join(labels) + out]
+    count = max(len(one.shape) - len(label) + 3 for label, one in zip(labels, given, strict=True) if "..." in label)
+    letters = "".join(free[:count])
+    spelled = [
+        label.replace("...", letters[count - (len(one.shape) - len(label) + 3) :]) if "..." in label else label
+        for label, one in zip(labels, given, strict=True)
+    ]
+    x, sizes = given[1 - at], dict(zip(spelled[at], given[at].shape, strict=False))
+    ones = [n for n, c in enumerate(spelled[1 - at]) if c in letters and x.shape[n] == 1 and sizes.get(c, 1) != 1]
+    spelled[1 - at] = "".join(c for n, c in enumerate(spelled[1 - at]) if n not in ones)
+    return spelled, out.replace("...", letters), x.squeeze(ones) if ones else x
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------
@@ -282,6 +308,37 @@ def _sub(input: Any, other: Any, *, alpha: float = 1) -> Any:
     if isinstance(input, Source) and isinstance(other, Source):
         return _add(input, other, alpha=-alpha)
     return input if isinstance(input, Source) and not isinstance(other, Tensor) and other == 0 else NOT_LAZY
+
+
+def _abs(input: Any) -> Any:
+    return FoldedSource(input, Tensor.abs, "the absolute values") if input.has_signs else input
+
+
+def _square(input: Any) -> Any:
+    return FoldedSource(input, Tensor.square, "the squares")
+
+
+def _pow(input: Any, exponent: Any) -> Any:
+    is_two = isinstance(exponent, int | float) and exponent == 2
+    return _square(input) if isinstance(input, Source) and is_two else NOT_LAZY
+
+
+def _mse_loss(input: Any, target: Any, *, reduction: str = "mean", **others: Any) -> Any:
+    return _loss(_square, input, target, reduction, others)
+
+
+def _l1_loss(input: Any, target: Any, *, reduction: str = "mean", **others: Any) -> Any:
+    return _loss(_abs, input, target, reduction, others)
+
+
+def _loss(of: Callable[[Any], Any], input: Any, target: Any, reduction: str, others: Mapping[str, Any]) -> Any:
+    """The mean or sum of a function of the difference of two maps, without the other options that losses have."""
+    both = isinstance(input, Source) and isinstance(target, Source) and not any(v is not None for v in others.values())
+    difference = _sub(input, target) if both else NOT_LAZY
+    if difference is NOT_LAZY or reduction not in ("mean", "sum", "none"):
+        return NOT_LAZY
+    found = of(difference)
+    return found if reduction == "none" else _mean(found) if reduction == "mean" else _sum(found)
 
 
 # -- dtype and place ---------------------------------------------------------------------------------------
@@ -338,6 +395,11 @@ ENTRIES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("neg", "negative", "__neg__"), _neg),
     **dict.fromkeys(("add", "__add__", "__radd__"), _add),
     **dict.fromkeys(("sub", "subtract", "__sub__"), _sub),
+    **dict.fromkeys(("abs", "absolute", "__abs__"), _abs),
+    "square": _square,
+    **dict.fromkeys(("pow", "__pow__"), _pow),
+    "mse_loss": _mse_loss,
+    "l1_loss": _l1_loss,
     "float": _as_dtype(torch.float32),
     "type_as": lambda input, other: CastSource.of_dtype(input, _dtype_of(other)),
     "type": lambda input, dtype: CastSource.of_dtype(input, dtype) if _is_floating(dtype) else NOT_LAZY,

@@ -42,7 +42,8 @@ class QKClip:
         names: which modules to bound, as in `regard.watch`; None means all.
 
     Only passes in training mode count. Logits that are NaN or infinite do not: no factor mends these, and the loss
-    is NaN then. Under `torch.distributed` the largest logit is that of all ranks.
+    is NaN then. Under `torch.distributed` the largest logit is that of all ranks, so that their copies of the model
+    stay the same; every rank must call `step`, and a module that only some of them ran is scaled by all.
 
     With `attach` it works by itself, in `regard.training.loop.fit` and in any loop that calls `optimizer.step()`:
 
@@ -77,7 +78,7 @@ class QKClip:
         self.model, self.tau, self.names = model, float(tau), names
         self.largest: dict[str, Tensor] = {}
         """The largest logits (H,) of each module in the passes since the last step, or before it if there were none."""
-        self._fresh: dict[str, tuple[Tensor, HeadProjections]] = {}
+        self._fresh: Fresh = {}
         self._open: list[Any] = []
 
     # -- within a loop -----------------------------------------------------------------------------------
@@ -129,10 +130,9 @@ class QKClip:
             left out.
         """
         factors = {}
-        for name in sorted(self._fresh):
-            largest, heads = self._fresh[name]
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._fresh = _of_all_ranks(self.model, self._fresh)
+        for name, (largest, heads) in sorted(self._fresh.items()):
             self.largest[name] = largest
             gamma = (self.tau / largest.double().clamp_min(self.tau)).clamp_max(1.0)
             if bool((gamma < 1).any()):
@@ -152,6 +152,25 @@ class QKClip:
             found = logits.masked_fill(~logits.isfinite(), -torch.inf).movedim(-2, 0).flatten(1).amax(1)
             before = self._fresh.get(call.name)
             self._fresh[call.name] = (found if before is None else torch.maximum(found, before[0]), heads)
+
+
+Fresh = dict[str, tuple[Tensor, "HeadProjections"]]
+
+
+def _of_all_ranks(model: nn.Module, fresh: Fresh) -> Fresh:
+    """The largest logits of all ranks; all of them know every module that any of them ran."""
+    each: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(each, {name: heads.sizes for name, (_, heads) in fresh.items()})
+    sizes = {name: its for found in each for name, its in found.items()}
+    device = next(model.parameters()).device
+    for name in sizes.keys() - fresh.keys():
+        heads = _projections(name, model.get_submodule(name), *sizes[name])
+        fresh[name] = torch.full((sizes[name][0],), -torch.inf, device=device), heads
+    found = {}
+    for name, (largest, heads) in sorted(fresh.items()):
+        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+        found[name] = largest, heads
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +194,20 @@ class HeadProjections:
 
     query: tuple[HeadBlock, ...]
     key: tuple[HeadBlock, ...]
-    head_dim: int
-    shares_keys: bool
-    """Whether several query heads share a key head."""
+    sizes: tuple[int, int, int]
+    """The number of query heads and of key heads, and the width of a head."""
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether several query heads share a key head."""
+        return self.sizes[1] < self.sizes[0]
 
     def scale(self, gamma: Tensor) -> None:
         """Multiply the logits of each head by its gamma."""
         for block in self.query:
-            block.scale(gamma if self.shares_keys else gamma.sqrt(), self.head_dim)
+            block.scale(gamma if self.shares_keys else gamma.sqrt(), self.sizes[2])
         for block in () if self.shares_keys else self.key:
-            block.scale(gamma.sqrt(), self.head_dim)
+            block.scale(gamma.sqrt(), self.sizes[2])
 
 
 def _known(module: nn.Module) -> bool:
@@ -209,15 +232,23 @@ def _heads_of(name: str, module: nn.Module, weights: AttentionMap) -> HeadProjec
         raise ArgumentError(
             f"{where} normalizes its queries and keys ({norms[0]}): scaling their projections does nothing"
         )
-    head_dim, heads = call.query.shape[-1], weights.shape[-3]
-    query, key = _blocks(module, heads * head_dim, heads // call.group * head_dim)
-    for blocks, wanted in ((query, heads), (key, heads // call.group)):
+    return _projections(name, module, weights.shape[-3], weights.shape[-3] // call.group, call.query.shape[-1])
+
+
+def _projections(name: str, module: nn.Module, heads: int, key_heads: int, head_dim: int) -> HeadProjections:
+    """The projections of a module with so many heads of queries and of keys.
+
+    Raises:
+        ArgumentError: they are not known, or are smaller.
+    """
+    query, key = _blocks(module, heads * head_dim, key_heads * head_dim)
+    for blocks, wanted in ((query, heads), (key, key_heads)):
         if not blocks or any(b.parameter.shape[b.dim] < b.start + wanted * head_dim for b in blocks):
             raise ArgumentError(
-                f"QKClip does not know the projections of {where} ({type(module).__name__}), which made attention of "
-                f"{heads} heads of {head_dim}: name the modules to bound with names="
+                f"QKClip does not know the projections of {name or 'the model'} ({type(module).__name__}), which made "
+                f"attention of {heads} heads of {head_dim}: name the modules to bound with names="
             )
-    return HeadProjections(query, key, head_dim, call.group > 1)
+    return HeadProjections(query, key, (heads, key_heads, head_dim))
 
 
 def _blocks(module: nn.Module, queries: int, keys: int) -> tuple[tuple[HeadBlock, ...], tuple[HeadBlock, ...]]:

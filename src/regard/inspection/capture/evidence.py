@@ -86,8 +86,12 @@ def _close(one: Tensor, other: Tensor) -> Tensor:
 
 def _print(vectors: Tensor) -> Tensor:
     vectors = vectors.detach()[..., -LARGEST:]
-    vectors = vectors if vectors.dim() == 4 else vectors.unsqueeze(1)
-    return (vectors.float() @ _directions(vectors.shape[1], vectors.shape[3], vectors.device)).sum(1)
+    vectors = (vectors if vectors.dim() == 4 else vectors.unsqueeze(1)).float()
+    directions = _directions(vectors.shape[1], vectors.shape[3], vectors.device)
+    if vectors.stride(1) == vectors.shape[3] * vectors.stride(3):
+        # The heads of a token lie side by side: one product over all of them is the sum already.
+        return vectors.transpose(1, 2).flatten(2) @ directions.flatten(0, 1)
+    return (vectors @ directions).sum(1)
 
 
 def _memory(tensor: Tensor) -> Any:

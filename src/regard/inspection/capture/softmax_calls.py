@@ -14,7 +14,7 @@ from regard.inspection.capture.axes import reduced_dims
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.product_calls import observe_sum_of_spread
-from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, version_of
+from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned, version_of
 from regard.inspection.capture.traced_calls import trace_results
 
 Positional = tuple[Any, ...]
@@ -36,14 +36,21 @@ def _softmax(thread: Thread, name: str, args: Positional, kwargs: dict[str, Any]
         dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
         if kwargs.get("p", args[1] if len(args) > 1 else 2.0) != 1:
             return
-    if (
-        isinstance(dim, int)
-        and result.dim() > 1
-        and isinstance(scores, Tensor)
-        and not isinstance(scores, nn.Parameter)
-    ):
+    if not isinstance(dim, int) or not isinstance(scores, Tensor) or isinstance(scores, nn.Parameter):
+        return
+    if result.dim() == 1 and len(result) > 1 and not is_learned(scores):
+        _name_one_row(thread, f"a {name} over {len(result)} numbers of one dimension")
+    elif result.dim() > 1:
         kind = "logs" if name == "log_softmax" else "weights"
         begin(thread, f"the model's own {name}", result, dim, scores, kind)
+
+
+def _name_one_row(thread: Thread, what: str) -> None:
+    """Say that a row of weights without a dimension of queries was made, which is not followed."""
+    if thread.is_in_attention():
+        thread.unread(f"{what} was made, which is not followed: give it a dimension of queries, scores[None]")
+    else:
+        thread.other(f"{what}: one query's attention, a router or classifier?")
 
 
 def begin(thread: Thread, how: str, result: Tensor, dim: int, scores: Tensor | None, kind: Any = "weights") -> None:

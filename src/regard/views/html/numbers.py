@@ -13,10 +13,14 @@ from torch import Tensor
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.inspection.analysis.head_table import induction_score
 from regard.maps.attention_map import AttentionMap
+from regard.maps.call_source import CallSource
+from regard.maps.derived_sources import AverageSource
 from regard.maps.given_source import given_weights
 from regard.maps.pooling import Grid
+from regard.maps.source import Source
 from regard.maps.statistics import Distance, Entropy, TopKeys
 from regard.maps.statistics_by_name import pooled, top_weights
+from regard.mechanisms.normalizations import Softmax
 from regard.views.html.arrays import Floats
 
 THUMBNAIL = 64
@@ -196,15 +200,32 @@ def _top(heads: AttentionMap, found: TopKeys) -> Top:
     keys = keys.where(weights > 0, heads.shape[-1] - 1)
     keys, order = keys.sort(dim=-1, stable=True)
     weights = weights.gather(-1, order)
-    if heads.source.has_blocks:
-        ones = torch.ones(heads.shape[-1], 1, dtype=heads.dtype, device=heads.device)
-        sums = (heads @ ones)[..., 0].cpu().double()
-    else:
+    if not heads.source.has_blocks:
         sums = torch.ones(weights.shape[:-1], dtype=torch.float64).where(weights.sum(-1) > 0, 0.0)
+    else:
+        known = _known_sums(heads.source)
+        if known is None:
+            ones = torch.ones(heads.shape[-1], 1, dtype=heads.dtype, device=heads.device)
+            known = (heads @ ones)[..., 0]
+        sums = known.reshape(weights.shape[:-1]).cpu().double()
     rest = (sums - weights.sum(-1)).clamp_min(0.0)
     # What float32 leaves of a sum is no weight.
     rest = rest.where(rest > 1e-6 * sums, 0.0)
     return Top(keys.numpy(), weights.numpy(), rest.numpy())
+
+
+def _known_sums(source: Source) -> Tensor | None:
+    """The sum of the weights of each query where no pass over them is needed: a softmax without a sink gives 1 to every
+    query that has a key. None for other maps."""
+    if isinstance(source, AverageSource) and source.shares is None:
+        sums = _known_sums(source.of)
+        return None if sums is None else sums.mean(-2)
+    if not isinstance(source, CallSource):
+        return None
+    normalization = source.call.normalization
+    if not isinstance(normalization, Softmax) or normalization.base is not normalization:
+        return None
+    return source.laid_out((source.state > -torch.inf).flatten(0, 1).double())
 
 
 def _statistics(

@@ -1,0 +1,103 @@
+"""An edit of a few queries under causality leaves the kernel's flag to all the others."""
+
+import math
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regard
+from regard.backends import fused
+from regard.backends.fused_plan import Plan, plan
+from regard.edits import AddBias, Edit, Knockout, Reweight
+from regard.edits.knockout import CutBlock
+
+LENGTH = 150
+
+
+class Attend(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5 + added
+    allowed = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    is_empty = (scores == -torch.inf).all(-1, keepdim=True)
+    p = scores.masked_fill(is_empty, 0.0).softmax(-1).masked_fill(is_empty, 0.0)
+    return p @ v, p
+
+
+def added(rows: list[int], keys: slice, number: float) -> Tensor:
+    found = torch.zeros(LENGTH, LENGTH, dtype=torch.float64)
+    for row in rows:
+        found[row, keys] = number
+    return found
+
+
+CASES: dict[str, tuple[Edit, Tensor]] = {
+    "the last one": (Knockout(slice(3, 9), queries=-1), added([LENGTH - 1], slice(3, 9), -torch.inf)),
+    "one in the middle": (Knockout(slice(3, 9), queries=70), added([70], slice(3, 9), -torch.inf)),
+    "a pair": (Knockout(edges=[(40, 2)]), added([40], slice(2, 3), -torch.inf)),
+    "one that has no key left": (Knockout(slice(0, 5), queries=2), added([2], slice(0, 5), -torch.inf)),
+    "a bias": (AddBias(1.5, slice(0, 20), queries=[33, 34]), added([33, 34], slice(0, 20), 1.5)),
+    "a factor": (Reweight(slice(0, 20), 0.1, queries=[149]), added([149], slice(0, 20), -math.log(10))),
+}
+
+
+def plans() -> tuple[Any, list[Plan]]:
+    found: list[Plan] = []
+
+    def kept(*args: Any) -> Plan:
+        found.append(plan(*args))
+        return found[-1]
+
+    return patch.object(fused, "plan", kept), found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_output_weights_and_gradients_are_those_of_the_dense_formula(case: str) -> None:
+    edit, bias = CASES[case]
+    q, k, v = (torch.randn(2, h, LENGTH, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
+    model = Attend()
+    patched, made = plans()
+    with patched, regard.edit(model, {"": edit}), regard.watch(model) as seen:
+        output = model(q, k, v)
+    (covering,) = made
+    assert covering.blocks[0].is_causal
+    assert len(covering.blocks) == len(covering.anew) == 1
+    assert len(covering.anew[0].rows) <= 32
+    expected, weights = dense(q, k, v, bias)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(seen.maps[0].dense(), weights.detach(), rtol=0, atol=1e-12)
+    theirs = torch.autograd.grad((expected * expected.detach().cos()).sum(), (q, k, v))
+    for one, other in zip(torch.autograd.grad((output * output.detach().cos()).sum(), (q, k, v)), theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_gradient_of_the_log_sum_exp_too(has_bias: bool) -> None:
+    q, k, v = (torch.randn(1, 2, LENGTH, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    rows = torch.zeros(LENGTH, dtype=torch.bool)
+    rows[[5, 149]] = True
+    mask = regard.causal(0) & CutBlock.of(rows, (torch.arange(LENGTH) < 3)[None, None, None])
+    per_key = torch.randn(1, 2, 1, LENGTH, dtype=torch.float64) if has_bias else None
+    found = []
+    for backend in ("reference", "fused"):
+        output, weights = regard.attention(q, k, v, mask=mask, bias=per_key, backend=backend, return_weights=True)
+        found.append(torch.autograd.grad(output.sin().sum() + weights.lse.square().sum(), (q, k, v)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def test_many_queries_are_cut_into_blocks_as_before() -> None:
+    model, (q, k, v) = Attend(), (torch.randn(1, h, LENGTH, 8) for h in (4, 2, 2))
+    patched, made = plans()
+    with patched, torch.no_grad(), regard.edit(model, {"": Knockout(slice(0, 5), queries=slice(20, 120))}):
+        model(q, k, v)
+    assert not made[0].anew

@@ -16,7 +16,7 @@ from regard.maps.call_values import NOTHING, CallValues, of_heads
 from regard.maps.derived_sources import WeightedSource
 from regard.maps.dot_scores import LN_2, BufferedPart, DotFactors, DotScores
 from regard.maps.fused_statistics import DotSoftmax
-from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
+from regard.maps.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.shapes import Sizes
@@ -235,6 +235,15 @@ class CallSource(Source):
         call = self.call
         scale = _dot_scale(call)
         return None if scale is None else DotScores(call, self.state, scale)
+
+    def softmax_call(self) -> SoftmaxCall | None:
+        """The call, with its row state if that is known or more than the log-sum-exp of the scores."""
+        call = self.call
+        if not isinstance(call.normalization, Softmax):
+            return None
+        is_plain = type(call.normalization) is Softmax
+        known = self.factors.known_state if isinstance(self.factors, GivenFactors) and is_plain else self.state
+        return SoftmaxCall(call, known)
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The weights of single pairs, for which only the scores of these pairs are computed."""

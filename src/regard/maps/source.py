@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from regard.backends.base import Call
 from regard.backends.tiled import Tile
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.pooling import Grid
@@ -63,6 +64,15 @@ class Scores(Protocol):
 
     def added(self, rows: range, columns: range) -> Tensor:
         """What is added to the scores, (B or 1, H or 1, t or 1, s); far below 0 for a hidden key."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftmaxCall:
+    """A call whose weights are a softmax of its scores."""
+
+    call: Call
+    state: Tensor | None
+    """The log-sum-exp of each row (B, H, T); None if it is that of the scores alone, and nobody has computed it yet."""
 
 
 class Scratch:
@@ -250,6 +260,10 @@ class Source(ABC):
 
     def dot_scores(self) -> Scores | None:
         """The scores, if the weights are a softmax of dot products; None for other sources."""
+        return None
+
+    def softmax_call(self) -> SoftmaxCall | None:
+        """The call itself, if the weights are a softmax of its scores; None for other sources."""
         return None
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test light consumers soak faults fuzz lint format bench browser clean
+.PHONY: help install demo test light consumers notebooks soak faults fuzz gpu interpret fake-gpu lint format bench browser clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -66,6 +66,19 @@ build/consumers/%/.installed: tests/consumers/%.txt constraints.txt pyproject.to
 		pytest pytest-xdist hypothesis beartype
 	touch $@
 
+# JupyterLab with a kernel of its own, driven in Chromium (Debian's package). PICTURES=FOLDER keeps what was seen.
+NOTEBOOKS := build/notebooks/bin/python
+
+notebooks: build/notebooks/.installed  ## Open regard.view in a real JupyterLab
+	OMP_NUM_THREADS=1 $(NOTEBOOKS) -m pytest -n 0 -W ignore tests/notebooks
+
+build/notebooks/.installed: tests/notebooks/requirements.txt constraints.txt pyproject.toml
+	test -x $(NOTEBOOKS) || $(PYTHON) -m venv build/notebooks
+	$(NOTEBOOKS) -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
+	$(NOTEBOOKS) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[notebook]' -r $< \
+		pytest pytest-xdist hypothesis beartype
+	touch $@
+
 KILLS ?= 100
 
 soak: $(STAMP)  ## Kill training at random moments, KILLS=100 times, and see that nothing is lost
@@ -79,6 +92,39 @@ MINUTES ?= 10
 fuzz: $(STAMP)  ## Search for faults at random: make fuzz MINUTES=60, and ONLY=core,maps,watch,files SEED=1 ROUNDS=1
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(ONLY),--only $(ONLY))
+
+DEVICE ?= cuda
+# Where torch is installed already, as on a machine with a GPU and no network: make gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## Tests and benchmarks on a GPU, under 10 minutes: make gpu DEVICE=cpu rehearses
+	PYTHONPATH=src:. $(GPU_PYTHON) -m tests.gpu --device $(DEVICE)
+
+# Both in environments of their own: Triton is 1 GB, a build of torch for CUDA with its libraries 4 GB.
+INTERPRET := build/interpret/bin/python
+FAKE_GPU := build/fake-gpu/bin/python
+CUDA_TORCH ?= 2.15.0
+TEST_NEEDS := pytest pytest-xdist hypothesis beartype
+
+interpret: build/interpret/.installed  ## Run the Triton kernels on the CPU by Triton's interpreter, and compile them for GPUs
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(INTERPRET) -m pytest -n 2 tests/gpu/test_triton_statistics.py tests/gpu/test_triton_additive.py
+	$(INTERPRET) -m pytest -n 0 tests/gpu/test_triton_compiled.py
+
+build/interpret/.installed: constraints.txt pyproject.toml
+	test -x $(INTERPRET) || $(PYTHON) -m venv build/interpret
+	$(INTERPRET) -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
+	$(INTERPRET) -m pip install -q --disable-pip-version-check -c constraints.txt -e . $(TEST_NEEDS)
+	$(INTERPRET) -m pip install -q --disable-pip-version-check triton
+	touch $@
+
+fake-gpu: build/fake-gpu/.installed  ## Ask torch's shape functions about every CUDA path, with a CUDA build of torch and no GPU
+	OMP_NUM_THREADS=1 $(FAKE_GPU) -m pytest -n 0 -o filterwarnings=default tests/gpu/test_fake.py
+
+build/fake-gpu/.installed: pyproject.toml
+	test -x $(FAKE_GPU) || $(PYTHON) -m venv build/fake-gpu
+	$(FAKE_GPU) -m pip install -q --disable-pip-version-check torch==$(CUDA_TORCH) numpy
+	$(FAKE_GPU) -m pip install -q --disable-pip-version-check -e . $(TEST_NEEDS)
+	touch $@
 
 # What the tests of the page use beside Python. Without it they are passed over, and say so.
 NODE_STAMP := node_modules/.installed

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 # Two processes of pytest-xdist share the machine: one thread each. Set before torch is loaded.
@@ -16,7 +17,8 @@ CHECKED = {
     "generation": ("protocol", "greedy", "beam", "sampling"),
 }
 # Nor where tests/core/test_compile.py starts a process of its own: torch.compile cannot trace these checks.
-if "REGARD_UNCHECKED_SHAPES" not in os.environ:
+# Nor where beartype is not installed, as on a machine with a GPU that has only what `make gpu` needs.
+if "REGARD_UNCHECKED_SHAPES" not in os.environ and find_spec("beartype") is not None:
     modules = [f"regard.{package}.{name}" for package, names in CHECKED.items() for name in names]
     install_import_hook(["regard.nn", "regard.models", *modules], "beartype.beartype")
 
@@ -32,6 +34,36 @@ hypothesis.settings.register_profile(
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 hypothesis.settings.load_profile("regard")
+
+# These are Triton's programs, and cannot be imported without it.
+collect_ignore = (
+    [] if find_spec("triton") else ["src/regard/maps/triton_rows.py", "src/regard/mechanisms/scores/triton_additive.py"]
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--device cuda` runs the tests that have a device on it, and those of tests/gpu/test_on_device.py too."""
+    parser.addoption("--device", default=None, help="cpu, cuda or cuda:N, for the tests that have a device")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The device of `--device`; the CPU without it."""
+    return torch.device(request.config.getoption("--device") or "cpu")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process a long stretch of files, and let an idle one take from another's.
+
+    Handed out test by test, as pytest-xdist does unless told otherwise, what the tests of a file share is made by
+    every process.
+    """
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-// The rules for the page's script: those that eslint recommends, and what a page that holds foreign text must never use.
+// The rules for the scripts of the page and of the widget: those that eslint recommends, and what a page that holds foreign text must never use.
 
 import js from "@eslint/js";
 import globals from "globals";
@@ -6,7 +6,7 @@ import globals from "globals";
 export default [
   js.configs.recommended,
   {
-    files: ["src/regard/views/html/*.js", "tests/views/script/*.js"],
+    files: ["src/regard/views/html/*.js", "src/regard/views/widget/*.js", "tests/views/script/*.js"],
     languageOptions: { ecmaVersion: 2024, sourceType: "module", globals: globals.browser },
     linterOptions: { reportUnusedDisableDirectives: "error" },
     rules: {

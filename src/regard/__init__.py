@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from regard.mechanisms.scores.kernels import Gaussian as Gaussian
     from regard.mechanisms.scores.kernels import Laplacian as Laplacian
     from regard.mechanisms.scores.kernels import Triangular as Triangular
+    from regard.views.widget.view import view as view
 else:
     __getattr__, __dir__, __all__ = on_demand(
         __name__,
@@ -123,6 +124,7 @@ else:
                 "Laplacian",
                 "Triangular",
             ),
+            "regard.views.widget.view": ("view",),
         },
         packages=(
             "align",

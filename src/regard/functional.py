@@ -16,6 +16,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.maps import one_loop
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource, GivenFactors
+from regard.maps.triton_statistics import said_of_triton
 from regard.mechanisms.biases.base import Bias, as_bias
 from regard.mechanisms.checks import check_values, is_checking
 from regard.mechanisms.masks.base import Mask
@@ -257,7 +258,7 @@ def explain(
         flops=2 * pairs * (call.query.shape[-1] + value.shape[-1]),
         extra_bytes=pairs * call.compute_dtype.itemsize if chosen.name == "reference" else 0,
         refused=refused,
-        statistics=one_loop.said_of(call),
+        statistics=said_of_triton(call) or one_loop.said_of(call),
     )
 
 

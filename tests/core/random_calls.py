@@ -37,14 +37,17 @@ class Case:
     def options(self) -> dict[str, Any]:
         return {"mask": self.mask, "bias": self.bias, "score": self.score}
 
-    def to(self, dtype: torch.dtype) -> "Case":
-        query, key, value = (t.detach().to(dtype).requires_grad_() for t in self.tensors())
-        bias = None if self.bias is None else self.bias.detach().to(dtype)
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "Case":
+        """The call in another dtype, and on another device if one is given."""
+        device = self.query.device if device is None else device
+        query, key, value = (t.detach().to(device, dtype).requires_grad_() for t in self.tensors())
+        bias = None if self.bias is None else self.bias.detach().to(device, dtype)
         score = self.score
         if is_dataclass(score) and not isinstance(score, type):
             values = {f.name: getattr(score, f.name) for f in fields(score)}
-            score = replace(score, **{n: v.to(dtype) for n, v in values.items() if isinstance(v, Tensor)})
-        return Case(query, key, value, self.mask, self.allowed, bias, score)
+            score = replace(score, **{n: v.to(device, dtype) for n, v in values.items() if isinstance(v, Tensor)})
+        mask = self.mask.to(device) if isinstance(self.mask, Tensor) else self.mask
+        return Case(query, key, value, mask, self.allowed.to(device), bias, score)
 
 
 @dataclass

@@ -17,23 +17,23 @@ from tests.core.random_calls import DTYPES, EVERYDAY, Case, cases
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_output_and_weights_are_the_formula(backend: str, dtype: torch.dtype, case: Case) -> None:
-    contracts.output_and_weights_are_the_formula(case.to(dtype), backend)
+def test_output_and_weights_are_the_formula(backend: str, dtype: torch.dtype, case: Case, device: torch.device) -> None:
+    contracts.output_and_weights_are_the_formula(case.to(dtype, device), backend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_weights_times_value_is_the_output(backend: str, dtype: torch.dtype, case: Case) -> None:
+def test_weights_times_value_is_the_output(backend: str, dtype: torch.dtype, case: Case, device: torch.device) -> None:
     """Contract 1."""
-    contracts.weights_times_value_is_the_output(case.to(dtype), backend)
+    contracts.weights_times_value_is_the_output(case.to(dtype, device), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_asking_for_the_weights_changes_nothing(backend: str, case: Case) -> None:
+def test_asking_for_the_weights_changes_nothing(backend: str, case: Case, device: torch.device) -> None:
     """Contract 2: the same bits, the same gradients, the same random state."""
-    contracts.asking_for_the_weights_changes_nothing(case.to(torch.float32), backend)
+    contracts.asking_for_the_weights_changes_nothing(case.to(torch.float32, device), backend)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -74,22 +74,24 @@ def test_the_fused_kernel_is_the_one_that_torch_runs() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_rows_sum_to_one_or_are_exactly_zero(backend: str, dtype: torch.dtype, case: Case) -> None:
+def test_rows_sum_to_one_or_are_exactly_zero(
+    backend: str, dtype: torch.dtype, case: Case, device: torch.device
+) -> None:
     """Contract 3, with finite gradients."""
-    contracts.rows_sum_to_one_or_are_exactly_zero(case.to(dtype), backend)
+    contracts.rows_sum_to_one_or_are_exactly_zero(case.to(dtype, device), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_gradients_are_those_of_the_formula(backend: str, case: Case) -> None:
+def test_gradients_are_those_of_the_formula(backend: str, case: Case, device: torch.device) -> None:
     """Of the output and, through the map, of the weights; in float64."""
-    contracts.gradients_are_those_of_the_formula(case, backend)
+    contracts.gradients_are_those_of_the_formula(case.to(torch.float64, device), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_the_order_of_keys_does_not_matter(backend: str, case: Case) -> None:
-    contracts.the_order_of_keys_does_not_matter(case, backend)
+def test_the_order_of_keys_does_not_matter(backend: str, case: Case, device: torch.device) -> None:
+    contracts.the_order_of_keys_does_not_matter(case.to(torch.float64, device), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)

@@ -13,7 +13,7 @@ import regard
 from tests.core import house
 
 SOURCE = Path(regard.__file__).parent
-PAGE = SOURCE / "views" / "html"
+PAGE, WIDGET = SOURCE / "views" / "html", SOURCE / "views" / "widget"
 
 # From the ground up; a file imports only from floors below its own, or its own package.
 FLOORS = [
@@ -58,7 +58,8 @@ def test_every_part_has_a_floor() -> None:
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
     assert house.circles(IMPORTS) == []
-    assert house.circles(house.script_imports(PAGE)) == []
+    for folder in (PAGE, WIDGET):
+        assert house.circles(house.script_imports(folder)) == []
 
 
 def test_no_file_reads_the_private_names_of_another() -> None:
@@ -68,7 +69,8 @@ def test_no_file_reads_the_private_names_of_another() -> None:
 def test_a_name_has_one_meaning() -> None:
     # Every file that Python starts may call what it starts `main`.
     assert house.named_twice(found for found in house.definitions(FILES) if found.name != "main") == []
-    assert house.named_twice(house.script_definitions(PAGE)) == []
+    # A widget's script is joined with that of the page.
+    assert house.named_twice([*house.script_definitions(PAGE), *house.script_definitions(WIDGET)]) == []
 
 
 def written(folder: Path, **files: str) -> Path:

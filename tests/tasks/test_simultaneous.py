@@ -113,6 +113,16 @@ def test_what_is_written_stays(translator: Translator, policy: ReadWritePolicy) 
         assert " ".join(translator.target_tokenizer.decode(last.tokens).split()) == last.text
 
 
+def words_alone(**changes: Any) -> Translator:
+    """A model that writes words alone, each of which is a token, so that it has one whenever one is due."""
+    words = make(**changes)
+    ((one,),) = words.target_tokenizer.encode_batch(["on"])
+    for token in range(words.model.output.out_features):
+        if token == UNK or (token != EOS and len(words.target_tokenizer.decode([one, token]).split()) == 1):
+            favour(words, token, -1e4)
+    return words
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_wait_k_writes_a_word_for_each_word(translator: Translator, k: int) -> None:
     for sentence in SENTENCES:
@@ -122,11 +132,7 @@ def test_wait_k_writes_a_word_for_each_word(translator: Translator, k: int) -> N
                 assert len(state.written) <= max(number - k + 1, 0)
         delays = states[-1].delays
         assert all(delay >= min(k + t, len(sentence.split())) for t, delay in enumerate(delays))
-    words = make()  # a model that writes words alone, each of which is a token, has one whenever one is due
-    ((one,),) = words.target_tokenizer.encode_batch(["on"])
-    for token in range(words.model.output.out_features):
-        if token == UNK or (token != EOS and len(words.target_tokenizer.decode([one, token]).split()) == 1):
-            favour(words, token, -1e4)
+    words = words_alone()
     states = states_of(Interpreter(words, WaitK(k)), "we see one red house")
     assert [len(state.written) for state in states[:-1]] == [max(n - k + 1, 0) for n in range(1, 6)]
 
@@ -165,6 +171,26 @@ def test_align_att_writes_what_is_aligned_with_old_words(which: AlignmentOf) -> 
                 assert (rows.argmax(-1) < len(state.read) - frames).all()
                 checked += 1
     assert checked or which.layer == 2
+
+
+class LooksAt(AlignmentOf):
+    """Attention that is mostly on the end mark, and then on one source token."""
+
+    def of(self, maps: Any, names: Sequence[str]) -> Tensor:
+        weights = torch.zeros_like(maps[names[-1]].dense().mean(1))
+        weights[..., -1], weights[..., 0] = 0.9, 0.1
+        return weights
+
+
+def test_the_end_mark_is_no_word() -> None:
+    """However much it is looked at, what is looked at next decides: here the first word, so that words are written."""
+    translator = words_alone(max_length=18)
+    favour(translator, EOS, -8.0)
+    *before, last = states_of(Interpreter(translator, AlignAtt(1), LooksAt()), SENTENCES[0])
+    first, *others = (len(state.written) for state in before)
+    assert first == 0  # there is no other word yet than the newest
+    assert others[0] > 0
+    assert last.written
 
 
 def test_tokens_of_a_word_are_that_word() -> None:

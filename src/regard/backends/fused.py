@@ -7,7 +7,8 @@ from torch import Tensor
 
 from regard.backends.additive_masks import Buffer
 from regard.backends.base import Backend, Call
-from regard.backends.fused_kernels import Kernel, kernel_for
+from regard.backends.cuda_kernels import cuda_kernel
+from regard.backends.fused_kernels import CpuFlash, Kernel
 from regard.backends.fused_plan import Block, Plan, plan
 from regard.backends.kernel_arguments import one_width, with_positive_scale
 from regard.errors import BackendError
@@ -39,9 +40,10 @@ class Fused(Backend):
             return "the bias reads the vectors of queries and keys, which torch's fused kernels do not let it"
         if call.bias is not None and torch.is_grad_enabled() and any(t.requires_grad for t in call.bias.learned()):
             return "torch's fused kernels give no gradient to a bias"
-        if kernel_for(call.query, call.sizes, has_additive=True) is None:
+        kernel = kernel_for(call.query, width=call.query.shape[-1], covering=None)
+        if kernel is None:
             return f"torch has no fused kernel for {call.query.dtype} on {call.query.device.type}"
-        return None
+        return kernel.refuses(call.sizes)
 
     def has_exact_state(self, call: Call) -> bool:
         """Not for half precision: there the kernels approximate exponentials, and the log-sum-exp errs by 7e-5."""
@@ -51,12 +53,13 @@ class Fused(Backend):
         """Make a plan that covers the mask, and run the kernel on the blocks of the plan."""
         scale = call.score.dot_scale(call.query.shape[-1])
         covering = plan(call)
-        kernel = kernel_for(call.query, call.sizes, has_additive=not covering.is_plain)
+        width = max(call.query.shape[-1], value.shape[-1])
+        kernel = kernel_for(call.query, width=width, covering=covering)
         assert kernel is not None, "why_not has said so"
         assert scale is not None, "why_not has said so"
         tensors = (t.to(call.query.dtype) for t in (call.query, call.key, value))
-        # The kernels need one width for all three tensors; the kernels of CUDA need a multiple of 8.
-        same = one_width(*tensors, multiple=8 if value.device.type == "cuda" else 1)
+        # The kernels need one width for all three tensors.
+        same = one_width(*tensors, multiple=kernel.multiple)
         # The CPU operator assumes that the last stride is 1. If it is not, it silently gives wrong numbers.
         query, key, value_ = (t if t.stride(-1) == 1 else t.contiguous() for t in same)
         query, scale = with_positive_scale(query, scale)
@@ -66,6 +69,14 @@ class Fused(Backend):
             output, lse, _ = _forward_blocks(kernel, covering, scale, query, key, value_)
         lse = lse if covering.per_row is None else lse + covering.per_row.to(lse.dtype)
         return output[..., : value.shape[-1]].to(value.dtype), lse
+
+
+def kernel_for(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
+    """The kernel for a device and dtype, or None if torch has none that returns its log-sum-exp."""
+    if query.device.type == "cuda":
+        return cuda_kernel(query, width=width, covering=covering)
+    known = query.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return CpuFlash() if query.device.type == "cpu" and known else None
 
 
 class _FusedBlocks(torch.autograd.Function):
@@ -198,7 +209,7 @@ def _forward_block(
     if added.live is not None:
         # Kernels disagree on rows with no key (lse is 0.0 on CPU, +inf in flash), so these rows are found by the mask.
         lse = lse.masked_fill(~added.live, -torch.inf)
-        output = output if output.device.type == "cpu" else output.masked_fill(~added.live[..., None], 0.0)
+        output = output if isinstance(kernel, CpuFlash) else output.masked_fill(~added.live[..., None], 0.0)
     return _whole(output, block), _whole(lse, block), extras
 
 
@@ -222,7 +233,7 @@ def _backward_block(
         grad_output = grad_output.masked_fill(dead[..., None], 0.0)
         grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)
     if grad_lse is not None:
-        extra = 8 if query.device.type == "cuda" else 1
+        extra = ctx.kernel.multiple
         query, key, output = (torch.nn.functional.pad(t, (0, extra)) for t in (query, key, output))
         value = torch.nn.functional.pad(torch.nn.functional.pad(value, (0, 1), value=1.0), (0, extra - 1))
         grad_output = torch.cat([grad_output, grad_lse[..., None].to(grad_output.dtype)], -1)

@@ -37,6 +37,8 @@ BLOCK_ROWS = (32, 128, 256, 512)
 """Queries in a block: first the fewest, then the sizes from which the one with the least work is taken."""
 CUT_ROWS = 128
 """The fewest queries of a block that ends at a cut: smaller blocks cost more in calls than they save in pairs."""
+MOST_JOINED = 65_535
+"""Joined blocks are rows of a batch, and CUDA's kernels take no more of them."""
 FEW = 4
 """A mask is that of few queries if it is that of at most one in so many."""
 PAIRS_A_CALL = 1 << 16
@@ -103,9 +105,13 @@ class Plan:
         return (*self.blocks, *self.anew)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the causal flag is all that the blocks need."""
-        return self.bias is None and not any(block.factors for block in self.every)
+    def is_square(self) -> bool:
+        """Whether blocks need no mask but the causal flag, and those that need it have as many keys as queries.
+
+        The kernels do not agree on the place of the flag in other blocks.
+        """
+        plain = self.bias is None and not any(block.factors for block in self.every)
+        return plain and all(len(b.rows) == len(b.columns) for b in self.every if b.is_causal)
 
     def additive(self, block: Block, buffer: Buffer) -> AdditiveMask:
         """The kernel's additive mask for a block; the next one that is asked for with this buffer may overwrite it."""
@@ -184,7 +190,7 @@ def plan(call: Call) -> Plan:
         blocks: tuple[Block, ...] = (everything,)
     else:
         blocks = _least_work(factors, bias, call.sizes)
-        blocks = blocks if bias is not None else tuple(_joined(blocks))
+        blocks = blocks if bias is not None else tuple(_joined(blocks, MOST_JOINED // max(1, call.sizes.flat_batch)))
     return Plan(
         blocks, bias, per_row, call.sizes, call.query.dtype, call.query.device, anew or (), _repeated(blocks, bias)
     )
@@ -269,11 +275,11 @@ def _blocks(factors: tuple[Mask, ...], bias: Bias | None, ranges: list[tuple[ran
             yield Block(rows, columns, factors=left)
 
 
-def _joined(blocks: tuple[Block, ...]) -> Iterator[Block]:
-    """The blocks, with equal neighbours joined into one."""
+def _joined(blocks: tuple[Block, ...], most: int) -> Iterator[Block]:
+    """The blocks, with at most so many equal neighbours joined into one."""
     last, *others = blocks
     for block in others:
-        if block.columns and block.continues(last):
+        if block.columns and last.count < most and block.continues(last):
             last = replace(last, count=last.count + 1)
         else:
             yield last

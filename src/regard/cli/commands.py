@@ -19,7 +19,7 @@ from regard.cli.headings import settings_as_flags
 from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
 from regard.cli.train import TRAINERS
 from regard.cli.translate import translate
-from regard.cli.view import view
+from regard.cli.view import view_run
 from regard.training.fit_config import FitConfig
 
 Command = Callable[..., None]
@@ -40,7 +40,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": evaluate,
     "score": score,
     "choose": choose,
-    "view": view,
+    "view": view_run,
     "check": check_model,
     "export": export,
     "demo": demo,

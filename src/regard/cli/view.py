@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from regard.views.drawing import Panel
 
 
-def view(
+def view_run(
     run: Run,
     sentences: tyro.conf.Positional[tuple[str, ...]],
     /,

@@ -16,7 +16,7 @@ from regard.maps import statistics as st
 from regard.maps.call_values import NOTHING, CallValues, of_heads
 from regard.maps.derived_sources import WeightedSource
 from regard.maps.fused_statistics import DotSoftmax
-from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
+from regard.maps.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
@@ -219,6 +219,15 @@ class CallSource(Source):
             return None
         scale = call.score.dot_scale(call.query.shape[-1])
         return None if scale is None else _Buffered(call, scale, scratch.of(self, lambda: _Shared(call, state)), cells)
+
+    def softmax_call(self) -> SoftmaxCall | None:
+        """The call, with its row state if that is known or more than the log-sum-exp of the scores."""
+        call = self.call
+        if not isinstance(call.normalization, Softmax):
+            return None
+        is_plain = type(call.normalization) is Softmax
+        known = self.factors.known_state if isinstance(self.factors, GivenFactors) and is_plain else self.state
+        return SoftmaxCall(call, known)
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The weights of single pairs, for which only the scores of these pairs are computed."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from regard.backends.base import Call
 from regard.backends.tiled import Tile
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.pooling import Grid
@@ -55,6 +56,15 @@ class ScorePart(Protocol):
 
         The caller may overwrite them, and the next call does.
         """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftmaxCall:
+    """A call whose weights are a softmax of its scores."""
+
+    call: Call
+    state: Tensor | None
+    """The log-sum-exp of each row (B, H, T); None if it is that of the scores alone, and nobody has computed it yet."""
 
 
 class Scratch:
@@ -242,6 +252,10 @@ class Source(ABC):
 
     def score_part(self, cells: range, scratch: Scratch) -> ScorePart | None:
         """The scores of those cells, if their weights are a softmax of dot products; None for other sources."""
+        return None
+
+    def softmax_call(self) -> SoftmaxCall | None:
+        """The call itself, if the weights are a softmax of its scores; None for other sources."""
         return None
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:

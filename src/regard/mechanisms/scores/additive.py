@@ -8,7 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ShapeError
+from regard.mechanisms.scores.additive_kernel import (
+    KERNEL,
+    has_additive_kernel,
+    pulled_by_kernel,
+    scores_by_kernel,
+)
 from regard.mechanisms.scores.base import Score, ScorePull
+from regard.mechanisms.triton_use import or_else, runs_triton
 
 SWEEP = 1 << 18
 """The numbers in the buffer of an additive score: 1 MiB in float32."""
@@ -67,6 +74,11 @@ class Additive(Score):
     ) -> Float[Tensor, "*batch t s"]:
         """Scores of a block. It holds (t, s, A) numbers while it runs, or fewer if no gradient is needed."""
         takes_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, self.vector))
+        if not takes_gradient and has_additive_kernel(query):
+            return or_else(KERNEL, lambda: scores_by_kernel(query, key, self.vector), lambda: self._block(query, key))
+        return self._block(query, key, takes_gradient=takes_gradient)
+
+    def _block(self, query: Tensor, key: Tensor, *, takes_gradient: bool = False) -> Tensor:
         if not takes_gradient and query.shape[-2] * key.shape[-2] * key.shape[-1] > SWEEP:
             return self._swept(query, key)
         # In place: nothing else needs the sum, and neither does its gradient.
@@ -90,6 +102,26 @@ class Additive(Score):
 
     def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
         """With h the hidden units and g the gradient: dv = sum g h, and v g (1 - h^2) summed over keys or queries."""
+        if has_additive_kernel(query):
+            return or_else(
+                KERNEL,
+                lambda: self._linearize_by_kernel(query, key),
+                lambda: self._linearize(query, key),
+            )
+        return self._linearize(query, key)
+
+    def _linearize_by_kernel(self, query: Tensor, key: Tensor) -> tuple[Tensor, ScorePull]:
+        vector = self.vector.detach()
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            d_query, d_key, d_vector = pulled_by_kernel(query, key, vector, grad, finds_vector=bool(totals))
+            for total in totals:
+                total += d_vector
+            return d_query, d_key
+
+        return scores_by_kernel(query, key, vector), pull
+
+    def _linearize(self, query: Tensor, key: Tensor) -> tuple[Tensor, ScorePull]:
         hidden = (query[..., :, None, :] + key[..., None, :, :]).tanh_()
         vector = self.vector.detach().to(hidden.dtype)
 
@@ -106,8 +138,9 @@ class Additive(Score):
         return (self.vector,)
 
     def pair_width(self, dim: int) -> int:
-        """One number for each hidden unit."""
-        return self.vector.shape[-1]
+        """One number for each hidden unit, or one in all where a kernel keeps these in registers."""
+        by_kernel = self.vector.dtype != torch.float64 and runs_triton(self.vector.device, KERNEL)
+        return 1 if by_kernel else self.vector.shape[-1]
 
     def __str__(self) -> str:
         return f"additive score with {self.vector.shape[-1]} hidden units"

@@ -73,6 +73,8 @@ def word_numbers(surfaces: Sequence[str]) -> list[int]:
 
     >>> word_numbers(["to", " be", ",", " ", "or"])
     [0, 1, 1, -1, 2]
+    >>> word_numbers(["to ", "be"])
+    [0, 1]
     """
     is_blank = [bool(surface) and not surface.strip() for surface in surfaces]
     begins = [

@@ -98,7 +98,7 @@ def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]
     works = [_begun(example, name, one, labels, arrays) for name, one in example.maps.items()]
     alternatives: list[list[list[tuple[str, float]]]] = []
     for work, (name, one) in zip(works, example.maps.items(), strict=True):
-        told = None if one.alternatives is None else _alternatives(name, one.alternatives, work.heads.shape[-2])
+        told = None if one.alternatives is None else alternatives_of(name, one.alternatives, work.heads.shape[-2])
         if told is not None and told not in alternatives:
             alternatives.append(told)
         work.entry["alternatives"] = None if told is None else alternatives.index(told)
@@ -113,9 +113,15 @@ def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]
     return entry, works
 
 
-def _alternatives(
+def alternatives_of(
     name: str, given: Sequence[Sequence[tuple[str, float]]], queries: int
 ) -> list[list[tuple[str, float]]]:
+    """The alternatives of each query, as they are printed.
+
+    Raises:
+        ShapeError: there are not as many as queries.
+        ArgumentError: a probability is not in [0, 1].
+    """
     if len(given) != queries:
         raise ShapeError(f"map {name!r} needs alternatives for each of its {queries} queries; {len(given)} came")
     found = [[(printable(text), float(f"{probability:.4g}")) for text, probability in some] for some in given]

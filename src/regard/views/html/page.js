@@ -9,7 +9,7 @@ import { blockAt, matrixOf } from "./page_matrix.js";
 import { readable } from "./page_numbers.js";
 import { drawReading, readingOf, swatch } from "./page_reading.js";
 import { lowOf, shareOf, stepOf } from "./page_scale.js";
-import { initial, kinds, linkOf, MOST_HEADS, namesOfHeads, SCALES, settled, shortcut, VIEWS } from "./page_state.js";
+import { canRecompute, initial, kinds, linkOf, MOST_HEADS, namesOfHeads, SCALES, settled, shortcut, VIEWS } from "./page_state.js";
 import { textOf } from "./page_text.js";
 import { counterparts, difference, weightReader } from "./page_weights.js";
 import { arrayReader } from "./page_worker.js";
@@ -23,13 +23,13 @@ const STEP_MS = 600;
  *   onLink     called with the link's text when what is shown has changed
  *   onDrawn    called when a state has been drawn
  *   bytesOf    gives the bytes of an array that the data do not hold
- *   weightsOf  reads the weights of heads, in place of a reader of what the data hold
+ *   reader     makes what reads the weights of heads, of the data and of a reader of arrays; in place of `weightReader`
  * Returns { ready, remove, renew, ... }: a promise of the first picture, a function that removes everything again, and
  * one that draws again because more is known of the weights.
  */
 export function render(root, data, options = {}) {
   const read = arrayReader(data.arrays, options.bytesOf);
-  const weightsOf = options.weightsOf ?? weightReader(data, read);
+  const weightsOf = (options.reader ?? weightReader)(data, read);
   const loaded = new Map();
   let state = initial(data, options.start), turn = 0, last = null, playing = null;
   const act = actions();
@@ -63,7 +63,7 @@ export function render(root, data, options = {}) {
     const what = state.temperature !== 1 || state.mask !== "own" ? { temperature: state.temperature, mask: state.mask } : null;
     const one = (example, place, head, how) => {
       const of = data.examples[example].maps[place];
-      const changed_ = how && of.factors?.heads[head] !== undefined ? how : null;
+      const changed_ = how && canRecompute(of, head) ? how : null;
       return { name: `${example} ${place} ${head} ${JSON.stringify(changed_)}`, load: () => weightsOf(of, head, changed_) };
     };
     const order = (example, place) => ({
@@ -455,13 +455,14 @@ export function render(root, data, options = {}) {
       root.replaceChildren();
     },
     state: () => state,
+    cells: () => parts.matrix.cells,
     changed,
     decodedIn: read.where,
     /** Draw again, because more is known; `numbers` says that it is numbers by which heads are sorted. */
     renew({ numbers = false } = {}) {
       if (!last) return;
       filled.matrix = null;
-      if (numbers) Object.assign(filled, { controls: null, heads: null, thumbs: null });
+      if (numbers) Object.assign(filled, state.sort === "layer" ? { controls: null } : { controls: null, heads: null, thumbs: null });
       show();
     },
     exported: (kind) => ({ csv: () => csvOf(last, parts.matrix.cells), pharaoh: () => pharaohOf(last.weights, state.threshold), svg: () => svgOf(parts.matrix, last) })[kind](),
@@ -571,7 +572,7 @@ function build(root, data, act) {
     element("section", { class: "middle card", "aria-label": "Map" }, parts.panes, parts.links.frame),
     element("section", { class: "side card", "aria-label": "Numbers" },
       element("div", { class: "legend" }, parts.low, parts.ramp, parts.top), parts.legendText,
-      element("div", { class: "steps" }, button("◀", () => act.step(-1), "the query before"), button("▶", () => act.step(1), "the next query"), parts.play), parts.recompute, parts.reading),
+      element("div", { class: "steps" }, button("◀", () => act.step(-1), "the query before"), button("▶", () => act.step(1), "the next query"), parts.play, parts.recompute), parts.reading),
     element("section", { class: "strip card", "aria-label": "Heads" }, parts.sort, parts.heads),
     parts.live,
   );
@@ -614,7 +615,7 @@ function syncControls(parts, now) {
   parts.temperature.input.value = String(Math.log2(state.temperature));
   parts.temperature.output.textContent = String(state.temperature);
   parts.side.hidden = !now.same;
-  const canChange = now.several.every(({ head }) => now.map.factors?.heads[head] !== undefined);
+  const canChange = now.several.every(({ head }) => canRecompute(now.map, head));
   parts.recompute.hidden = !canChange;
   parts.other.hidden = state.view !== "compare";
   if (state.other) parts.other.select.value = [state.other.example, state.other.map, state.other.head].join(".");

@@ -159,12 +159,17 @@ def page_data(
     about = {
         "title": title,
         "note": PRECISION,
-        "colours": {"light": _colours(LIGHT, NOT_CARRIED[0]), "dark": _colours(DARK, NOT_CARRIED[1])},
+        "colours": page_colours(),
     }
     arrays.spend("and what it says of itself", document_bytes + len(as_text(about)) + LINE_BYTES)
     data, carried = contents(chosen, arrays, exact, factors)
     said = {"used": arrays.used_bytes, "budget": arrays.budget_bytes, "lines": [str(one) for one in carried]}
     return about | data | {"carried": said}, arrays.held, carried
+
+
+def page_colours() -> dict[str, Any]:
+    """The colours of a page on light and on dark paper."""
+    return {"light": _colours(LIGHT, NOT_CARRIED[0]), "dark": _colours(DARK, NOT_CARRIED[1])}
 
 
 def _colours(theme: Theme, unknown: tuple[str, str]) -> dict[str, Any]:

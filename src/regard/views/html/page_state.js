@@ -109,7 +109,7 @@ export function settled(data, state, change) {
   next.threshold = clamp(next.threshold, 0, 1);
   next.temperature = clamp(next.temperature, 0.05, 20);
   // No head is said to be recomputed that is not.
-  if (!next.heads.every((head) => map.factors?.heads[head] !== undefined)) Object.assign(next, { temperature: 1, mask: "own" });
+  if (!next.heads.every((head) => canRecompute(map, head))) Object.assign(next, { temperature: 1, mask: "own" });
   if (next.other) {
     const example = index(next.other.example, data.examples.length);
     const place = index(next.other.map, data.examples[example].maps.length);
@@ -136,6 +136,13 @@ function comparable(data, state) {
 /** The heads that can be chosen of a map: their mean, if the page has it, and each of them. */
 export function namesOfHeads(map) {
   return [...(map.mean ? ["mean"] : []), ...Array(map.shape[0]).keys()];
+}
+
+/** Whether weights of a head can be computed for another temperature and mask; for the mean, of all heads. */
+export function canRecompute(map, head) {
+  if (!map.factors) return false;
+  const { heads } = map.factors;
+  return head === "mean" ? Object.keys(heads).length === map.shape[0] : heads[head] !== undefined;
 }
 
 function headsOf(wanted, map) {

@@ -58,10 +58,12 @@ async function readWeights(map, head, read, weightsOf, what) {
   const flatSpans = map.spans === null ? null : await read(map.spans);
   const span = (row) => (flatSpans ? [flatSpans[2 * row], flatSpans[2 * row + 1]] : [0, columns]);
   const at = head === "mean" ? heads : head;
-  const base = { rows, columns, span, masked: flatSpans !== null, small: null, levels: [], dense: null, top: null, factors: null };
+  const base = { rows, columns, span, masked: flatSpans !== null, small: null, levels: [], dense: null, top: null, factors: null, mask: what?.mask };
   const [small, place] = entryOf(map, head);
   const whole = small.grid[0] === rows && small.grid[1] === columns;
-  if (what) base.factors = await factorsOf(map, at, read, what);
+  const everyHead = () => Promise.all(Array.from({ length: heads }, (_, one) => weightsOf(map, one, what)));
+  if (what && head === "mean") base.parts = await everyHead();
+  else if (what) base.factors = await factorsOf(map, at, read, what);
   else if (whole) {
     const picture = await pictureOf(map, read, small, place);
     base.dense = picture.largest ?? picture.mean;
@@ -73,7 +75,7 @@ async function readWeights(map, head, read, weightsOf, what) {
     if (top) base.top = topOf(await read(top.place), await scaled(top.place + 1), await scaled(top.place + 2), top.k, rows, columns);
     if (map.factors?.heads[at] !== undefined) base.factors = await factorsOf(map, at, read, null);
     else if (head === "mean" && map.factors && Object.keys(map.factors.heads).length === heads) {
-      base.parts = await Promise.all(Array.from({ length: heads }, (_, one) => weightsOf(map, one)));
+      base.parts = await everyHead();
     }
   }
   return weightsFrom(base);
@@ -96,12 +98,13 @@ async function factorsOf(map, head, read, what) {
   const { scale, dim, heads } = map.factors;
   const place = heads[head];
   const [query, key, lse] = [await read(place), await read(place + 1), await read(place + 2)];
-  return { scale: scale / (what?.temperature ?? 1), dim, query, key, lse: what ? null : lse, mask: what?.mask ?? "own" };
+  return { scale: scale / (what?.temperature ?? 1), dim, query, key, lse: what ? null : lse };
 }
 
 /**
- * The weights of a head from what is known of it: `rows`, `columns`, `span(row)`, whether it is `masked`, a `small` picture and
- * `levels` of finer ones, and one of `dense`, `factors`, `parts` (of a mean), `top`, or none.
+ * The weights of a head from what is known of it: `rows`, `columns`, `span(row)`, whether it is `masked`, another `mask` that
+ * it is computed with ("none", "causal"), a `small` picture and `levels` of finer ones, and one of `dense`, `factors`, `parts`
+ * (of a mean), `top`, or none.
  */
 export function weightsFrom(base) {
   const { rows, columns, dense, top, factors, parts, small = null, levels = [] } = base;
@@ -115,7 +118,7 @@ export function weightsFrom(base) {
   };
 
   const span = (row) => {
-    const mask = factors?.mask ?? "own";
+    const mask = base.mask ?? "own";
     if (mask === "none") return [0, columns];
     if (mask === "causal") return [0, clamp(row + columns - rows + 1, 0, columns)];
     return base.span(row);
@@ -271,7 +274,7 @@ export function weightsFrom(base) {
 
   return {
     rows, columns, row, column, cell, span, strongestKeys, picture, knowsAll, knowsStrongest,
-    masked: base.masked || (factors !== null && factors.mask !== "own"),
+    masked: base.mask && base.mask !== "own" ? base.mask === "causal" : base.masked,
     knowsRows: knowsAll || top !== null,
     /** How many blocks the finest picture that is carried has. */
     finest: levels.length ? [levels.at(-1).rows, levels.at(-1).columns] : small && [small.rows.length - 1, small.columns.length - 1],

@@ -1,0 +1,68 @@
+"""Maps as they would be with another temperature or another mask: softmax(c q . k / temperature)."""
+
+import math
+from dataclasses import replace
+
+from regard.errors import ArgumentError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.call_source import CallSource, GivenFactors
+from regard.mechanisms.masks.basic import Causal
+from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.scores.base import ScaledDot
+
+MASK_CHOICES = ("own", "none", "causal")
+"""The masks that a reader can choose: that of the call, none, or the present and the past."""
+COLDEST, HOTTEST = 0.05, 20.0
+"""The range of temperatures."""
+
+
+def can_be_recomputed(heads: AttentionMap) -> bool:
+    """Whether a map (H, T, S) is one softmax of scaled dot products without a bias.
+
+    >>> import torch, regard
+    >>> can_be_recomputed(regard.map_of(torch.eye(3), torch.eye(3)).with_heads())
+    True
+    """
+    source = heads.source
+    if not isinstance(source, CallSource):
+        return False
+    call = source.call
+    is_softmax = isinstance(call.normalization, Softmax) and call.bias is None
+    return is_softmax and call.score.dot_scale(call.query.shape[-1]) is not None
+
+
+def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionMap:
+    r"""The map $\mathrm{softmax}(c \, q_i \cdot k_j / \tau)$ of the same queries and keys; nothing is computed yet.
+
+    Args:
+        heads: a map (H, T, S) that can be recomputed.
+        temperature: $\tau$, from 0.05 to 20; 1 is the call's own.
+        mask: "own" for the mask of the call, "none", or "causal", where the last query stands at the last key.
+
+    Raises:
+        ArgumentError: the map cannot be recomputed, or an argument is out of its range.
+
+    >>> import torch, regard
+    >>> x = torch.eye(2) * 3
+    >>> recomputed(regard.map_of(x, x).with_heads(), 2.0, "causal").dense()[0]
+    tensor([[1.0000, 0.0000],
+            [0.0398, 0.9602]], dtype=torch.float64)
+    """
+    source = heads.source
+    if not can_be_recomputed(heads) or not isinstance(source, CallSource):
+        raise ArgumentError(f"only a softmax of scaled dot products without a bias is computed anew; this is {source}")
+    is_number = isinstance(temperature, int | float) and math.isfinite(temperature)
+    if not (is_number and COLDEST <= temperature <= HOTTEST) or mask not in MASK_CHOICES:
+        raise ArgumentError(
+            f"the temperature must be from {COLDEST} to {HOTTEST} and the mask one of {', '.join(MASK_CHOICES)}; got "
+            f"{temperature!r} and {mask!r}"
+        )
+    call = source.call
+    scale = call.score.dot_scale(call.query.shape[-1])
+    assert scale is not None
+    chosen = {"own": call.mask, "none": None, "causal": Causal().bind(call.sizes, call.query.device)}[mask]
+    # In float64: scores of a low temperature are large, and float32 keeps few digits of their sum of exponentials.
+    changed = replace(
+        call, query=call.query.double(), key=call.key.double(), score=ScaledDot(scale / temperature), mask=chosen
+    )
+    return AttentionMap(CallSource(GivenFactors(changed, None), source.layout))

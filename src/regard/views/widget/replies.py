@@ -1,0 +1,237 @@
+"""What a view asks of the kernel, and the answers: exact weights of any query, key or region, as bytes.
+
+A question is plain data; an answer is plain data and buffers of float32 or 32-bit integers. No question changes
+anything, and each is answered for itself, so that any number of views may ask.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, NonFiniteError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.pooling import Grid
+from regard.views.html.contents import Example
+from regard.views.html.numbers import as_heads, mean_of_heads, numbers, spans
+from regard.views.labels import axis_labels
+from regard.views.widget.recomputed import recomputed
+
+AT_ONCE = 2**24
+"""How many weights are looked at for one answer with the numbers of heads, but at least one head."""
+LARGEST_TILE = 1024
+"""The most cells on a side of a tile."""
+OWN = 1.0, "own"
+"""The temperature and the mask of the call."""
+HELD = 12
+"""How many heads are kept ready, with one number for each query; those that are computed anew have factors of their
+own."""
+
+
+class Reply(NamedTuple):
+    """What is sent back."""
+
+    content: dict[str, Any]
+    buffers: list[bytes]
+
+
+class Replier:
+    """Answers questions about the maps of some examples.
+
+    >>> import torch
+    >>> from regard.views import Map
+    >>> kernel = Replier([Example("", {"0": Map(torch.tensor([[0.25, 0.75]]))})])
+    >>> content, buffers = kernel.to({"ask": "row", "example": 0, "map": 0, "head": 0, "at": 0})
+    >>> np.frombuffer(buffers[0], "<f4")
+    array([0.25, 0.75], dtype=float32)
+
+    Raises:
+        ShapeError: a map is not (heads, T, S) or (T, S), or has not one label for each token.
+        ArgumentError: a weight is below 0.
+    """
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.maps: list[list[AttentionMap]] = []
+        self._names: list[list[str]] = []
+        self._labels: list[list[list[str] | None]] = []
+        for example in examples:
+            self._names.append(list(example.maps))
+            self.maps.append([as_heads(name, one.weights) for name, one in example.maps.items()])
+            self._labels.append([
+                None if one.columns is None else axis_labels(one.columns, heads.shape[-1], "columns")
+                for one, heads in zip(example.maps.values(), self.maps[-1], strict=True)
+            ])  # fmt: skip
+        self._held: OrderedDict[tuple[Any, ...], tuple[tuple[float, str], AttentionMap]] = OrderedDict()
+        self._numbers: dict[tuple[Any, ...], Reply] = {}
+
+    @torch.no_grad()
+    def to(self, question: Mapping[str, Any]) -> Reply:
+        """The answer to a question.
+
+        The question names what it asks, an example, a map and a head (a number, or "mean"), and may name a
+        `temperature` and a `mask` that the weights are computed with.
+
+        ==========  ===================================  ====================================================
+        ask         and                                  answer
+        ==========  ===================================  ====================================================
+        numbers                                          of some heads around it: pictures, largest weights
+        dense                                            every weight (T, S)
+        row         at: a query                          its weights (S)
+        column      at: a key                            its weights (T)
+        tile        window: from query, to, from key,    the largest and the mean weight of each of the cells
+                    to; cells: down, across
+        strongest                                        of each query the strongest key (or -1), its weight
+        ==========  ===================================  ====================================================
+
+        Raises:
+            ArgumentError: there is no such question, map, head, query, key or region.
+            NonFiniteError: a weight is NaN or infinite.
+            RegardError: the map cannot be read; the message says why.
+        """
+        asked = str(question.get("ask"))
+        tasks = {
+            "numbers": self._numbers_of,
+            "dense": self._dense,
+            "row": self._row,
+            "column": self._column,
+            "tile": self._tile,
+            "strongest": self._strongest,
+        }
+        if asked not in tasks:
+            raise ArgumentError(f"a view asks for one of {', '.join(tasks)}; got {asked!r}")
+        return tasks[asked](question)
+
+    # -- which head ------------------------------------------------------------------------------------
+
+    def _place(self, question: Mapping[str, Any]) -> tuple[int, int]:
+        example = _index(question, "example", len(self.maps))
+        return example, _index(question, "map", len(self.maps[example]))
+
+    def _head(self, question: Mapping[str, Any]) -> AttentionMap:
+        """The map (1, T, S) of a head; it is kept, and with it what was computed for each query."""
+        (example, place), head = self._place(question), question.get("head")
+        how = question.get("temperature", 1.0), question.get("mask", "own")
+        heads = self.maps[example][place]
+        at = head if head == "mean" else _index(question, "head", len(heads))
+        # Of each head the weights are kept under one temperature and mask beside the call's own.
+        key = (example, place, at, how == OWN)
+        if key not in self._held or self._held[key][0] != how:
+            chosen = heads if at == "mean" else heads.only(heads=slice(at, at + 1))
+            chosen = chosen if how == OWN else recomputed(chosen, *how)
+            mean = mean_of_heads(chosen) if at == "mean" else chosen
+            if mean is None:
+                raise ArgumentError(f"map {self._names[example][place]!r} has no mean of heads")
+            self._held[key] = how, mean
+        self._held.move_to_end(key)
+        while len(self._held) > HELD:
+            self._held.popitem(last=False)
+        return self._held[key][1]
+
+    # -- the answers -----------------------------------------------------------------------------------
+
+    def _numbers_of(self, question: Mapping[str, Any]) -> Reply:
+        """Of as many heads as are quickly looked at, the one that is asked for among them."""
+        example, place = self._place(question)
+        heads, name = self.maps[example][place], self._names[example][place]
+        if question.get("head") == "mean":
+            first, stop, of = len(heads), len(heads) + 1, self._head(question)
+        else:
+            head = _index(question, "head", len(heads))
+            size = max(1, AT_ONCE // (heads.shape[-2] * heads.shape[-1]))
+            first = head // size * size
+            stop = min(len(heads), first + size)
+            of = heads.only(heads=slice(first, stop))
+        key = (example, place, first)
+        if key not in self._numbers:
+            labels = self._labels[example][place] if first < len(heads) else None
+            found = numbers(name, of, labels)
+            pictures = [one for one in (found.cells.largest, found.cells.mean) if one is not None]
+            range_of_keys = spans(heads)
+            content = {
+                "heads": [first, stop],
+                "grid": [found.cells.grid.rows.count, found.cells.grid.columns.count],
+                "pictures": [
+                    name for name in ("largest", "mean") if getattr(found.cells, name) is not None
+                ],
+                "largest": found.largest,
+                "withoutSink": found.without_sink,
+                "statistics": found.statistics,
+                "spans": range_of_keys is not None,
+            }  # fmt: skip
+            buffers = [_floats(one) for one in pictures]
+            if range_of_keys is not None:
+                buffers.append(range_of_keys.astype("<u4").tobytes())
+            self._numbers[key] = Reply(content, buffers)
+        return self._numbers[key]
+
+    def _dense(self, question: Mapping[str, Any]) -> Reply:
+        weights = _numpy_of(self._head(question).dense()[0])
+        return Reply({"largest": float(weights.max())}, [_floats(weights)])
+
+    def _row(self, question: Mapping[str, Any]) -> Reply:
+        head = self._head(question)
+        at = _index(question, "at", head.shape[-2])
+        return Reply({}, [_floats(_numpy_of(head.block(range(at, at + 1), range(head.shape[-1]))))])
+
+    def _column(self, question: Mapping[str, Any]) -> Reply:
+        head = self._head(question)
+        at = _index(question, "at", head.shape[-1])
+        return Reply({}, [_floats(_numpy_of(head.block(range(head.shape[-2]), range(at, at + 1))))])
+
+    def _tile(self, question: Mapping[str, Any]) -> Reply:
+        head = self._head(question)
+        top, bottom, left, right = _whole_numbers(question, "window", 4)
+        down, across = _whole_numbers(question, "cells", 2)
+        queries, keys = head.shape[-2:]
+        if not (0 <= top < bottom <= queries and 0 <= left < right <= keys):
+            raise ArgumentError(f"a window lies within {queries} x {keys}; got {[top, bottom, left, right]}")
+        if not (1 <= down <= LARGEST_TILE and 1 <= across <= LARGEST_TILE):
+            raise ArgumentError(f"a tile has from 1 to {LARGEST_TILE} cells on a side; got {down} x {across}")
+        grid = Grid.at_most(down, across, bottom - top, right - left)
+        content = {"window": [top, bottom, left, right], "grid": [grid.rows.count, grid.columns.count]}
+        if grid.is_whole:
+            return Reply(content, [_floats(_numpy_of(head.block(range(top, bottom), range(left, right))))])
+        is_all = (bottom - top, right - left) == (queries, keys)
+        part = head if is_all else head.only(rows=slice(top, bottom), columns=slice(left, right))
+        found = part.summary("pooled_max", "pooled_mean", rows=down, columns=across)
+        return Reply(content, [_floats(_numpy_of(found[name])) for name in ("pooled_max", "pooled_mean")])
+
+    def _strongest(self, question: Mapping[str, Any]) -> Reply:
+        found = self._head(question).top_keys(1)
+        keys = found.indices.where(found.values > 0, -1)
+        return Reply({}, [keys.cpu().numpy().astype("<i4").tobytes(), _floats(_numpy_of(found.values))])
+
+
+def _index(question: Mapping[str, Any], name: str, count: int) -> int:
+    value = question.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
+        raise ArgumentError(f"{name} must be a whole number from 0 to {count - 1}; got {value!r}")
+    return value
+
+
+def _whole_numbers(question: Mapping[str, Any], name: str, count: int) -> list[int]:
+    value = question.get(name)
+    is_list = isinstance(value, list) and len(value) == count
+    if not is_list or not all(isinstance(one, int) and not isinstance(one, bool) for one in value or ()):
+        raise ArgumentError(f"{name} must be {count} whole numbers; got {value!r}")
+    return list(value or ())
+
+
+def _numpy_of(weights: Tensor | Any) -> npt.NDArray[np.floating[Any]]:
+    """Weights on their way out.
+
+    Raises:
+        NonFiniteError: one is NaN or infinite.
+    """
+    values: npt.NDArray[np.floating[Any]] = weights.detach().cpu().float().numpy()
+    if not np.isfinite(values).all():
+        raise NonFiniteError(f"weights must be finite; {values[~np.isfinite(values)][0]} came")
+    return values
+
+
+def _floats(values: npt.NDArray[np.floating[Any]]) -> bytes:
+    return np.ascontiguousarray(values, "<f4").tobytes()

@@ -1,0 +1,87 @@
+"""What a view is given at once: tokens, names and sizes. No weight is read for it."""
+
+import json
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from regard.maps.attention_map import AttentionMap
+from regard.views.html.arrays import Arrays
+from regard.views.html.contents import Example, alternatives_of, contents
+from regard.views.html.page import page_colours, resource, script
+from regard.views.html.token_lists import TokenLists, kind_and_layer
+from regard.views.labels import axis_labels
+from regard.views.widget.recomputed import can_be_recomputed
+
+OWN_MODULES = ("questions.js", "kernel_weights.js", "still.js", "widget.js")
+"""The files of the widget's JavaScript; each uses only those before it, and those of the page."""
+EXACTLY = "Weights come from the kernel in single precision."
+
+
+def skeleton(examples: Sequence[Example], maps: Sequence[Sequence[AttentionMap]], title: str) -> dict[str, Any]:
+    """What the page's script reads, with maps that a kernel is asked for.
+
+    Maps of which only statistics were kept are carried whole: there is nothing to ask for.
+
+    Raises:
+        ShapeError: a map has not one label for each token.
+    """
+    arrays = Arrays(float("inf"))
+    shown = [_entry(example, heads, arrays) for example, heads in zip(examples, maps, strict=True)]
+    return {
+        "title": title,
+        "note": EXACTLY,
+        "carried": None,
+        "colours": page_colours(),
+        "examples": shown,
+        "arrays": [None if one is None else one.as_json() for one in arrays.held],
+    }
+
+
+def _entry(example: Example, maps: Sequence[AttentionMap], arrays: Arrays) -> dict[str, Any]:
+    lists, names = TokenLists(arrays), list(example.maps)
+    entries: list[dict[str, Any]] = []
+    alternatives: list[list[list[tuple[str, float]]]] = []
+    for (name, one), heads in zip(example.maps.items(), maps, strict=True):
+        count, queries, keys = heads.shape
+        places = {
+            "rows": lists.place(axis_labels(one.rows, queries, "rows"), given=one.rows is not None),
+            "columns": lists.place(axis_labels(one.columns, keys, "columns"), given=one.columns is not None),
+        }
+        if heads.source.has_blocks:
+            factors = {"heads": {str(head): -1 for head in range(count)}} if can_be_recomputed(heads) else None
+            entries.append({
+                **kind_and_layer(name), **places, "name": name, "shape": [count, queries, keys], "kernel": True,
+                "mean": count > 1, "scale": 1, "spans": None, "pictures": [], "largest": [], "withoutSink": [],
+                "statistics": {}, "top": {}, "exact": {}, "finer": {}, "factors": factors,
+            })  # fmt: skip
+        else:
+            entries.append({**_carried(name, example, arrays), **places})
+        entries[-1]["alternatives"] = None
+        if one.alternatives is not None:
+            entries[-1]["alternatives"] = len(alternatives)
+            alternatives.append(alternatives_of(name, one.alternatives, queries))
+    show = names.index(example.show) if example.show else len(names) - 1
+    shown = {"alternatives": alternatives, "maps": entries, "show": show}
+    return {"title": example.title, "labels": lists.entries, **shown}
+
+
+def _carried(name: str, example: Example, arrays: Arrays) -> dict[str, Any]:
+    """The entry of a map of which only statistics were kept, with all of these."""
+    found, _ = contents([Example("", {name: example.maps[name]})], arrays, None, ())
+    entry: dict[str, Any] = found["examples"][0]["maps"][0]
+    return entry
+
+
+def front_end() -> str:
+    """The JavaScript of the widget as one ES module that exports `default { render }`, as anywidget takes it.
+
+    >>> text = front_end()
+    >>> text.count("export "), "export default" in text, "import " in text
+    (1, True, False)
+    """
+    own = (files("regard.views.widget").joinpath(name).read_text(encoding="utf-8") for name in OWN_MODULES)
+    style = f"const PAGE_STYLE = {json.dumps(resource('page.css'))};"
+    joined = "\n".join([script(), style, *(re.sub(r"(?m)^import [^;]*;\n", "", module) for module in own)])
+    return re.sub(r"(?m)^export (?!default)", "", joined)

@@ -1,0 +1,190 @@
+"""`regard.view(seen)`: the page as a widget of a notebook, with a kernel behind it."""
+
+import os
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from regard.errors import ArgumentError, MissingExtraError
+from regard.inspection.analysis.tables import Maps
+from regard.views.html.contents import Example
+from regard.views.html.page import save_page
+from regard.views.model import model_example
+from regard.views.widget.kept_factors import maps_with_factors
+from regard.views.widget.replies import Replier
+from regard.views.widget.skeleton import front_end, skeleton
+
+Viewed = Maps | Sequence[Example]
+LEAST_HEIGHT = 300
+"""Pixels; a lower view shows no map."""
+
+
+class NotebookView(Protocol):
+    """What `regard.view` returns: an `anywidget.AnyWidget` with these."""
+
+    link: str
+    """What is shown, as the part of a page's address after "#". It is kept up to date, and can be set."""
+    still: bytes | None
+    """The last picture of what is shown, as PNG; None until there is one."""
+
+    def save(self, path: str | os.PathLike[str], *, budget_mb: float = 8.0, **options: Any) -> Path:
+        """Write the page, which needs no kernel and carries what fits its budget; see `regard.views.page`.
+
+        The page opens with the same selection at its address, "#" and the link. Temperature and mask can be chosen
+        there too, if the maps are short.
+
+        Raises:
+            FileError: the file cannot be written; an older one stays as it was.
+            RegardError: see `regard.views.page`.
+        """
+
+    def close(self) -> None:
+        """Remove the view, and free what it holds."""
+
+
+def view(
+    maps: Viewed,
+    tokens: Sequence[str] | None = None,
+    source: Sequence[str] | None = None,
+    *,
+    sequence: int = 0,
+    title: str = "attention",
+    link: str = "",
+    height: int = 560,
+) -> NotebookView:
+    """Show attention in a notebook: Jupyter, and whatever else shows widgets by the protocol of anywidget.
+
+    It is the page of `regard.views.page`, drawn by the same script. The kernel sends the weights when they are looked
+    at, so that every row and every region of every head is exact, at any length. Making the view computes nothing.
+
+    Args:
+        maps: what `regard.watch` saw, or attention maps (batch..., H, T, S), or examples of `regard.views`.
+        tokens: labels; they stand wherever there are as many queries or keys. Examples have labels of their own.
+        source: labels of another sequence, such as an encoder's, likewise.
+        sequence: which of the batch, counted through all its dimensions.
+        title: the heading.
+        link: what is shown first, as `link` of another view or of a page says it: "heads=2&query=7".
+        height: of the view, in CSS pixels, at least 300.
+
+    Returns:
+        A widget, with what `NotebookView` says.
+
+    Temperature and mask can be chosen for a softmax of scaled dot products without a bias. The kernel computes these
+    weights anew, and the view says that they are not the model's.
+
+    Raises:
+        MissingExtraError: anywidget is not installed.
+        ArgumentError: there are no maps, labels came with examples, or an argument is out of its range.
+        ShapeError: no such sequence, or labels that fit no map.
+
+    >>> import torch, regard
+    >>> q = torch.randn(4, 8, 16)
+    >>> weights = regard.attention(q, q, q, return_weights=True).weights
+    >>> regard.view(weights, "eight words and one head to look at".split())
+    View('attention', 1 map: 0 (4 heads, 8 x 8))
+    """
+    if find_spec("anywidget") is None:
+        raise MissingExtraError("anywidget", extra="notebook")
+    if not isinstance(height, int) or height < LEAST_HEIGHT:
+        raise ArgumentError(f"height must be a whole number of pixels from {LEAST_HEIGHT} up; got {height!r}")
+    for name, given in (("title", title), ("link", link)):
+        if not isinstance(given, str):
+            raise ArgumentError(f"{name} must be text; got {given!r}")
+    examples = _examples(maps, tokens, source, sequence, title)
+    return cast(NotebookView, _view_class()(examples, title, link, height))
+
+
+def _examples(
+    maps: Viewed, tokens: Sequence[str] | None, source: Sequence[str] | None, sequence: int, title: str
+) -> list[Example]:
+    given = list(maps) if isinstance(maps, list | tuple) else []
+    if not given or not all(isinstance(one, Example) for one in given):
+        return [model_example(cast(Maps, maps), tokens, source, sequence=sequence, title=title)]
+    if tokens is not None or source is not None or sequence != 0:
+        raise ArgumentError("examples have labels of their own: leave tokens, source and sequence out")
+    if not all(example.maps for example in given):
+        raise ArgumentError("each example needs at least one map")
+    for example in given:
+        if example.show and example.show not in example.maps:
+            raise ArgumentError(f"show must name one of the maps {', '.join(example.maps)}; got {example.show!r}")
+    return given
+
+
+@cache
+def _view_class() -> Any:
+    """The class of views, made when anywidget is first needed."""
+    import anywidget
+    import traitlets
+    from IPython.display import display
+
+    class View(anywidget.AnyWidget):
+        """Attention in a notebook. See `regard.view`."""
+
+        _esm = front_end()
+        data = traitlets.Dict().tag(sync=True)
+        link = traitlets.Unicode("").tag(sync=True)
+        height = traitlets.Int(560).tag(sync=True)
+        place = traitlets.Unicode("").tag(sync=True)
+
+        def __init__(self, examples: list[Example], title: str, link: str, height: int) -> None:
+            self.examples, self.title = examples, title
+            self.still: bytes | None = None
+            self._answers = Replier(examples)
+            self._is_shown = False
+            data = skeleton(examples, self._answers.maps, title)
+            super().__init__(data=data, link=link, height=height, place=f"regard-still-{os.urandom(8).hex()}")
+            self.on_msg(self._heard)
+
+        def save(self, path: str | os.PathLike[str], *, budget_mb: float = 8.0, **options: Any) -> Path:
+            """See `NotebookView`."""
+            options.setdefault("factors", maps_with_factors(self.examples, budget_mb))
+            save_page(path, self.examples, title=self.title, budget_mb=budget_mb, **options)
+            return Path(path)
+
+        def __repr__(self) -> str:
+            maps = [
+                f"{name} ({len(heads)} heads, {heads.shape[-2]} x {heads.shape[-1]})"
+                for example, some in zip(self.examples, self._answers.maps, strict=True)
+                for name, heads in zip(example.maps, some, strict=True)
+            ]
+            more = f", and {len(maps) - 4} more" if len(maps) > 5 else ""
+            shown = ", ".join(maps[: 4 if more else 5])
+            return f"View({self.title!r}, {len(maps)} map{'s' * (len(maps) != 1)}: {shown}{more})"
+
+        def _heard(self, _: Any, content: Any, buffers: list[Any]) -> None:
+            """Answer a question, and keep the picture of what is seen."""
+            if not isinstance(content, dict):
+                return
+            if content.get("kind") == "still" and buffers:
+                self.still = bytes(buffers[0])
+                if self._is_shown:
+                    display(self._still_bundle(), raw=True, display_id=self.place, update=True)
+            if content.get("kind") != "question":
+                return
+            reply = {"kind": "answer", "id": content.get("id")}
+            try:
+                found, sent = self._answers.to(content)
+            except Exception as error:  # whatever it is, the reader of the view is the one who asked
+                self.send(reply | {"error": f"{type(error).__name__}: {error}"})
+            else:
+                self.send(reply | found, sent)
+
+        def _still_bundle(self) -> dict[str, str]:
+            """The last picture as HTML, which a view that is there hides, and a notebook without its kernel shows."""
+            inner = escape(repr(self))
+            if self.still is not None:
+                source = f"data:image/png;base64,{b64encode(self.still).decode()}"
+                inner = f'<img style="max-width: 100%" alt="{inner}, as last seen" src="{source}">'
+            return {"text/html": f'<div class="{self.place}">{inner}</div>', "text/plain": repr(self)}
+
+        def _ipython_display_(self) -> None:
+            """Show the view, and after it, hidden, the last picture of it."""
+            display(self._repr_mimebundle_(), raw=True)
+            display(self._still_bundle(), raw=True, display_id=self.place)
+            self._is_shown = True
+
+    return View

@@ -3,4 +3,4 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-"""Of the project. Processes that run a module of the tests (`python -m tests.training.toy_training`) start here."""
+"""Of the project. Processes that run a module of the tests (`python -m tests.soak.soak`) start here."""

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,8 @@ from regard.cli.generate import generate
 from regard.tasks.registry import TASKS
 from regard.training.checkpoints import Checkpoints
 from regard.training.fit_config import FitConfig
+from tests import forked
+from tests.forked import Forked
 
 PAIRS = [(f"{n} times {m}", f"{m} mal {n}") for n in range(10) for m in range(10)]
 TINY = [
@@ -46,7 +47,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(data: Path) -> Path:
     """Forty steps in one go."""
     folder = data.parent / "run"
-    done = regard("train", "--data", str(data), "--out", str(folder), "--steps", "40", *TINY)
+    done = forked.run("train", "--data", str(data), "--out", str(folder), "--steps", "40", *TINY)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     return folder
@@ -70,19 +71,14 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run_here
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def regard(*arguments: str, launcher: tuple[str, ...] = (), **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *launcher, "-m", "regard", *arguments]
-    return subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=180, check=False, **options
-    )
-
-
-def start(*arguments: str, **options: Any) -> subprocess.Popen[Any]:
-    return subprocess.Popen([sys.executable, "-m", "regard", *arguments], env=environment(), **options)
+def torchrun(*arguments: str) -> list[str]:
+    """The command that starts two ranks."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    return [sys.executable, *launcher, *arguments]
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
@@ -90,7 +86,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(record["step"], record["loss"]) for record in records if record["event"] == "train"]
 
 
-def wait_for(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for(folder: Path, step: int, process: subprocess.Popen[str] | Forked) -> None:
     """Until a step is in the history."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -107,12 +103,12 @@ def wait_for(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
 
 def test_kill_9_and_resume_give_the_same_losses(data: Path, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start("train", "--data", str(data), "--out", str(out), "--steps", "40", *TINY, stderr=subprocess.DEVNULL)
+    process = Forked("train", "--data", str(data), "--out", str(out), "--steps", "40", *TINY)
     wait_for(out, 23, process)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert Checkpoints(out).position("last").step >= 20
-    resumed = regard("train", "--out", str(out), "--resume")  # every other setting stays what it was
+    resumed = forked.run("train", "--out", str(out), "--resume")  # every other setting stays what it was
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming after step" in resumed.stderr
     assert losses(out) == losses(run)
@@ -121,7 +117,7 @@ def test_kill_9_and_resume_give_the_same_losses(data: Path, run: Path, tmp_path:
 def test_ctrl_c_saves_says_how_to_resume_and_leaves_with_130(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = ("train", "--data", str(data), "--out", str(out), "--steps", "100000", *TINY)
-    process = start(*command, stderr=subprocess.PIPE, text=True)
+    process = Forked(*command)
     wait_for(out, 3, process)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
@@ -138,9 +134,9 @@ def test_torchrun_as_it_is(data: Path, tmp_path: Path) -> None:
     """Two ranks with the same global batches give the losses of one, and one of them writes and speaks."""
     exact = ("--transformer.dropout", "0", "--precision", "float32")  # bf16 would round sums of other order apart
     command = ("train", "--data", str(data), "--steps", "6", *exact, *TINY)
-    one = regard(*command, "--out", str(tmp_path / "one"))
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29741")
-    two = regard(*command, "--out", str(tmp_path / "two"), launcher=launcher)
+    one = forked.run(*command, "--out", str(tmp_path / "one"))
+    ranks = torchrun("-m", "regard", *command, "--out", str(tmp_path / "two"))
+    two = subprocess.run(ranks, env=environment(), capture_output=True, text=True, timeout=180, check=False)
     assert (one.returncode, two.returncode) == (0, 0), two.stderr
     ours, theirs = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [step for step, _ in theirs] == [1, 2, 3, 4, 5, 6]
@@ -154,9 +150,9 @@ def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call: Call
     """Two ranks that share the model; torchrun starts both again, which go on from the last checkpoint."""
     out, exact = tmp_path / "run", ("--transformer.dropout", "0", "--precision", "float32")
     command = ("train", "--data", str(data), "--steps", "40", *exact, *TINY)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
     here = ("-m", "regard", *command, "--out", str(out), "--strategy", "fsdp", "--gradient-checkpointing", "--resume")
-    process = subprocess.Popen([sys.executable, *launcher, *here], env=environment(), stderr=subprocess.PIPE, text=True)
+    ranks = torchrun("--max-restarts", "2", *here)
+    process = subprocess.Popen(ranks, env=environment(), stderr=subprocess.PIPE, text=True)
     wait_for(out, 23, process)
     os.kill(rank_of(process, 1), signal.SIGKILL)
     _, stderr = process.communicate(timeout=120)
@@ -204,17 +200,17 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(data: Path, run: Path, tmp_
     try:
         out = disk / "run"
         # In processes of their own, as the run was: what this one has loaded and run may change last bits.
-        assert regard("train", "--data", str(data), "--out", str(out), "--steps", "10", *TINY).returncode == 0
+        assert forked.run("train", "--data", str(data), "--out", str(out), "--steps", "10", *TINY).returncode == 0
         ballast = disk / "ballast"
         with contextlib.suppress(OSError):
             ballast.write_bytes(bytes(2**20))
-        full = regard("train", "--out", str(out), "--resume", "--steps", "40")
+        full = forked.run("train", "--out", str(out), "--resume", "--steps", "40")
         assert full.returncode == 2
         assert full.stderr.splitlines()[-1].startswith("regard: the disk is full: ")
         assert "the checkpoint of step 10 is whole: go on with: regard train --out" in full.stderr
         assert Checkpoints(out).position("last").step == 10
         ballast.unlink()
-        assert regard("train", "--out", str(out), "--resume", "--steps", "40").returncode == 0
+        assert forked.run("train", "--out", str(out), "--resume", "--steps", "40").returncode == 0
         assert losses(out) == losses(run)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -305,8 +301,10 @@ def test_view_prints_to_a_pipe(call: Call, run: Path, tmp_path: Path) -> None:
 
 
 def test_whoever_stops_reading_is_not_an_error(run: Path, tmp_path: Path) -> None:
-    process = start("translate", str(run), "--beam", "1", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "regard", "translate", str(run), "--beam", "1"],
+        env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
     assert process.stdout is not None
     process.stdout.close()
     _, stderr = process.communicate(b"2 times 3\n" * 50, timeout=60)
@@ -526,7 +524,7 @@ def test_ctrl_c_says_how_to_go_on(run: Path, tmp_path: Path) -> None:
     source, target = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("2 times 3\n" * 200_000)
     command = ("translate", str(run), "--input", str(source), "--output", str(target), "--beam", "1")
-    process = start(*command, stderr=subprocess.PIPE, text=True)
+    process = Forked(*command)
     record = tmp_path / "out.txt.partial.json"
     deadline = time.monotonic() + 120
     while not (record.exists() and json.loads(record.read_text())["lines"]):
@@ -622,7 +620,7 @@ def text_runs(text: Path) -> dict[str, Path]:
     for task in ("language-model", "masked-language-model"):
         runs[task] = text.parent / task
         command = ("train", task, "--data", str(text), "--out", str(runs[task]), "--steps", "40")
-        done = regard(*command, *TINY_TEXT)
+        done = forked.run(*command, *TINY_TEXT)
         assert done.returncode == 0, done.stderr
         assert done.stdout == ""
         assert f"the best model is in {runs[task]}" in done.stderr
@@ -634,11 +632,11 @@ def test_a_language_model_killed_and_resumed_has_the_same_losses(
 ) -> None:
     out = tmp_path / "run"
     command = ("train", "language-model", "--data", str(text), "--out", str(out), "--steps", "40")
-    process = start(*command, *TINY_TEXT, stderr=subprocess.DEVNULL)
+    process = Forked(*command, *TINY_TEXT)
     wait_for(out, 23, process)
     process.kill()
     process.wait()
-    resumed = regard("train", "--out", str(out), "--resume")  # the folder knows its task
+    resumed = forked.run("train", "--out", str(out), "--resume")  # the folder knows its task
     assert resumed.returncode == 0, resumed.stderr
     assert losses(out) == losses(text_runs["language-model"])
 
@@ -646,10 +644,9 @@ def test_a_language_model_killed_and_resumed_has_the_same_losses(
 def test_two_ranks_mask_and_train_as_one_does(text: Path, tmp_path: Path) -> None:
     exact = ("--model.dropout", "0", "--precision", "float32", "--steps", "6")
     command = ("train", "masked-language-model", "--data", str(text), *exact, *TINY_TEXT)
-    one = regard(*command, "--out", str(tmp_path / "one"))
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29743")
-    two = regard(*command, "--out", str(tmp_path / "two"), launcher=launcher)
-    assert (one.returncode, two.returncode) == (0, 0), two.stderr
+    one = forked.run(*command, "--out", str(tmp_path / "one"))
+    two = forked.run_ranks(2, *command, "--out", str(tmp_path / "two"))
+    assert [done.returncode for done in (one, *two)] == [0, 0, 0], two
     ours, theirs = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True)) < 1e-5
 
@@ -742,7 +739,7 @@ def test_settings_as_a_file(call: Call, text: Path, text_runs: dict[str, Path], 
     """What a run folder holds can be passed again, whole or in part, and flags go before it."""
     first = text_runs["language-model"]
     again = tmp_path / "again"
-    done = regard("train", "--config", str(first / "run.toml"), "--out", str(again))  # a process, as the first was
+    done = forked.run("train", "--config", str(first / "run.toml"), "--out", str(again))  # a process, as the first was
     assert done.returncode == 0, done.stderr
     assert losses(again) == losses(first)
     part = tmp_path / "part.toml"

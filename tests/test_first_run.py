@@ -35,8 +35,13 @@ TINY = {
 }
 
 
-def typed(*arguments: str) -> tuple[int, str, str]:
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+class Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+def typed(*arguments: str, stream: type[io.TextIOWrapper] = io.TextIOWrapper) -> tuple[int, str, str]:
+    out, err = (stream(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with redirect_stdout(out), redirect_stderr(err):
         status = program.run_command(list(arguments))
     texts = []
@@ -212,6 +217,21 @@ def test_help_fits_the_terminal_and_has_examples(columns: int, monkeypatch: pyte
     assert set(EXAMPLES) == {*named, *COMMANDS}
     flags = re.findall(r"^│ (--[a-z-]+)", typed("train", "translation", "--help")[1], re.M)
     assert flags[0] == "--data"
+
+
+@pytest.mark.parametrize("columns", [40, 100])
+def test_help_has_colours_in_a_terminal_and_there_alone(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    command = ("train", "translation", "--help")
+    plain, coloured = typed(*command)[1], typed(*command, stream=Terminal)[1]
+    assert "\x1b[" not in plain
+    assert len(re.findall(r"\x1b\[1m\[?PATH", coloured)) >= 3, "what a flag takes is bold"
+    rest = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines()]
+    assert rest == plain.splitlines()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert typed(*command, stream=Terminal)[1] == plain
 
 
 def test_the_examples_of_help_are_commands() -> None:

@@ -256,7 +256,12 @@ def test_masked_tokens_are_found(filler: MaskedLanguageModel) -> None:
     assert found.singly == sum(len(line) + 1 for line in LETTERS)
     assert found.masked == pytest.approx(0.15 * found.singly, rel=0.15)
     assert filler.evaluate(LETTERS, singly=10_000) == found
-    assert 500 < filler.evaluate(LETTERS).singly <= 1_000
+    assert found.pseudo_perplexity_error == 0
+    sample = filler.evaluate(LETTERS)
+    assert 125 < sample.singly <= 250
+    assert 0 < sample.pseudo_perplexity_error < 0.2
+    off = abs(math.log(sample.pseudo_perplexity / found.pseudo_perplexity))
+    assert off < 4 * sample.pseudo_perplexity_error
 
 
 def test_the_pseudo_likelihood_masks_one_token_at_a_time(filler: MaskedLanguageModel) -> None:

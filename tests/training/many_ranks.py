@@ -1,7 +1,4 @@
-"""Trainings by several ranks in one go, told as JSON.
-
-`torchrun -m tests.training.many_ranks '[{"folder": ..., "steps": 12}, ...]'`
-"""
+"""Trainings by several ranks in one go, told as JSON: '[{"folder": ..., "steps": 12}, ...]'."""
 
 import json
 import os
@@ -174,8 +171,3 @@ def main() -> None:
             start_fabric("cpu", "float32").barrier()
         acts = {"train": train, "full disk": train_on_a_full_disk, "build": build, "clip": clip_heads}
         acts[job.pop("act", "train")](folder, **job)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()

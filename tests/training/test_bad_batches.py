@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +25,7 @@ from regard.training.reporting.display import PlainLines
 from regard.training.reporting.events import Callback, Event, Finished, Saved, Skipped, Stepped
 from regard.training.reporting.logs import MetricsFile
 from regard.training.schedules import constant
-from tests import ROOT
+from tests.forked import run_ranks
 from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, toy_loss
 
 CONFIG = FitConfig(steps=12, save_every=3, validate_every=100, log_every=1)
@@ -182,28 +179,13 @@ def test_checkpoints_are_not_written_between_a_bad_batch_and_the_next_step(tmp_p
 
 def test_two_ranks_pass_over_together(tmp_path: Path) -> None:
     """One rank's bad batch is everybody's: else their parameters would part."""
-    script = [sys.executable, "-m", "tests.training.toy_training", str(tmp_path), "--dropout", "0", "--steps", "12"]
-    both: dict[str, Any] = {
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29707",
-    }
-    ranks = [
-        subprocess.Popen(
-            [*script, "--poison-rank", "1"],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **both, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    arguments = (str(tmp_path), "--dropout", "0", "--steps", "12", "--poison-rank", "1")
+    ranks = run_ranks(2, *arguments, function="tests.training.toy_training:main")
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(r["step"], r["epoch"], r["first"]) for r in records if r["event"] == "skipped"] == [(3, 0, 2)]
     assert records[-2]["skipped_batches"] == 1
-    sums = [[line for line in out.splitlines() if line.startswith("parameters ")] for out, _ in said]
+    sums = [[line for line in rank.stdout.splitlines() if line.startswith("parameters ")] for rank in ranks]
     assert len(sums[0]) == 1
     assert sums[0] == sums[1]
 

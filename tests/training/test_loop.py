@@ -1,8 +1,5 @@
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,16 +20,11 @@ from regard.training.optimizers import adamw
 from regard.training.protocols import Batches, Loss, Validate
 from regard.training.reporting.events import Event, Finished, Saved, Stepped, Validated
 from regard.training.schedules import constant
-from tests import ROOT
+from tests import forked
 from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, killer, toy_loss, train_toy
 
+TOY = "tests.training.toy_training:main"
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1)
-
-
-def run_toy(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, "-m", "tests.training.toy_training", str(folder), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def records(folder: Path, event: str = "train") -> list[dict[str, float]]:
@@ -62,7 +54,7 @@ def test_loss_falls_and_validation_is_recorded(straight: Path) -> None:
 
 
 def test_kill_9_and_resume_is_bit_identical(straight: Path, tmp_path: Path) -> None:
-    killed = run_toy(tmp_path, "--signal", "SIGKILL", "--at", "27")
+    killed = forked.run(str(tmp_path), "--signal", "SIGKILL", "--at", "27", function=TOY)
     assert killed.returncode == -signal.SIGKILL
     assert losses(tmp_path)[-1][0] == 27  # what is after step 20 is lost and made again
     assert Checkpoints(tmp_path).position("last").step == 20
@@ -90,9 +82,8 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     config = FitConfig(steps=10, accumulate=3, validate_every=10, save_every=10, log_every=1)
     train_toy(tmp_path / "one", config=config, dropout=0.0)
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29703")
-    both = run_toy(tmp_path / "two", *options, launcher=launcher)
-    assert both.returncode == 0, both.stderr
+    ranks = forked.run_ranks(2, str(tmp_path / "two"), *options, function=TOY)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [step for step, _ in one] == [step for step, _ in two] == list(range(1, 11))  # and no rank logs twice
     assert max(abs(a - b) for (_, a), (_, b) in zip(one, two, strict=True)) < 1e-5

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -31,18 +29,15 @@ from regard.training.gradient_checkpointing import recompute_layers
 from regard.training.optimizers import adamw
 from regard.training.qk_clip import QKClip
 from regard.training.random_state import seed_everything
-from tests import ROOT
+from tests.forked import run_ranks
 from tests.training.many_ranks import look_of, train, two_attentions
 
 # -- trainings by one, two and four processes ----------------------------------------------------------
 
 
 def launch(ranks: int, *jobs: dict[str, Any]) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["-m", "tests.training.many_ranks", json.dumps(jobs, default=str)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stderr[-5000:]
+    for done in run_ranks(ranks, json.dumps(jobs, default=str), function="tests.training.many_ranks:main"):
+        assert done.returncode == 0, done.stderr[-5000:]
 
 
 @pytest.fixture(scope="module")

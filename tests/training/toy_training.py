@@ -1,7 +1,4 @@
-"""A training small enough for tests, and runnable, so that a test can kill it.
-
-`python -m tests.training.toy_training FOLDER --steps 40`
-"""
+"""A training small enough for tests, and runnable in a process of its own, so that a test can kill it."""
 
 import argparse
 import os
@@ -152,8 +149,3 @@ def main() -> None:
     if arguments.poison_rank is not None:
         total = sum(float(value.double().sum()) for value in model.state_dict().values())
         print(f"parameters {total!r}", flush=True)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()

@@ -20,13 +20,14 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, device: str = "auto") -> No
         device: auto, cpu, cuda, cuda:N or mps.
     """
     refuse_others(out)
-    print("a small model learns to read dates in 25 languages: two minutes or so on two cores", file=sys.stderr)
+    print("a small model learns to read dates in 25 languages: two minutes or so, on one core", file=sys.stderr)
     with loading("lightning_fabric", "matplotlib"):
         import torch
 
         from regard.tasks.demo import run_demo
 
-    # A second thread gains little for matrices this small, and on a busy machine waiting for it costs sevenfold.
+    # A second thread or process gains nothing for matrices this small (benchmarks/RESULTS.md), and on a busy machine
+    # waiting for it costs up to thirteenfold.
     torch.set_num_threads(1)
     _print_result(run_demo(out, seed=seed, device=device, progress=sys.stderr))
 

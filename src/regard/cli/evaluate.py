@@ -58,7 +58,7 @@ def evaluate(
         length_penalty: translation: above 1 favours longer translations, below 1 shorter ones; 1 unless given.
         stride: language model: tokens that each block predicts; its others are context; half a block unless given.
         singly: masked language model: tokens, evenly spread over the text, that are masked one at a time for the
-            pseudo-perplexity, in a forward pass each; at most 1,000 unless given.
+            pseudo-perplexity, in a forward pass each; at most 250 unless given, and the standard error is printed.
         simultaneous: translation: translate word by word, and say how many source words the translation lags behind.
         frames: with --simultaneous, as for `translate`.
         wait_k: with --simultaneous, as for `translate`.
@@ -156,8 +156,8 @@ def evaluate(
                 print(f"masked accuracy\t{filled.accuracy:.2f}\tpercent of {filled.masked} masked tokens", flush=True)
                 most = SINGLE_MASKS if singly is None else singly
                 filled = filled.with_singles(model.fill_singly(row, most=most, tell=tell))
-                perplexity = f"{filled.pseudo_perplexity:.3f}"
-                rows = [("pseudo-perplexity", perplexity, f"{filled.singly} tokens masked singly")]
+                sample = f"{filled.singly} tokens masked singly, standard error {filled.pseudo_perplexity_error:.1%}"
+                rows = [("pseudo-perplexity", f"{filled.pseudo_perplexity:.3f}", sample)]
     print_table(rows)
 
 

@@ -1,7 +1,10 @@
 """What `--help` says of a command: what it does, in lines as wide as the terminal, and examples to copy."""
 
 import inspect
+import os
+import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -10,6 +13,8 @@ from typing import Any
 
 WIDEST = 100
 """The most columns of a line of prose."""
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+"""What switches a terminal to another colour or weight of type."""
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": (
         "regard train --data pairs.tsv --out runs/mine",
@@ -75,10 +80,24 @@ def documented(command: Callable[..., Any], name: str) -> str:
     return described(text, EXAMPLES[name]) + heading + arguments
 
 
+class _HelpLines(TextIOWrapper):
+    """Keeps what is written, and passes for the terminal that it will be printed on: tyro then writes colours."""
+
+    def __init__(self, *, colours: bool) -> None:
+        super().__init__(BytesIO(), encoding="utf-8")  # the encoding tells tyro to draw boxes
+        self.colours = colours
+
+    def isatty(self) -> bool:
+        return self.colours
+
+
 @contextmanager
 def printed_in_lines() -> Iterator[None]:
-    """Print what the block prints in lines that are no wider than the terminal: tyro breaks only those in boxes."""
-    said = TextIOWrapper(BytesIO(), encoding="utf-8")  # its encoding tells tyro to draw boxes
+    """Print what the block prints in lines that are no wider than the terminal: tyro breaks only those in boxes.
+
+    Colours are for a terminal alone, and for none where NO_COLOR is set (https://no-color.org).
+    """
+    said = _HelpLines(colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     try:
         with redirect_stdout(said):
             yield
@@ -86,7 +105,8 @@ def printed_in_lines() -> Iterator[None]:
         width = shutil.get_terminal_size().columns
         said.seek(0)
         for line in map(str.rstrip, said):
-            print(line if len(line) <= width else _broken(line, min(width, WIDEST)))
+            seen = COLOUR.sub("", line)
+            print(line if len(seen) <= width else _broken(seen, min(width, WIDEST)))
 
 
 def _broken(line: str, width: int) -> str:

@@ -29,8 +29,35 @@ from regard.text.sections import Integers
 from regard.text.tokenizers import BOS, EOS, PAD, Tokenizer
 from regard.training.distributed.devices import find_device
 
-SINGLE_MASKS = 1_000
+SINGLE_MASKS = 250
 """The most tokens, evenly spread over a text, that are masked for its pseudo-perplexity, which masks one at a time."""
+
+
+class FilledSingly(NamedTuple):
+    """How well tokens were filled in that were masked one at a time, while the model saw all others."""
+
+    loss: float
+    """Mean cross-entropy in nats."""
+    error: float
+    """The standard error of that mean as an estimate for all tokens of the text, in nats; 0 if all were masked."""
+    tokens: int
+    """How many tokens were masked."""
+
+    @classmethod
+    def of(cls, losses: Tensor, *, out_of: int) -> "FilledSingly":
+        """From the losses of a sample of so many tokens.
+
+        The error is s / √n · √(1 - n / N) for n of N tokens, with the deviation s of the losses (the last factor
+        corrects for a finite population).
+
+        >>> FilledSingly.of(torch.tensor([1.0, 3.0]), out_of=4)
+        FilledSingly(loss=2.0, error=0.7071067690849304, tokens=2)
+        """
+        count = len(losses)
+        deviation = float(losses.std()) if count > 1 else math.inf
+        left = max(1.0 - count / out_of, 0.0)
+        error = deviation / math.sqrt(count) * math.sqrt(left) if left else 0.0
+        return cls(float(losses.mean()), error, count)
 
 
 class FillingEvaluation(NamedTuple):
@@ -44,13 +71,18 @@ class FillingEvaluation(NamedTuple):
     """How many tokens these were."""
     pseudo_perplexity: float
     """Exponential of the mean loss of tokens that are masked one at a time, while the model sees all others."""
+    pseudo_perplexity_error: float
+    """Its standard error as an estimate for the whole text: 0.05 means 5 %; 0 if no token is left out."""
     singly: int
     """How many tokens were masked one at a time."""
 
-    def with_singles(self, likelihood: Likelihood) -> "FillingEvaluation":
-        """The same with the pseudo-perplexity of a likelihood."""
-        loss = -likelihood.log_probability / likelihood.tokens
-        return self._replace(pseudo_perplexity=math.exp(min(loss, 700.0)), singly=likelihood.tokens)
+    def with_singles(self, found: FilledSingly) -> "FillingEvaluation":
+        """The same with the pseudo-perplexity of tokens that were masked one at a time."""
+        return self._replace(
+            pseudo_perplexity=math.exp(min(found.loss, 700.0)),
+            pseudo_perplexity_error=found.error,
+            singly=found.tokens,
+        )
 
 
 class MaskedLanguageModel:
@@ -141,18 +173,18 @@ class MaskedLanguageModel:
         for losses, is_right, done in self._answers(windows):
             total, right, count = total + float(losses.sum()), right + int(is_right.sum()), count + len(losses)
             tell("blocks of tokens filled in", done, -(-len(row) // self.block_length))
-        return FillingEvaluation(total / count, 100.0 * right / count, count, math.nan, 0)
+        return FillingEvaluation(total / count, 100.0 * right / count, count, math.nan, math.nan, 0)
 
-    def fill_singly(self, row: Integers, *, most: int = SINGLE_MASKS, tell: Tell = tell_nobody) -> Likelihood:
-        """The pseudo-log-likelihood of at most so many tokens, evenly spread, each of which is masked alone."""
+    def fill_singly(self, row: Integers, *, most: int = SINGLE_MASKS, tell: Tell = tell_nobody) -> FilledSingly:
+        """Mask at most so many tokens, evenly spread, one at a time, and see how well each is filled in."""
         count = int((row > EOS).sum())
         every = math.ceil(count / max(most, 1))
         windows = one_masked_windows(row, length=self.block_length, mask_id=self.mask_id, every=every)
-        total, found = 0.0, 0
+        found: list[Tensor] = []
         for losses, _, done in self._answers(windows):
-            total, found = total - float(losses.sum()), found + len(losses)
+            found.append(losses.cpu())
             tell("tokens masked one at a time", done, count // every)
-        return Likelihood(total, found)
+        return FilledSingly.of(torch.cat(found), out_of=count)
 
     def score(self, lines: Iterable[str]) -> Iterator[Likelihood]:
         """The pseudo-log-likelihood of each line by itself: the sum over its tokens, each masked alone."""

@@ -1,0 +1,224 @@
+"""Processes that begin with torch and the program imported: a server imports them once, and forks for each.
+
+Such a process is one of its own like any other: it has computed nothing, is killed, interrupted and waited for. Only
+the three seconds of imports are not its own; `tests/test_start.py` and the tests of `torchrun` start real ones.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from tests import ROOT
+
+PROGRAM = "regard.cli.main:program"
+NUMBER = 12
+"""The bytes in which the server tells a number."""
+IMPORTED = (
+    "lightning_fabric",
+    "regard.cli.commands",
+    "regard.tasks.language_modelling.train",
+    "regard.tasks.translation.train",
+    "rich.progress",
+    "safetensors.torch",
+    "tests.training.many_ranks",
+    "tests.training.toy_training",
+    "tokenizers",
+    "torch.distributed.fsdp",
+    "torch.utils.tensorboard",
+)
+
+
+class Forked:
+    """A process that calls a function, as `subprocess.Popen` is one that runs a file; its output goes to files.
+
+    Args:
+        arguments: follow the name of the program in `sys.argv`.
+        function: "module:function", the program unless given.
+        more: variables added to the environment.
+    """
+
+    def __init__(self, *arguments: str, function: str = PROGRAM, **more: str) -> None:
+        self.returncode: int | None = None
+        self._out, self._err = _nameless_file(), _nameless_file()
+        self._told, teller = os.pipe()
+        request = {
+            "argv": [function, *arguments],
+            "cwd": os.getcwd(),
+            "environment": {**os.environ, "OMP_NUM_THREADS": "1", **more},
+        }
+        message = json.dumps(request).encode()
+        _server().sendall(len(message).to_bytes(4) + message)
+        socket.send_fds(_server(), [b"."], [self._out, self._err, teller])
+        os.close(teller)
+        self.pid = self._number()
+
+    def poll(self) -> int | None:
+        """The exit status, or minus the number of the signal; None while it runs."""
+        if self.returncode is None and select.select([self._told], [], [], 0)[0]:
+            self.returncode = self._number()
+            os.close(self._told)
+        return self.returncode
+
+    def wait(self, timeout: float = 180.0) -> int:
+        """The same, once it has ended."""
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"it did not end within {timeout} seconds; it said: {self.texts()}")
+            select.select([self._told], [], [], 1.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """As `kill` does, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Without a word."""
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = 180.0) -> tuple[str, str]:
+        """What it wrote to standard output and standard error, once it has ended."""
+        self.wait(timeout)
+        return self.texts()
+
+    def texts(self) -> tuple[str, str]:
+        """What it has written so far."""
+        out, err = (os.pread(file, os.fstat(file).st_size, 0).decode() for file in (self._out, self._err))
+        return out, err
+
+    def __del__(self) -> None:
+        for file in (self._out, self._err, *([self._told] if self.returncode is None else [])):
+            os.close(file)
+
+    def _number(self) -> int:
+        return int(os.read(self._told, NUMBER) or b"-9")  # a watcher never ends without a word
+
+
+def _nameless_file() -> int:
+    file, path = tempfile.mkstemp()
+    os.unlink(path)
+    return file
+
+
+def run(*arguments: str, function: str = PROGRAM, **more: str) -> subprocess.CompletedProcess[str]:
+    """Call a function in a process, and wait for its end."""
+    process = Forked(*arguments, function=function, **more)
+    out, err = process.communicate()
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(list(arguments), process.returncode, out, err)
+
+
+def run_ranks(count: int, *arguments: str, function: str = PROGRAM) -> list[subprocess.CompletedProcess[str]]:
+    """Call a function in processes that are the ranks of one training, as `torchrun` would start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    both = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    ranks = [
+        Forked(*arguments, function=function, **both, MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
+        for rank in range(count)
+    ]
+    said = [rank.communicate() for rank in ranks]
+    return [
+        subprocess.CompletedProcess(list(arguments), rank.returncode or 0, *texts)
+        for rank, texts in zip(ranks, said, strict=True)
+    ]
+
+
+@cache
+def _server() -> socket.socket:
+    """The connection to the server, which ends when this process does."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])},
+            pass_fds=[theirs.fileno()],
+        )
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+# -- the server ------------------------------------------------------------------------------------------
+
+
+def _serve(connection: socket.socket) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for name in IMPORTED:
+        import_module(name)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
+    while header := connection.recv(4, socket.MSG_WAITALL):
+        request = json.loads(connection.recv(int.from_bytes(header), socket.MSG_WAITALL))
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
+        if os.fork() == 0:
+            connection.close()
+            _watch(request, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _watch(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Fork the process, and tell its number and how it ends. Never returns."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    *streams, status = descriptors
+    child = os.fork()
+    if child == 0:
+        os.close(status)
+        _be(request, streams)
+    os.write(status, b"%*d" % (NUMBER, child))
+    _, how = os.waitpid(child, 0)
+    os.write(status, b"%*d" % (NUMBER, os.waitstatus_to_exitcode(how)))
+    os._exit(0)
+
+
+def _be(request: dict[str, Any], streams: Sequence[int]) -> None:
+    """Be the process that was asked for. Never returns: nothing of the server is this process's to tidy up."""
+    status = 1
+    try:
+        for number, descriptor in enumerate([os.open(os.devnull, os.O_RDONLY), *streams]):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        sys.argv = request["argv"]
+        module, _, function = sys.argv[0].partition(":")
+        getattr(import_module(module), function)()
+        status = 0
+    except SystemExit as leaving:
+        status = int(leaving.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as mine:
+        _serve(mine)

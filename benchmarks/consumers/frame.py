@@ -38,13 +38,13 @@ class Measured:
     ours: float
     ours_mib: float
     times: Row | None = None
-    """Both sides in turn; this and what follows is None where eager does not fit."""
+    """Both sides in turn; this and what follows is None where eager was not timed."""
     eager_mib: float | None = None
     difference: float | None = None
 
     def __str__(self) -> str:
         if self.times is None or self.eager_mib is None or self.difference is None:
-            return f"| {self.what} | does not fit | {1e3 * self.ours:.1f} | | | {self.ours_mib:.0f} | |"
+            return f"| {self.what} | not timed | {1e3 * self.ours:.1f} | | | {self.ours_mib:.0f} | |"
         ratio = f"{self.times.ratio:.2f}x ({self.times.low:.2f} to {self.times.high:.2f})"
         return (
             f"| {self.what} | {1e3 * self.times.peer:.1f} | {1e3 * self.ours:.1f} | {ratio} | "

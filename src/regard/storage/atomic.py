@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 from regard.errors import FileError, RunFolderError
 from regard.storage.untrusted import parse_json
 
+OPENS_FOLDERS = os.name != "nt"
+"""Whether the system opens a folder as it opens a file, so that it can be synced and locked; Windows refuses to."""
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9]+\.tmp", re.DOTALL)
 
 
@@ -161,6 +163,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _sync(folder: Path) -> None:
     """Make the names in a folder durable: a rename changes the folder, not the file."""
+    if not OPENS_FOLDERS:  # NTFS keeps a journal of its names
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

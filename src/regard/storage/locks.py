@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import lock_descriptor
 
 from regard.errors import RunFolderError
+from regard.storage.atomic import OPENS_FOLDERS
 
 
 @contextmanager
@@ -15,7 +16,7 @@ def locked(folder: Path, *, refusal: str) -> Iterator[None]:
     """Keep out other processes that lock the same `folder`, while the block runs.
 
     The operating system locks the folder itself. So the lock leaves no file, and it ends when the process ends in any
-    way.
+    way. On Windows, which opens no folders, a file beside the folder is locked: `.run.lock` for `run`.
 
     Raises:
         RunFolderError: another process has the lock; the message is `refusal`.
@@ -25,12 +26,16 @@ def locked(folder: Path, *, refusal: str) -> Iterator[None]:
     Traceback (most recent call last):
     regard.errors.RunFolderError: somebody is here
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    beside = folder.absolute().with_name(f".{folder.absolute().name}.lock")
+    descriptor = os.open(folder, os.O_RDONLY) if OPENS_FOLDERS else os.open(beside, os.O_RDWR | os.O_CREAT)
     try:
         lock(descriptor, refusal=refusal)
         yield
     finally:
         os.close(descriptor)
+        if not OPENS_FOLDERS:
+            with suppress(OSError):  # another process has it open
+                beside.unlink()
 
 
 def lock(descriptor: int, *, refusal: str) -> None:

@@ -207,12 +207,14 @@ def test_it_fits_its_cell_in_the_theme_around_and_leaves_a_picture(
     notebook.show("a", view)
     notebook.until(drawn("a"))
     seen = notebook.run("""
-      const edge = (one) => one.getBoundingClientRect().right, around = (one) => one.parentNode.closest(".card, .regard");
+      const edge = (one) => one.getBoundingClientRect().right;
+      const around = (one) => one.parentNode.closest(".card, .regard");
       const parts = [...root('a').querySelectorAll('.card, .recompute *')];
       const box = root('a').getBoundingClientRect(), last = root('a').querySelector(".strip").getBoundingClientRect();
       return { theme: root('a').dataset.theme, width: document.documentElement.scrollWidth,
         height: host('a').clientHeight,
-        out: parts.filter((part) => edge(part) > edge(around(part)) + 1).length, below: last.bottom > box.bottom + 1 };""")
+        out: parts.filter((part) => edge(part) > edge(around(part)) + 1).length,
+        below: last.bottom > box.bottom + 1 };""")
     assert seen == {"theme": "dark" if dark else "light", "width": width, "height": 560, "out": 0, "below": False}
     end = time.monotonic() + 10
     while view.still is None and time.monotonic() < end:

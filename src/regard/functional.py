@@ -9,13 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from regard import settled_calls
 from regard.backends import BACKENDS, choose_backend, execute, reader, run
 from regard.backends.as_sdpa import as_sdpa
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, ShapeError
 from regard.maps import one_loop
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource, GivenFactors
+from regard.maps.call_source import CallSource, GivenFactors, LateFactors
 from regard.maps.triton_statistics import said_of_triton
 from regard.mechanisms.biases.base import Bias, as_bias
 from regard.mechanisms.checks import check_values, is_checking
@@ -27,6 +28,7 @@ from regard.mechanisms.scores.custom import as_score
 from regard.mechanisms.shapes import as_autocast, canonical, restore, without_autocast
 from regard.mechanisms.tensor_tree import tensors_mapped
 from regard.mechanisms.transforms import has_values
+from regard.settled_calls import Settled
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 TOLERANCE = 0.05
@@ -124,14 +126,50 @@ def attention(
         )  # fmt: skip
     if keep_values and not return_weights:
         raise ArgumentError("keep_values=True is for the map that return_weights=True asks for")
+    kind = None
+    if backend is None and bias is None and dropout == 0.0:
+        kind = settled_calls.call_kind(query, key, value, score, normalization, mask)
+    settled = settled_calls.seen(kind)
+    if settled is not None:
+        output, lse = settled.run(query, key, value, mask)
+        if not return_weights:
+            return output
+        return _with_late_map(settled, output, lse, (query, key, value), score, mask, keep_values=keep_values)
     query, key, value = as_autocast(query, key, value)
     call, values = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
     )
+    settled_calls.settle(kind, call, values)
     if is_checking():
         check_values(query, key, value, score=score, normalization=normalization, mask=mask, bias=bias)
     with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes that they get.
         return run_call(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
+
+
+def _with_late_map(
+    settled: Settled,
+    output: Tensor,
+    lse: Tensor,
+    vectors: tuple[Tensor, Tensor, Tensor],
+    score: AnyScore,
+    mask: Mask | Tensor | None,
+    *,
+    keep_values: bool,
+) -> Attended:
+    """The output and the map of a call whose kind was seen before; the call is put together when the map is read."""
+    # Gradients are not recorded here, and would be wrong if the scores had one when they are read.
+    query, key = (tensor.detach() for tensor in vectors[:2])
+
+    def make() -> Call:
+        call, _ = make_call(
+            query, key, key, score=score, normalization=Softmax(), mask=mask, bias=None, dropout=0.0
+        )  # fmt: skip
+        return call
+
+    # In half precision the kernel's log-sum-exp is not exact enough to be kept.
+    factors = LateFactors(settled.sizes, make, lse if query.dtype == lse.dtype else None)
+    weights = AttentionMap(CallSource(factors, settled.sizes.leading, BACKENDS["fused"]))
+    return Attended(output, weights.with_values(vectors[2]) if keep_values else weights)
 
 
 @overload

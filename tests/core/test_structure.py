@@ -20,7 +20,7 @@ FLOORS = [
     ["errors", "lazy", "version"],
     ["mechanisms", "ranges", "storage"],
     ["backends"],
-    ["maps"],
+    ["maps", "settled_calls"],
     ["functional"],
     ["kernel_regression", "nn", "generation", "selection", "align"],
     ["models"],

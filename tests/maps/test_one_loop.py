@@ -1,7 +1,8 @@
 """The loop over rows gives the answers of the tiles, and leaves to the tiles what it cannot answer."""
 
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.maps import one_loop
+from regard.maps import one_loop, thread_team
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 from tests.maps.test_map_statistics import drawn, weights_of
@@ -72,6 +73,85 @@ def test_long_rows_in_several_threads(mask: regard.Mask | None, threads: int, an
         pairs = zip(found[name], theirs, strict=True) if name == "top_keys" else [(found[name], theirs)]
         for one, other in pairs:
             torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 130, 150), (1, 4, 130, 150), (2, 1, 130, 150), (1, 4, 1, 150), (1, 1, 130, 1)]
+)
+def test_biases_and_masks_of_every_breadth(shape: tuple[int, ...], answered: Answered) -> None:
+    """What is added to scores may differ from sequence to sequence, head to head, and query to query; or not."""
+    q, k = torch.randn(2, 4, 130, 8), torch.randn(2, 2, 150, 8)
+    bias, hidden = torch.randn(shape), torch.rand(shape) < 0.8
+    mask = regard.causal() & regard.lengths(torch.tensor([150, 99]))
+    for options in (
+        {"bias": bias, "mask": mask},
+        {"mask": hidden},
+        {"bias": bias, "normalization": regard.SoftmaxWithSink(0.1)},
+    ):
+        precise = {**options, "bias": bias.double()} if "bias" in options else options
+        with torch.no_grad():
+            weights = regard.attention(q, k, k, return_weights=True, **options).weights
+            answered.clear()
+            found = weights.summary(*USUAL, rows=30, columns=40)
+            assert answered == [True]
+            dense = regard.attention(q.double(), k.double(), k.double(), return_weights=True, **precise).weights.dense()
+        torch.testing.assert_close(found["received"].double(), dense.sum(-2), rtol=0, atol=5e-6)
+        torch.testing.assert_close(found["entropy"].double(), torch.special.entr(dense).sum(-1), rtol=0, atol=5e-6)
+        torch.testing.assert_close(found["top_keys"].values.double(), dense.topk(8).values, rtol=0, atol=1e-6)
+
+
+def test_it_is_as_near_to_float64_as_tiles() -> None:
+    """At most 1e-6 further away, for diffuse and for sharp rows."""
+    for sharpness in (1.0, 6.0):
+        q, k = sharpness * torch.randn(1, 2, 300, 32), torch.randn(1, 2, 300, 32)
+        with torch.no_grad():
+            weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
+            exact = regard.attention(
+                q.double(), k.double(), k.double(), mask=regard.causal(), return_weights=True
+            ).weights.summary(*USUAL, rows=40, columns=40)
+            ours = weights.summary(*USUAL, rows=40, columns=40)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(one_loop, "is_installed", lambda: False)
+                tiles = weights.summary(*USUAL, rows=40, columns=40)
+
+        def error(found: Any, name: str, exact: Any = exact) -> float:
+            one, other = found[name], exact[name]
+            one, other = (one.values, other.values) if name == "top_keys" else (one, other)
+            return float((one.double() - other).abs().max())
+
+        assert {n: (error(ours, n), error(tiles, n)) for n in USUAL if error(ours, n) > error(tiles, n) + 1e-6} == {}
+
+
+def test_without_the_threads_of_openmp_those_of_python_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2, 200, 8)
+    with torch.no_grad():
+        weights = regard.attention(q, q, q, return_weights=True).weights
+        expected = weights.summary("received", "top_weight")
+        monkeypatch.setattr(thread_team, "openmp", lambda: None)
+        torch.set_num_threads(3)
+        try:
+            found = weights.summary("received", "top_weight")
+        finally:
+            torch.set_num_threads(1)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+
+
+def test_two_threads_may_ask_at_once() -> None:
+    q = torch.randn(1, 4, 300, 8)
+    weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    expected = weights.summary(*USUAL)["entropy"]
+
+    def asked(_number: int) -> bool:
+        torch.set_num_threads(2)
+        with torch.no_grad():
+            return torch.equal(cast(Any, weights.summary(*USUAL)["entropy"]), cast(Any, expected))
+
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            assert all(pool.map(asked, range(9)))
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_equal_weights_are_ranked_by_their_keys() -> None:

@@ -53,6 +53,7 @@ def translate(
     device: str = "auto",
     precision: Precision = "float32",
     workers: int | None = None,
+    verbose: bool = False,
     simultaneous: bool = False,
     frames: int | None = None,
     wait_k: int | None = None,
@@ -86,6 +87,7 @@ def translate(
         precision: float32, bf16, or bf16 where the processor multiplies it faster (auto).
         workers: processes of one thread each that share the work on the CPU; unless given, one for each core if
             --input has many lines.
+        verbose: at the end, say on standard error which way each product of the model takes on this machine, and why.
         simultaneous: translate words as they come, and print each word as soon as it is safe.
         frames: with --simultaneous: how many of the newest source words a word must not be aligned with (AlignAtt); 2
             unless given.
@@ -197,6 +199,11 @@ def translate(
         print(f"bad lines left empty: {work.policy.skipped:,}; the first: {work.policy.first}", file=sys.stderr)
     if doubts.lines:
         print(f"lines with words that were perhaps left untranslated: {doubts}", file=sys.stderr)
+    if verbose:
+        from regard.nn.product_choice import said_of_choices
+
+        _ = translator.decoder  # Where other processes did the work, this one has no decoder yet.
+        print("\n".join(said_of_choices()), file=sys.stderr)
 
 
 class Doubts:

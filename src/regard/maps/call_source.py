@@ -1,9 +1,8 @@
 """The weights of one attention call, made from its queries, its keys and one number for each row."""
 
-import math
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -15,19 +14,13 @@ from regard.errors import ShapeError
 from regard.maps import statistics as st
 from regard.maps.call_values import NOTHING, CallValues, of_heads
 from regard.maps.derived_sources import WeightedSource
+from regard.maps.dot_scores import LN_2, BufferedPart, DotFactors, DotScores
 from regard.maps.fused_statistics import DotSoftmax
 from regard.maps.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
-from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
-from regard.mechanisms.shapes import Sizes, take
+from regard.mechanisms.shapes import Sizes
 from regard.mechanisms.tensor_tree import tensors_mapped
-
-NEVER = 1e30
-"""The state of a row with no key: its weights become 0, and no inf - inf or 0 * inf makes a NaN."""
-LN_2 = math.log(2)
-"""Converts logarithms. Weights are computed as powers of 2, because on the CPU `exp` of float32 takes up to 170 times
-as long if its result is nearly 0."""
 
 
 class CallFactors(Protocol):
@@ -57,13 +50,18 @@ class GivenFactors:
     """A given call and its row state; if there is no exact one from the kernel, it is computed at the first read."""
 
     def __init__(self, call: Call, state: Tensor | None) -> None:
-        self.call = call
+        self._call = call
         self._state = state
 
     @property
     def sizes(self) -> Sizes:
         """The sizes of the call."""
         return self.call.sizes
+
+    @property
+    def call(self) -> Call:
+        """The call."""
+        return self._call
 
     @property
     def state(self) -> Tensor:
@@ -86,6 +84,26 @@ class GivenFactors:
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
         """The same with the tensors changed; a row state that nobody has read stays unread."""
         return GivenFactors(*tensors_mapped((self.call, self._state), change))
+
+
+class LateFactors(GivenFactors):
+    """The factors of a call that is put together when it is asked for, because most maps of short calls are not read.
+
+    The call that `make` gives has these sizes.
+    """
+
+    def __init__(self, sizes: Sizes, make: Callable[[], Call], state: Tensor | None) -> None:
+        self._sizes, self._make, self._state = sizes, cache(make), state
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of the call."""
+        return self._sizes
+
+    @property
+    def call(self) -> Call:
+        """The call, put together at the first reading."""
+        return self._make()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,23 +220,21 @@ class CallSource(Source):
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
         """The weights of the call on those cells."""
-        buffered = None if scratch is None else self.score_part(cells, scratch)
-        if buffered is not None:
-            return buffered
         call, state = self.call, self.state
+        scale = None if scratch is None else _dot_scale(call)
+        if scratch is not None and scale is not None:
+            return BufferedPart(call, scale, scratch.of(self, lambda: DotFactors(call, state)), cells)
         if len(cells) == self.cells:
             return lambda rows, columns: _weights(call, state, rows, columns)
         one = call.select(torch.arange(cells.start, cells.stop, device=state.device))
         rows_of_one = state.flatten(0, 1)[cells.start : cells.stop, None]
         return lambda rows, columns: _weights(one, rows_of_one, rows, columns)
 
-    def score_part(self, cells: range, scratch: Scratch) -> "_Buffered | None":
-        """The scores of those cells of a softmax of dot products."""
-        call, state = self.call, self.state
-        if not isinstance(call.normalization, Softmax):
-            return None
-        scale = call.score.dot_scale(call.query.shape[-1])
-        return None if scale is None else _Buffered(call, scale, scratch.of(self, lambda: _Shared(call, state)), cells)
+    def dot_scores(self) -> DotScores | None:
+        """The scores, if the weights are a softmax of dot products."""
+        call = self.call
+        scale = _dot_scale(call)
+        return None if scale is None else DotScores(call, self.state, scale)
 
     def softmax_call(self) -> SoftmaxCall | None:
         """The call, with its row state if that is known or more than the log-sum-exp of the scores."""
@@ -359,90 +375,6 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
     return Piece(torch.exp2(logs), logs, LN_2)
 
 
-class _Buffered:
-    """The weights of some cells of a softmax of dot products; each block overwrites the memory of the block before.
-
-    It takes no gradient. The parts of all cells share the buffers and the vectors.
-    """
-
-    def __init__(self, call: Call, scale: float, shared: "_Shared", cells: range) -> None:
-        self.scale, self.shared = scale / LN_2, shared
-        self.query = shared.query[cells.start : cells.stop]
-        self.key = shared.key_of(cells).mT
-        self.state = shared.state[cells.start : cells.stop]
-        looks = frozenset() if call.mask is None else call.mask.depends_on()
-        if call.bias is not None or looks & {"batch", "head"}:
-            call = call.select(torch.arange(cells.start, cells.stop, device=self.state.device))
-        self.call = call
-
-    def __call__(self, rows: Rows, columns: Rows) -> Piece:
-        logs = self.scores(rows, columns)
-        logs -= take_rows(self.state, rows)[..., None]
-        return Piece(self.shared.exponentials(logs), logs, LN_2, is_scratch=True)
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether no number from which the weights are computed is NaN or infinite."""
-        # A sum is finite only if all its numbers are.
-        return all(math.isfinite(tensor.sum().item()) for tensor in (self.query, self.key, self.state))
-
-    def scores(self, rows: Rows, columns: Rows) -> Tensor:
-        """The scores (cells, t, s) to base 2, -NEVER for a hidden key."""
-        query, key = take_rows(self.query.mT, rows).mT, take_rows(self.key, columns)
-        scores = self.shared.buffer((len(query), query.shape[1], key.shape[2]))
-        torch.baddbmm(scores, query, key, beta=0, alpha=self.scale, out=scores)
-        call = self.call
-        if call.bias is not None:
-            # In the map's dtype, as everywhere: a bias that reads the vectors would round in half precision.
-            vectors = {
-                name: take(x, where).to(scores.dtype)
-                for name, x, where in (("query", call.query, rows), ("key", call.key, columns))
-            }
-            bias = call.bias.block(rows, columns, **vectors, sizes=call.sizes).to(scores.dtype).squeeze(1)
-            scores.add_(bias, alpha=1 / LN_2)
-            scores.clamp_min_(-NEVER)
-        if call.mask is not None:
-            covered = _covered(call.mask, rows, columns)
-            if covered < len(columns):
-                hidden = ~call.allowed(call.mask, rows, columns[covered:])
-                scores[..., covered:].unsqueeze(1).masked_fill_(hidden, -NEVER)
-        return scores
-
-
-class _Shared:
-    """The vectors and the row state of all cells in the map's dtype, and two buffers for blocks."""
-
-    def __init__(self, call: Call, state: Tensor) -> None:
-        dtype = call.compute_dtype
-        self.group = call.group
-        self.query, self.key = (t.to(dtype).flatten(0, 1) for t in (call.query, call.key))
-        state = state.flatten(0, 1)
-        self.state = (state / LN_2).masked_fill(state == -torch.inf, NEVER)
-        self.logs = self.weights = self.query.new_empty(0)
-
-    def key_of(self, cells: range) -> Tensor:
-        """The keys of each cell: those of its batch row and its key head."""
-        if self.group == 1:
-            return self.key[cells.start : cells.stop]
-        # The number of key heads divides that of heads, so that the flat cell // group is the flat key head.
-        return self.key[torch.arange(cells.start, cells.stop, device=self.key.device) // self.group]
-
-    def buffer(self, shape: tuple[int, int, int]) -> Tensor:
-        """A tensor of a shape. It reuses memory, because memory that was used before is many times faster."""
-        count = math.prod(shape)
-        if self.logs.numel() < count:
-            self.logs = self.query.new_empty(count)
-        return self.logs[:count].view(shape)
-
-    def exponentials(self, logs: Tensor) -> Tensor:
-        """2^logs, in memory that it reuses too."""
-        if self.weights.numel() < logs.numel():
-            self.weights = self.query.new_empty(self.logs.numel())
-        return torch.exp2(logs, out=self.weights[: logs.numel()].view_as(logs))
-
-
-def _covered(mask: Mask, rows: Rows, columns: Rows) -> int:
-    """How many of the first columns the mask allows in all rows: in a causal tile these are most."""
-    if not isinstance(rows, range) or not isinstance(columns, range):
-        return 0
-    return bisect_left(range(1, len(columns) + 1), True, key=lambda count: not mask.covers(rows, columns[:count]))
+def _dot_scale(call: Call) -> float | None:
+    """What dot products are multiplied with, if the weights are a softmax of them."""
+    return call.score.dot_scale(call.query.shape[-1]) if isinstance(call.normalization, Softmax) else None

@@ -1,19 +1,15 @@
-"""The usual statistics of softmax weights by one loop over each row of scores, if numba is installed.
+"""The usual statistics of softmax weights by one loop over rows of scores, if numba is installed.
 
 `regard.maps.tiles` reads a tile of weights once for each statistic. The loop of `regard.maps.row_loop` makes the
-weights of a row and reads them while they are in the processor's cache, which takes about as long as the fused kernel
-that the attention itself ran. The products of queries and keys are torch's, and as many threads as torch has share the
-cells.
+weights of a few rows and reads them while they are in the processor's registers and caches, which takes less time than
+the fused kernel that the attention itself ran. As many threads as torch has share the cells and the rows.
 """
 
 import math
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,16 +17,24 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Call
-from regard.backends.tiled import Tile
 from regard.maps import statistics as st
-from regard.maps.pooling import Grid
-from regard.maps.source import ScorePart, Scratch, Source, Statistic
-from regard.maps.tile_groups import groups
+from regard.maps import thread_team
+from regard.maps.dot_scores import NEVER
+from regard.maps.pooling import Bins, Grid
+from regard.maps.row_work import TILE, WORK, addresses
+from regard.maps.source import Scores, Source, Statistic
 from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.tile_sizes import fitting, ranges
 from regard.mechanisms.transforms import can_look, in_forward_mode
 
 SMALL = 1 << 20
 """Maps with fewer weights than this go by tiles: to load numba takes longer than they do."""
+ADDED_ELEMENTS = 1 << 20
+"""How many numbers are added to scores in one run of the loop: 4 MiB of masks and biases."""
+MOST_ROWS, FEWEST_ROWS = 64, 8
+"""The queries for which masks and biases are made together."""
+SHARES = 4
+"""The shares of a thread, if there are not as many cells: rows differ in what they see."""
 MOST_RANKED = 64
 """For more keys of each query than this, torch's selection is faster."""
 
@@ -72,7 +76,8 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
     if not all(map(can_look, source.tensors())):
         return None
     with torch.no_grad():
-        return _read(source, wanted, statistics)
+        scores = source.dot_scores()
+        return None if scores is None else _read(source, scores, wanted, statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +88,13 @@ class _Wanted:
     """k: how many of the largest weights of each query."""
     grid: Grid | None
     """The blocks of the one picture."""
+    has_sums: bool
+    """Whether sums of blocks are asked, and not only their means."""
 
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
         """What these statistics need; None if one of them is not among those of the loop."""
-        ranked, grids = 0, set[Grid]()
+        ranked, grids, has_sums = 0, set[Grid](), False
         for statistic in statistics:
             match statistic:
                 case st.Received() | st.Entropy():
@@ -96,88 +103,147 @@ class _Wanted:
                     ranked = max(ranked, 1)
                 case st.TopWeights(k):
                     ranked = max(ranked, k)
-                case st.Pooled(grid):
+                case st.Pooled(grid, how):
                     grids.add(grid)
+                    has_sums = has_sums or how == "sum"
                 case _:
                     return None
         if ranked > MOST_RANKED or len(grids) > 1:
             return None
-        return cls(ranked, next(iter(grids), None))
+        return cls(ranked, next(iter(grids), None), has_sums)
 
 
 class _Answered:
-    """The memory for the answers of all cells, and the tile reader that fills it."""
+    """The memory for the answers of all cells."""
 
-    def __init__(self, source: Source, wanted: _Wanted) -> None:
-        cells, queries, keys, grid = source.cells, source.queries, source.keys, wanted.grid
-        self.received = np.zeros((cells, keys), np.float64)
+    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int) -> None:
+        cells, queries, grid = source.cells, source.queries, wanted.grid
+        self._keys, self._has_sums = source.keys, wanted.has_sums
+        self.received = np.zeros((cells, pieces, width), np.float64)
         self.entropy = np.zeros((cells, queries), np.float32)
-        self.values = np.zeros((cells, queries, wanted.ranked), np.float32)
+        self.top = np.zeros((cells, queries, wanted.ranked), np.float32)
         self.places = np.full((cells, queries, wanted.ranked), -1, np.int64)
-        blocks = (0, 0) if grid is None else (grid.rows.count, grid.columns.count)
+        blocks = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
         self.sums, self.peaks = (np.zeros((cells, *blocks), np.float32) for _ in range(2))
-        cpu = torch.device("cpu")
-        self._row_bins = np.zeros(queries, np.int64) if grid is None else grid.rows.owners(cpu).numpy()
-        self._edges = np.array(
-            [] if grid is None else [grid.columns.edge(b) for b in range(grid.columns.count + 1)], np.int64
-        )
 
-    def read(self, scores: Any, state: Any, cells: slice, tile: Tile) -> None:
-        """Read the scores (cells, t, s) of some cells of a tile, which it overwrites."""
-        from regard.maps.row_loop import DEPTH, LANES, read_tile
-
-        length = scores.shape[2]
-        answers = (self.received, self.entropy, self.values, self.places, self.sums, self.peaks)
-        read_tile(
-            *(scores, state, tile.rows.start, tile.columns.start, self._row_bins, self._edges),
-            *(answer[cells] for answer in answers),
-            *(np.empty(length, np.float32), np.empty(length, np.float32)),
-            *(np.empty(length // DEPTH + LANES, np.int32), np.empty(self.values.shape[2], np.int64)),
-        )
+    def arrays(self) -> dict[str, Any]:
+        """The arrays by the names that the loop knows them by."""
+        names = ("received", "entropy", "top", "places", "sums", "peaks")
+        return {name: getattr(self, name) for name in names}
 
     def answer(self, statistic: Statistic) -> tuple[Tensor, ...]:
         """The answers (cells, ...) of a statistic."""
         match statistic:
             case st.Received():
-                return (torch.from_numpy(self.received).float(),)
+                return (torch.from_numpy(self.received).sum(1)[:, : self._keys].float(),)
             case st.Entropy():
                 return (torch.from_numpy(self.entropy),)
             case st.Largest():
-                return (torch.from_numpy(self.values)[..., 0].clone(),)
+                return (torch.from_numpy(self.top)[..., 0].clone(),)
             case st.ArgLargest():
                 return (torch.from_numpy(self.places)[..., 0].clone(),)
             case st.TopWeights(k):
                 # Fewer than were ranked are copied, so that the others are not held in memory.
-                return tuple(torch.from_numpy(found)[..., :k].contiguous() for found in (self.values, self.places))
+                return tuple(torch.from_numpy(found)[..., :k].contiguous() for found in (self.top, self.places))
             case st.Pooled(grid, how):
                 blocks = torch.from_numpy(self.peaks if how == "max" else self.sums)
-                return (blocks / grid.areas(blocks.device) if how == "mean" else blocks,)
+                if how == "mean":
+                    # In place, if nobody else wants the sums: new memory takes longer than the division.
+                    target = torch.empty_like(blocks) if self._has_sums else blocks
+                    torch.div(blocks, grid.areas(blocks.device), out=target)
+                    return (target,)
+                return (blocks,)
         raise AssertionError(statistic)
 
 
-def _read(source: Source, wanted: _Wanted, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
-    scratch, threads = Scratch(), torch.get_num_threads()
-    found = _Answered(source, wanted)
-    with ThreadPoolExecutor(threads - 1) if threads > 1 else nullcontext() as pool:
-        for cells, cuts in groups(source, at_once=threads):
-            part = source.score_part(cells, scratch)
-            if part is None or not part.is_finite:
-                return None
-            for rows in cuts:
-                _share_out(found, part, Tile(cells, rows, source.columns(rows)), pool, threads)
+def _read(
+    source: Source, scores: Scores, wanted: _Wanted, statistics: Sequence[Statistic]
+) -> list[tuple[Tensor, ...]] | None:
+    from regard.maps.row_loop import prepare, read_rows
+    from regard.maps.weights_block import PANEL
+
+    threads, grid = torch.get_num_threads(), wanted.grid
+    pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)
+    panels = -(-source.keys // PANEL)
+    query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (scores.query, scores.key))
+    found = _Answered(source, wanted, pieces, panels * PANEL)
+    arrays = {
+        **found.arrays(),
+        "counter": np.zeros(1, np.int64),
+        "not_finite": np.zeros(1, np.int64),
+        "query": query,
+        "key": key,
+        "panels": np.empty((*key.shape[:2], panels, key.shape[3], PANEL), np.float32),
+        "state": scores.state.contiguous(),
+        "piece_edges": _piece_edges(source.queries, pieces, grid),
+        "row_edges": np.array([0, source.queries]) if grid is None else _edges(grid.rows),
+        "column_edges": np.zeros(1, np.int64) if grid is None else _edges(grid.columns),
+    }
+    work = np.zeros(1, WORK)
+    told = {
+        **addresses(**arrays), "batch": query.shape[0], "heads": query.shape[1], "key_heads": key.shape[1],
+        "queries": source.queries, "keys": source.keys, "depth": query.shape[3], "panel_count": panels,
+        "ranked": wanted.ranked, "pieces": pieces, "row_bins": found.sums.shape[1], "column_bins": found.sums.shape[2],
+        **_strides("query", query), **_strides("key", key), "scale": scores.scale,
+    }  # fmt: skip
+    for name, value in told.items():
+        work[name] = value
+    thread_team.run_in_threads(prepare, work.ctypes.data, threads)
+    if arrays["not_finite"].any():
+        return None
+    for tiles, added in _batches(source, scores, PANEL):
+        places = addresses(tiles=tiles, added=added)
+        work["tiles"], work["tile_count"], work["added"] = places["tiles"], len(tiles), places["added"]
+        arrays["counter"][:] = 0
+        thread_team.run_in_threads(read_rows, work.ctypes.data, threads)
     return [found.answer(statistic) for statistic in statistics]
 
 
-def _share_out(found: _Answered, part: ScorePart, tile: Tile, pool: ThreadPoolExecutor | None, threads: int) -> None:
-    """Read a tile; each thread takes some of its cells."""
-    if not tile.columns:
-        return
-    scores, state = part.scores(tile.rows, tile.columns).numpy(), part.state.numpy()
-    count, first = len(tile.cells), tile.cells.start
-    cuts = pairwise(sorted({count * one // threads for one in range(threads + 1)}))
-    jobs = [(slice(start, stop), slice(first + start, first + stop)) for start, stop in cuts]
-    waiting = [] if pool is None else [pool.submit(found.read, scores[s], state[s], c, tile) for s, c in jobs[1:]]
-    for own, cells in jobs[:1]:
-        found.read(scores[own], state[own], cells, tile)
-    for one in waiting:
-        one.result()
+def _strides(name: str, tensor: Tensor) -> dict[str, int]:
+    batch, head, row, _ = tensor.stride()
+    return {f"{name}_batch_stride": batch, f"{name}_head_stride": head, f"{name}_stride": row}
+
+
+def _edges(bins: Bins) -> Any:
+    """Where bins begin, and where the last one ends."""
+    size, extra = divmod(bins.length, bins.count)
+    index = np.arange(bins.count + 1, dtype=np.int64)
+    return index * size + np.minimum(index, extra)
+
+
+def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:
+    """Where the pieces begin into which rows are shared out; each bin of the picture is in one of them."""
+    places = [queries * piece // pieces for piece in range(pieces)]
+    if grid is not None:
+        places = [grid.rows.edge(grid.rows.index_of(place)) for place in places]
+    return np.array([*places, queries], np.int64)
+
+
+def _batches(source: Source, scores: Scores, panel: int) -> Iterator[tuple[Any, Tensor]]:
+    """The tiles, some at a time, and the numbers that are added to their scores."""
+    most = fitting(2 * ADDED_ELEMENTS, scores.breadth * source.keys, MOST_ROWS)
+    step = max(most, FEWEST_ROWS) if scores.reads_queries else max(source.queries, 1)
+    tiles, parts, count = list[tuple[int, ...]](), list[Tensor](), 0
+    for rows in ranges(source.queries, step):
+        columns = source.columns(rows)
+        first, stop = columns.start // panel, -(-columns.stop // panel)
+        if not columns:
+            continue
+        covered = scores.covered(rows, columns)
+        start = first if columns.start % panel else (columns.start + covered) // panel
+        batch_stride = head_stride = row_stride = 0
+        if start < stop:
+            wanted = range(max(columns.start, start * panel), columns.stop)
+            block = scores.added(rows, wanted)
+            part = block.new_full((*block.shape[:3], (stop - start) * panel), -NEVER)
+            part[..., wanted.start - start * panel : wanted.stop - start * panel] = block
+            strides = [0 if size == 1 else stride for size, stride in zip(part.shape, part.stride(), strict=True)]
+            batch_stride, head_stride, row_stride, _ = strides
+            parts.append(part.flatten())
+        tiles.append((rows.start, rows.stop, first, stop, start, count, batch_stride, head_stride, row_stride))
+        count += parts[-1].numel() if start < stop else 0
+        if count >= ADDED_ELEMENTS:
+            yield np.array(tiles, TILE), torch.cat(parts)
+            tiles, parts, count = [], [], 0
+    if tiles:
+        yield np.array(tiles, TILE), torch.cat([*parts, scores.query.new_zeros(1)])

@@ -1,28 +1,31 @@
-"""One loop over the scores of a row that finds everything the usual statistics want of its weights; needs numba.
+"""One loop over the rows of a map that finds everything the usual statistics want of its weights; needs numba.
 
-The tiles of `regard.maps.tiles` are read once for each statistic, from memory that is larger than the cache. Here a row
-of scores is turned into weights, summed, pooled and ranked while it is in the cache.
+The tiles of `regard.maps.tiles` are read once for each statistic, from memory that is larger than the cache. Here the
+weights of a few rows are made by `regard.maps.weights_block`, summed while they are in registers, and pooled and
+ranked while they are in the cache.
 """
 
+import inspect
 from typing import Any
+from zlib import crc32
 
 import numba
 import numpy as np
 from llvmlite import ir
+from numba import types
 from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
-F32, I32 = np.float32, np.int32
-# The polynomial of degree 6 that is nearest to 2^f for f in [-1/2, 1/2]: 2e-9 of itself, and 1e-7 by rounding.
-P6, P5, P4 = F32(1.5353359e-4), F32(1.3398875e-3), F32(9.618437e-3)
-P3, P2, P1 = F32(5.5503324e-2), F32(2.4022648e-1), F32(6.931472e-1)
-ZERO, HALF, ONE = F32(0), F32(0.5), F32(1)
-SMALLEST, LARGEST = F32(-126), F32(127)
-"""The exponents between which 2^x is a normal float32; below them a weight is 0."""
-LN_2 = F32(0.6931471805599453)
-BIAS, MANTISSA = I32(127), I32(23)
-"""The bias of the exponent of a float32, and the bits that stand below it."""
-LANES, DEPTH = 16, 16
-"""So many weights go into one vector register, and so many rows of them make the sets whose maxima are compared."""
+from regard.maps import weights_block
+from regard.maps.row_work import TILE, WORK
+from regard.maps.weights_block import LANES, PANEL, first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
+
+LN_2 = np.float32(0.6931471805599453)
+ZERO, TINY = np.float32(0), np.finfo(np.float32).tiny
+TOGETHER = 4
+"""The most queries whose weights are made together."""
+FLUSHED = 64
+"""Sums by key are float32 for so many rows, and only then added to those in float64."""
 KEY_BITS, LAST_KEY = 32, 2**32 - 1
 """A weight's bits and its key in one number: of equal weights the first key makes the larger number."""
 # Sums may be reordered, so that the loops use vector registers. Numbers are finite: `regard.maps.one_loop` looks first.
@@ -35,85 +38,71 @@ def _bitcast(_typing: Any, _bits: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 
-    return numba.types.float32(numba.types.int32), generate
+    return types.float32(types.int32), generate
+
+
+def _taken(_typing: Any, _counter: Any) -> Any:
+    """Read a counter, given by its address, and add 1, without another thread in between."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], ir.PointerType(ir.IntType(64)))
+        return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), generate
+
+
+def _pointers_to(kind: Any) -> Any:
+    """A function that makes a pointer to numbers of a kind from an address."""
+
+    def pointer(_typing: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return intrinsic(pointer)
 
 
 _float_of_bits: Any = intrinsic(_bitcast)
+_next_of: Any = intrinsic(_taken)
+_floats, _doubles, _longs = (_pointers_to(kind) for kind in (types.float32, types.float64, types.int64))
+_tiles: Any = _pointers_to(numba.from_dtype(TILE))
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True, inline="always")
-def _weigh(row: Any, state: Any, total: Any, peak: Any) -> Any:
-    """Turn scores into weights 2^(score - state), add them to the totals, and return the entropy in nats."""
-    spread = ZERO
-    for j in range(row.size):
-        x = row[j] - state
-        low = max(min(x, LARGEST), SMALLEST)
-        whole = np.floor(low + HALF)
-        f = low - whole
-        power = (((((P6 * f + P5) * f + P4) * f + P3) * f + P2) * f + P1) * f + ONE
-        weight = power * _float_of_bits((I32(whole) + BIAS) << MANTISSA)
-        weight = weight if x > SMALLEST else ZERO
-        row[j] = weight
-        total[j] += weight
-        peak[j] = max(peak[j], weight)
-        spread += weight * low
-    return -spread * LN_2
-
-
-@numba.njit(nogil=True, cache=True)
-def _rank(bits: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: Any) -> None:
+@numba.njit(nogil=True)
+def _rank(weights: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: Any) -> None:
     """Write the k largest weights of a row in order, the first of equal ones first.
 
-    Weights are compared by their bits, which for numbers of 0 and above is the same. Those wanted are in the sets
-    whose maxima are not below the k-th largest maximum, and only these sets are looked into.
+    Weights are compared by their bits, which for numbers of 0 and above is the same. Each weight that is not below a
+    bound is put into its place: at first the bound is the k-th largest of the maxima of the lanes, and later the
+    smallest that is held.
     """
-    sets, last = _maxima(bits, maxima), best.size - 1
+    bits, address, last = weights.view(np.int32), weights.ctypes.data, best.size - 1
+    bound = max(kth_largest(maxima.ctypes.data, best.size), TINY)
     best[:] = 0
-    for one in range(sets):
-        if maxima[one] > best[last]:
-            _insert(maxima[one], best)
-    least = max(best[last], 1)
-    best[:] = 0
-    for one in range(sets):
-        if maxima[one] >= least:
-            start = one // LANES * LANES * DEPTH + one % LANES
-            for j in range(start, min(start + LANES * DEPTH, bits.size), LANES):
-                if bits[j] >= least:
-                    _insert((np.int64(bits[j]) << KEY_BITS) + (LAST_KEY - j), best)
+    for start in range(0, weights.size, LANES):
+        found = set_of_larger(address + 4 * start, bound)
+        while found:
+            j = start + first_bit(found)
+            _insert((np.int64(bits[j]) << KEY_BITS) + (LAST_KEY - j), best)
+            found &= found - 1
+        bound = max(bound, _float_of_bits(np.int32(best[last] >> KEY_BITS)))
     for place in range(best.size):
         if best[place]:
-            top[place] = _float_of_bits(I32(best[place] >> KEY_BITS))
+            top[place] = _float_of_bits(np.int32(best[place] >> KEY_BITS))
             keys[place] = first_key + LAST_KEY - (best[place] & LAST_KEY)
 
 
-@numba.njit(nogil=True, cache=True)
-def _maxima(bits: Any, maxima: Any) -> int:
-    """The largest of each set of DEPTH numbers, LANES apart; LANES sets lie in one another, for vector registers."""
-    first = 0
-    for start in range(0, bits.size, LANES * DEPTH):
-        best = maxima[first : first + LANES]
-        best[:] = 0
-        stop = min(start + LANES * DEPTH, bits.size)
-        whole = start + (stop - start) // LANES * LANES
-        for at in range(start, whole, LANES):
-            for lane in range(LANES):
-                best[lane] = max(best[lane], bits[at + lane])
-        for j in range(whole, stop):
-            best[j - whole] = max(best[j - whole], bits[j])
-        first += LANES
-    return first
-
-
-@numba.njit(nogil=True, cache=True, inline="always")
+@numba.njit(nogil=True, inline="always")
 def _insert(new: Any, best: Any) -> None:
     """Put a number into its place among the largest, without a branch that a processor would guess wrongly."""
-    for place in range(best.size):
-        held = best[place]
-        best[place] = max(held, new)
-        new = min(held, new)
+    # From the last place, so that no step waits for the one before.
+    for place in range(best.size - 1, 0, -1):
+        best[place] = max(best[place], min(best[place - 1], new))
+    best[0] = max(best[0], new)
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True)
+@numba.njit(fastmath=FAST, nogil=True)
 def _pool(total: Any, peak: Any, columns: int, edges: Any, first_key: int, sums: Any, largest: Any) -> None:
     """Add what some rows of one bin gave to each key to the blocks of the picture."""
     column = np.searchsorted(edges, first_key, side="right") - 1
@@ -142,7 +131,7 @@ def _pool(total: Any, peak: Any, columns: int, edges: Any, first_key: int, sums:
         j, column = j + width * count, column + count
 
 
-@numba.njit(fastmath=FAST, nogil=True, cache=True, inline="always")
+@numba.njit(fastmath=FAST, nogil=True, inline="always")
 def _add_blocks(total: Any, peak: Any, width: int, sums: Any, largest: Any) -> None:
     for column in range(sums.size):
         added, best = ZERO, ZERO
@@ -153,69 +142,175 @@ def _add_blocks(total: Any, peak: Any, width: int, sums: Any, largest: Any) -> N
         largest[column] = max(largest[column], best)
 
 
-def _read_tile(
-    scores: Any,
-    state: Any,
-    first_row: int,
-    first_key: int,
-    row_bins: Any,
-    edges: Any,
-    received: Any,
-    entropy: Any,
-    top: Any,
-    keys: Any,
-    pooled_sum: Any,
-    pooled_max: Any,
-    total: Any,
-    peak: Any,
-    maxima: Any,
-    best: Any,
-) -> None:
-    """Read the scores of a tile, which are overwritten by its weights.
+@numba.njit(fastmath=FAST, nogil=True)
+def _entropy(spread: Any) -> Any:
+    """The entropy in nats of sums of w log2 w."""
+    total = ZERO
+    for lane in range(LANES):
+        total += spread[lane]
+    return -total * LN_2
 
-    Args:
-        scores: (cells, t, s), to base 2; a hidden key has a score far below 0.
-        state: (cells, T), the log-sum-exp to base 2.
-        first_row: the query of the first row.
-        first_key: the key of the first column.
-        row_bins: (T,), the row of the picture for each query.
-        edges: (columns + 1,), where the columns of the picture begin among all keys; empty without a picture.
-        received: (cells, S) in float64, to which sums are added.
-        entropy: (cells, T).
-        top, keys: (cells, T, k), filled with 0 and -1.
-        pooled_sum, pooled_max: (cells, rows, columns), to which blocks are added.
-        total, peak: (s,), memory for the sum and the maximum of each key over the rows of one bin.
-        maxima: memory for the maxima of sets: s / DEPTH + LANES numbers.
-        best: memory for k numbers.
+
+@numba.njit(nogil=True)
+def _pack(work: Any, head: int) -> bool:
+    """Write the keys of one key head as panels (depth, PANEL), with zeros in place of keys beyond the last.
+
+    Returns whether they are finite.
     """
-    cells, rows, columns = scores.shape
-    total[:] = ZERO
-    peak[:] = ZERO
-    for cell in range(cells):
-        for i in range(rows):
-            row, query = scores[cell, i], first_row + i
-            entropy[cell, query] = _weigh(row, state[cell, query], total, peak)
-            if best.size:
-                _rank(row.view(np.int32), top[cell, query], keys[cell, query], first_key, maxima, best)
-            if i + 1 == rows or row_bins[query + 1] != row_bins[query]:
+    batch, group = divmod(head, work.key_heads)
+    start = work.key + 4 * (batch * work.key_batch_stride + group * work.key_head_stride)
+    panels_at = work.panels + 4 * head * work.panel_count * work.depth * PANEL
+    panels = carray(_floats(panels_at), (work.panel_count, work.depth, PANEL))
+    total = ZERO
+    for number in range(work.panel_count):
+        panel, first = panels[number], number * PANEL
+        count = min(PANEL, work.keys - first)
+        if count < PANEL:
+            panel[:] = ZERO
+        for j in range(count):
+            key = carray(_floats(start + 4 * (first + j) * work.key_stride), work.depth)
+            total += _sum(key)
+            for d in range(work.depth):
+                panel[d, j] = key[d]
+    return np.isfinite(total)
+
+
+@numba.njit(fastmath={"reassoc"}, nogil=True)
+def _sum(numbers: Any) -> Any:
+    """A sum, which is finite only if all its numbers are."""
+    total = ZERO
+    for j in range(numbers.size):
+        total += numbers[j]
+    return total
+
+
+@numba.njit(nogil=True)
+def _is_finite(work: Any, cell: int) -> bool:
+    """Whether the queries and the states of one cell are."""
+    batch, head = divmod(cell, work.heads)
+    start = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
+    total = _sum(carray(_floats(work.state + 4 * cell * work.queries), work.queries))
+    for i in range(work.queries):
+        total += _sum(carray(_floats(start + 4 * i * work.query_stride), work.depth))
+    return np.isfinite(total)
+
+
+@numba.njit(nogil=True)
+def _read_share(work: Any, cell: int, piece: int) -> None:
+    """Read some rows of one cell, in every tile."""
+    width, ranked = work.panel_count * PANEL, work.ranked
+    batch, head = divmod(cell, work.heads)
+    key_head = batch * work.key_heads + head // (work.heads // work.key_heads)
+    query = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
+    panels = work.panels + 4 * key_head * width * work.depth
+    state = work.state + 4 * cell * work.queries
+    rows = carray(_longs(work.piece_edges), work.pieces + 1)
+    bins = carray(_longs(work.row_edges), work.row_bins + 1)
+    edges = carray(_longs(work.column_edges), work.column_bins + 1)
+    received = carray(_doubles(work.received + 8 * (cell * work.pieces + piece) * width), width)
+    entropy = carray(_floats(work.entropy + 4 * cell * work.queries), work.queries)
+    top = carray(_floats(work.top + 4 * cell * work.queries * ranked), (work.queries, ranked))
+    places = carray(_longs(work.places + 8 * cell * work.queries * ranked), (work.queries, ranked))
+    picture = 4 * cell * work.row_bins * work.column_bins
+    sums = carray(_floats(work.sums + picture), (work.row_bins, work.column_bins))
+    peaks = carray(_floats(work.peaks + picture), (work.row_bins, work.column_bins))
+    tiles = carray(_tiles(work.tiles), work.tile_count)
+    # Memory of this share alone: the weights of a few rows, their maxima, and sums and maxima over the rows of a bin.
+    weights = np.empty((TOGETHER, width), np.float32)
+    maxima, spread = np.zeros((TOGETHER, LANES), np.float32), np.zeros((TOGETHER, LANES), np.float32)
+    total, peak, held = np.empty(width, np.float32), np.empty(width, np.float32), np.zeros(width, np.float32)
+    best = np.empty(ranked, np.int64)
+    weights_at, total_at, peak_at = weights.ctypes.data, total.ctypes.data, peak.ctypes.data
+    spread_at, maxima_at = spread.ctypes.data, maxima.ctypes.data
+    for number in range(work.tile_count):
+        tile = tiles[number]
+        row, end = max(tile.start, rows[piece]), min(tile.stop, rows[piece + 1])
+        if row >= end or tile.first_panel >= tile.stop_panel:
+            continue
+        added = work.added + 4 * (tile.added + batch * tile.batch_stride + head * tile.head_stride)
+        first_key = tile.first_panel * PANEL
+        seen = tile.stop_panel * PANEL - first_key
+        columns = min(seen, work.keys - first_key)
+        bin_of = np.searchsorted(bins, row, side="right") - 1
+        begun = flushed = row
+        while row < end:
+            left = min(bins[bin_of + 1], end) - row
+            together = TOGETHER if left >= TOGETHER else 2 if left >= 2 else 1
+            spread[:] = ZERO
+            maxima[:] = ZERO
+            query_at, state_at = query + 4 * row * work.query_stride, state + 4 * row
+            added_at = added + 4 * (row - tile.start) * tile.row_stride
+            for panel in range(tile.first_panel, tile.stop_panel):
+                here = 4 * (panel - tile.first_panel) * PANEL
+                more_at = added_at + 4 * (panel - tile.added_panel) * PANEL if panel >= tile.added_panel else 0
+                at = (
+                    query_at, work.query_stride, panels + 4 * panel * PANEL * work.depth, work.depth, state_at,
+                    more_at, tile.row_stride, weights_at + here, width, total_at + here, peak_at + here,
+                    np.int64(row == begun), spread_at, maxima_at,
+                )  # fmt: skip
+                if together == TOGETHER:
+                    weigh_4(at, work.scale)
+                elif together == 2:
+                    weigh_2(at, work.scale)
+                else:
+                    weigh_1(at, work.scale)
+            for i in range(together):
+                entropy[row + i] = _entropy(spread[i])
+                if ranked:
+                    _rank(weights[i, :seen], top[row + i], places[row + i], first_key, maxima[i], best)
+            row += together
+            is_bin_done = row == bins[bin_of + 1]
+            if row == end or row - flushed >= FLUSHED or (is_bin_done and work.column_bins > 0):
                 for j in range(columns):
-                    received[cell, first_key + j] += total[j]
-                if edges.size:
-                    bin_sums, bin_maxima = pooled_sum[cell, row_bins[query]], pooled_max[cell, row_bins[query]]
-                    _pool(total, peak, columns, edges, first_key, bin_sums, bin_maxima)
-                total[:] = ZERO
-                peak[:] = ZERO
+                    held[j] += total[j]
+                if work.column_bins:
+                    _pool(total, peak, columns, edges, first_key, sums[bin_of], peaks[bin_of])
+                begun = row
+            if row == end or row - flushed >= FLUSHED:
+                for j in range(columns):
+                    received[first_key + j] += held[j]
+                held[:columns] = ZERO
+                flushed = row
+            if is_bin_done:
+                bin_of += 1
 
 
-_LINE, _PLANE, _BOX = (numba.float32[::1], numba.float32[:, ::1], numba.float32[:, :, ::1])
-_COUNT, _COUNTS, _SUMS = numba.int64, numba.int64[::1], numba.float64[:, ::1]
-# One signature: it is compiled once, when this file is first imported, and kept on disk beside it.
-read_tile: Any = numba.njit(
-    numba.void(
-        *(_BOX, _PLANE, _COUNT, _COUNT, _COUNTS, _COUNTS, _SUMS, _PLANE, _BOX, numba.int64[:, :, ::1]),
-        *(_BOX, _BOX, _LINE, _LINE, numba.int32[::1], _COUNTS),
-    ),
-    fastmath=FAST,
-    nogil=True,
-    cache=True,
-)(_read_tile)
+def _compiled(version: int) -> tuple[Any, Any]:
+    """The two functions that threads call.
+
+    numba keeps compiled code by the file of the function and by what the function closes over. These two close over the
+    version of the other files that they are made of, so that no code of an older version is taken.
+    """
+    kind = types.void(types.CPointer(numba.from_dtype(WORK)))
+
+    @numba.cfunc(kind, cache=True)
+    def prepare(pointer: Any) -> None:
+        """Pack the keys, and look whether all numbers are finite; threads that call it at once share the heads."""
+        _ = version
+        work = carray(pointer, 1)[0]
+        heads, cells = work.batch * work.key_heads, work.batch * work.heads
+        one = _next_of(work.counter)
+        while one < heads + cells:
+            is_finite = _pack(work, one) if one < heads else _is_finite(work, one - heads)
+            if not is_finite:
+                _next_of(work.not_finite)
+            one = _next_of(work.counter)
+
+    @numba.cfunc(kind, cache=True)
+    def read_rows(pointer: Any) -> None:
+        """Read shares until no share is left; threads that call it at once share them.
+
+        The last rows come first: under a causal mask they take longest, and short shares fill the end evenly.
+        """
+        _ = version
+        work = carray(pointer, 1)[0]
+        cells = work.batch * work.heads
+        share = _next_of(work.counter)
+        while share < cells * work.pieces:
+            _read_share(work, share % cells, work.pieces - 1 - share // cells)
+            share = _next_of(work.counter)
+
+    return prepare, read_rows
+
+
+prepare, read_rows = _compiled(crc32(inspect.getsource(weights_block).encode()))

@@ -40,22 +40,30 @@ Rows = range | Tensor
 Part = Callable[[Rows, Rows], Piece]
 
 
-class ScorePart(Protocol):
-    """The scores of some cells whose weights are 2^(score - state), and their row state."""
+class Scores(Protocol):
+    """The scores whose weights are 2^(scale q k + added - state), in float32 or float64."""
+
+    scale: float
+    query: Tensor
+    """(B, H, T, D)."""
+    key: Tensor
+    """(B, G, S, D); G divides H."""
+    state: Tensor
+    """The log-sum-exp of each row to base 2, (B, H, T); far above 0 for a row with no key."""
 
     @property
-    def is_finite(self) -> bool:
-        """Whether no number from which the weights are computed is NaN or infinite."""
+    def reads_queries(self) -> bool:
+        """Whether what is added differs from query to query."""
 
     @property
-    def state(self) -> Tensor:
-        """The log-sum-exp of each row to base 2, (cells, T); far above 0 for a row with no key."""
+    def breadth(self) -> int:
+        """How many pairs of sequence and head have an addition of their own."""
 
-    def scores(self, rows: range, columns: range) -> Tensor:
-        """The scores (cells, t, s) to base 2, far below 0 for a hidden key.
+    def covered(self, rows: range, columns: range) -> int:
+        """How many of the first columns have nothing added in all of the rows: in a causal tile these are most."""
 
-        The caller may overwrite them, and the next call does.
-        """
+    def added(self, rows: range, columns: range) -> Tensor:
+        """What is added to the scores, (B or 1, H or 1, t or 1, s); far below 0 for a hidden key."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,8 +258,8 @@ class Source(ABC):
         With a scratch, a piece may overwrite the memory of the piece before, and carries no gradient.
         """
 
-    def score_part(self, cells: range, scratch: Scratch) -> ScorePart | None:
-        """The scores of those cells, if their weights are a softmax of dot products; None for other sources."""
+    def dot_scores(self) -> Scores | None:
+        """The scores, if the weights are a softmax of dot products; None for other sources."""
         return None
 
     def softmax_call(self) -> SoftmaxCall | None:

@@ -12,18 +12,12 @@ TILE_ROWS = 64
 """A tile gets fewer heads before it gets fewer queries than this, because narrow matrix products are slow."""
 
 
-def groups(source: Source, at_once: int = 1) -> Iterator[tuple[range, list[range]]]:
-    """Groups of cells, each with the rows of its tiles. If not all fit, a tile has few cells and many rows.
-
-    Args:
-        source: the source.
-        at_once: the least number of cells of a tile, if there are so many: those that threads read at once.
-    """
+def groups(source: Source) -> Iterator[tuple[range, list[range]]]:
+    """Groups of cells, each with the rows of its tiles. If not all fit, a tile has few cells and many rows."""
     count, a_row = source.cells, max(1, source.keys * source.width)
     # For a small map, the first access to larger buffers would take longer than to fill them.
     limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, count * source.queries * a_row // 8))
     few, rows = tile_shape(count, source.queries, a_row, budget=limit, few_rows=TILE_ROWS)
-    few = max(few, min(at_once, count))
     # The number of tiles stays the same, but all get about equally many cells.
     few = max(1, -(-count // max(1, -(-count // few))))
     cuts = list(_cuts(source, few, rows, limit))

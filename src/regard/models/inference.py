@@ -20,6 +20,7 @@ from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
 from regard.nn.fixed_linear import Activation, FixedLinear
+from regard.nn.product_choice import choices
 
 FIRST_ROOM = 32
 """The number of positions that a cache has room for at first. The room doubles when it is full."""
@@ -81,6 +82,9 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
         dtype: of the linear layers' weights and products, float32 or bfloat16; None means the model's own. All the
             rest stays in the model's dtype, including the output layer.
 
+    How each product is computed was measured on this machine, or is measured now, in at most 100 ms: see
+    `regard.nn.product_choice`.
+
     Raises:
         ArgumentError: the dtype is not the model's, and there is no faster decoder for the model.
 
@@ -95,7 +99,9 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
     """
     reason = why_not(model)
     if reason is None:
-        return FixedTransformer(cast(Transformer, model), dtype)
+        ready = FixedTransformer(cast(Transformer, model), dtype)
+        choices().keep()
+        return ready
     model_dtype = next(cast(nn.Module, model).parameters()).dtype
     if dtype is not None and dtype != model_dtype:
         raise ArgumentError(f"this model decodes in {model_dtype} only, got {dtype}: {reason}")

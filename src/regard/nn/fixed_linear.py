@@ -1,10 +1,14 @@
 """A linear layer whose weights no longer change."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from regard.nn.product_choice import ROWS, choices, product_kind, rows_counted_as
 
 Activation = Literal["none", "relu"]
 
@@ -12,9 +16,9 @@ Activation = Literal["none", "relu"]
 class FixedLinear:
     r"""$a(x W^\top + b)$ for inference: without gradients, and with weights that are laid out once for the processor.
 
-    On the CPU oneDNN computes the product, with weights in its own order. `F.linear` takes the weights in their given
-    order, and computes float32 by another library, whose best kernels are for the processors of one maker. If oneDNN is
-    not available, or for other types and devices, this is `F.linear`.
+    On the CPU there are several ways: oneDNN with weights in its own order, and torch's default library (MKL on x86)
+    with the weights as they are, or transposed. Which is fastest depends on the processor, the sizes and the number of
+    rows; `regard.nn.product_choice` measures it. For other types and devices this is `F.linear`.
 
     Args:
         weight: W.
@@ -38,7 +42,7 @@ class FixedLinear:
         self.dtype = weight.dtype if dtype is None else dtype
         weight = weight.detach().to(self.dtype, copy=True).contiguous()
         bias = None if bias is None else bias.detach().to(self.dtype, copy=True).contiguous()
-        self._product = _laid_out(weight, bias, activation) or _Plain(weight, bias, activation)
+        self._products = _chosen(weight, bias, activation)
 
     def __call__(
         self, x: Float[Tensor, "N in"], *, plus: Float[Tensor, "N out"] | None = None, dtype: torch.dtype | None = None
@@ -51,13 +55,26 @@ class FixedLinear:
             dtype: of the result without `plus`; None means that of the layer.
         """
         x = x if x.dtype == self.dtype else x.to(self.dtype)
+        product = self._products[rows_counted_as(len(x))]
         if plus is not None:
-            return self._product.added(x, plus) if plus.dtype == self.dtype else plus + self._product(x)
-        y = self._product(x)
+            return product.added(x, plus) if plus.dtype == self.dtype else plus + product(x)
+        y = product(x)
         return y if dtype is None or dtype == self.dtype else y.to(dtype)
 
 
-class _Plain:
+class _Product(ABC):
+    """One way to compute the layer."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """The layer."""
+
+    @abstractmethod
+    def added(self, x: Tensor, plus: Tensor) -> Tensor:
+        """The layer, and something that is added to it."""
+
+
+class _Plain(_Product):
     """The product computed by `F.linear`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> None:
@@ -71,7 +88,23 @@ class _Plain:
         return plus + self(x)
 
 
-class _LaidOut:
+class _Transposed(_Product):
+    """The product with a copy of the weights (in, out)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> None:
+        self._weight, self._bias, self._activation = weight.mT.contiguous(), bias, activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x @ self._weight if self._bias is None else torch.addmm(self._bias, x, self._weight)
+        return y.relu_() if self._activation == "relu" else y
+
+    def added(self, x: Tensor, plus: Tensor) -> Tensor:
+        if self._bias is None and self._activation == "none":
+            return torch.addmm(plus, x, self._weight)
+        return plus + self(x)
+
+
+class _LaidOut(_Product):
     """The product computed by oneDNN, with weights in its own order."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> None:
@@ -100,3 +133,39 @@ def _laid_out(weight: Tensor, bias: Tensor | None, activation: Activation) -> _L
     except (AttributeError, RuntimeError, NotImplementedError):
         return None
     return product
+
+
+def _chosen(weight: Tensor, bias: Tensor | None, activation: Activation) -> dict[int, _Product]:
+    """The product for each number of rows in ROWS; weights stay laid out for those ways alone that are taken."""
+    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
+        return {rows: _Plain(weight, bias, activation) for rows in ROWS}
+    made: dict[str, _Product | None] = {}
+
+    def maker(name: str, make: Callable[[Tensor, Tensor | None, Activation], _Product | None]) -> Any:
+        def once() -> _Product | None:
+            if name not in made:
+                made[name] = make(weight, bias, activation)
+            return made[name]
+
+        return once
+
+    ways = {name: maker(name, make) for name, make in WAYS.items()}
+    chosen: dict[int, _Product] = {}
+    with torch.no_grad():
+        for rows in ROWS:
+            best = choices().fastest(product_kind(weight, rows), ways, weight.new_ones(rows, weight.shape[1]))
+            # What was measured with another build of torch may not be there.
+            chosen[rows] = ways[best]() or _Plain(weight, bias, activation)
+    return chosen
+
+
+def _of_onednn(weight: Tensor, bias: Tensor | None, activation: Activation) -> _Product | None:
+    return _laid_out(weight, bias, activation)
+
+
+WAYS: dict[str, Callable[[Tensor, Tensor | None, Activation], _Product | None]] = {
+    "oneDNN packed": _of_onednn,
+    "plain": _Plain,
+    "transposed": _Transposed,
+}
+"""The ways to compute a product. The first that there is is taken where nothing was measured."""

@@ -1,0 +1,133 @@
+"""Calls of a kind that was seen before: what they decide is kept, so that a short call takes few steps.
+
+What is kept follows from shapes, dtypes and the kinds of masks alone, all of which are in the key: how the kernel
+covers the mask, its scale, and where rows may have no key. No number of any tensor is kept. A call runs the same
+kernel with the same arguments as it does without this, and so gives the same bits.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
+
+from regard.backends import BACKENDS
+from regard.backends.base import Call
+from regard.backends.kernel_arguments import causal_offset, excluding_factors
+from regard.mechanisms.checks import is_checking
+from regard.mechanisms.masks.base import And, Mask
+from regard.mechanisms.masks.basic import Causal, Lengths
+from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.scores.base import ScaledDot
+from regard.mechanisms.shapes import Sizes
+
+CallKind = tuple[Any, ...]
+MOST = 512
+"""How many kinds are kept; beyond them all are forgotten."""
+SEEN: dict[CallKind, "Settled | None"] = {}
+"""What calls of each kind decide; None for kinds that go the long way."""
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settled:
+    """What calls of one kind decide."""
+
+    sizes: Sizes
+    scale: float
+    is_causal: bool
+    positions: Tensor | None
+    """The positions of the keys (S,), if the mask has lengths."""
+    numbers: tuple[Tensor, Tensor] | None
+    """0 and -inf in the dtype of the mask."""
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> tuple[Tensor, Tensor]:
+        """The output (B, H, T, E) and the log-sum-exp (B, H, T), -inf for a row with no key."""
+        if self.positions is None or self.numbers is None:
+            return _flash(query, key, value, 0.0, self.is_causal, scale=self.scale)
+        valid = _lengths_of(mask).view(-1, 1, 1, 1)
+        fewest = valid.min().item()
+        additive = None
+        if fewest < self.sizes.keys:
+            additive = torch.where(self.positions < valid, *self.numbers)
+        output, lse = _flash(query, key, value, 0.0, self.is_causal, attn_mask=additive, scale=self.scale)
+        if fewest <= 0:
+            lse = lse.masked_fill(valid[..., 0] <= 0, -torch.inf)
+        return output, lse
+
+
+def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, mask: Any) -> CallKind | None:
+    """What decides about a call without bias and dropout, if all of it can be told at once; None for others."""
+    if torch.compiler.is_compiling() or type(score) is not ScaledDot:
+        return None
+    if type(normalization) is not Softmax or not (type(query) is type(key) is type(value) is Tensor):
+        return None
+    if not (query.is_cpu and key.is_cpu and value.is_cpu) or not (len(query.shape) == len(key.shape) == 4):
+        return None
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return None
+    if torch.is_autocast_enabled("cpu") or is_checking() or torch._C._len_torch_dispatch_stack():
+        return None
+    if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return None
+    if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
+        return None
+    masked = None if mask is None else _kind_of_mask(mask)
+    if masked is None and mask is not None:
+        return None
+    return query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, score.scale, masked
+
+
+def _kind_of_mask(mask: Any) -> CallKind | None:
+    if type(mask) is Causal:
+        return ("causal", mask.offset) if mask.offset is None or type(mask.offset) is int else None
+    if type(mask) is Lengths:
+        valid = mask.valid
+        is_plain = type(valid) is Tensor and valid.is_cpu and not mask.per_query and len(valid.shape) == 1
+        return ("lengths", valid.shape, valid.dtype) if is_plain and valid.is_contiguous() else None
+    if type(mask) is And:
+        kinds = [_kind_of_mask(one) for one in mask.masks]
+        return None if None in kinds else tuple(kinds)
+    return None
+
+
+def _lengths_of(mask: Mask | Tensor | None) -> Tensor:
+    assert isinstance(mask, Mask)
+    return next(one.valid for one in mask.factors() if isinstance(one, Lengths))
+
+
+def seen(kind: CallKind | None) -> Settled | None:
+    """What calls of this kind decide, if one was seen."""
+    return None if kind is None else SEEN.get(kind)
+
+
+def settle(kind: CallKind | None, call: Call, value: Tensor) -> Settled | None:
+    """Keep what a call decides, if others of its kind need nothing else; None if they go the long way."""
+    if kind is None or kind in SEEN:
+        return None
+    found = _settled(call, value)
+    if len(SEEN) >= MOST:
+        SEEN.clear()
+    SEEN[kind] = found
+    return found
+
+
+def _settled(call: Call, value: Tensor) -> Settled | None:
+    scale, sizes = call.score.dot_scale(call.query.shape[-1]), call.sizes
+    if scale is None or scale <= 0 or BACKENDS["fused"].why_not(call) or value.shape[-1] != call.query.shape[-1]:
+        return None
+    if not call.query.shape[0] == call.key.shape[0] == value.shape[0] == sizes.batch[0]:
+        return None
+    # The kernel takes these whole: causality from the first key by its flag, and lengths as a bias per key.
+    factors = excluding_factors(call)
+    flags = [m for m in factors if causal_offset(m) == 0]
+    lengths = [m for m in factors if isinstance(m, Lengths)]
+    if len(flags) > 1 or len(lengths) > 1 or len(flags) + len(lengths) < len(factors):
+        return None
+    positions = numbers = None
+    if lengths:
+        positions = torch.arange(sizes.keys)
+        numbers = torch.zeros((), dtype=call.query.dtype), torch.full((), -torch.inf, dtype=call.query.dtype)
+    return Settled(sizes, scale, bool(flags), positions, numbers)

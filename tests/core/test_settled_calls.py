@@ -1,0 +1,163 @@
+"""A call whose kind was seen before gives the bits that it gives without this, and its own numbers count."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import regard
+from regard import settled_calls
+from regard.errors import NonFiniteError, ShapeError
+from regard.functional import Attended
+from regard.maps.call_source import source_of_call
+from tests.core.random_calls import DTYPES, Case, cases
+
+
+@contextmanager
+def the_long_way() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settled_calls, "call_kind", lambda *_: None)
+        yield
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[settled_calls.Settled]:
+    """The calls that took the short way."""
+    found: list[settled_calls.Settled] = []
+    real = settled_calls.Settled.run
+
+    def run(self: settled_calls.Settled, *arguments: Any) -> tuple[Tensor, Tensor]:
+        found.append(self)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(settled_calls.Settled, "run", run)
+    monkeypatch.setattr(settled_calls, "SEEN", {})
+    return found
+
+
+def both_ways(*tensors: Tensor, **options: Any) -> tuple[Attended, Attended]:
+    """The answer of the short way, if there is one, after a first call; and the answer of the long way."""
+    with torch.no_grad():
+        regard.attention(*tensors, **options)
+        short = regard.attention(*tensors, return_weights=True, **options)
+        with the_long_way():
+            return short, regard.attention(*tensors, return_weights=True, **options)
+
+
+def _state(attended: Attended) -> Tensor:
+    return source_of_call(attended.weights.source, "a test").state
+
+
+def assert_same(short: Attended, long: Attended) -> None:
+    assert torch.equal(short.output, long.output)
+    assert short.output.stride() == long.output.stride()
+    assert torch.equal(short.weights.dense(), long.weights.dense())
+    assert torch.equal(short.weights.received(), long.weights.received())
+    assert torch.equal(_state(short), _state(long))
+    assert str(short.weights) == str(long.weights)
+    assert short.weights.shape == long.weights.shape
+    assert short.weights.dtype == long.weights.dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(case=cases(), data=st.data())
+def test_it_changes_no_bit(dtype: torch.dtype, case: Case, data: st.DataObject) -> None:
+    case = case.to(dtype)
+    assert_same(*both_ways(*case.tensors(), **case.options()))
+
+
+MASKS: dict[str, Any] = {
+    "none": lambda: None,
+    "causal": regard.causal,
+    "causal(0)": lambda: regard.causal(0),
+    "causal(-1)": lambda: regard.causal(-1),
+    "lengths": lambda: regard.lengths(torch.tensor([3, 9])),
+    "all keys": lambda: regard.lengths(torch.tensor([9, 9])),
+    "all keys but one": lambda: regard.lengths(torch.tensor([9, 8])),
+    "no key": lambda: regard.lengths(torch.tensor([0, 4])),
+    "both": lambda: regard.causal() & regard.lengths(torch.tensor([9, 2])),
+    "twice": lambda: regard.lengths(torch.tensor([3, 9])) & regard.lengths(torch.tensor([5, 5])),
+    "per query": lambda: regard.lengths(torch.arange(18).view(2, 9), per_query=True),
+    "padding": lambda: regard.padding(torch.rand(2, 9) < 0.5),
+}
+SHORT = {"none", "causal", "causal(0)", "lengths", "all keys", "all keys but one", "no key", "both"}
+
+
+def test_masks_of_every_kind_after_one_another(runs: list[settled_calls.Settled]) -> None:
+    """Each in the wake of all others, so that what one of them decided could be taken for another."""
+    q, k, v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    for name, make in [*MASKS.items(), *MASKS.items()]:
+        runs.clear()
+        assert_same(*both_ways(q, k, v, mask=make()))
+        assert bool(runs) == (name in SHORT), name
+
+
+def test_numbers_of_a_mask_are_read_in_each_call(runs: list[settled_calls.Settled]) -> None:
+    q, n = torch.randn(2, 2, 6, 8), torch.tensor([6, 6])
+    mask = regard.lengths(n)
+    with torch.no_grad():
+        for valid in ([6, 6], [2, 6], [0, 1], [6, 6], [9, -1]):
+            n[:] = torch.tensor(valid)
+            output = regard.attention(q, q, q, mask=mask)
+            dense = (torch.arange(6) < n[:, None])[:, None, None]
+            expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=dense)
+            torch.testing.assert_close(output, expected)
+    assert len(runs) == 4
+
+
+def test_what_goes_the_long_way(runs: list[settled_calls.Settled]) -> None:
+    q = torch.randn(1, 2, 6, 8)
+
+    def is_short(*tensors: Tensor, **options: Any) -> bool:
+        for _ in range(2):
+            runs.clear()
+            regard.attention(*tensors, **options)
+        return bool(runs)
+
+    assert is_short(q, q, q)
+    assert is_short(q, q, q, score=regard.ScaledDot(0.3))
+    assert not is_short(q, q, q, score=regard.ScaledDot(-0.3))
+    assert not is_short(q, q, q[..., :4])
+    assert not is_short(q, q, q, dropout=0.1)
+    assert not is_short(q, q, q, backend="tiled")
+    assert not is_short(q, q, q, bias=torch.zeros(6, 6))
+    assert not is_short(q, q, q, normalization=regard.SoftmaxWithSink())
+    assert not is_short(q.mT.contiguous().mT, q, q)
+    assert not is_short(q.clone().requires_grad_(), q, q)
+    assert not is_short(q[0], q[0], q[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert regard.attention(q, q, q).dtype == torch.bfloat16
+    with regard.checking(), pytest.raises(NonFiniteError):
+        regard.attention(q * torch.nan, q, q)
+
+
+def test_a_gradient_after_calls_without_one() -> None:
+    q = torch.randn(1, 2, 6, 8)
+    with torch.no_grad():
+        regard.attention(q, q, q), regard.attention(q, q, q)
+    leaf = q.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(regard.attention(leaf, leaf, leaf).sum(), leaf)
+    assert grad.abs().sum() > 0
+
+
+def test_errors_are_those_of_a_first_call() -> None:
+    q = torch.randn(2, 2, 6, 8)
+    for _ in range(2):
+        regard.attention(q, q, q, mask=regard.lengths(torch.tensor([1, 2])))
+    for _ in range(2):
+        with pytest.raises(ShapeError, match="lengths must have shape"):
+            regard.attention(q, q, q, mask=regard.lengths(torch.tensor([1, 2, 3])))
+        with pytest.raises(ShapeError, match="same length"):
+            regard.attention(q, q, q[:, :, :3])
+
+
+def test_kinds_do_not_pile_up(runs: list[settled_calls.Settled], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settled_calls, "MOST", 3)
+    for length in range(1, 9):
+        regard.attention(*[torch.randn(1, 1, length, 4)] * 3)
+    assert len(settled_calls.SEEN) <= 3

@@ -40,8 +40,8 @@ class Terminal(io.TextIOWrapper):
         return True
 
 
-def typed(*arguments: str, stream: type[io.TextIOWrapper] = io.TextIOWrapper) -> tuple[int, str, str]:
-    out, err = (stream(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+def typed(*arguments: str, kind: type[io.TextIOWrapper] = io.TextIOWrapper) -> tuple[int, str, str]:
+    out, err = (kind(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with redirect_stdout(out), redirect_stderr(err):
         status = program.run_command(list(arguments))
     texts = []
@@ -225,13 +225,13 @@ def test_help_has_colours_in_a_terminal_and_there_alone(columns: int, monkeypatc
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.delenv("NO_COLOR", raising=False)
     command = ("train", "translation", "--help")
-    plain, coloured = typed(*command)[1], typed(*command, stream=Terminal)[1]
+    plain, coloured = typed(*command)[1], typed(*command, kind=Terminal)[1]
     assert "\x1b[" not in plain
     assert len(re.findall(r"\x1b\[1m\[?PATH", coloured)) >= 3, "what a flag takes is bold"
     rest = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines()]
     assert rest == plain.splitlines()
     monkeypatch.setenv("NO_COLOR", "1")
-    assert typed(*command, stream=Terminal)[1] == plain
+    assert typed(*command, kind=Terminal)[1] == plain
 
 
 def test_the_examples_of_help_are_commands() -> None:

@@ -14,6 +14,7 @@ import regard
 from regard import settled_calls
 from regard.errors import NonFiniteError, ShapeError
 from regard.functional import Attended
+from regard.maps.call_source import source_of_call
 from tests.core.random_calls import DTYPES, Case, cases
 
 
@@ -48,11 +49,16 @@ def both_ways(*tensors: Tensor, **options: Any) -> tuple[Attended, Attended]:
             return short, regard.attention(*tensors, return_weights=True, **options)
 
 
+def _state(attended: Attended) -> Tensor:
+    return source_of_call(attended.weights.source, "a test").state
+
+
 def assert_same(short: Attended, long: Attended) -> None:
     assert torch.equal(short.output, long.output)
     assert short.output.stride() == long.output.stride()
     assert torch.equal(short.weights.dense(), long.weights.dense())
     assert torch.equal(short.weights.received(), long.weights.received())
+    assert torch.equal(_state(short), _state(long))
     assert str(short.weights) == str(long.weights)
     assert short.weights.shape == long.weights.shape
     assert short.weights.dtype == long.weights.dtype
@@ -72,13 +78,14 @@ MASKS: dict[str, Any] = {
     "causal(-1)": lambda: regard.causal(-1),
     "lengths": lambda: regard.lengths(torch.tensor([3, 9])),
     "all keys": lambda: regard.lengths(torch.tensor([9, 9])),
+    "all keys but one": lambda: regard.lengths(torch.tensor([9, 8])),
     "no key": lambda: regard.lengths(torch.tensor([0, 4])),
     "both": lambda: regard.causal() & regard.lengths(torch.tensor([9, 2])),
     "twice": lambda: regard.lengths(torch.tensor([3, 9])) & regard.lengths(torch.tensor([5, 5])),
     "per query": lambda: regard.lengths(torch.arange(18).view(2, 9), per_query=True),
     "padding": lambda: regard.padding(torch.rand(2, 9) < 0.5),
 }
-SHORT = {"none", "causal", "causal(0)", "lengths", "all keys", "no key", "both"}
+SHORT = {"none", "causal", "causal(0)", "lengths", "all keys", "all keys but one", "no key", "both"}
 
 
 def test_masks_of_every_kind_after_one_another(runs: list[settled_calls.Settled]) -> None:

@@ -104,7 +104,7 @@ def test_a_fault_in_a_recipe_is_caught(fault: str) -> None:
 
 def test_the_commands_name_what_there_is() -> None:
     commands = re.findall(r"^\$ (.*?)(?:\s+#.*)?$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     for command in commands:
         program, *arguments = command.split()
         if program == "make":

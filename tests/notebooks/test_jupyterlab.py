@@ -67,10 +67,9 @@ class Lab:
             for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
         }
         # The server takes the JupyterLab of this environment, and nothing of this machine's user.
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *settings], env={**os.environ, **own},
-            stdout=(folder / "log").open("wb"), stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        with (folder / "log").open("wb") as log:
+            command = [sys.executable, "-m", "jupyterlab", *settings]
+            self.process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT)
         self.browser = Chromium(folder / "profile")
         self.browser.size(1280, 1500)
         end = time.monotonic() + 60

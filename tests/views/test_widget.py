@@ -236,6 +236,28 @@ def test_each_view_answers_over_its_own_comm_and_outlives_a_bad_question() -> No
     np.testing.assert_allclose(np.frombuffer(buffers[0], "<f4"), softmaxed(2 * q, k)[0, 3], atol=1e-5)
 
 
+def test_a_cell_gets_the_view_and_after_it_the_last_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    from IPython.core import display_functions
+    from IPython.core.interactiveshell import InteractiveShell
+
+    published: list[dict[str, Any]] = []
+    monkeypatch.setattr(InteractiveShell, "initialized", lambda: True)
+    monkeypatch.setattr(display_functions, "publish_display_data", lambda **given: published.append(given))
+    with carried_comms():
+        made: Any = regard.view(causal_map(*factors()))
+    made._ipython_display_()
+    made.comm.handle_msg({"content": {"data": {"method": "custom", "content": {"kind": "still"}}}, "buffers": [b"PNG"]})
+    shown, still, again = published
+    for one in published:
+        assert isinstance(one["data"], dict)
+        assert isinstance(one.get("metadata") or {}, dict)
+    assert shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"] == made.model_id
+    assert (still["transient"], again["transient"]) == ({"display_id": made.place},) * 2
+    assert "<img" not in still["data"]["text/html"]
+    assert again["update"] is True
+    assert "data:image/png;base64,UE5H" in again["data"]["text/html"]
+
+
 def test_a_weight_that_is_not_finite_is_an_error_and_no_picture() -> None:
     answers = Replier([Example("", {"x": Map(torch.tensor([[0.5, float("nan")]]))})])
     for ask in ("numbers", "dense"):

@@ -197,22 +197,25 @@ def test_what_cannot_be_read_is_said_in_its_place(notebook: Notebook) -> None:
     assert row_of(notebook, "a") == dict.fromkeys(range(4), 0.25)
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("dark", "width"), [(False, 360), (True, 900)])
 def test_it_fits_its_cell_in_the_theme_around_and_leaves_a_picture(
-    browser: Chromium, comms: None, tmp_path: Path, dark: bool
+    browser: Chromium, comms: None, tmp_path: Path, dark: bool, width: int
 ) -> None:
-    browser.size(360, 760)
+    browser.size(width, 760)
     notebook = Notebook(browser, tmp_path / "notebook.html", dark=dark)
     view: Any = regard.view(scaled(), WORDS, link="heads=0&query=4")
     notebook.show("a", view)
     notebook.until(drawn("a"))
     seen = notebook.run("""
-      const box = root('a').getBoundingClientRect(), inside = (one) => one.getBoundingClientRect();
-      const parts = [...root('a').querySelectorAll('.card')].map(inside);
+      const edge = (one) => one.getBoundingClientRect().right;
+      const around = (one) => one.parentNode.closest(".card, .regard");
+      const parts = [...root('a').querySelectorAll('.card, .recompute *')];
+      const box = root('a').getBoundingClientRect(), last = root('a').querySelector(".strip").getBoundingClientRect();
       return { theme: root('a').dataset.theme, width: document.documentElement.scrollWidth,
         height: host('a').clientHeight,
-        out: parts.filter((part) => part.right > box.right + 1 || part.bottom > box.bottom + 1).length };""")
-    assert seen == {"theme": "dark" if dark else "light", "width": 360, "height": 560, "out": 0}
+        out: parts.filter((part) => edge(part) > edge(around(part)) + 1).length,
+        below: last.bottom > box.bottom + 1 };""")
+    assert seen == {"theme": "dark" if dark else "light", "width": width, "height": 560, "out": 0, "below": False}
     end = time.monotonic() + 10
     while view.still is None and time.monotonic() < end:
         notebook.pump()

@@ -183,7 +183,10 @@ def _view_class() -> Any:
 
         def _ipython_display_(self) -> None:
             """Show the view, and after it, hidden, the last picture of it."""
-            display(self._repr_mimebundle_(), raw=True)
+            bundle: Any = self._repr_mimebundle_()
+            # Older anywidgets return the bundle alone, newer ones with its metadata.
+            data, about = bundle if isinstance(bundle, tuple) else (bundle, {})
+            display(data, metadata=about, raw=True)
             display(self._still_bundle(), raw=True, display_id=self.place)
             self._is_shown = True
 

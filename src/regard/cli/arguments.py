@@ -76,7 +76,12 @@ def _of_numbers(message: str) -> str:
     "expected a whole number, got 'x'"
     >>> _of_numbers("could not convert string to float: 'x'")
     "expected a number, got 'x'"
+    >>> _of_numbers("no type matching INT could be instantiated from ['x'].\\n\\nGot errors:\\n- <class 'int'>: "
+    ...             "invalid literal for int() with base 10: 'x'")
+    "expected a whole number, got 'x'"
     """
+    # A value that may be left out is tried as each of its types; None is written by leaving out the flag.
+    message = re.sub(r"^no type matching .*?Got errors:\s+- <class '(int|float)'>: ", "", message, flags=re.DOTALL)
     message = re.sub(r"^invalid literal for int\(\) with base 10: ", "expected a whole number, got ", message)
     return re.sub("^could not convert string to float: ", "expected a number, got ", message)
 

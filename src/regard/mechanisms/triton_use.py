@@ -33,7 +33,8 @@ def runs_triton(device: torch.device, kernel: str) -> bool:
     >>> runs_triton(torch.device("meta"), "statistics")
     False
     """
-    if not has_triton() or torch.compiler.is_compiling() or kernel in _FAILED:
+    # A function that keeps its answer cannot be traced, so that compiling is asked about first.
+    if torch.compiler.is_compiling() or not has_triton() or kernel in _FAILED:
         return False
     if device.type == "cuda":
         return (capability_of(device) or (0, 0)) >= (8, 0)

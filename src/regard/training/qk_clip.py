@@ -15,6 +15,7 @@ from regard.inspection.watch import Seen, watch
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import source_of_call
 from regard.nn.multi_head import MultiHeadAttention
+from regard.training.distributed.ranks import Ranks
 
 PAIRS = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("to_q", "to_k"), ("q", "k"))
 """The names that models of Hugging Face and others give to the projections of queries and keys."""
@@ -159,10 +160,10 @@ Fresh = dict[str, tuple[Tensor, "HeadProjections"]]
 
 def _of_all_ranks(model: nn.Module, fresh: Fresh) -> Fresh:
     """The largest logits of all ranks; all of them know every module that any of them ran."""
-    each: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(each, {name: heads.sizes for name, (_, heads) in fresh.items()})
-    sizes = {name: its for found in each for name, its in found.items()}
     device = next(model.parameters()).device
+    ranks = Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
+    each = ranks.gather(lambda: {name: heads.sizes for name, (_, heads) in fresh.items()})
+    sizes = {name: its for found in each for name, its in found.items()}
     for name in sizes.keys() - fresh.keys():
         heads = _projections(name, model.get_submodule(name), *sizes[name])
         fresh[name] = torch.full((sizes[name][0],), -torch.inf, device=device), heads

@@ -42,7 +42,7 @@ class Page:
     >>> from regard.views import Example, Map
     >>> made = page([Example("", {"0": Map(torch.eye(2))})])
     >>> print(made.report())
-    the page has 0.1 of 8.0 MB
+    the page has 0.2 of 8.0 MB
     0: every weight of 1 of 1
     """
 

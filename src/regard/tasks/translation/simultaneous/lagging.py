@@ -49,7 +49,8 @@ def length_adaptive_average_lagging(delays: Sequence[int], source_length: int, t
 
     Source: Papi et al. 2022 (arXiv:2206.05807), equation 3; Polak et al. 2022 (arXiv:2204.06028); SimulEval's LAAL.
 
-    >>> average_lagging([1, 1, 1, 1, 2], 2, 2), length_adaptive_average_lagging([1, 1, 1, 1, 2], 2, 2)
-    (-0.8, 0.4)
+    >>> delays = [1, 1, 1, 1, 2]
+    >>> [round(of(delays, 2, 2), 6) for of in (average_lagging, length_adaptive_average_lagging)]
+    [-0.8, 0.4]
     """
     return average_lagging(delays, source_length, max(target_length, len(delays)))

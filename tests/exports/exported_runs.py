@@ -49,14 +49,14 @@ class Runs:
 
 
 def make_run(name: str, folder: Path) -> None:
-    """A few steps of training."""
+    """Steps enough that the answer depends on the source, whatever the first weights were."""
     data = folder / "pairs.tsv"
     data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
     transformer, more = RUNS[name]
     config = TranslationConfig(
         data=(data,), valid=(data,), out=folder / "run", transformer=transformer, warmup_steps=5,
-        fit=FitConfig(steps=25, validate_every=25, save_every=25, log_every=25), batch_tokens=400, learning_rate=1e-2,
-        device="cpu", precision="float32", vocab_size=300, max_length=64, **more,
+        fit=FitConfig(steps=100, validate_every=100, save_every=100, log_every=25), batch_tokens=400,
+        learning_rate=1e-2, device="cpu", precision="float32", vocab_size=300, max_length=64, **more,
     )  # fmt: skip
     train_translation(config)
 

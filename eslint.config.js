@@ -4,6 +4,8 @@ import js from "@eslint/js";
 import globals from "globals";
 
 export default [
+  // What is installed in the checkout has scripts of others.
+  { ignores: [".venv/", "build/"] },
   js.configs.recommended,
   {
     files: ["src/regard/views/html/*.js", "src/regard/views/widget/*.js", "tests/views/script/*.js"],

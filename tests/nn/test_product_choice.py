@@ -1,6 +1,7 @@
 """The way in which a product is computed: measured, kept for the machine, and the same result in every way."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from regard.nn import fixed_linear
 from regard.nn.fixed_linear import FixedLinear
-from regard.nn.product_choice import ROWS, Choices, Way, rows_counted_as, said_of_choices
+from regard.nn.product_choice import ROWS, Choices, Way, choices, rows_counted_as, said_of_choices
 
 
 class Clock:
@@ -138,7 +139,19 @@ def test_a_batch_takes_the_way_of_batches(monkeypatch: pytest.MonkeyPatch) -> No
     assert [layer(torch.randn(rows, 4))[0, 0].item() for rows in (1, 3, 20)] == [0, 1, 2]
 
 
+def test_nothing_is_measured_where_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then processes compute alike: what one of them would have measured does not count."""
+    monkeypatch.setenv("REGARD_CACHE", "off")
+    choices.cache_clear()
+    slow: dict[str, Any] = {"first": lambda: lambda x: [time.sleep(0.001), x][1], "second": lambda: lambda x: x}
+    assert choices().fastest("a kind", slow, torch.ones(1, 1)) == "first"
+    assert choices().told == {"a kind": "a kind: first (not measured, REGARD_CACHE is off)"}
+    assert choices().path is None
+    choices.cache_clear()
+
+
 def test_what_was_chosen_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGARD_CACHE")
     made = Choices(None, budget_s=0.0)
     monkeypatch.setattr("regard.nn.product_choice.choices", lambda: made)
     assert said_of_choices()[1] == "  none: no model was made ready for decoding on the CPU"

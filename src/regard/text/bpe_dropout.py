@@ -10,11 +10,10 @@ import numpy.typing as npt
 from regard.errors import ArgumentError, DataError
 from regard.ranges import require_share
 from regard.storage.untrusted import parse_json
-from regard.text.sections import Integers
+from regard.text.sections import Indices, Integers
 from regard.text.tokenizer_files import encoding, read_tokenizer
 from regard.text.tokenizers import Tokenizer
 
-Numbers = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint64]
 
 REMEMBERED_SENTENCES = 2**17
@@ -64,7 +63,7 @@ class BPEDropout:
             raise ArgumentError(f"expected a tokenizer with merges (bpe) for BPE dropout, got {tokenizer!r}")
         self._tokenizer, self._probability = tokenizer, probability
         self._words = read_tokenizer(tokenizer.to_json()).pre_tokenizer
-        self._word_sizes: dict[bytes, Numbers] = {}
+        self._word_sizes: dict[bytes, Indices] = {}
         vocabulary = described["vocab"]
         self._size = max(vocabulary.values()) + 1
         self._byte_counts, self._spelling = _spelled(vocabulary, self._size)
@@ -78,7 +77,7 @@ class BPEDropout:
         self._ranks = np.append(order, NO_MERGE)
         self._merged = table[:, 2]
 
-    def __call__(self, sentences: Sequence[Integers], keys: Bits) -> list[Numbers]:
+    def __call__(self, sentences: Sequence[Integers], keys: Bits) -> list[Indices]:
         """Cut some sentences anew.
 
         Args:
@@ -112,7 +111,7 @@ class BPEDropout:
         kept = np.cumsum(pieces >= 0)
         return np.split(pieces[pieces >= 0], kept[ends[:-1] - 1])
 
-    def _sizes_of_words(self, sentence: Integers) -> Numbers:
+    def _sizes_of_words(self, sentence: Integers) -> Indices:
         """The bytes of each word of a sentence, in which alone pieces may be merged."""
         key = sentence.astype(np.int32).tobytes()
         known = self._word_sizes.get(key)
@@ -128,7 +127,7 @@ class BPEDropout:
             self._word_sizes[key] = sizes
         return sizes
 
-    def _first_left_out(self, streams: Bits, merges: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    def _first_left_out(self, streams: Bits, merges: Indices) -> tuple[Indices, npt.NDArray[np.bool_]]:
         """Draw the round in which a word first does not make the merge that it makes without dropout.
 
         A word is cut as always if in each round its best merge is not left out, whatever happens to the others. So the
@@ -145,7 +144,7 @@ class BPEDropout:
         changes = rounds < merges
         return rounds[changes].astype(np.int64), changes
 
-    def _merge(self, symbols: Numbers, words: Numbers, streams: Bits, first_left_out: Numbers) -> Numbers:
+    def _merge(self, symbols: Indices, words: Indices, streams: Bits, first_left_out: Indices) -> Indices:
         """Merge the bytes of words as far as it goes; pieces stand at the places of their first bytes."""
         finished = np.full(len(symbols), -1)
         places, ranks = np.arange(len(symbols)), np.full(len(symbols), NO_MERGE)
@@ -166,7 +165,7 @@ class BPEDropout:
             number += 1
         return finished
 
-    def _ranks_at(self, places: Numbers, symbols: Numbers, words: Numbers) -> Numbers:
+    def _ranks_at(self, places: Indices, symbols: Indices, words: Indices) -> Indices:
         """The rank of the merge of each of these symbols with the next one of its word."""
         following = np.minimum(places + 1, len(symbols) - 1)
         pairs = symbols[places] * self._size + symbols[following]
@@ -174,7 +173,7 @@ class BPEDropout:
         known = (self._pairs[found] == pairs) & (words[places] == words[following]) & (places != following)
         return np.where(known, self._ranks[found], NO_MERGE)
 
-    def _chosen(self, ranks: Numbers, words: Numbers, streams: Bits, first_left_out: Numbers, number: int) -> Numbers:
+    def _chosen(self, ranks: Indices, words: Indices, streams: Bits, first_left_out: Indices, number: int) -> Indices:
         """The merge that each word makes in a round: the best one that is not left out."""
         possible = np.flatnonzero(ranks != NO_MERGE)
         rounds = first_left_out[words[possible]]
@@ -220,7 +219,7 @@ class NewCuts:
         return fresh[0], fresh[1]
 
 
-def _best(places: Numbers, ranks: Numbers, words: Numbers) -> Numbers:
+def _best(places: Indices, ranks: Indices, words: Indices) -> Indices:
     """Of these places the one of each word whose merge was learnt first; of equal ones, the left."""
     if not len(places):
         return places
@@ -230,7 +229,7 @@ def _best(places: Numbers, ranks: Numbers, words: Numbers) -> Numbers:
     return equal[_differs(words[equal])]
 
 
-def _spelled(vocabulary: dict[str, int], size: int) -> tuple[Numbers, Numbers]:
+def _spelled(vocabulary: dict[str, int], size: int) -> tuple[Indices, Indices]:
     """The number of bytes of each token, and the tokens of their single bytes in a row."""
     spelling = [""] * size
     for piece, number in vocabulary.items():
@@ -238,16 +237,16 @@ def _spelled(vocabulary: dict[str, int], size: int) -> tuple[Numbers, Numbers]:
     return _joined([[len(piece)] for piece in spelling]), _joined([[vocabulary[c] for c in p] for p in spelling])
 
 
-def _joined(rows: Sequence[Integers] | Sequence[Sequence[int]]) -> Numbers:
+def _joined(rows: Sequence[Integers] | Sequence[Sequence[int]]) -> Indices:
     return np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64)
 
 
-def _begins(sizes: Numbers) -> Numbers:
+def _begins(sizes: Indices) -> Indices:
     """Where parts of these sizes begin that stand in a row, and where the last ends."""
     return np.append(0, np.cumsum(sizes))
 
 
-def _differs(values: Numbers) -> npt.NDArray[np.bool_]:
+def _differs(values: Indices) -> npt.NDArray[np.bool_]:
     """Whether each value differs from the one before it; the first does."""
     return np.append(True, values[1:] != values[:-1])
 

@@ -60,7 +60,25 @@ def load_run(folder: Path) -> ExportedRun:
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
+    _scale_by_width(model, config.transformer)
     return ExportedRun(model, config.transformer, source, target)
+
+
+def _scale_by_width(model: Transformer, config: TransformerConfig) -> None:
+    """Change the weights such that embeddings are multiplied by sqrt(D), the only factor that the formats know.
+
+    Where c is the factor now, c E = sqrt(D) E' for E' = c E / sqrt(D). An output layer that shares the matrix sees the
+    last norm divided by as much: its logits stay.
+    """
+    wanted = config.dim**0.5
+    for embedding in {model.source_embedding, model.target_embedding}:
+        by = embedding.scale / wanted
+        embedding.weight.data.mul_(by)
+        embedding.scale = wanted
+    if config.tied_output:
+        last = model.decoder_norm if config.norm_position == "pre" else model.decoder[-1].residuals[-1].norm
+        for parameter in last.parameters():
+            parameter.data.div_(by)
 
 
 def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ...]) -> None:

@@ -9,43 +9,57 @@ from regard.mechanisms.biases.t5 import T5Bias
 from regard.mechanisms.positions import require_even, sinusoidal
 from regard.mechanisms.rotary.layouts import Interleaved, Layout
 from regard.nn.arguments import require_sizes
+from regard.ranges import require_above
 
 Offset = int | Int[Tensor, "*batch"]
 """The position of a sequence's first vector: a number, or one number for each sequence of the batch."""
 
 
 class TokenEmbedding(nn.Module):
-    r"""$x_t = c\, E_{w_t}$, with $c = \sqrt d$ unless c is given.
+    r"""$x_t = c\, E_{w_t}$, with $E \sim N(0, \sigma^2)$ at the beginning and $c = 1 / \sigma$: entries of unit variance.
 
-    The default is that of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4. With the initialisation
-    $E \sim N(0, 1/d)$ it makes entries of unit variance, and the same matrix can serve as output layer.
+    The defaults, $\sigma = 1 / \sqrt d$ and so $c = \sqrt d$, are those of Vaswani et al. 2017 (arXiv:1706.03762),
+    section 3.4. The same matrix can serve as output layer. An optimizer like Adam, whose steps have one length for
+    weights of every size, changes the words of a small matrix faster.
 
     Args:
         vocab_size: number of tokens.
         dim: d.
         pad_id: a token whose vector starts at zero and gets no gradient from this layer.
-        scale: c; None means the square root of d.
+        std: sigma, above 0; None means 1 / sqrt(d).
+        scale: c; None means 1 / sigma.
 
     Raises:
-        ArgumentError: a size is below 1, or the pad_id is outside the vocabulary.
+        ArgumentError: a size is below 1, std is not above 0, or the pad_id is outside the vocabulary.
 
     >>> TokenEmbedding(10, 4, pad_id=0)(torch.tensor([[1, 2, 0]])).shape
     torch.Size([1, 3, 4])
     """
 
-    def __init__(self, vocab_size: int, dim: int, *, pad_id: int | None = None, scale: float | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        *,
+        pad_id: int | None = None,
+        std: float | None = None,
+        scale: float | None = None,
+    ) -> None:
         super().__init__()
         require_sizes(vocab_size=vocab_size, dim=dim)
+        if std is not None:
+            require_above(0, std=std)
         if pad_id is not None and not 0 <= pad_id < vocab_size:
             raise ArgumentError(f"pad_id must be in [0, {vocab_size}), got {pad_id}")
         self.weight = nn.Parameter(torch.empty(vocab_size, dim))
         self.pad_id = pad_id
-        self.scale = dim**0.5 if scale is None else scale
+        self.std = dim**-0.5 if std is None else std
+        self.scale = (dim**0.5 if std is None else 1 / std) if scale is None else scale
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 1/d), with zeros for the padding token."""
-        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+        """N(0, sigma^2), with zeros for the padding token."""
+        nn.init.normal_(self.weight, std=self.std)
         if self.pad_id is not None:
             with torch.no_grad():
                 self.weight[self.pad_id].zero_()

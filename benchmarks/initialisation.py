@@ -84,18 +84,18 @@ def _begin(model: nn.Module, *, joined: bool, glorot: bool) -> None:
 
 
 class Beginning(NamedTuple):
-    """How matrices begin, and the standard deviation of embeddings; None: 1 / sqrt(dim)."""
+    """How matrices begin, and how much smaller than 1 / sqrt(dim) the embeddings."""
 
     matrices: Callable[[nn.Module], None]
-    embedding_std: float | None = None
+    embedding_gain: float = 1.0
 
 
 OURS = {
     "ours, Kaiming": Beginning(kaiming),
     "ours, Glorot": Beginning(glorot),
-    "ours, Glorot and embeddings of 0.02": Beginning(glorot, 0.02),
+    "ours, Glorot and embeddings with a gain of 3": Beginning(glorot, 3.0),
 }
-"""The second is the default; the third sets `embedding_std=0.02`."""
+"""The last is the default of a translator, the one before it that of a language model."""
 
 
 # -- translation -------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def translation(side: str, norm: str, depth: int, seed: int, updates: int) -> fl
         config = TransformerConfig(
             dim=DIM, num_heads=HEADS, encoder_layers=depth, decoder_layers=depth, feed_forward_dim=HIDDEN,
             dropout=DROPOUT, shared_embeddings=True, norm_position="pre" if norm == "pre" else "post",
-            embedding_std=OURS[side].embedding_std,
+            embedding_gain=OURS[side].embedding_gain,
         )  # fmt: skip
         model = Transformer(config, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY)
         OURS[side].matrices(model)
@@ -191,7 +191,7 @@ def language_model(side: str, norm: str, depth: int, seed: int, updates: int) ->
     if side in OURS:
         config = DecoderOnlyConfig(
             dim=DIM, num_heads=HEADS, num_layers=depth, feed_forward_dim=HIDDEN, dropout=DROPOUT,
-            norm_position="pre" if norm == "pre" else "post", embedding_std=OURS[side].embedding_std,
+            norm_position="pre" if norm == "pre" else "post", embedding_gain=OURS[side].embedding_gain,
         )  # fmt: skip
         model = DecoderOnly(config, vocab_size=vocab_size)
         OURS[side].matrices(model)

@@ -34,8 +34,8 @@ class StackConfig:
     """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
     max_length: int = 1024
     """The longest sequence in tokens, if positions are learned."""
-    embedding_std: float | None = None
-    """The standard deviation that embeddings begin with, and divide by; None means 1 / sqrt(dim), as in the paper."""
+    embedding_gain: float = 1.0
+    """Embeddings begin so much smaller than in the paper, and their factor is larger: above 1 they learn faster."""
     dropout: float = 0.1
     """The probability of dropping an entry of an embedding or of a sublayer's output."""
     activation_dropout: float | None = None
@@ -61,8 +61,7 @@ class StackConfig:
             feed_forward_dim=self.feed_forward_dim,
             max_length=self.max_length,
         )
-        if self.embedding_std is not None:
-            require_above(0, embedding_std=self.embedding_std)
+        require_above(0, embedding_gain=self.embedding_gain)
         require_dropout(dropout=self.dropout, attention_dropout=self.attention_dropout)
         if self.activation_dropout is not None:
             require_dropout(activation_dropout=self.activation_dropout)
@@ -87,6 +86,8 @@ class TransformerConfig(StackConfig):
     """The number of layers in the encoder; the paper's N."""
     decoder_layers: int = 3
     """The number of layers in the decoder."""
+    embedding_gain: float = 3.0
+    """Embeddings begin so much smaller than in the paper, and their factor is larger: above 1 they learn faster."""
     shared_embeddings: bool = False
     """Whether source and target embeddings share one matrix, which requires one vocabulary."""
     tied_output: bool = True

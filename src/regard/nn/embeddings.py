@@ -16,21 +16,21 @@ Offset = int | Int[Tensor, "*batch"]
 
 
 class TokenEmbedding(nn.Module):
-    r"""$x_t = c\, E_{w_t}$, with $E \sim N(0, \sigma^2)$ at the beginning and $c = 1 / \sigma$: entries of unit variance.
+    r"""$x_t = c\, E_{w_t}$, with $E \sim N(0, 1 / c^2)$ at the beginning, so that entries have unit variance.
 
-    The defaults, $\sigma = 1 / \sqrt d$ and so $c = \sqrt d$, are those of Vaswani et al. 2017 (arXiv:1706.03762),
-    section 3.4. The same matrix can serve as output layer. An optimizer like Adam, whose steps have one length for
-    weights of every size, changes the words of a small matrix faster.
+    The default, $c = \sqrt d$, is that of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4; a gain g makes it
+    $g \sqrt d$. The same matrix can serve as output layer. The steps of Adam have one length for weights of every
+    size, so that the words of a small matrix change faster: g times as fast as the other parts of the model.
 
     Args:
         vocab_size: number of tokens.
         dim: d.
         pad_id: a token whose vector starts at zero and gets no gradient from this layer.
-        std: sigma, above 0; None means 1 / sqrt(d).
-        scale: c; None means 1 / sigma.
+        gain: g, above 0.
+        scale: c, for weights that are loaded: they begin with N(0, 1/d), whatever it is. None means g sqrt(d).
 
     Raises:
-        ArgumentError: a size is below 1, std is not above 0, or the pad_id is outside the vocabulary.
+        ArgumentError: a size is below 1, the gain is not above 0, or the pad_id is outside the vocabulary.
 
     >>> TokenEmbedding(10, 4, pad_id=0)(torch.tensor([[1, 2, 0]])).shape
     torch.Size([1, 3, 4])
@@ -42,24 +42,23 @@ class TokenEmbedding(nn.Module):
         dim: int,
         *,
         pad_id: int | None = None,
-        std: float | None = None,
+        gain: float = 1.0,
         scale: float | None = None,
     ) -> None:
         super().__init__()
         require_sizes(vocab_size=vocab_size, dim=dim)
-        if std is not None:
-            require_above(0, std=std)
+        require_above(0, gain=gain)
         if pad_id is not None and not 0 <= pad_id < vocab_size:
             raise ArgumentError(f"pad_id must be in [0, {vocab_size}), got {pad_id}")
         self.weight = nn.Parameter(torch.empty(vocab_size, dim))
         self.pad_id = pad_id
-        self.std = dim**-0.5 if std is None else std
-        self.scale = (dim**0.5 if std is None else 1 / std) if scale is None else scale
+        self.gain = gain
+        self.scale = gain * dim**0.5 if scale is None else scale
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, sigma^2), with zeros for the padding token."""
-        nn.init.normal_(self.weight, std=self.std)
+        """N(0, 1/(g^2 d)), with zeros for the padding token."""
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5 / self.gain)
         if self.pad_id is not None:
             with torch.no_grad():
                 self.weight[self.pad_id].zero_()

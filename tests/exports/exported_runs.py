@@ -22,16 +22,16 @@ LINES = [source for source, _ in PAIRS[::5]] + ["nothing of the sort: ñ 木", "
 STEPS = 30
 RUNS: dict[str, tuple[TransformerConfig, dict[str, Any]]] = {
     "post, shared": (
-        replace(TINY, norm_position="post", shared_embeddings=True),
+        replace(TINY, norm_position="post", shared_embeddings=True, embedding_gain=3.0),
         {"shared_vocabulary": True},
     ),
     "post": (replace(TINY, norm_position="post", activation="gelu"), {}),
-    "pre": (TINY, {}),
+    "pre": (replace(TINY, embedding_gain=3.0), {}),
     "pre, untied": (
-        replace(TINY, tied_output=False, shared_embeddings=True),
+        replace(TINY, tied_output=False, shared_embeddings=True, embedding_gain=3.0),
         {"shared_vocabulary": True},
     ),
-    "pre, learned": (replace(TINY, positions="learned", activation="gelu", embedding_gain=1.0), {"tokenizer": "words"}),
+    "pre, learned": (replace(TINY, positions="learned", activation="gelu", embedding_gain=0.5), {"tokenizer": "words"}),
     "post, learned": (replace(TINY, positions="learned", norm_position="post"), {}),
     "pre, modern": (replace(TINY, norm="rms", activation="swiglu"), {"tokenizer": "characters"}),
     "pre, rotary": (replace(TINY, positions="rotary", num_kv_heads=1, norm="rms", activation="swiglu"), {}),

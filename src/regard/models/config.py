@@ -86,8 +86,6 @@ class TransformerConfig(StackConfig):
     """The number of layers in the encoder; the paper's N."""
     decoder_layers: int = 3
     """The number of layers in the decoder."""
-    embedding_gain: float = 3.0
-    """Embeddings begin so much smaller than in the paper, and their factor is larger: above 1 they learn faster."""
     shared_embeddings: bool = False
     """Whether source and target embeddings share one matrix, which requires one vocabulary."""
     tied_output: bool = True

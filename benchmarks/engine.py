@@ -13,6 +13,7 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def measure(folder: str, test: str) -> tuple[list[Row], list[str]]:
         searchers["regard"] = sharing(translators["regard"], run, 2)
         for precision in ("float32", "int8"):
             translator = translators[precision]
-            searchers[precision] = searching_by_ctranslate2(translator, run, precision=precision, threads=2)  # type: ignore[arg-type]
+            searchers[precision] = searching_by_ctranslate2(translator, run, precision=precision, threads=2)
 
         def translate(name: str, beam: int = beam, translators: dict[str, Translator] = translators) -> list[str]:
             return [one.text for one in translators[name].translate(lines, beam=Beam(beam))]
@@ -49,12 +50,12 @@ def measure(folder: str, test: str) -> tuple[list[Row], list[str]]:
             for precision in ("float32", "int8"):
                 kind = "greedy" if beam == 1 else f"beam {beam}"
                 what = f"regard (float32): {kind}, {len(lines)} lines, ctranslate2 in {precision}"
-                row = compare(what, lambda: translate("regard"), lambda p=precision: translate(p), seconds=1, pairs=3)
+                row = compare(what, partial(translate, "regard"), partial(translate, precision), seconds=1, pairs=3)
                 rows.append(row)
                 same = sum(a == b for a, b in zip(ours, translate(precision), strict=True))
                 notes.append(
-                    f"{kind}, {precision}: {len(lines) / row.ours:,.0f} sentences/s against {len(lines) / row.peer:,.0f}, "
-                    f"{same} of {len(lines)} translations equal"
+                    f"{kind}, {precision}: {len(lines) / row.ours:,.0f} sentences/s against "
+                    f"{len(lines) / row.peer:,.0f}, {same} of {len(lines)} translations equal"
                 )
     return rows, ["; ".join(notes) + "."]
 
@@ -65,8 +66,8 @@ def run() -> tuple[list[Row], list[str]]:
     if None in names:
         return [], ["Not run: REGARD_RUN and REGARD_TEST name a run and a file of pairs."]
     answer = subprocess.run(
-        [sys.executable, "-c", "import benchmarks.engine as e; e.tell()"], check=True, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, **KEEP_MEMORY},
+        [sys.executable, "-c", "import benchmarks.engine as e; e.tell()"], check=True, text=True,
+        stdout=subprocess.PIPE, env={**os.environ, **KEEP_MEMORY},
     )  # fmt: skip
     *lines, last = answer.stdout.splitlines()
     print("\n".join(lines))

@@ -185,6 +185,7 @@ def translate(
         max_length=max_length,
         confidence=confidence,
         keep_tags=keep_tags,
+        labels=alignments or confidence,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
     lines = raw_lines(input or STANDARD_INPUT)

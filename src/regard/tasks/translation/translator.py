@@ -272,7 +272,11 @@ class Translator:
         for begin in range(0, len(sets), EVALUATED_TOGETHER):
             tell("sentences translated", begin, len(sets))
             some = [source for source, _ in sets[begin : begin + EVALUATED_TOGETHER]]
-            found += [one.text for one in self.translate(some, beam=beam, max_length=longest)]
+            options = TranslationOptions(beam=beam, max_length=longest, labels=False)
+            for number, one in enumerate(self.translate_window(some, options), start=begin + 1):
+                if one.problem:
+                    raise DataError(f"line {number}: {one.problem}")
+                found.append(one.text)
         streams = list(zip_longest(*references))  # the first reference of each source, the second of each, ...
         return Evaluation(
             bleu(found, *streams),
@@ -470,7 +474,8 @@ class Translator:
     def _present(
         self, request: Request, ids: list[int], hypotheses: list[Hypothesis], options: TranslationOptions
     ) -> Translation:
-        source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
+        is_named = ids and self._are_named(options)
+        source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if is_named else [])
         candidates = [self._candidate(request, source, hypothesis, options) for hypothesis in hypotheses]
         empty = Candidate(put_back("", request.tags, []), 0.0, [], None)
         return Translation(request.source, source.texts, candidates or [empty])
@@ -478,7 +483,7 @@ class Translator:
     def _candidate(
         self, request: Request, source: Axis, hypothesis: Hypothesis, options: TranslationOptions
     ) -> Candidate:
-        written = axis(self.target_tokenizer, hypothesis.tokens)
+        written = axis(self.target_tokenizer, hypothesis.tokens if self._are_named(options) else [])
         alignment = None
         if options.alignments is not None and hypothesis.alignment is not None:
             alignment = cast(Tensor, merge(hypothesis.alignment, written, source))
@@ -493,6 +498,11 @@ class Translator:
             rows = hypothesis.log_probabilities, hypothesis.alignment
             sure = confidence_of(*rows, written, request.source, surfaces, source)
         return Candidate(text, hypothesis.score, written.texts, alignment, finished, sure)
+
+    @staticmethod
+    def _are_named(options: TranslationOptions) -> bool:
+        """Whether the answers need labels."""
+        return options.labels or options.alignments is not None or options.confidence
 
     def _aligned_units(self, request: Request, hypothesis: Hypothesis, unknown: Sequence[str], text: str) -> list[int]:
         """For each unit of a translation the unit of its source that it attends to most."""

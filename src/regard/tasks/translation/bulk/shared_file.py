@@ -8,9 +8,9 @@ They meet in the store of `torchrun`, whatever machines they are on. It holds
     written        how many windows it has written
     failed, told   an error of another rank, and that the first rank knows of it
 
-Every rank reads the whole input and passes over the windows of others. The first rank translates too, and alone writes
-the output, in order, with the record of `Unfinished`: after any interruption any number of ranks can go on. A rank takes
-no window that is far ahead of the one to be written next, so that neither the store nor a rank holds more than a few.
+Every rank reads the whole input and passes over the windows of others. The first rank translates too, and alone
+writes the output, in order, with the record of `Unfinished`: after any interruption any number of ranks can go on. A
+rank takes no window that is far ahead of the one to be written next, so that the store never holds more than a few.
 """
 
 import json
@@ -144,7 +144,7 @@ class SharedFile:
         found = json.loads(self._store.get(self._key))
         if found["lines"] != _digest(lines):
             raise DataError(
-                f"rank {found['rank']} reads other lines after line {after:,}: give every rank the same input"
+                f"rank {found['rank']} reads other lines after line {after:,}: give every rank the same --input"
             )
         return RenderedWindow(*found["answer"])
 
@@ -190,7 +190,7 @@ class SharedFile:
             self._refuse_failures()
             if time.monotonic() > deadline:
                 raise RendezvousError(
-                    f"rank {self.rank} waited {PATIENCE} for {what}: start the ranks again (--resume)"
+                    f"rank {self.rank} waited {PATIENCE} for {what}: start the ranks again with --resume"
                 )
             time.sleep(PAUSE_SECONDS)
 

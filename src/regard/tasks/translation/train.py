@@ -9,6 +9,7 @@ from torch import nn
 
 from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.validation_examples import attend_to_pairs, look_at_pairs
+from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
@@ -21,7 +22,6 @@ from regard.tasks.translation.validation import Validation
 from regard.text.batches import Batch
 from regard.text.tokenizers import PAD
 from regard.training.losses import LossSum
-from regard.training.optimizers import adamw
 from regard.training.output_loss import output_cross_entropy
 from regard.training.r_drop import output_r_drop
 from regard.training.reporting.events import Callback
@@ -83,7 +83,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
         model,
         batches,
         TwiceForced(config.r_drop, smoothing) if config.r_drop else TeacherForcing(smoothing),
-        adamw(model, weight_decay=config.weight_decay),
+        chosen_optimizer(config, model, model.output),
         Validation(
             model,
             TeacherForcing(),

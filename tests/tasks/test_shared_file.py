@@ -200,7 +200,8 @@ def test_a_rank_that_is_silent_is_not_waited_for_forever(tmp_path: Path, monkeyp
 
 
 def test_a_killed_rank_is_restarted_and_the_file_is_that_of_one_process(tmp_path: Path) -> None:
-    translator = train_translation(small_config(tmp_path, model="transformer"))
+    enough = {"steps": 60, "validate_every": 60, "save_every": 60}  # answers end, instead of being cut off
+    translator = train_translation(small_config(tmp_path, model="transformer", **enough))
     given, target = tmp_path / "in", tmp_path / "two"
     given.write_text("".join(f"{source}\n" for source, _ in PAIRS * 120))
     command = ["translate", str(tmp_path / "run"), "--input", str(given), "--device", "cpu", "--beam", "1"]
@@ -217,8 +218,9 @@ def test_a_killed_rank_is_restarted_and_the_file_is_that_of_one_process(tmp_path
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert said.count("going on after line") == 1
-    expected = [one.text for one in translator.translate([source for source, _ in PAIRS], beam=Beam(1))]
-    assert target.read_text().splitlines() == expected * 120
+    expected = [one.text for one in translator.translate(given.read_text().splitlines(), beam=Beam(1))]
+    assert len(set(expected)) > 10
+    assert target.read_text().splitlines() == expected
     assert sorted(path.name for path in tmp_path.glob("two*")) == ["two"]
 
 

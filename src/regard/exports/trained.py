@@ -1,5 +1,6 @@
 """The input of an export: a trained Transformer, its configuration and its tokenizers."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,24 +54,41 @@ def load_run(folder: Path) -> ExportedRun:
         RunFolderError: the folder is not a translation run, or is cut short.
         ArgumentError: the run's model is not the Transformer.
     """
+    config = transformer_of(folder)
+    return exported(Translator.load(folder, device="cpu"), config)
+
+
+def transformer_of(folder: Path) -> TransformerConfig:
+    """The configuration of a run's Transformer.
+
+    Raises:
+        RunFolderError: the folder is not a translation run.
+        ArgumentError: the run's model is not the Transformer.
+    """
     config = RunFolder(folder).read_config(TRANSLATION, TranslationConfig)
     if config.model != "transformer":
         raise ArgumentError(f"{folder} is a run of the model {config.model}; only the Transformer can be exported")
-    translator = Translator.load(folder, device="cpu")
+    return config.transformer
+
+
+def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
+    """The model of a run that has been loaded, with its configuration and its tokenizers."""
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
-    _scale_by_width(model, config.transformer)
-    return ExportedRun(model, config.transformer, source, target)
+    return ExportedRun(_scaled_by_width(model, config), config, source, target)
 
 
-def _scale_by_width(model: Transformer, config: TransformerConfig) -> None:
-    """Change the weights such that embeddings are multiplied by sqrt(D), the only factor that the formats know.
+def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transformer:
+    """A model of the same answers whose embeddings are multiplied by sqrt(D), the only factor that the formats know.
 
-    Where c is the factor now, c E = sqrt(D) E' for E' = c E / sqrt(D). An output layer that shares the matrix sees the
-    last norm divided by as much: its logits stay.
+    Where c is the factor of the model given, c E = sqrt(D) E' for E' = c E / sqrt(D). An output layer that shares the
+    matrix sees the last norm divided by as much: its logits stay.
     """
     wanted = config.dim**0.5
+    if model.target_embedding.scale == wanted:
+        return model
+    model = deepcopy(model)  # the one given may go on translating
     for embedding in {model.source_embedding, model.target_embedding}:
         by = embedding.scale / wanted
         embedding.weight.data.mul_(by)
@@ -79,6 +97,7 @@ def _scale_by_width(model: Transformer, config: TransformerConfig) -> None:
         last = model.decoder_norm if config.norm_position == "pre" else model.decoder[-1].residuals[-1].norm
         for parameter in last.parameters():
             parameter.data.div_(by)
+    return model
 
 
 def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ...]) -> None:

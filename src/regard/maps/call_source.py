@@ -251,6 +251,18 @@ class CallSource(Source):
         scores = call.pair_scores(rows, columns)
         return call.normalization.weights(scores[..., None], self.state[..., rows]).squeeze(-1).flatten(0, 1)
 
+    def points(self, cells: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """The weights of single points; of dot products all at once, by the products of N queries with N keys."""
+        call, scale = self.call, _dot_scale(self.call)
+        if scale is None or call.bias is not None or type(call.normalization) is not Softmax:
+            return Source.points(self, cells, rows, columns)
+        batch, head = cells // call.sizes.heads, cells % call.sizes.heads
+        query, key = call.query[batch, head, rows], call.key[batch, head // call.group, columns]
+        scores = scale * (query.to(self.dtype) * key.to(self.dtype)).sum(-1)
+        if call.mask is not None:
+            scores = scores.masked_fill(~call.mask.allowed(batch, head, rows, columns), -torch.inf)
+        return call.normalization.weights(scores[:, None], self.state[batch, head, rows])[:, 0]
+
     def row_anew(self, row: Rows) -> Tensor:
         """The weights of one query (cells, S), normalised without the stored row state."""
         normalization = self.call.normalization

@@ -81,6 +81,8 @@ def test_at_is_pointwise(weights: regard.AttentionMap) -> None:
         {"normalization": regard.SoftmaxWithSink(torch.tensor([0.3, -0.2, 0.0, 1.0]))},
         {"score": regard.SoftCapped(regard.ScaledDot(), 2.0)},
         {"backend": "tiled", "normalization": regard.Sparsemax()},
+        {"score": regard.Additive(torch.randn(6, dtype=torch.float64))},
+        {"score": regard.Gaussian(torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)[:, None, None])},
     ],
     ids=str,
 )

@@ -8,15 +8,9 @@ import pytest
 import torch
 
 from regard.errors import DataError
-from regard.tasks.translation.alignment_error import (
-    GoldLinks,
-    Links,
-    alignment_error_rate,
-    error_of,
-    read_links,
-    words_aligned,
-)
+from regard.tasks.translation.alignment_error import alignment_error_rate, error_of, words_aligned
 from regard.tasks.translation.alignments import AlignmentOf
+from regard.text.links import GoldLinks, Links, read_links
 from regard.text.tokenizers import ByteLevelBPE, Characters, Words
 from tests.tasks.small_runs import PAIRS, write_pairs
 from tests.tasks.test_simultaneous import run, typed

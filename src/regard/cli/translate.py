@@ -13,7 +13,7 @@ import tyro
 
 from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
 from regard.cli.loading import loading
-from regard.cli.shared import Mean, Run, index_of, refuse_first, require_task
+from regard.cli.shared import Mean, Run, alignment_of, refuse_first, require_task
 from regard.errors import DataError
 from regard.generation.config import Beam
 from regard.tasks.names import TRANSLATION
@@ -41,8 +41,8 @@ def translate(
     nbest: int = 1,
     length_penalty: float = 1.0,
     alignments: bool = False,
-    alignment_layer: int | Mean = -1,
-    alignment_head: int | Mean = "mean",
+    alignment_layer: int | Mean | None = None,
+    alignment_head: int | Mean | None = None,
     confidence: bool = False,
     keep_tags: bool = False,
     copy_unknown: bool = False,
@@ -72,7 +72,8 @@ def translate(
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
         length_penalty: in beam search, above 1 favours longer translations, below 1 shorter ones.
         alignments: print JSON: tokens, scores, and how much each token attended to each token of the source.
-        alignment_layer: the decoder layer whose attention that is, from 0, or from -1 backwards; or mean.
+        alignment_layer: the decoder layer whose attention that is, from 0, or from -1 backwards; or mean. Unless given,
+            that of the head that was taught to align (--alignment-data of `train`), or the last.
         alignment_head: the head in that layer, or mean.
         confidence: print JSON: the probability of each token, the entropy of its attention, the attention that each
             token of the source got, and source words that were perhaps left untranslated.
@@ -93,7 +94,7 @@ def translate(
             unless given.
         wait_k: with --simultaneous, instead of --frames: read so many words first, then write one for each (wait-k).
     """
-    chosen = (alignment_layer, alignment_head) != (-1, "mean")
+    chosen = not (alignment_layer is None and alignment_head is None)
     refuse_policy(simultaneous=simultaneous, frames=frames, wait_k=wait_k)
     for_lines = {
         "--output": output is not None,
@@ -146,7 +147,6 @@ def translate(
         require_files([] if path is None else [path], setting=flag)
     search = Beam(size, num_best=nbest, length_penalty=length_penalty)
     with loading():
-        from regard.tasks.translation.alignments import AlignmentOf
         from regard.tasks.translation.bulk.lines import (
             BadLinePolicy,
             BulkTranslation,
@@ -159,8 +159,8 @@ def translate(
         from regard.tasks.translation.options import TranslationOptions
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
-    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
     translator = Translator.load(run, device=device, precision=precision)
+    align = alignment_of(alignment_layer, alignment_head, translator.alignment)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
 

@@ -252,16 +252,19 @@ class CallSource(Source):
         return call.normalization.weights(scores[..., None], self.state[..., rows]).squeeze(-1).flatten(0, 1)
 
     def points(self, cells: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """The weights of single points; of dot products all at once, by the products of N queries with N keys."""
-        call, scale = self.call, _dot_scale(self.call)
-        if scale is None or call.bias is not None or type(call.normalization) is not Softmax:
+        """The weights of single points all at once, each as a sequence of one query and one key."""
+        call, heads = self.call, self.call.sizes.heads
+        if call.bias is not None:
             return Source.points(self, cells, rows, columns)
-        batch, head = cells // call.sizes.heads, cells % call.sizes.heads
+        batch, head = cells // heads, cells % heads
+        owners = batch if heads == 1 else head  # as in `Call.select`
         query, key = call.query[batch, head, rows], call.key[batch, head // call.group, columns]
-        scores = scale * (query.to(self.dtype) * key.to(self.dtype)).sum(-1)
+        score = call.score.select(owners)
+        scores = score.block(query[:, None, None].to(self.dtype), key[:, None, None].to(self.dtype))
         if call.mask is not None:
-            scores = scores.masked_fill(~call.mask.allowed(batch, head, rows, columns), -torch.inf)
-        return call.normalization.weights(scores[:, None], self.state[batch, head, rows])[:, 0]
+            scores = scores.masked_fill(~call.mask.allowed(batch, head, rows, columns)[:, None, None, None], -torch.inf)
+        state = self.state[batch, head, rows][:, None, None]
+        return call.normalization.select(owners).weights(scores, state).flatten()
 
     def row_anew(self, row: Rows) -> Tensor:
         """The weights of one query (cells, S), normalised without the stored row state."""

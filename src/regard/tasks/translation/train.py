@@ -1,7 +1,6 @@
 """Train a translator on pairs of sentences; the result is a `Translator` and its run folder."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import IO, Any, Unpack
 
 from torch import nn
@@ -11,17 +10,16 @@ from regard.tasks.pictures.validation_examples import attend_to_pairs, look_at_p
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
-from regard.tasks.translation.made_model import make_model
+from regard.tasks.translation.guided_alignment import GuidedAlignment, TeacherForcing
+from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.results import Translation as Translation
 from regard.tasks.translation.translator import Translator as Translator
 from regard.tasks.translation.validation import Validation
-from regard.text.batches import Batch
-from regard.text.tokenizers import PAD
-from regard.training.losses import LossSum
 from regard.training.optimizers import adamw
-from regard.training.output_loss import output_cross_entropy
+from regard.training.protocols import Loss
 from regard.training.reporting.events import Callback
 
 
@@ -74,11 +72,12 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
     model = made_of(lambda: make_model(config, source_vocab_size=source_size, target_vocab_size=target_size))
     warm_up(model, config, folder)
-    batches = TokenBatches(corpus.train, **_limits(config), rank=fabric.global_rank, world_size=fabric.world_size)
+    share = {"rank": fabric.global_rank, "world_size": fabric.world_size}
+    batches = TokenBatches(corpus.train, corpus.links, **_limits(config), **share)
     return TrainingJob(
         model,
         batches,
-        TeacherForcing(config.label_smoothing),
+        _loss(config, model),
         adamw(model, weight_decay=config.weight_decay),
         Validation(
             model,
@@ -87,6 +86,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
             corpus.target_tokenizer,
             config,
             fabric,
+            corpus.aligned,
         ),
         config.best_by,
         look_at_pairs(model, corpus, config.pictures),
@@ -94,23 +94,12 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     )
 
 
-class TeacherForcing:
-    """The loss of a batch when the model reads the target up to each token and predicts the next."""
-
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        self._label_smoothing = label_smoothing
-
-    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
-        """Summed loss in nats, and the number of target tokens."""
-        loss = partial(
-            output_cross_entropy,
-            targets=batch.target_output,
-            ignore_index=PAD,
-            label_smoothing=self._label_smoothing,
-        )
-        # The forward pass calls the loss: only within it has distributed training put the output weights in place.
-        return LossSum(*model(batch.source, batch.source_lengths, batch.target_input, loss=loss))
+def _loss(config: TranslationConfig, model: Model) -> Loss:
+    translation = TeacherForcing(config.label_smoothing)
+    if config.alignment_data is None:
+        return translation
+    return GuidedAlignment(translation, taught_head(config), model.alignment_names, config.alignment_weight)
 
 
-def _limits(config: TranslationConfig) -> dict[str, int]:
+def _limits(config: TranslationConfig) -> dict[str, Any]:
     return {"max_length": config.max_length, "max_tokens": config.batch_tokens, "seed": config.seed}

@@ -1,0 +1,89 @@
+"""Guided alignment: while a translator learns to translate, one head of it learns to attend as given links say."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from regard.maps.attention_map import AttentionMap
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.text.batches import Batch
+from regard.text.tokenizers import PAD
+from regard.training.losses import LossSum
+from regard.training.output_loss import output_cross_entropy
+
+
+class TeacherForcing:
+    """The loss of a batch when the model reads the target up to each token and predicts the next."""
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self._label_smoothing = label_smoothing
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
+        """Summed loss in nats, and the number of target tokens."""
+        # The forward pass calls the loss: only within it has distributed training put the output weights in place.
+        return LossSum(*model(*_given(batch), loss=self.of_output(batch)))
+
+    def of_output(self, batch: Batch) -> "partial[tuple[Tensor, Tensor]]":
+        """The function that a model calls with the input of its output layer and that layer."""
+        return partial(
+            output_cross_entropy,
+            targets=batch.target_output,
+            ignore_index=PAD,
+            label_smoothing=self._label_smoothing,
+        )
+
+
+class GuidedAlignment:
+    r"""The loss of teacher forcing, and what a taught head lacks of the links of the batch.
+
+    $$L = L_\text{translation} + \lambda \sum_t \frac{1}{|S_t|} \sum_{s \in S_t} -\log A_{ts}$$
+
+    where $A$ is the attention of the head and $S_t$ the source tokens that target token t is linked with; tokens
+    without links add nothing. The mean is over all target tokens, as that of the translation's loss.
+
+    Args:
+        translation: the loss of the translation.
+        alignment: the head, by its numbers.
+        names: the names of the maps that align, first layer first.
+        weight: $\lambda$; 0.05 in the paper.
+
+    Source: Garg et al. 2019 (arXiv:1909.02074), section 4.3, equation 6; Chen et al. 2016 (arXiv:1607.01628).
+    """
+
+    def __init__(self, translation: TeacherForcing, alignment: AlignmentOf, names: list[str], weight: float) -> None:
+        self._translation, self._weight = translation, weight
+        (self._name,) = alignment.chosen(names)
+        self._head = alignment.head or 0
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
+        """Summed loss in nats, and the number of target tokens."""
+        maps: dict[str, AttentionMap] = {}
+        loss = LossSum(*model(*_given(batch), loss=self._translation.of_output(batch), record=maps.__setitem__))
+        return LossSum(loss.total + self._weight * misalignment(maps[self._name], batch.links, self._head), loss.count)
+
+
+def misalignment(weights: AttentionMap, links: Tensor, head: int) -> Tensor:
+    """The sum over the linked target tokens of the mean of -log P over their links, in nats.
+
+    Only the weights of links are computed, also in the backward pass.
+
+    Args:
+        weights: the maps of a batch (B, H, T, S).
+        links: (L, 3): pair, target token and source token of each link.
+        head: whose weights.
+
+    >>> import regard
+    >>> even = regard.attention(*[torch.zeros(1, 1, 4, 2)] * 3, return_weights=True).weights
+    >>> round(float(misalignment(even, torch.tensor([[0, 1, 2], [0, 1, 3], [0, 3, 0]]), 0)), 4)  # 2 log 4
+    2.7726
+    """
+    pair, target, source = links.unbind(1)
+    found = weights.at(target, source, leading=[pair, torch.full_like(pair, head)])
+    _, owner, count = (pair * weights.shape[-2] + target).unique(return_inverse=True, return_counts=True)
+    # A weight that has become 0 has no logarithm; it has no gradient either.
+    return -(found.clamp_min(torch.finfo(found.dtype).tiny).log() / count[owner]).sum()
+
+
+def _given(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    return batch.source, batch.source_lengths, batch.target_input

@@ -40,7 +40,11 @@ def test_the_loss_is_the_papers_equation(kind: str) -> None:
     model = {"transformer": Transformer, "rnn": RNNSeq2Seq}[kind](
         SMALL[kind], source_vocab_size=11, target_vocab_size=11
     ).double()
-    links = [(np.array([0, 1, 2, 0]), np.array([0, 0, 1, 3])), (np.array([], int), np.array([], int)), ([2], [0])]
+    links: list[tuple[Any, Any]] = [
+        (np.array([0, 1, 2, 0]), np.array([0, 0, 1, 3])),
+        (np.array([], int), np.array([], int)),
+        (np.array([2]), np.array([0])),
+    ]
     batch = collate([[4, 5, 6], [7], [5, 5, 9, 8]], [[4, 4, 5, 6], [9, 9], [7]], links=links)
     head = 0 if kind == "rnn" else 1
     guided = GuidedAlignment(TeacherForcing(0.1), AlignmentOf(head=head), model.alignment_names, 0.3)
@@ -118,7 +122,7 @@ def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(request.param)
     head = 1 if request.param == "transformer" else 0
     changes = {"model": request.param, "alignment_head": head, "alignment_weight": 1.0}
-    config = with_links(folder, steps=50, validate_every=50, save_every=50, **changes)
+    config = with_links(folder, steps=40, validate_every=40, save_every=40, **changes)
     train_translation(config)
     return config.out
 
@@ -141,7 +145,7 @@ def test_a_head_learns_the_links_and_is_asked_from_then_on(taught: Path) -> None
 
 def test_the_head_is_not_taught_without_the_loss(tmp_path: Path) -> None:
     """The same training without links: what the head then looks at has nothing to do with them."""
-    config = replace(with_links(tmp_path, steps=60, validate_every=60), alignment_data=None, alignment_valid=None)
+    config = replace(with_links(tmp_path, steps=20, validate_every=20), alignment_data=None, alignment_valid=None)
     translator = train_translation(config)
     assert error_of(translator, PAIRS, read_links(tmp_path / "links"), AlignmentOf(head=0)) > 50
 

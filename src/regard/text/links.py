@@ -63,6 +63,15 @@ def links_of(text: str, place: str) -> GoldLinks:
     return GoldLinks(frozenset(sure), frozenset(possible), place)
 
 
+def as_line(links: Links) -> str:
+    """Links as a file has them.
+
+    >>> as_line(frozenset({(1, 2), (0, 0)}))
+    '0-0 1-2'
+    """
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
 def check_links(source: str, target: str, links: GoldLinks) -> None:
     """Check that the words that links name are there. Words are what spaces part.
 

@@ -1,6 +1,6 @@
 """How well a translator's attention aligns words, compared with links that people drew."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 import torch
@@ -9,7 +9,7 @@ from regard.errors import DataError
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.cut_pairs import CutPair, cut_pairs
 from regard.tasks.translation.made_model import Model
-from regard.tasks.translation.translator import Translator
+from regard.tasks.translation.translator import WINDOW_LINES, Translator
 from regard.text.batches import collate
 from regard.text.codec import Marks
 from regard.text.links import GoldLinks, Links, check_links
@@ -51,25 +51,57 @@ def links_counted(found: Iterable[Links], gold: Iterable[GoldLinks]) -> tuple[in
     return right, total
 
 
-def words_aligned(translator: Translator, pairs: Sequence[tuple[str, str]], alignment: AlignmentOf) -> list[Links]:
+def words_aligned(translator: Translator, pairs: Iterable[tuple[str, str]], alignment: AlignmentOf) -> Iterator[Links]:
     """Each target word with the source word that its tokens attend to most while the target is forced.
 
-    Words are what spaces part, as in the links.
+    Words are what spaces part. Pairs are read a window at a time, so that memory does not grow with their number.
 
     Raises:
         ArgumentError: the model has no such layer or head.
         DataError: a sentence is longer than the model takes.
     """
-    found: list[Links] = []
     model, codecs = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
-    for some in chunks(pairs, TOGETHER_PAIRS):
-        cut = cut_pairs(some, codecs)
-        for number, (source, target, *_) in enumerate(cut, start=len(found) + 1):
+    done = 0
+    for window in chunks(pairs, WINDOW_LINES):
+        cut = cut_pairs(window, codecs)
+        for number, (source, target, *_) in enumerate(cut, start=done + 1):
             longest = max(len(source), len(target)) + 1
             if model.max_length is not None and longest > model.max_length:
                 raise DataError(f"pair {number}: {longest} tokens, and the model takes {model.max_length} at most")
-        found += links_found(model, cut, alignment, marks=(codecs[0].marks, codecs[1].marks))
-    return found
+        found: dict[int, Links] = {}
+        for rows in chunks(sorted(range(len(cut)), key=lambda n: len(cut[n].source)), TOGETHER_PAIRS):
+            some = links_found(model, [cut[n] for n in rows], alignment, marks=(codecs[0].marks, codecs[1].marks))
+            found.update(zip(rows, some, strict=True))
+        yield from (found[n] for n in range(len(cut)))
+        done += len(cut)
+
+
+def symmetrised(forward: Links, backward: Links) -> Links:
+    """The links that both directions found, grown by those of one that touch them: grow-diagonal.
+
+    A link of one direction is added if it stands beside a link, also diagonally, and one of its words has no link yet.
+
+    Args:
+        forward: links of source and target words, where each target word has one.
+        backward: the same links of source and target words, where each source word has one.
+
+    Source: Koehn, Och and Marcu 2003, section 4.3; Koehn et al. 2005 name it so.
+
+    >>> sorted(symmetrised(frozenset({(0, 0), (1, 1), (1, 2), (5, 9)}), frozenset({(0, 0), (1, 1), (2, 2)})))
+    [(0, 0), (1, 1), (1, 2), (2, 2)]
+    """
+    grown, either = set(forward & backward), forward | backward
+    while True:
+        words, targets = {source for source, _ in grown}, {target for _, target in grown}
+        added = {
+            (source, target)
+            for source, target in either - grown
+            if (source not in words or target not in targets)
+            and any((source + i, target + j) in grown for i in (-1, 0, 1) for j in (-1, 0, 1))
+        }
+        if not added:
+            return frozenset(grown)
+        grown.add(min(added))
 
 
 def links_found(

@@ -20,6 +20,7 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.aligned_corpus import AlignedPair, read_aligned, store_links, write_aligned
 from regard.tasks.translation.config import TranslationConfig
 from regard.text.batches import Batch, collate, plan_batches
+from regard.text.bpe_dropout import BPEDropout, NewCuts
 from regard.text.lines import Reader
 from regard.text.links import LinkedPair, read_linked_pairs
 from regard.text.pair_store import TokenCounts, TokenStore
@@ -34,6 +35,8 @@ MOST_VALID_PAIRS = 2_000
 """The most pairs that are split off."""
 FEWEST_VALID_PAIRS = 20
 """The fewest pairs that are split off, unless this is more than a fifth of the data."""
+CUT_TOGETHER_BATCHES = 16
+"""Batches that are cut anew together: the array operations for one of them would take a third of the time for all."""
 MOST_TOKENIZER_PAIRS = 2_000_000
 """The most pairs, evenly spread, that tokenizers learn from: their trainers keep every word that they have met."""
 
@@ -52,7 +55,10 @@ class Corpus(NamedTuple):
 
 
 class TokenBatches:
-    """The batches of a store for the training loop, without the pairs that exceed a limit (end marks counted)."""
+    """The batches of a store for the training loop, without the pairs that exceed a limit (end marks counted).
+
+    With `cuts` the pairs of a batch are cut anew. Limits and batches go by the cuts in the store.
+    """
 
     def __init__(
         self,
@@ -64,8 +70,10 @@ class TokenBatches:
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        cuts: NewCuts | None = None,
     ) -> None:
-        self._store, self._links, self._max_length, self._seed = store, links, max_length, seed
+        self._store, self._links, self._cuts = store, links, cuts
+        self._max_length, self._seed = max_length, seed
         self._plan: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, "rank": rank, "world_size": world_size}
 
     def __len__(self) -> int:
@@ -94,15 +102,24 @@ class TokenBatches:
                     f"{self._max_length} on either side (--max-length): raise them"
                 )
             plan = plan_batches(*lengths, epoch=epoch, section=number, **self._plan)
-            for chosen in plan[start:]:
-                pairs = fitting[chosen].tolist()
-                linked = self._links
-                yield collate(
-                    [store.source(i) for i in pairs],
-                    [store.target(i) for i in pairs],
-                    links=None if linked is None else [(linked.source(i), linked.target(i)) for i in pairs],
-                )
+            for begin in range(start, len(plan), CUT_TOGETHER_BATCHES):
+                some = [fitting[chosen] for chosen in plan[begin : begin + CUT_TOGETHER_BATCHES]]
+                yield from self._collated(some, epoch)
             start = max(start - len(plan), 0)
+
+    def _collated(self, batches: Sequence[Indices], epoch: int) -> Iterator[Batch]:
+        """Batches of these pairs."""
+        if self._cuts is None:
+            store, linked = self._store, self._links
+            for pairs in batches:
+                links = None if linked is None else [(linked.source(i), linked.target(i)) for i in pairs]
+                yield collate([store.source(i) for i in pairs], [store.target(i) for i in pairs], links=links)
+            return
+        numbers = np.concatenate(batches).tolist()
+        sources, targets = ([side(i) for i in numbers] for side in (self._store.source, self._store.target))
+        fresh = [iter(side) for side in self._cuts(sources, targets, numbers=numbers, epoch=epoch)]
+        for pairs in batches:
+            yield collate(*(list(islice(side, len(pairs))) for side in fresh))
 
     def _fitting(self, rows: Indices) -> tuple[Indices, TokenCounts, TokenCounts]:
         """The pairs that exceed no limit, and their lengths."""
@@ -167,6 +184,19 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     links = None if config.alignment_data is None else TokenStore.open(_links_file(folder), **keys)
     aligned = read_aligned(_aligned_file(folder), valid) if _has_valid_links(config) else []
     return Corpus(*tokenizers, train, valid, links, aligned)
+
+
+def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
+    """What cuts the training pairs anew in each epoch, if the settings want BPE dropout.
+
+    Raises:
+        ArgumentError: the tokenizers have no merges.
+    """
+    if not config.bpe_dropout:
+        return None
+    source = BPEDropout(corpus.source_tokenizer, config.bpe_dropout)
+    target = BPEDropout(corpus.target_tokenizer, config.bpe_dropout)
+    return NewCuts(source, target, seed=config.seed, max_length=config.max_length)
 
 
 def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:

@@ -12,8 +12,8 @@ from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
-from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
-from regard.tasks.translation.guided_alignment import GuidedAlignment, TeacherForcing
+from regard.tasks.translation.corpus import TokenBatches, new_cuts, open_corpus, prepare_corpus
+from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing, TwiceForced
 from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.results import Translation as Translation
 from regard.tasks.translation.translator import Translator as Translator
@@ -72,8 +72,9 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
     model = made_of(lambda: make_model(config, source_vocab_size=source_size, target_vocab_size=target_size))
     warm_up(model, config, folder)
-    share = {"rank": fabric.global_rank, "world_size": fabric.world_size}
-    batches = TokenBatches(corpus.train, corpus.links, **_limits(config), **share)
+    shares: dict[str, Any] = {"rank": fabric.global_rank, "world_size": fabric.world_size}
+    cuts = new_cuts(config, corpus)
+    batches = TokenBatches(corpus.train, corpus.links, **_limits(config), **shares, cuts=cuts)
     return TrainingJob(
         model,
         batches,
@@ -95,7 +96,8 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
 
 
 def _loss(config: TranslationConfig, model: Model) -> Loss:
-    translation = TeacherForcing(config.label_smoothing)
+    smoothing = config.label_smoothing
+    translation = TwiceForced(config.r_drop, smoothing) if config.r_drop else TeacherForcing(smoothing)
     if config.alignment_data is None:
         return translation
     return GuidedAlignment(translation, taught_head(config), model.alignment_names, config.alignment_weight)

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
-from torch.autograd import forward_ad
 
 from regard.backends import BACKENDS
 from regard.backends.base import Call
@@ -22,13 +20,20 @@ from regard.mechanisms.masks.basic import Causal, Lengths
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.shapes import Sizes
+from regard.torch_private import (
+    CPU_TAKES_GROUPS,
+    count_dispatch_modes,
+    flash_cpu,
+    forward_level,
+    peek_interpreter_stack,
+)
 
 CallKind = tuple[Any, ...]
 MOST = 512
 """How many kinds are kept; beyond them all are forgotten."""
 SEEN: dict[CallKind, "Settled | None"] = {}
 """What calls of each kind decide; None for kinds that go the long way."""
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash = flash_cpu.default
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +73,9 @@ def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, 
         return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return None
-    if torch.is_autocast_enabled("cpu") or is_checking() or torch._C._len_torch_dispatch_stack():
+    if torch.is_autocast_enabled("cpu") or is_checking() or count_dispatch_modes():
         return None
-    if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    if peek_interpreter_stack() is not None or forward_level() >= 0:
         return None
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return None
@@ -121,6 +126,8 @@ def _settled(call: Call, value: Tensor) -> Settled | None:
     if not call.query.shape[0] == call.key.shape[0] == value.shape[0] == sizes.batch[0]:
         return None
     # The kernel takes these whole: causality from the first key by its flag, and lengths as a bias per key.
+    if call.group > 1 and not CPU_TAKES_GROUPS:
+        return None
     factors = excluding_factors(call)
     flags = [m for m in factors if causal_offset(m) == 0]
     lengths = [m for m in factors if isinstance(m, Lengths)]

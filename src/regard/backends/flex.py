@@ -128,8 +128,9 @@ def _compiled() -> Callable[..., Any]:
 
 
 def _attend(call: Call, query: Tensor, key: Tensor, value: Tensor, *, with_lse: bool) -> tuple[Tensor, Tensor | None]:
-    from torch._dynamo.exc import TorchDynamoException
     from torch.nn.attention.flex_attention import AuxRequest
+
+    from regard.torch_private import TorchDynamoException
 
     found = _dot_and_cap(call.score, query.shape[-1])
     assert found is not None, "why_not has said so"

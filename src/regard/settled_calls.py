@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.backends import BACKENDS
 from regard.backends.base import Call
+from regard.backends.fused_kernels import repeated
 from regard.backends.kernel_arguments import causal_offset, excluding_factors
 from regard.mechanisms.checks import is_checking
 from regard.mechanisms.masks.base import And, Mask
@@ -50,6 +51,8 @@ class Settled:
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> tuple[Tensor, Tensor]:
         """The output (B, H, T, E) and the log-sum-exp (B, H, T), -inf for a row with no key."""
+        if not CPU_TAKES_GROUPS:
+            key, value = repeated(query, key), repeated(query, value)
         if self.positions is None or self.numbers is None:
             return _flash(query, key, value, 0.0, self.is_causal, scale=self.scale)
         valid = _lengths_of(mask).view(-1, 1, 1, 1)
@@ -126,8 +129,6 @@ def _settled(call: Call, value: Tensor) -> Settled | None:
     if not call.query.shape[0] == call.key.shape[0] == value.shape[0] == sizes.batch[0]:
         return None
     # The kernel takes these whole: causality from the first key by its flag, and lengths as a bias per key.
-    if call.group > 1 and not CPU_TAKES_GROUPS:
-        return None
     factors = excluding_factors(call)
     flags = [m for m in factors if causal_offset(m) == 0]
     lengths = [m for m in factors if isinstance(m, Lengths)]

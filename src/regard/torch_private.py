@@ -169,7 +169,7 @@ def has_avx512_bf16() -> bool:
 
 # -- Fused kernels -----------------------------------------------------------------------------------------
 
-CPU_TAKES_GROUPS = torch.__version__ >= (2, 9)
+CPU_TAKES_GROUPS = torch.__version__ >= "2.9"
 """Whether the kernel of the CPU takes fewer heads of keys than of queries. That of 2.8 reads and writes beyond them."""
 
 

@@ -1,6 +1,6 @@
 """Cross-entropy from the input of the output layer, so that the logits of a batch never exist all at once."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,40 @@ from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
 
 ROWS_OF_A_PRODUCT = 512
 """Rows whose logits exist at a time: with fewer rows the matrix products are slower, with more they are not faster."""
+
+
+class RowLoss(Protocol):
+    """The loss of rows of logits, each with its target."""
+
+    rows_together: int
+    """The rows that belong together: this function gets multiples of them."""
+
+    def __call__(self, z: Float[Tensor, "N V"], targets: Int[Tensor, "N 1"], wanted: bool) -> Tensor:
+        """The summed loss of the rows. If `wanted`, z becomes its gradient; it may be overwritten in any case."""
+        ...
+
+
+class SmoothedRows:
+    """The cross-entropy of each row by itself, with the share e of its target's mass spread over all V."""
+
+    rows_together = 1
+
+    def __init__(self, smoothing: float) -> None:
+        self._smoothing = smoothing
+
+    def __call__(self, z: Tensor, targets: Tensor, wanted: bool) -> Tensor:
+        """The sum; if `wanted`, z becomes softmax(z) - (1 - e) * onehot - e / V."""
+        smoothing = self._smoothing
+        top, hit = z.amax(1), z.gather(1, targets)
+        mean = z.mean(1) if smoothing else 0.0
+        # The softmax overwrites z. The lse then follows from the largest weight, which is exp(max - lse) >= 1 / V.
+        weights = torch.softmax(z, -1, out=z)
+        lse = top - weights.amax(1).log()
+        total = (lse - (1 - smoothing) * hit[:, 0] - smoothing * mean).sum()
+        if wanted:
+            weights = weights.sub_(smoothing / z.shape[1]) if smoothing else weights
+            weights.scatter_add_(1, targets, weights.new_full((len(weights), 1), smoothing - 1))
+        return total
 
 
 def output_cross_entropy(
@@ -68,14 +102,20 @@ def output_cross_entropy(
     if int(count) < len(live):
         places = live.nonzero()[:, 0]
         flat, targets = flat.index_select(0, places), targets.reshape(-1).index_select(0, places)
-    tensors = (flat, output.weight, output.bias)
+    return loss_of_rows(flat, output, targets.reshape(-1), SmoothedRows(label_smoothing)), count
+
+
+def loss_of_rows(hidden: Float[Tensor, "N D"], output: nn.Linear, targets: Int[Tensor, " N"], loss: RowLoss) -> Tensor:
+    """The summed loss of rows through the output layer, with its gradients, 512 rows of logits at a time."""
+    tensors = (hidden, output.weight, output.bias)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    kind = flat.device.type
+    kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else output.weight.dtype
-    return _OutputCrossEntropy.apply(*tensors, targets.reshape(-1), label_smoothing, dtype, wanted), count
+    total: Tensor = _LossOfRows.apply(*tensors, targets, loss, dtype, wanted)
+    return total
 
 
-class _OutputCrossEntropy(torch.autograd.Function):
+class _LossOfRows(torch.autograd.Function):
     """The sum over rows. Its forward also computes the gradients, for a sum whose own gradient is 1."""
 
     @staticmethod
@@ -85,7 +125,7 @@ class _OutputCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        smoothing: float,
+        loss: RowLoss,
         dtype: torch.dtype,
         wanted: bool,
     ) -> Tensor:
@@ -96,11 +136,10 @@ class _OutputCrossEntropy(torch.autograd.Function):
         grads = [torch.empty_like(hidden), torch.zeros_like(weight, dtype=precise)] if wanted else None
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=precise)
         with torch.autocast(hidden.device.type, enabled=False):
-            for start in range(0, len(hidden), ROWS_OF_A_PRODUCT):
-                rows = slice(start, start + ROWS_OF_A_PRODUCT)
+            for rows in _blocks(len(hidden), ROWS_OF_A_PRODUCT, loss):
                 logits = _product(factors[0][rows], factors[1].mT)
                 logits = logits if bias is None else logits.add_(bias.to(dtype))
-                total += _to_gradient(logits, targets[rows, None], smoothing, precise, wanted)
+                total += _to_gradient(logits, targets[rows, None], loss, precise, wanted)
                 if grads is not None:
                     grads[0][rows] = _product(logits, factors[1])
                     _add_product(grads[1], logits.mT, factors[0][rows])
@@ -119,24 +158,21 @@ class _OutputCrossEntropy(torch.autograd.Function):
         return hidden, weight, bias[0] if bias else None, None, None, None, None
 
 
-def _to_gradient(logits: Tensor, targets: Tensor, smoothing: float, precise: torch.dtype, wanted: bool) -> Tensor:
-    """The summed loss of rows of logits. If `wanted`, the logits become softmax(z) - (1 - e) * onehot - e / V."""
+def _to_gradient(logits: Tensor, targets: Tensor, loss: RowLoss, precise: torch.dtype, wanted: bool) -> Tensor:
+    """The summed loss of rows of logits. If `wanted`, the logits become its gradient."""
     total = logits.new_zeros((), dtype=precise)
-    for start in range(0, len(logits), ROWS_AT_A_TIME):
-        rows = slice(start, start + ROWS_AT_A_TIME)
+    for rows in _blocks(len(logits), ROWS_AT_A_TIME, loss):
         z = logits[rows].to(precise)
-        top, hit = z.amax(1), z.gather(1, targets[rows])
-        mean = z.mean(1) if smoothing else 0.0
-        # The softmax overwrites z. The lse then follows from the largest weight, which is exp(max - lse) >= 1 / V.
-        weights = torch.softmax(z, -1, out=z)
-        lse = top - weights.amax(1).log()
-        total += (lse - (1 - smoothing) * hit[:, 0] - smoothing * mean).sum()
-        if wanted:
-            weights = weights.sub_(smoothing / logits.shape[1]) if smoothing else weights
-            weights.scatter_add_(1, targets[rows], weights.new_full((len(weights), 1), smoothing - 1))
-            if weights.dtype != logits.dtype:
-                logits[rows] = weights
+        total += loss(z, targets[rows], wanted)
+        if wanted and z.dtype != logits.dtype:
+            logits[rows] = z
     return total
+
+
+def _blocks(count: int, size: int, loss: RowLoss) -> list[slice]:
+    """Slices of `count` rows, of about `size` rows each; none parts rows that belong together."""
+    size = max(size // loss.rows_together, 1) * loss.rows_together
+    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Literal
 from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, StackConfig
 from regard.ranges import require_at_least, require_share
-from regard.tasks.config import TrainingConfig
+from regard.tasks.config import TrainingConfig, check_r_drop
 from regard.training.fit_config import FitConfig
 
 
@@ -40,7 +40,7 @@ class TextConfig(TrainingConfig):
     schedule: Literal["inverse-square-root", "cosine", "constant"] = "cosine"
     """How the learning rate falls afterwards."""
     weight_decay: float = 0.1
-    """Weight decay of AdamW; gains and offsets do not decay."""
+    """Weight decay; gains and offsets do not decay."""
     beta2: float = 0.99
     """Share of its mean of squared gradients that AdamW keeps from step to step, 0 to 1."""
 
@@ -67,6 +67,7 @@ class LanguageModelConfig(TextConfig):
         """Check the ranges that no other part checks."""
         TextConfig.__post_init__(self)
         _check_positions(self.block_length, self.model)
+        check_r_drop(self.r_drop, self.model)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +81,7 @@ class MaskedLanguageModelConfig(TextConfig):
         """Check the ranges that no other part checks."""
         TextConfig.__post_init__(self)
         _check_positions(self.block_length, self.model)
+        check_r_drop(self.r_drop, self.model)
 
 
 def _check_positions(block_length: int, model: StackConfig) -> None:

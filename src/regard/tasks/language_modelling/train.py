@@ -17,6 +17,7 @@ from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.validation_examples import attend_to_text, look_at_text
+from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
@@ -34,9 +35,9 @@ from regard.text.blocks import (
 from regard.text.tokenizers import PAD
 from regard.training.distributed.ranks import Ranks
 from regard.training.losses import LossSum
-from regard.training.optimizers import adamw
 from regard.training.output_loss import output_cross_entropy
 from regard.training.protocols import BatchSize, Loss, Validate
+from regard.training.r_drop import output_r_drop
 from regard.training.reporting.events import Callback
 
 
@@ -129,6 +130,19 @@ def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
     return LossSum(*model(batch.tokens, batch.lengths, loss=loss))
 
 
+def next_token_loss_twice(model: nn.Module, batch: TextBatch, *, alpha: float) -> LossSum:
+    """The same of two passes with other dropout (R-Drop)."""
+    loss = partial(output_r_drop, targets=batch.targets, ignore_index=PAD, alpha=alpha)
+    return LossSum(*model(torch.cat([batch.tokens, batch.tokens]), loss=loss))
+
+
+def masked_loss_twice(model: nn.Module, batch: TextBatch, *, alpha: float) -> LossSum:
+    """The same of two passes with other dropout (R-Drop), over the same masks."""
+    loss = partial(output_r_drop, targets=batch.targets, ignore_index=PAD, alpha=alpha)
+    twice = (torch.cat([part, part]) for part in (batch.tokens, batch.lengths))
+    return LossSum(*model(*twice, loss=loss))
+
+
 def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """Make the model, batches, loss and validation of a language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
@@ -142,7 +156,8 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
     validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
     look = look_at_text(model, corpus, config.pictures, config.block_length, model.attend)
     logged = attend_to_text(model, corpus, config.block_length, model.attend)
-    return TrainingJob(model, batches, next_token_loss, _optimizer(config, model), validate, look=look, attend=logged)
+    loss = partial(next_token_loss_twice, alpha=config.r_drop) if config.r_drop else next_token_loss
+    return TrainingJob(model, batches, loss, _optimizer(config, model), validate, look=look, attend=logged)
 
 
 def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
@@ -165,7 +180,8 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
 
     look = look_at_text(model, corpus, config.pictures, config.block_length, attend)
     logged = attend_to_text(model, corpus, config.block_length, attend)
-    return TrainingJob(model, batches, masked_loss, _optimizer(config, model), validate, look=look, attend=logged)
+    loss = partial(masked_loss_twice, alpha=config.r_drop) if config.r_drop else masked_loss
+    return TrainingJob(model, batches, loss, _optimizer(config, model), validate, look=look, attend=logged)
 
 
 def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> BlockPlan:
@@ -180,8 +196,8 @@ def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> Bloc
     )
 
 
-def _optimizer(config: TextConfig, model: nn.Module) -> torch.optim.Optimizer:
-    return adamw(model, weight_decay=config.weight_decay, betas=(0.9, config.beta2), eps=1e-8)
+def _optimizer(config: TextConfig, model: DecoderOnly | EncoderOnly) -> torch.optim.Optimizer:
+    return chosen_optimizer(config, model, model.output, betas=(0.9, config.beta2), eps=1e-8)
 
 
 def _validation(

@@ -7,7 +7,7 @@ from typing import Literal
 from regard.errors import ArgumentError
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.ranges import require_at_least, require_share
-from regard.tasks.config import TrainingConfig
+from regard.tasks.config import TrainingConfig, check_r_drop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,9 @@ class TranslationConfig(TrainingConfig):
     max_length: int = 256
     """The most tokens of a source or target in training; pairs with longer ones are left out and counted."""
 
+    bpe_dropout: float = 0.0
+    """BPE dropout: the probability with which each merge is left out when training pairs are cut, anew in every
+    epoch, 0 to 1."""
     label_smoothing: float = 0.1
     """Share of a target's probability that is spread over the vocabulary, 0 to 1."""
     best_by: Literal["loss", "bleu"] = "loss"
@@ -57,7 +60,11 @@ class TranslationConfig(TrainingConfig):
             )
         counts = {"vocab_size": self.vocab_size, "validation_beam": self.validation_beam}
         require_at_least(1, **counts, max_length=self.max_length)
-        require_share(label_smoothing=self.label_smoothing)
+        require_share(label_smoothing=self.label_smoothing, bpe_dropout=self.bpe_dropout)
+        if self.bpe_dropout and self.tokenizer != "bpe":
+            raise ArgumentError(f"bpe_dropout leaves out merges, which only --tokenizer bpe has, got {self.tokenizer}")
+        used = self.rnn if self.model == "rnn" else self.transformer
+        check_r_drop(self.r_drop, used)
         if self.model == "transformer" and self.transformer.shared_embeddings and not self.shared_vocabulary:
             raise ArgumentError("shared embeddings need one vocabulary: add --shared-vocabulary")
         learned = self.model == "transformer" and self.transformer.positions == "learned"

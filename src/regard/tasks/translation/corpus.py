@@ -6,7 +6,7 @@ all passes but the first read that file. It is deleted once the tokens are store
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 from regard.text.batches import Batch, collate, plan_batches
+from regard.text.bpe_dropout import BPEDropout, NewCuts
 from regard.text.lines import Reader
 from regard.text.pair_store import TokenCounts, TokenStore
 from regard.text.pairs import Pair, read_pairs
@@ -33,6 +34,8 @@ MOST_VALID_PAIRS = 2_000
 """The most pairs that are split off."""
 FEWEST_VALID_PAIRS = 20
 """The fewest pairs that are split off, unless this is more than a fifth of the data."""
+CUT_TOGETHER_BATCHES = 16
+"""Batches that are cut anew together: the array operations for one of them would take a third of the time for all."""
 MOST_TOKENIZER_PAIRS = 2_000_000
 """The most pairs, evenly spread, that tokenizers learn from: their trainers keep every word that they have met."""
 
@@ -47,12 +50,23 @@ class Corpus(NamedTuple):
 
 
 class TokenBatches:
-    """The batches of a store for the training loop, without the pairs that exceed a limit (end marks counted)."""
+    """The batches of a store for the training loop, without the pairs that exceed a limit (end marks counted).
+
+    With `cuts` the pairs of a batch are cut anew. Limits and batches go by the cuts in the store.
+    """
 
     def __init__(
-        self, store: TokenStore, *, max_length: int, max_tokens: int, seed: int, rank: int = 0, world_size: int = 1
+        self,
+        store: TokenStore,
+        *,
+        max_length: int,
+        max_tokens: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        cuts: NewCuts | None = None,
     ) -> None:
-        self._store, self._max_length, self._seed = store, max_length, seed
+        self._store, self._max_length, self._seed, self._cuts = store, max_length, seed, cuts
         self._plan: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, "rank": rank, "world_size": world_size}
 
     def __len__(self) -> int:
@@ -81,10 +95,22 @@ class TokenBatches:
                     f"{self._max_length} on either side (--max-length): raise them"
                 )
             plan = plan_batches(*lengths, epoch=epoch, section=number, **self._plan)
-            for chosen in plan[start:]:
-                pairs = fitting[chosen].tolist()
-                yield collate([store.source(i) for i in pairs], [store.target(i) for i in pairs])
+            for begin in range(start, len(plan), CUT_TOGETHER_BATCHES):
+                some = [fitting[chosen] for chosen in plan[begin : begin + CUT_TOGETHER_BATCHES]]
+                yield from self._collated(some, epoch)
             start = max(start - len(plan), 0)
+
+    def _collated(self, batches: Sequence[Indices], epoch: int) -> Iterator[Batch]:
+        """Batches of these pairs."""
+        if self._cuts is None:
+            for pairs in batches:
+                yield collate([self._store.source(i) for i in pairs], [self._store.target(i) for i in pairs])
+            return
+        numbers = np.concatenate(batches).tolist()
+        sources, targets = ([side(i) for i in numbers] for side in (self._store.source, self._store.target))
+        fresh = [iter(side) for side in self._cuts(sources, targets, numbers=numbers, epoch=epoch)]
+        for pairs in batches:
+            yield collate(*(list(islice(side, len(pairs))) for side in fresh))
 
     def _fitting(self, rows: Indices) -> tuple[Indices, TokenCounts, TokenCounts]:
         """The pairs that exceed no limit, and their lengths."""
@@ -115,7 +141,7 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
         tokenizers = _train_tokenizers(config, folder, pairs)
         say(f"{len(pairs):,} pairs; vocabularies of {len(tokenizers[0]):,} and {len(tokenizers[1]):,} tokens")
         train, valid = (_store(config, folder, part, tokenizers, pairs) for part in ("train", "valid"))
-    limits = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
+    limits: dict[str, Any] = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
     left_out = len(train) - len(TokenBatches(train, seed=0, **limits))
     if left_out:
         say(f"{left_out:,} of {len(train):,} pairs are longer than max_length or batch_tokens allow: left out")
@@ -141,6 +167,19 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     keys = {"source_tokenizer": tokenizers[0], "target_tokenizer": tokenizers[1]}
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", **keys) for part in ("train", "valid"))
     return Corpus(*tokenizers, train, valid)
+
+
+def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
+    """What cuts the training pairs anew in each epoch, if the settings want BPE dropout.
+
+    Raises:
+        ArgumentError: the tokenizers have no merges.
+    """
+    if not config.bpe_dropout:
+        return None
+    source = BPEDropout(corpus.source_tokenizer, config.bpe_dropout)
+    target = BPEDropout(corpus.target_tokenizer, config.bpe_dropout)
+    return NewCuts(source, target, seed=config.seed, max_length=config.max_length)
 
 
 def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:

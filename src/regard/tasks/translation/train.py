@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import IO, Any, Unpack
 
+import torch
 from torch import nn
 
 from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.validation_examples import attend_to_pairs, look_at_pairs
+from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
-from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
+from regard.tasks.translation.corpus import TokenBatches, new_cuts, open_corpus, prepare_corpus
 from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.results import Translation as Translation
 from regard.tasks.translation.translator import Translator as Translator
@@ -20,8 +22,8 @@ from regard.tasks.translation.validation import Validation
 from regard.text.batches import Batch
 from regard.text.tokenizers import PAD
 from regard.training.losses import LossSum
-from regard.training.optimizers import adamw
 from regard.training.output_loss import output_cross_entropy
+from regard.training.r_drop import output_r_drop
 from regard.training.reporting.events import Callback
 
 
@@ -74,12 +76,14 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
     model = made_of(lambda: make_model(config, source_vocab_size=source_size, target_vocab_size=target_size))
     warm_up(model, config, folder)
-    batches = TokenBatches(corpus.train, **_limits(config), rank=fabric.global_rank, world_size=fabric.world_size)
+    shares: dict[str, Any] = {"rank": fabric.global_rank, "world_size": fabric.world_size}
+    batches = TokenBatches(corpus.train, **_limits(config), **shares, cuts=new_cuts(config, corpus))
+    smoothing = config.label_smoothing
     return TrainingJob(
         model,
         batches,
-        TeacherForcing(config.label_smoothing),
-        adamw(model, weight_decay=config.weight_decay),
+        TwiceForced(config.r_drop, smoothing) if config.r_drop else TeacherForcing(smoothing),
+        chosen_optimizer(config, model, model.output),
         Validation(
             model,
             TeacherForcing(),
@@ -112,5 +116,25 @@ class TeacherForcing:
         return LossSum(*model(batch.source, batch.source_lengths, batch.target_input, loss=loss))
 
 
-def _limits(config: TranslationConfig) -> dict[str, int]:
+class TwiceForced:
+    """The loss of a batch that the model reads twice with other dropout (R-Drop)."""
+
+    def __init__(self, alpha: float, label_smoothing: float) -> None:
+        self._alpha, self._label_smoothing = alpha, label_smoothing
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
+        """Summed loss in nats, and the number of target tokens."""
+        loss = partial(
+            output_r_drop,
+            targets=batch.target_output,
+            ignore_index=PAD,
+            alpha=self._alpha,
+            label_smoothing=self._label_smoothing,
+        )
+        # Both passes are one: the model reads each pair in two rows, which drop different units.
+        twice = (torch.cat([part, part]) for part in (batch.source, batch.source_lengths, batch.target_input))
+        return LossSum(*model(*twice, loss=loss))
+
+
+def _limits(config: TranslationConfig) -> dict[str, Any]:
     return {"max_length": config.max_length, "max_tokens": config.batch_tokens, "seed": config.seed}

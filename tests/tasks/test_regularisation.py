@@ -1,0 +1,105 @@
+"""BPE dropout, R-Drop and Muon as settings of a run: what they change, what they leave alone, and resuming."""
+
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.errors import ArgumentError
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.corpus import TokenBatches, new_cuts, open_corpus
+from regard.tasks.translation.train import run_translation
+from regard.tasks.translation.translator import Translator
+from tests.tasks.small_runs import PAIRS, changed, small_config
+from tests.training.test_attention_log import RUNS, lines, tensors_of
+
+SOME_DROPOUT: dict[str, Any] = {"translation": "transformer", "recurrent translation": "rnn"}
+
+
+def settings(task: str, folder: Path, **changes: Any) -> Any:
+    """A run of four steps with dropout in its model."""
+    folder.mkdir()
+    config = RUNS[task][0](folder, steps=4, validate_every=2, save_every=2)
+    part = SOME_DROPOUT.get(task, "model")
+    return replace(config, **{part: replace(getattr(config, part), dropout=0.2)}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        *((task, {"r_drop": 2.0}) for task in RUNS),
+        ("translation", {"bpe_dropout": 0.3, "batch_tokens": 900}),
+        ("recurrent translation", {"bpe_dropout": 0.3, "r_drop": 2.0, "optimizer": "muon"}),
+        ("translation", {"optimizer": "muon", "muon_rate": 2.0, "qk_clip": 1.0}),
+        ("language model", {"optimizer": "muon"}),
+    ],
+)
+def test_a_run_is_another_and_resumes_bit_for_bit(task: str, options: dict[str, Any], tmp_path: Path) -> None:
+    found = []
+    for name in ("plain", "whole", "parted"):
+        config = settings(task, tmp_path / name, **{} if name == "plain" else options)
+        for steps in (1, 4) if name == "parted" else (4,):
+            RUNS[task][1](changed(config, steps=steps), resume=True)
+        found.append(tensors_of(config.out))
+    plain, whole, parted = found
+    assert parted == whole
+    weights = [name for name in whole if name.startswith("last/model")]
+    assert weights
+    assert any(plain[name] != whole[name] for name in weights)
+
+
+def test_validation_and_translation_cut_as_always(tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=3, bpe_dropout=0.5)
+    run_translation(config)
+    translator = Translator.load(config.out, checkpoint="last")
+    assert lines(config.out, "valid")[-1]["loss"] == pytest.approx(translator.loss(PAIRS), rel=1e-5)
+
+
+def test_ranks_share_the_batches_of_one(tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=1, bpe_dropout=0.4)
+    run_translation(config)
+    corpus = open_corpus(config, RunFolder(config.out))
+
+    def batches(rank: int, world_size: int, epoch: int, start: int = 0) -> list[Any]:
+        limits: dict[str, Any] = {"max_length": config.max_length, "max_tokens": 600, "seed": config.seed}
+        cut: Any = {"cuts": new_cuts(config, corpus), "rank": rank, "world_size": world_size}
+        return list(TokenBatches(corpus.train, **limits, **cut).epoch(epoch, start))
+
+    def rows(batch: Any) -> list[tuple[int, ...]]:
+        return [tuple(row[row != 0].tolist()) for row in batch.source]
+
+    one = batches(0, 1, epoch=1)
+    for whole, *shares in zip_longest(one, batches(0, 2, epoch=1), batches(1, 2, epoch=1)):
+        assert sorted(rows(whole)) == sorted(row for share in shares for row in rows(share))
+    assert all(torch.equal(a.source, b.source) for a, b in zip(one[2:], batches(0, 1, epoch=1, start=2), strict=True))
+    firsts = [sorted(row for batch in batches(0, 1, epoch) for row in rows(batch)) for epoch in (0, 1)]
+    assert firsts[0] != firsts[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bpe_dropout": 1.5}, r"bpe_dropout must be between 0 and 1, got 1\.5"),
+        ({"bpe_dropout": 0.1, "tokenizer": "words"}, "bpe_dropout leaves out merges, .* got words"),
+        ({"muon_rate": 0.0, "optimizer": "muon"}, r"muon_rate must be above 0, got 0\.0"),
+        ({"strategy": "fsdp", "optimizer": "muon"}, "muon needs whole matrices"),
+        ({"r_drop": -1.0}, r"r_drop must be at least 0, got -1\.0"),
+        ({"r_drop": 1.0}, "the model's dropout is 0"),
+        ({"r_drop": 1.0, "model": "rnn"}, "the model's dropout is 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        small_config(tmp_path, **changes)
+
+
+def test_the_divergence_is_part_of_the_reported_loss(tmp_path: Path) -> None:
+    losses = []
+    for alpha in (0.0, 50.0):
+        config = settings("translation", tmp_path / str(alpha), r_drop=alpha)
+        run_translation(changed(config, steps=1, log_every=1))
+        losses.append(lines(config.out, "train")[0]["loss"])
+    assert losses[1] > 1.1 * losses[0]

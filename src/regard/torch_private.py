@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
@@ -171,6 +172,10 @@ def has_avx512_bf16() -> bool:
 
 CPU_TAKES_GROUPS = torch.__version__ >= "2.9"
 """Whether the kernel of the CPU takes fewer heads of keys than of queries. That of 2.8 reads and writes beyond them."""
+
+
+CHECKPOINTS_IN_TRANSFORMS = not hasattr(torch.utils.checkpoint, "_NoopSaveInputs")
+"""Whether checkpointing works in forward mode and under vmap. In 2.8 and 2.9 it has no rules for them."""
 
 
 class Schema(NamedTuple):

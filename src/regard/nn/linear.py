@@ -116,10 +116,15 @@ def onednn_is_faster() -> bool:
     Nothing is timed, because a resumed run has to choose the same again. Processors with AMX would round to bfloat16,
     so the answer for them is no.
     """
-    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available() and has_switch()):
         return False
     wide = has_avx512_bf16() and not has_amx()
     return wide and _is_amd() and _stays_float32()
+
+
+def has_switch() -> bool:
+    """Whether this torch (2.9 or newer) lets oneDNN's precision be chosen."""
+    return hasattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision")
 
 
 def _is_amd() -> bool:

@@ -139,8 +139,8 @@ def _foreign(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
             case ast.ImportFrom(module=str(module)) if not module.startswith(("regard", "planted")):
                 found = [alias.name for alias in node.names]
             case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr" | "delattr"), args=[_, second, *_]):
-                name = second.value if isinstance(second, ast.Constant) else ""
-                found = [name] if isinstance(name, str) and name not in own else []
+                text = second.value if isinstance(second, ast.Constant) else None
+                found = [text] if isinstance(text, str) and text not in own else []
             case _:
                 continue
         yield from ((node.lineno, name) for name in found if _is_private(name))

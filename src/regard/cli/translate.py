@@ -34,6 +34,7 @@ def translate(
     *,
     input: Path | None = None,
     output: Path | None = None,
+    ensemble: tuple[Path, ...] = (),
     resume: bool = False,
     overwrite: bool = False,
     bad_lines: BadLines = "stop",
@@ -65,6 +66,8 @@ def translate(
         sentence: what to translate; without it, --input or standard input is read.
         input: a file with one sentence on each line; may be gzipped.
         output: a file to write to, instead of standard output; it has that name once it is whole.
+        ensemble: other runs with the same tokenizers, whose models translate together with `run`, by the mean of their
+            probabilities; alignments are those of `run`.
         resume: go on with an --output that was interrupted.
         overwrite: replace --output if it is there.
         bad_lines: whether a line that cannot be read or is too long ends the work or is answered by an empty line.
@@ -141,7 +144,8 @@ def translate(
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
     )
-    require_task(run, TRANSLATION)
+    for one in (run, *ensemble):
+        require_task(one, TRANSLATION)
     for flag, path in (("--input", input), ("--vocabulary", vocabulary)):
         require_files([] if path is None else [path], setting=flag)
     search = Beam(size, num_best=nbest, length_penalty=length_penalty)
@@ -160,7 +164,7 @@ def translate(
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
     align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
-    translator = Translator.load(run, device=device, precision=precision)
+    translator = Translator.load(run, device=device, precision=precision, ensemble=ensemble)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
 
@@ -186,7 +190,7 @@ def translate(
     is_json = alignments or confidence
     show = doubts.noting(_as_json) if is_json else _as_table if nbest > 1 else _as_text
     work = BulkTranslation(lines, windows, show, BadLinePolicy(bad_lines))
-    with sharing(translator, run, workers_for(input, workers, translator.device)):
+    with sharing(translator, run, workers_for(input, workers, translator.device), ensemble=ensemble):
         if output is None:
             work.print(sys.stdout, flush=typed)
         else:

@@ -11,7 +11,7 @@ from regard.cli.headings import Defaults
 from regard.errors import ArgumentError, RunFolderError
 from regard.models.sizes import Size
 from regard.tasks.config import TrainingConfig
-from regard.tasks.recipes import joined, settings_of
+from regard.tasks.recipes import overridden, recipe_of
 from regard.tasks.registry import TASKS, Task
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import changed, from_plain
@@ -54,12 +54,12 @@ class Beginning:
         rest = arguments[1:] if named else arguments
         origin, _ = tyro.cli(Origin, prog="regard train", args=rest, add_help=False, return_unknown_args=True)
         in_file, settings = read_toml(origin.config) if origin.config is not None else (None, {})
-        recipe = None if origin.recipe is None else settings_of(origin.recipe)
+        recipe = None if origin.recipe is None else recipe_of(origin.recipe)
         if recipe is not None:
             for where, task in (("the command", named), (origin.config, in_file)):
                 if task not in (None, recipe.task):
                     raise ArgumentError(f"the recipe {origin.recipe} is for the task {recipe.task}, {where} for {task}")
-            in_file, settings = recipe.task, joined(recipe.settings, settings)
+            in_file, settings = recipe.task, overridden(recipe.settings, settings)
         if origin.steps is not None and origin.epochs is not None:
             raise ArgumentError("--steps and --epochs both say how long to train: give one of them")
         source, run = origin.config or Path(), RunFolder(origin.out or Path())

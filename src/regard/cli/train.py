@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, RegardError
 from regard.models.sizes import Size
 from regard.tasks.config import TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
-from regard.tasks.recipes import RecipeName, told
+from regard.tasks.recipes import RecipeName, recipes_told
 from regard.tasks.registry import TASKS
 from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
@@ -34,7 +34,7 @@ Flag = Annotated[F, tyro.conf.arg(prefix_name=False)]
 """Keeps the name of the group out of the name of a flag."""
 
 
-RECIPES_HELP = f"Settings that were measured; flags and --config override them. {told()}"
+RECIPES_HELP = f"Settings that were measured; flags and --config override them. {recipes_told()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.generation.protocol import precise
 from regard.maps.attention_map import AttentionMap
 from regard.models.protocol import Seq2Seq, Step
 
@@ -68,7 +67,7 @@ class Ensemble(nn.Module):
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T V"]:
         """The logarithm of the mean probability of each next token, teacher forced."""
-        return mean_of([member(source, source_lengths, target_input) for member in self._models()])
+        return log_mean([member(source, source_lengths, target_input) for member in self._models()])
 
     def attend(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
@@ -103,14 +102,15 @@ class EnsembleDecoder:
         """One step of each member; the alignment is the first member's."""
         taken = [member.step(one, tokens) for member, one in zip(self._members, state, strict=True)]
         logits, alignments, after = zip(*taken, strict=True)
-        return Step(mean_of(logits), alignments[0], after)
+        return Step(log_mean(logits), alignments[0], after)
 
     def reorder(self, state: tuple[Any, ...], index: Int[Tensor, " N"]) -> tuple[Any, ...]:
         """The state of each member for the sequences `index`."""
         return tuple(member.reorder(one, index) for member, one in zip(self._members, state, strict=True))
 
 
-def mean_of(logits: Sequence[Float[Tensor, "... V"]]) -> Float[Tensor, "... V"]:
+def log_mean(logits: Sequence[Float[Tensor, "... V"]]) -> Float[Tensor, "... V"]:
     """The logarithm of the mean of the softmaxes of some logits, in at least float32."""
-    together = torch.stack([precise(one).log_softmax(-1) for one in logits])
+    dtype = torch.promote_types(logits[0].dtype, torch.float32)
+    together = torch.stack([one.to(dtype).log_softmax(-1) for one in logits])
     return together.logsumexp(0) - math.log(len(logits))

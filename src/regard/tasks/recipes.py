@@ -112,22 +112,22 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
 """The recipes by name."""
 
 
-def told() -> str:
+def recipes_told() -> str:
     """What each recipe is for and what it reached, for the help of the command line.
 
-    >>> told().partition(".")[0]
+    >>> recipes_told().partition(".")[0]
     'small-data: some ten thousand pairs of sentences (Transformer-tiny)'
     """
     return " ".join(f"{name}: {one.purpose}. {one.measured}." for name, one in TRAINING_RECIPES.items())
 
 
-def settings_of(name: str) -> TrainingRecipe:
+def recipe_of(name: str) -> TrainingRecipe:
     """The recipe of that name.
 
     Raises:
         ArgumentError: there is none.
 
-    >>> settings_of("characters").settings["block_length"]
+    >>> recipe_of("characters").settings["block_length"]
     64
     """
     if name not in TRAINING_RECIPES:
@@ -135,15 +135,15 @@ def settings_of(name: str) -> TrainingRecipe:
     return TRAINING_RECIPES[cast(RecipeName, name)]
 
 
-def joined(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overridden(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings, of which those of `over` win.
 
-    >>> joined({"a": 1, "fit": {"steps": 2, "keep": 3}}, {"fit": {"steps": 4}})
+    >>> overridden({"a": 1, "fit": {"steps": 2, "keep": 3}}, {"fit": {"steps": 4}})
     {'a': 1, 'fit': {'steps': 4, 'keep': 3}}
     """
     found = dict(under)
     for key, value in over.items():
         before = found.get(key)
         nested = isinstance(before, Mapping) and isinstance(value, Mapping)
-        found[key] = joined(cast(Mapping[str, Any], before), value) if nested else value
+        found[key] = overridden(cast(Mapping[str, Any], before), value) if nested else value
     return found

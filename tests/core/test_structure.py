@@ -120,6 +120,7 @@ PARSE_THEIR_OWN = {
     "regard.tasks.translation.bulk.worker",
     "regard.tasks.translation.bulk.worker_pool",
     "regard.text.spool",
+    "regard.tasks.translation.bulk.shared_file",
     "regard.training.distributed.ranks",
     "regard.training.distributed.rendezvous",
 }

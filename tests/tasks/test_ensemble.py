@@ -105,6 +105,22 @@ def test_the_command_line(runs: tuple[Path, Path, Path], tmp_path: Path, capsys:
             assert len(said.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", ["translate {} word", "evaluate {} --data {}"])
+def test_another_engine_searches_for_one_run(
+    command: str, runs: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        *command.format(runs[0], runs[0].parent / "pairs.tsv").split(),
+        "--ensemble",
+        str(runs[1]),
+        "--engine",
+        "ctranslate2",
+    ]
+    assert run_command(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "regard: --engine ctranslate2 searches for one run: leave out --ensemble"
+
+
 def test_a_pupil_learns_from_what_a_run_writes(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """The two commands of docs/translate.md."""
     (tmp_path / "train.en").write_text("".join(f"{source}\n" for source, _ in PAIRS), encoding="utf-8")

@@ -6,11 +6,13 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from regard.cli.engines import SearchBy
 from regard.cli.interpret import FRAMES, policy_of, refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
 from regard.cli.shared import Mean, Run, index_of, lines_of, print_table, refuse_first, require_task
 from regard.errors import ArgumentError
+from regard.exports.formats import Engine, SearchPrecision
 from regard.generation.config import Beam
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import TASKS, task_name_of, task_of
@@ -45,6 +47,8 @@ def evaluate(
     try_heads: bool = False,
     alignment_data: Path | None = None,
     device: str = "auto",
+    engine: Engine | None = None,
+    precision: SearchPrecision | None = None,
 ) -> None:
     """Score a run on a test set.
 
@@ -70,6 +74,8 @@ def evaluate(
         alignment_data: translation: a file with the links of words in each pair of --data (`0-0 1-2 3?4`, source and
             target from 0, `?` for possible ones): prints the alignment error rate too.
         device: auto, cpu, cuda, cuda:N or mps.
+        engine: translation: who searches, regard or ctranslate2, as for `translate`; the loss is always regard's.
+        precision: translation: of the search, as for `translate`.
     """
     task = task_name_of(run)
     given = (
@@ -82,6 +88,8 @@ def evaluate(
         ("--simultaneous", simultaneous or None, TRANSLATION),
         ("--try-heads", try_heads or None, TRANSLATION),
         ("--alignment-data", alignment_data, TRANSLATION),
+        ("--engine", engine, TRANSLATION),
+        ("--precision", precision, TRANSLATION),
     )
     for flag, value, kind in given:
         if value is not None and task != kind:
@@ -95,6 +103,10 @@ def evaluate(
         (
             interprets and length_penalty is not None,
             "--simultaneous and --try-heads search greedily: leave out --length-penalty",
+        ),
+        (
+            interprets and engine == "ctranslate2",
+            "--simultaneous and --try-heads look into the search: leave out --engine",
         ),
         (interprets and bool(references), "--simultaneous and --try-heads take one reference: leave out --references"),
         (try_heads and wait_k is not None, "--wait-k looks at no attention: leave out --try-heads"),
@@ -124,6 +136,9 @@ def evaluate(
     require_files(data, setting="--data")
     require_files(references, setting="--references")
     require_files([] if alignment_data is None else [alignment_data], setting="--alignment-data")
+    search_by = SearchBy(engine or "regard", precision)
+    if ensemble and not search_by.is_own:
+        raise ArgumentError(f"--engine {engine} searches for one run: leave out --ensemble")
     with loading():
         from regard.tasks.language_modelling.causal import LanguageModel
         from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
@@ -131,7 +146,10 @@ def evaluate(
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
         from regard.tasks.translation.translator import Translator
 
+    search_by.refuse(run)
     model = Translator.load(run, device=device, ensemble=ensemble) if ensemble else TASKS[task].load(run, device=device)
+    if isinstance(model, Translator):
+        model.precision = search_by.own
     align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
     with telling() as tell:
         match model:
@@ -145,7 +163,8 @@ def evaluate(
                 numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
                 chosen = Beam(**{name: value for name, value in numbers.items() if value is not None})
                 aligned = [] if alignment_data is None else [_alignment_row(model, data, alignment_data, align)]
-                rows = [*_translation_scores(model, data, references, chosen, tell), *aligned]
+                with search_by.searching(model, run, None, 0):
+                    rows = [*_translation_scores(model, data, references, chosen, tell), *aligned]
             case LanguageModel():
                 found = model.evaluate(lines_of(data), stride=stride, tell=tell)
                 rows = [

@@ -29,6 +29,8 @@ class TranslationOptions:
     max_length: int | None = None
     confidence: bool = False
     keep_tags: bool = False
+    labels: bool = True
+    """Whether the answers have labels; a text alone needs none, and they take as long as a fast search."""
 
     def settings(self) -> dict[str, Any]:
         """The options that decide the answers, as values that JSON can hold."""

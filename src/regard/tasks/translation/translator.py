@@ -1,6 +1,5 @@
 """A trained translator: it translates, measures how well, and shows what it attended to."""
 
-import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.generation.protocol import Decodable, Hypothesis, precise
 from regard.models.ensemble import Ensemble
+from regard.models.fingerprint import fingerprint
 from regard.models.inference import prepare, why_not
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
 from regard.tasks.names import TRANSLATION
@@ -28,7 +28,6 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
-from regard.tasks.translation.bulk.worker_pool import Workers
 from regard.tasks.translation.confidence import confidence_of
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.copy_unknown import copies
@@ -37,7 +36,7 @@ from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
-from regard.tasks.translation.search_job import SearchJob, search
+from regard.tasks.translation.search_job import Searcher, SearchJob, search
 from regard.tasks.translation.tags import aligned_units, put_back, stretches, taken_out
 from regard.text.batches import Batch, collate
 from regard.text.codec import Codec
@@ -66,8 +65,8 @@ ALTERNATIVES = 3
 class Translator:
     """A model with its tokenizers, ready to use."""
 
-    workers: Workers | None = None
-    """Processes that search in place of this one; None for this process alone. Whoever sets them must end them."""
+    searcher: Searcher | None = None
+    """What searches in place of this process; None for this process alone. Whoever sets it must end it."""
 
     def __init__(
         self,
@@ -252,11 +251,7 @@ class Translator:
 
     def fingerprint(self) -> str:
         """Thirty-two hexadecimal digits, which differ for models whose weights differ."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return digest.hexdigest()
+        return fingerprint(self.model)
 
     def evaluate(
         self,
@@ -285,7 +280,11 @@ class Translator:
         for begin in range(0, len(sets), EVALUATED_TOGETHER):
             tell("sentences translated", begin, len(sets))
             some = [source for source, _ in sets[begin : begin + EVALUATED_TOGETHER]]
-            found += [one.text for one in self.translate(some, beam=beam, max_length=longest)]
+            options = TranslationOptions(beam=beam, max_length=longest, labels=False)
+            for number, one in enumerate(self.translate_window(some, options), start=begin + 1):
+                if one.problem:
+                    raise DataError(f"line {number}: {one.problem}")
+                found.append(one.text)
         streams = list(zip_longest(*references))  # the first reference of each source, the second of each, ...
         return Evaluation(
             bleu(found, *streams),
@@ -376,7 +375,7 @@ class Translator:
             vocabulary: the tokens that its translation may contain.
             longest: the most tokens, end mark counted; None means as many as the longest sentence in training had.
         """
-        limit = self.model.max_length  # counts the end mark too
+        limit = self._limit  # counts the end mark too
         if limit is not None and len(source) + 1 > limit:
             return f"{len(source) + 1} tokens, and the model takes {limit} at most"
         longest = self.longest if longest is None else longest
@@ -387,6 +386,12 @@ class Translator:
         if vocabulary is not None and not bool(vocabulary.tokens[list(prefix)].all()):
             return "a prefix with words that the vocabulary leaves out"
         return None
+
+    @property
+    def _limit(self) -> int | None:
+        """The most tokens that whoever searches can read or write, end mark counted; None if there is no limit."""
+        limits = (self.model.max_length, None if self.searcher is None else self.searcher.longest)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _check_options(self, options: TranslationOptions) -> None:
         if options.alignments is not None:
@@ -419,7 +424,7 @@ class Translator:
             self._job([ids[i] for i in rows], options, [prefixes[i] if prefixes else [] for i in rows])
             for rows in batches
         ]
-        answers = (search(self.decoder, job) for job in jobs) if self.workers is None else self.workers.search(jobs)
+        answers = (search(self.decoder, job) for job in jobs) if self.searcher is None else self.searcher.search(jobs)
         for rows, hypotheses in zip(batches, answers, strict=True):
             sources = [ids[i] for i in rows]
             for i, best in zip(rows, self._align(sources, hypotheses, options), strict=True):
@@ -435,7 +440,7 @@ class Translator:
             sources=[[*ids, self.source_tokenizer.marks.end_id] for ids in sources],
             begin_id=marks.begin_id,
             end_id=marks.end_id,
-            max_steps=min(longest, self.model.max_length or longest),
+            max_steps=min(longest, self._limit or longest),
             beam=options.beam,
             prefixes=prefixes if any(prefixes) else (),
             vocabulary=None if allowed is None else allowed.tokens.nonzero()[:, 0].tolist(),
@@ -477,7 +482,8 @@ class Translator:
     def _present(
         self, request: Request, ids: list[int], hypotheses: list[Hypothesis], options: TranslationOptions
     ) -> Translation:
-        source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
+        is_named = ids and self._are_named(options)
+        source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if is_named else [])
         candidates = [self._candidate(request, source, hypothesis, options) for hypothesis in hypotheses]
         empty = Candidate(put_back("", request.tags, []), 0.0, [], None)
         return Translation(request.source, source.texts, candidates or [empty])
@@ -485,7 +491,7 @@ class Translator:
     def _candidate(
         self, request: Request, source: Axis, hypothesis: Hypothesis, options: TranslationOptions
     ) -> Candidate:
-        written = axis(self.target_tokenizer, hypothesis.tokens)
+        written = axis(self.target_tokenizer, hypothesis.tokens if self._are_named(options) else [])
         alignment = None
         if options.alignments is not None and hypothesis.alignment is not None:
             alignment = cast(Tensor, merge(hypothesis.alignment, written, source))
@@ -500,6 +506,11 @@ class Translator:
             rows = hypothesis.log_probabilities, hypothesis.alignment
             sure = confidence_of(*rows, written, request.source, surfaces, source)
         return Candidate(text, hypothesis.score, written.texts, alignment, finished, sure)
+
+    @staticmethod
+    def _are_named(options: TranslationOptions) -> bool:
+        """Whether the answers need labels."""
+        return options.labels or options.alignments is not None or options.confidence
 
     def _aligned_units(self, request: Request, hypothesis: Hypothesis, unknown: Sequence[str], text: str) -> list[int]:
         """For each unit of a translation the unit of its source that it attends to most."""

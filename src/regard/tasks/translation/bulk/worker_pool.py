@@ -53,6 +53,9 @@ class Workers(AbstractContextManager["Workers"]):
         WorkerError: a process did not start.
     """
 
+    longest = None
+    """What the model takes."""
+
     def __init__(
         self,
         folder: Path | str,
@@ -122,11 +125,16 @@ def workers_for(input: Path | None, wanted: int | None, device: torch.device) ->
         return 0
     if wanted is not None:
         return wanted if wanted > 1 else 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores < 2 or input is None or not input.is_file():
+    if cores() < 2 or input is None or not input.is_file():
         return 0
     is_long = sum(1 for _ in islice(raw_lines(input), LINES_FOR_WORKERS)) == LINES_FOR_WORKERS
-    return cores if is_long else 0
+    return cores() if is_long else 0
+
+
+def cores() -> int:
+    """How many cores this process may use: ranks on one machine share its cores."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 @contextmanager
@@ -145,11 +153,11 @@ def sharing(translator: Any, folder: Path | str, count: int, *, ensemble: Sequen
     if count == 0:
         yield
         return
-    with Workers(folder, count, precision=translator.precision, ensemble=ensemble) as translator.workers:
+    with Workers(folder, count, precision=translator.precision, ensemble=ensemble) as translator.searcher:
         try:
             yield
         finally:
-            translator.workers = None
+            translator.searcher = None
 
 
 class _Worker:

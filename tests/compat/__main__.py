@@ -190,7 +190,7 @@ def counted(text: str) -> dict[str, Any]:
     lines = re.findall(r"^.*\d+ (?:passed|failed|errors?|skipped)\b.* in [\d.]+s.*$", text, re.M)
     line = lines[-1] if lines else ""
     number = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error|skipped)", line)}
-    names = re.findall(r"^(?:FAILED|ERROR) (\S+(?:\[.*?\])?)", text, re.M)
+    names = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.M)
     failed = number.get("failed", 0) + number.get("error", 0)
     if not number:
         failed, names = 1, ["pytest ended without a count: " + " ".join(text.splitlines()[-1:])[:120]]

@@ -32,6 +32,7 @@ def translate(
     *,
     input: Path | None = None,
     output: Path | None = None,
+    ensemble: tuple[Path, ...] = (),
     resume: bool = False,
     overwrite: bool = False,
     bad_lines: BadLines = "stop",
@@ -64,6 +65,8 @@ def translate(
         sentence: what to translate; without it, --input or standard input is read.
         input: a file with one sentence on each line; may be gzipped.
         output: a file to write to, instead of standard output; it has that name once it is whole.
+        ensemble: other runs with the same tokenizers, whose models translate together with `run`, by the mean of their
+            probabilities; alignments are those of `run`.
         resume: go on with an --output that was interrupted.
         overwrite: replace --output if it is there.
         bad_lines: whether a line that cannot be read or is too long ends the work or is answered by an empty line.
@@ -148,10 +151,12 @@ def translate(
         (not 0 <= length_penalty < inf, f"--length-penalty must be at least 0, got {length_penalty}"),
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
+        (engine != "regard" and bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
         (engine != "regard" and vocabulary is not None, f"--engine {engine} keeps to no --vocabulary: leave out one"),
     )
     search_by = SearchBy(engine, precision)
-    require_task(run, TRANSLATION)
+    for one in (run, *ensemble):
+        require_task(one, TRANSLATION)
     for flag, path in (("--input", input), ("--vocabulary", vocabulary)):
         require_files([] if path is None else [path], setting=flag)
     search = Beam(size, num_best=nbest, length_penalty=length_penalty)
@@ -169,7 +174,8 @@ def translate(
         from regard.training.distributed.devices import device_of_rank
 
     search_by.refuse(run)
-    translator = Translator.load(run, device=device_of_rank(device), precision=search_by.own)
+    own = search_by.own
+    translator = Translator.load(run, device=device_of_rank(device), precision=own, ensemble=ensemble)
     align = alignment_of(alignment_layer, alignment_head, translator.alignment)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
@@ -199,7 +205,7 @@ def translate(
     show = _as_json if is_json else _as_table if nbest > 1 else _as_text
     work = BulkTranslation(picked, windows, show, bad_lines)
     own_workers = workers_for(input, workers, translator.device) if search_by.is_own else 0
-    with search_by.searching(translator, run, workers, own_workers) as searcher:
+    with search_by.searching(translator, run, workers, own_workers, ensemble) as searcher:
         if output is None:
             work.print(sys.stdout, flush=typed)
         else:

@@ -16,6 +16,7 @@ from regard.errors import ArgumentError, DataError
 from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.generation.protocol import Decodable, Hypothesis, precise
+from regard.models.ensemble import Ensemble
 from regard.models.fingerprint import fingerprint
 from regard.models.inference import prepare, why_not
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
@@ -40,6 +41,7 @@ from regard.tasks.translation.tags import aligned_units, put_back, stretches, ta
 from regard.text.batches import Batch, collate
 from regard.text.codec import Codec
 from regard.text.lines import BadLines
+from regard.text.tokenizers import Tokenizer
 from regard.text.unicode import normalise
 from regard.training.distributed.choices import Precision
 from regard.training.distributed.devices import choose_precision, find_device
@@ -93,6 +95,7 @@ class Translator:
         device: str = "auto",
         checkpoint: Literal["best", "last"] = "best",
         precision: Precision = "float32",
+        ensemble: Sequence[Path | str] = (),
     ) -> "Translator":
         """Read a run folder, or a downloaded folder in Hugging Face's format with a translator in it.
 
@@ -102,12 +105,17 @@ class Translator:
             checkpoint: the best or the last checkpoint of a run.
             precision: the precision of matrix products in a search: float32, bf16, or auto, which means bf16 where
                 the processor multiplies it faster. Maps and losses stay in float32.
+            ensemble: run folders whose models translate together with that of `folder`, by the mean of their
+                probabilities (`regard.models.Ensemble`). Alignments and maps are those of `folder`.
 
         Raises:
             RunFolderError: the folder is neither, is cut short, or its parts do not fit together.
-            ArgumentError: this machine does not have the device.
+            ArgumentError: this machine does not have the device, or a run of the ensemble has other tokenizers.
             MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
+        if ensemble:
+            places = [folder, *ensemble]
+            return _together(places, [cls.load(one, device=device, checkpoint=checkpoint) for one in places], precision)
         if is_huggingface(Path(folder)):
             parts = load_pretrained(Path(folder))
             on_device = parts.model.to(find_device(device))
@@ -535,6 +543,29 @@ class Translator:
         marks = self.source_tokenizer.marks, self.target_tokenizer.marks
         batch = collate(*arrays, source_marks=marks[0], target_marks=marks[1])
         return Batch(*(part.to(self.device) for part in batch))
+
+
+def _together(places: Sequence[Path | str], found: Sequence[Translator], precision: Precision) -> Translator:
+    """An ensemble of translators that were loaded from these places."""
+    first = found[0]
+    for place, other in zip(places, found, strict=True):
+        for ours, theirs in ((first.source_tokenizer, other.source_tokenizer),
+                             (first.target_tokenizer, other.target_tokenizer)):  # fmt: skip
+            if not isinstance(ours, Tokenizer) or not isinstance(theirs, Tokenizer):
+                raise ArgumentError("an ensemble is of runs of `regard train`, not of folders in Hugging Face's format")
+            if ours.fingerprint() != theirs.fingerprint():
+                raise ArgumentError(
+                    f"the runs of an ensemble need the same tokenizers, and those of {place} are others than those of "
+                    f"{places[0]}: train it with --warm-start {places[0]}, or on the same data with the same settings"
+                )
+    lengths = [one.longest for one in found if one.longest is not None]
+    return Translator(
+        Ensemble([one.model for one in found]),
+        first.source_tokenizer,
+        first.target_tokenizer,
+        precision=precision,
+        longest=min(lengths) if lengths else None,
+    )
 
 
 def _without_tags(request: Request) -> Request:

@@ -14,7 +14,7 @@ import tyro
 from regard.cli.engines import SearchBy
 from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
 from regard.cli.loading import loading, speaks
-from regard.cli.shared import Mean, Run, index_of, refuse_first, require_task
+from regard.cli.shared import Mean, Run, alignment_of, refuse_first, require_task
 from regard.exports.formats import Engine, SearchPrecision
 from regard.generation.config import Beam
 from regard.tasks.names import TRANSLATION
@@ -40,8 +40,8 @@ def translate(
     nbest: int = 1,
     length_penalty: float = 1.0,
     alignments: bool = False,
-    alignment_layer: int | Mean = -1,
-    alignment_head: int | Mean = "mean",
+    alignment_layer: int | Mean | None = None,
+    alignment_head: int | Mean | None = None,
     confidence: bool = False,
     keep_tags: bool = False,
     copy_unknown: bool = False,
@@ -74,7 +74,8 @@ def translate(
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
         length_penalty: in beam search, above 1 favours longer translations, below 1 shorter ones.
         alignments: print JSON: tokens, scores, and how much each token attended to each token of the source.
-        alignment_layer: the decoder layer whose attention that is, from 0, or from -1 backwards; or mean.
+        alignment_layer: the decoder layer whose attention that is, from 0, or from -1 backwards; or mean. Unless given,
+            that of the head that was taught to align (--alignment-data of `train`), or the last.
         alignment_head: the head in that layer, or mean.
         confidence: print JSON: the probability of each token, the entropy of its attention, the attention that each
             token of the source got, and source words that were perhaps left untranslated.
@@ -97,7 +98,7 @@ def translate(
             unless given.
         wait_k: with --simultaneous, instead of --frames: read so many words first, then write one for each (wait-k).
     """
-    chosen = (alignment_layer, alignment_head) != (-1, "mean")
+    chosen = not (alignment_layer is None and alignment_head is None)
     refuse_policy(simultaneous=simultaneous, frames=frames, wait_k=wait_k)
     for_lines = {
         "--output": output is not None,
@@ -161,7 +162,6 @@ def translate(
     search = Beam(size, num_best=nbest, length_penalty=length_penalty)
     with loading():
         from regard.cli.whole_file import finish_file, shared_file
-        from regard.tasks.translation.alignments import AlignmentOf
         from regard.tasks.translation.bulk.lines import (
             BulkTranslation,
             answered,
@@ -174,9 +174,9 @@ def translate(
         from regard.training.distributed.devices import device_of_rank
 
     search_by.refuse(run)
-    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
     own = search_by.own
     translator = Translator.load(run, device=device_of_rank(device), precision=own, ensemble=ensemble)
+    align = alignment_of(alignment_layer, alignment_head, translator.alignment)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
 

@@ -26,7 +26,7 @@ from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
-from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.alignments import AlignmentOf, taught_head
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.confidence import confidence_of
 from regard.tasks.translation.config import TranslationConfig
@@ -76,6 +76,7 @@ class Translator:
         *,
         precision: Precision = "float32",
         longest: int | None = None,
+        alignment: AlignmentOf | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.precision: Precision = precision
@@ -83,6 +84,8 @@ class Translator:
         self.target_tokenizer = target_tokenizer
         self.longest = longest
         """The most tokens of a sentence in training, its end mark counted; None if that is not known."""
+        self.alignment = alignment or AlignmentOf()
+        """The attention that aligns unless another is asked for: the head that was taught to, if one was."""
 
     @classmethod
     def load(
@@ -129,6 +132,7 @@ class Translator:
             target_tokenizer,
             precision=precision,
             longest=config.max_length,
+            alignment=taught_head(config),
         )
 
     @property
@@ -173,14 +177,14 @@ class Translator:
             alignments: which attention the candidates report as their alignment, as `AlignmentOf(layer=-1)`; None
                 reports none.
             copy_unknown: whether each token that stands for a word outside the vocabulary is printed as the
-                word of the source that it attends to most, by `alignments` or the last layer's mean.
+                word of the source that it attends to most, by `alignments` or the attention of `alignment`.
             vocabulary: the tokens that translations may contain; see the method of that name.
             max_length: the most tokens of a sentence, its end mark counted; None means as many as the longest had in
                 training. The model saw no longer ones, and a search takes a time that grows with their square.
             confidence: whether candidates say how sure the model was of each token, and what was left untranslated,
-                by `alignments` or the last layer's mean.
+                by `alignments` or the attention of `alignment`.
             keep_tags: whether tags (`<b>`) and placeholders (`{name}`, `%s`) of a source are taken out of it, and put
-                back into its translations where `alignments` or the last layer's mean says that they belong.
+                back into its translations where `alignments` or the attention of `alignment` says that they belong.
             window_lines: lines that are read before the first is answered; 1 answers each at once.
             bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
                 and says why.
@@ -465,7 +469,7 @@ class Translator:
         batch = self._collate([sources[n] for n, _ in rows], [written[:-1] for written in tokens])
         with torch.inference_mode():
             maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
-            weights = (options.alignments or AlignmentOf()).of(maps, self.model.alignment_names).cpu()
+            weights = (options.alignments or self.alignment).of(maps, self.model.alignment_names).cpu()
             gains = self._gains(batch, tokens) if options.confidence else [None] * len(rows)
         for (n, k), row, written, gained in zip(rows, weights, tokens, gains, strict=True):
             # The slices cut off the padding of the batch.

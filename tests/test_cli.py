@@ -72,6 +72,19 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run_here
 
 
+def linked(data: Path) -> tuple[str, ...]:
+    """Flags that teach a head links between the words of the data."""
+    links = data.parent / "links"
+    links.write_text("0-2 1-1 2-0\n" * len(data.read_text().splitlines()))
+    return "--alignment-data", str(links), "--alignment-weight", "0.5"
+
+
+def rates(folder: Path) -> list[float]:
+    """The alignment error rate at each validation."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record["aer"] for record in records if record["event"] == "valid"]
+
+
 def losses(folder: Path) -> list[tuple[int, float]]:
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [(record["step"], record["loss"]) for record in records if record["event"] == "train"]
@@ -124,7 +137,7 @@ def test_ctrl_c_saves_says_how_to_resume_and_leaves_with_130(data: Path, tmp_pat
 def test_torchrun_as_it_is(data: Path, tmp_path: Path) -> None:
     """Two ranks with the same global batches give the losses of one, and one of them writes and speaks."""
     exact = ("--transformer.dropout", "0", "--precision", "float32")  # bf16 would round sums of other order apart
-    command = ("train", "--data", str(data), "--steps", "6", *exact, *TINY)
+    command = ("train", "--data", str(data), "--steps", "6", *exact, *TINY, *linked(data))
     one = forked.run(*command, "--out", str(tmp_path / "one"))
     ranks = torchrun("-m", "regard", *command, "--out", str(tmp_path / "two"))
     two = subprocess.run(ranks, env=environment(), capture_output=True, text=True, timeout=180, check=False)
@@ -132,6 +145,7 @@ def test_torchrun_as_it_is(data: Path, tmp_path: Path) -> None:
     ours, theirs = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [step for step, _ in theirs] == [1, 2, 3, 4, 5, 6]
     assert max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True)) < 1e-5
+    assert rates(tmp_path / "two") == rates(tmp_path / "one") != []
     assert two.stderr.count("step       6/6") == two.stderr.count("the best model is in") == 1
     assert "Warning" not in two.stderr
     assert "deprecated" not in two.stderr
@@ -140,7 +154,7 @@ def test_torchrun_as_it_is(data: Path, tmp_path: Path) -> None:
 def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call: Call, data: Path, tmp_path: Path) -> None:
     """Two ranks that share the model; torchrun starts both again, which go on from the last checkpoint."""
     out, exact = tmp_path / "run", ("--transformer.dropout", "0", "--precision", "float32")
-    command = ("train", "--data", str(data), "--steps", "40", *exact, *TINY)
+    command = ("train", "--data", str(data), "--steps", "40", *exact, *TINY, *linked(data))
     here = ("-m", "regard", *command, "--out", str(out), "--strategy", "fsdp", "--gradient-checkpointing", "--resume")
     ranks = torchrun("--max-restarts", "2", *here)
     process = subprocess.Popen(ranks, env=environment(), stderr=subprocess.PIPE, text=True)

@@ -68,6 +68,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
             return TextEvaluation(1.25, 3.5, 0.75, 9, 8)
 
     class Speaker(Translator):
+        alignment = AlignmentOf()
+
         def __init__(self) -> None:
             self.precision = "float32"
 

@@ -71,6 +71,43 @@ def test_at_is_pointwise(weights: regard.AttentionMap) -> None:
     torch.testing.assert_close(weights[1, 2:].at(rows, columns), expected[1, 2:], rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("grouped", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mask": regard.lengths(torch.tensor([7, 4, 0]))},
+        {"mask": regard.lengths(torch.tensor([7, 4, 0])) & regard.causal(), "bias": regard.ALiBi(4)},
+        {"normalization": regard.SoftmaxWithSink(torch.tensor([0.3, -0.2, 0.0, 1.0]))},
+        {"score": regard.SoftCapped(regard.ScaledDot(), 2.0)},
+        {"backend": "tiled", "normalization": regard.Sparsemax()},
+        {"score": regard.Additive(torch.randn(6, dtype=torch.float64))},
+        {"score": regard.Gaussian(torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)[:, None, None])},
+    ],
+    ids=str,
+)
+def test_points_of_any_cell_have_their_weights_and_gradients(options: dict[str, Any], grouped: int) -> None:
+    q = torch.randn(3, 4, 5, 6, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(3, 4 // grouped, 7, 6, dtype=torch.float64, requires_grad=True)
+    weights = regard.attention(q, k, k, **options, return_weights=True).weights
+    batch, head, rows, columns = (torch.randint(size, (50,)) for size in weights.shape)
+    found, expected = weights.at(rows, columns, leading=[batch, head]), weights.dense()[batch, head, rows, columns]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    factor = torch.arange(50.0)
+    gradients = (torch.autograd.grad((w * factor).sum(), [q, k], retain_graph=True) for w in (found, expected))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+    averaged = weights.average().at(rows, columns, leading=[batch])
+    torch.testing.assert_close(averaged, weights.dense().mean(1)[batch, rows, columns], rtol=0, atol=1e-12)
+
+
+def test_points_need_an_index_for_each_dimension(weights: regard.AttentionMap) -> None:
+    ones = torch.ones(3, dtype=torch.long)
+    for leading in ([], [ones], [ones] * 3, [ones, ones[:2]]):
+        with pytest.raises(ShapeError, match="for each of the dimensions"):
+            weights.at(ones, ones, leading=leading)
+
+
 @pytest.mark.parametrize("normalization", [regard.Softmax(), regard.SoftmaxWithSink(0.3), regard.Sparsemax()], ids=str)
 def test_at_is_zero_in_a_row_with_no_key(normalization: Normalization) -> None:
     q = torch.randn(1, 2, 3, 4)

@@ -8,15 +8,9 @@ import pytest
 import torch
 
 from regard.errors import DataError
-from regard.tasks.translation.alignment_error import (
-    GoldLinks,
-    Links,
-    alignment_error_rate,
-    error_of,
-    read_links,
-    words_aligned,
-)
+from regard.tasks.translation.alignment_error import alignment_error_rate, error_of, symmetrised, words_aligned
 from regard.tasks.translation.alignments import AlignmentOf
+from regard.text.links import GoldLinks, Links, as_line, read_links
 from regard.text.tokenizers import ByteLevelBPE, Characters, Words
 from tests.tasks.small_runs import PAIRS, write_pairs
 from tests.tasks.test_simultaneous import run, typed
@@ -66,7 +60,7 @@ def test_links_are_read(tmp_path: Path) -> None:
 def test_words_are_linked_to_what_they_look_at_most(tokenizer: Any) -> None:
     """By a pass of each pair alone, summed by hand over the tokens of words."""
     translator, which = make(tokenizer=tokenizer, max_length=40), AlignmentOf(layer=1, head=2)
-    found = words_aligned(translator, TEXTS, which)
+    found = list(words_aligned(translator, TEXTS, which))
     for links, (source, target) in zip(found, TEXTS, strict=True):
         codecs = translator.source_tokenizer, translator.target_tokenizer
         ids, written = (codec.encode_batch([text])[0] for codec, text in zip(codecs, (source, target), strict=True))
@@ -118,3 +112,40 @@ def test_evaluate_prints_the_rate(run: Path, monkeypatch: pytest.MonkeyPatch) ->
     said = "regard: expected a line of links for each pair, got 1 lines and 3 pairs"
     assert err.splitlines()[-1] == said
     assert sorted(run.parent.rglob("*")) == before
+
+
+def test_symmetrised_links_are_between_intersection_and_union() -> None:
+    """And hold whatever touches them and has a word without a link: asked of every link, one by one."""
+    dice = random.Random(3)
+    for _ in range(300):
+        forward, backward = drawn(dice), drawn(dice)
+        found = symmetrised(forward, backward)
+        assert forward & backward <= found <= forward | backward
+        for source, target in (forward | backward) - found:
+            touches = any(abs(source - s) <= 1 and abs(target - t) <= 1 for s, t in found)
+            is_free = source not in {s for s, _ in found} or target not in {t for _, t in found}
+            assert not (touches and is_free)
+
+
+def test_align_prints_a_line_for_each_pair_that_training_reads(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.tasks.translation.translator import Translator
+
+    data = run.parent / "to_align.tsv"
+    write_pairs(data, PAIRS[:40])
+    status, out, err = typed(monkeypatch, "align", str(run), "--data", str(data), "--device", "cpu")
+    translator = Translator.load(run, device="cpu")
+    alone = [next(words_aligned(translator, [pair], AlignmentOf())) for pair in PAIRS[:40]]
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [as_line(links) for links in alone]
+    (run.parent / "found").write_text(out)
+    assert error_of(translator, PAIRS[:40], read_links(run.parent / "found"), AlignmentOf()) == 0.0
+    flags = ["--reverse", str(run), "--reverse-head", "0", "--device", "cpu"]
+    status, both, _ = typed(monkeypatch, "align", str(run), "--data", str(data), *flags)
+    turned = words_aligned(translator, [(target, source) for source, target in PAIRS[:40]], AlignmentOf(head=0))
+    expected = [
+        as_line(symmetrised(one, frozenset((s, t) for t, s in other))) for one, other in zip(alone, turned, strict=True)
+    ]
+    assert both.splitlines() == expected
+    status, out, err = typed(monkeypatch, "align", str(run), "--data", str(data), "--reverse-head", "0")
+    assert (status, out) == (2, "")
+    assert err.splitlines()[-1] == "regard: --reverse-layer and --reverse-head go with --reverse"

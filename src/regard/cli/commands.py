@@ -8,6 +8,7 @@ from typing import Any, cast, get_type_hints
 
 import tyro
 
+from regard.cli.align_pairs import align_pairs
 from regard.cli.arguments import Known, told_in_one_line, with_flags
 from regard.cli.check import check_model
 from regard.cli.defaults import Beginning
@@ -37,6 +38,7 @@ TRAIN = (
 COMMANDS: dict[str, Command] = {
     "translate": translate,
     "generate": generate,
+    "align": align_pairs,
     "evaluate": evaluate,
     "score": score,
     "choose": choose,

@@ -1,6 +1,6 @@
 """Who searches for translations: what `--engine` and `--precision` mean together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,14 @@ class SearchBy:
             refuse_run(run)
 
     @contextmanager
-    def searching(self, translator: "Translator", run: Path, workers: int | None, own_workers: int) -> Iterator[str]:
+    def searching(
+        self,
+        translator: "Translator",
+        run: Path,
+        workers: int | None,
+        own_workers: int,
+        ensemble: Sequence[Path] = (),
+    ) -> Iterator[str]:
         """Let the engine search for a translator that was loaded from `run`, and give the engine's name.
 
         Args:
@@ -75,11 +82,12 @@ class SearchBy:
             run: the run folder.
             workers: batches that another engine searches at a time; unless given one for each core.
             own_workers: processes of regard's own search; 0 for this one alone.
+            ensemble: the other runs from which the translator was loaded, for regard's own search.
         """
         if self.is_own:
             from regard.tasks.translation.bulk.worker_pool import sharing
 
-            with sharing(translator, run, own_workers):
+            with sharing(translator, run, own_workers, ensemble=ensemble):
                 yield self.engine
             return
         from regard.exports.engine import searching_by_ctranslate2

@@ -10,7 +10,7 @@ from regard.cli.engines import SearchBy
 from regard.cli.interpret import FRAMES, policy_of, refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
-from regard.cli.shared import Mean, Run, index_of, lines_of, print_table, refuse_first, require_task
+from regard.cli.shared import Mean, Run, alignment_of, lines_of, print_table, refuse_first, require_task
 from regard.errors import ArgumentError
 from regard.exports.formats import Engine, SearchPrecision
 from regard.generation.config import Beam
@@ -34,6 +34,7 @@ def evaluate(
     *,
     data: tuple[Path, ...],
     references: tuple[Path, ...] = (),
+    ensemble: tuple[Path, ...] = (),
     beam: int | None = None,
     length_penalty: float | None = None,
     stride: int | None = None,
@@ -41,8 +42,8 @@ def evaluate(
     simultaneous: bool = False,
     frames: int | None = None,
     wait_k: int | None = None,
-    alignment_layer: int | Mean = -1,
-    alignment_head: int | Mean = "mean",
+    alignment_layer: int | Mean | None = None,
+    alignment_head: int | Mean | None = None,
     try_heads: bool = False,
     alignment_data: Path | None = None,
     device: str = "auto",
@@ -58,6 +59,7 @@ def evaluate(
         run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         data: the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text.
         references: translation: files of references, one for each set; --data then has the sources alone.
+        ensemble: translation: other runs that translate together with `run`, as for `translate`.
         beam: translation: hypotheses kept while searching; 5 unless given.
         length_penalty: translation: above 1 favours longer translations, below 1 shorter ones; 1 unless given.
         stride: language model: tokens that each block predicts; its others are context; half a block unless given.
@@ -67,6 +69,7 @@ def evaluate(
         frames: with --simultaneous, as for `translate`.
         wait_k: with --simultaneous, as for `translate`.
         alignment_layer: with --simultaneous or --alignment-data: the decoder layer whose attention aligns, or mean.
+            Unless given, that of the head that was taught to align (--alignment-data of `train`), or the last.
         alignment_head: the head in that layer, or mean.
         try_heads: translation: compare all layers and heads as the alignment of --simultaneous; for validation pairs.
         alignment_data: translation: a file with the links of words in each pair of --data (`0-0 1-2 3?4`, source and
@@ -81,6 +84,7 @@ def evaluate(
         ("--length-penalty", length_penalty, TRANSLATION),
         ("--stride", stride, LANGUAGE_MODEL),
         ("--references", references or None, TRANSLATION),
+        ("--ensemble", ensemble or None, TRANSLATION),
         ("--singly", singly, MASKED_LANGUAGE_MODEL),
         ("--simultaneous", simultaneous or None, TRANSLATION),
         ("--try-heads", try_heads or None, TRANSLATION),
@@ -93,7 +97,7 @@ def evaluate(
             raise ArgumentError(f"{flag} is not for a run of the task {task}: leave it out")
     interprets = simultaneous or try_heads
     refuse_policy(simultaneous=interprets, frames=frames, wait_k=wait_k)
-    names_head = (alignment_layer, alignment_head) != (-1, "mean")
+    names_head = not (alignment_layer is None and alignment_head is None)
     refuse_first(
         (simultaneous and try_heads, "--simultaneous and --try-heads were both given: give one of them"),
         (interprets and beam is not None, "--simultaneous and --try-heads search greedily: leave out --beam"),
@@ -128,31 +132,35 @@ def evaluate(
             f"--length-penalty must be at least 0, got {length_penalty}",
         ),
     )
+    for one in ensemble:
+        require_task(one, TRANSLATION)
     require_files(data, setting="--data")
     require_files(references, setting="--references")
     require_files([] if alignment_data is None else [alignment_data], setting="--alignment-data")
     search_by = SearchBy(engine or "regard", precision)
+    if ensemble and not search_by.is_own:
+        raise ArgumentError(f"--engine {engine} searches for one run: leave out --ensemble")
     with loading():
         from regard.tasks.language_modelling.causal import LanguageModel
         from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
-        from regard.tasks.translation.alignments import AlignmentOf
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
         from regard.tasks.translation.translator import Translator
 
     search_by.refuse(run)
-    model = TASKS[task].load(run, device=device)
+    model = Translator.load(run, device=device, ensemble=ensemble) if ensemble else TASKS[task].load(run, device=device)
     if isinstance(model, Translator):
         model.precision = search_by.own
-    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
     with telling() as tell:
         match model:
             case Translator() if interprets:
+                align = alignment_of(alignment_layer, alignment_head, model.alignment)
                 pairs = list(read_pairs(list(data)))
                 if try_heads:
                     rows = _tried_heads(model, pairs, FRAMES if frames is None else frames, tell)
                 else:
                     rows = _simultaneous_scores(Interpreter(model, policy_of(frames, wait_k), align), pairs, tell)
             case Translator():
+                align = alignment_of(alignment_layer, alignment_head, model.alignment)
                 numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
                 chosen = Beam(**{name: value for name, value in numbers.items() if value is not None})
                 aligned = [] if alignment_data is None else [_alignment_row(model, data, alignment_data, align)]
@@ -242,7 +250,8 @@ def _translation_scores(
 
 
 def _alignment_row(model: "Translator", data: Sequence[Path], links: Path, align: "AlignmentOf") -> tuple[str, ...]:
-    from regard.tasks.translation.alignment_error import error_of, read_links
+    from regard.tasks.translation.alignment_error import error_of
+    from regard.text.links import read_links
 
     rate = error_of(model, list(read_pairs(list(data))), read_links(links), align)
     return ("AER", f"{rate:.2f}", f"percent, {align}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -11,6 +11,9 @@ from regard.errors import ArgumentError
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of
 from regard.text.lines import StrPath, read_lines
+
+if TYPE_CHECKING:
+    from regard.tasks.translation.alignments import AlignmentOf
 
 Mean = Literal["mean"]
 """Stands for all layers or heads, where else one is named by its number."""
@@ -27,6 +30,16 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
     for is_wrong, message in wrongs:
         if is_wrong:
             raise ArgumentError(message)
+
+
+def alignment_of(layer: int | Mean | None, head: int | Mean | None, usual: "AlignmentOf") -> "AlignmentOf":
+    """The attention that flags choose: the usual one if both are None; of a layer alone, the mean over its heads."""
+    from regard.tasks.translation.alignments import AlignmentOf
+
+    if layer is None and head is None:
+        return usual
+    chosen = usual.layer if layer is None else index_of(layer)
+    return AlignmentOf(layer=chosen, head=None if head is None else index_of(head))
 
 
 def index_of(chosen: int | Mean) -> int | None:

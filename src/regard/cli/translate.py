@@ -14,7 +14,7 @@ import tyro
 from regard.cli.engines import SearchBy
 from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
 from regard.cli.loading import loading, speaks
-from regard.cli.shared import Mean, Run, index_of, refuse_first, require_task
+from regard.cli.shared import Mean, Run, alignment_of, refuse_first, require_task
 from regard.exports.formats import Engine, SearchPrecision
 from regard.generation.config import Beam
 from regard.tasks.names import TRANSLATION
@@ -32,6 +32,7 @@ def translate(
     *,
     input: Path | None = None,
     output: Path | None = None,
+    ensemble: tuple[Path, ...] = (),
     resume: bool = False,
     overwrite: bool = False,
     bad_lines: BadLines = "stop",
@@ -39,8 +40,8 @@ def translate(
     nbest: int = 1,
     length_penalty: float = 1.0,
     alignments: bool = False,
-    alignment_layer: int | Mean = -1,
-    alignment_head: int | Mean = "mean",
+    alignment_layer: int | Mean | None = None,
+    alignment_head: int | Mean | None = None,
     confidence: bool = False,
     keep_tags: bool = False,
     copy_unknown: bool = False,
@@ -64,6 +65,8 @@ def translate(
         sentence: what to translate; without it, --input or standard input is read.
         input: a file with one sentence on each line; may be gzipped.
         output: a file to write to, instead of standard output; it has that name once it is whole.
+        ensemble: other runs with the same tokenizers, whose models translate together with `run`, by the mean of their
+            probabilities; alignments are those of `run`.
         resume: go on with an --output that was interrupted.
         overwrite: replace --output if it is there.
         bad_lines: whether a line that cannot be read or is too long ends the work or is answered by an empty line.
@@ -71,7 +74,8 @@ def translate(
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
         length_penalty: in beam search, above 1 favours longer translations, below 1 shorter ones.
         alignments: print JSON: tokens, scores, and how much each token attended to each token of the source.
-        alignment_layer: the decoder layer whose attention that is, from 0, or from -1 backwards; or mean.
+        alignment_layer: the decoder layer whose attention that is, from 0, or from -1 backwards; or mean. Unless given,
+            that of the head that was taught to align (--alignment-data of `train`), or the last.
         alignment_head: the head in that layer, or mean.
         confidence: print JSON: the probability of each token, the entropy of its attention, the attention that each
             token of the source got, and source words that were perhaps left untranslated.
@@ -94,7 +98,7 @@ def translate(
             unless given.
         wait_k: with --simultaneous, instead of --frames: read so many words first, then write one for each (wait-k).
     """
-    chosen = (alignment_layer, alignment_head) != (-1, "mean")
+    chosen = not (alignment_layer is None and alignment_head is None)
     refuse_policy(simultaneous=simultaneous, frames=frames, wait_k=wait_k)
     for_lines = {
         "--output": output is not None,
@@ -147,16 +151,17 @@ def translate(
         (not 0 <= length_penalty < inf, f"--length-penalty must be at least 0, got {length_penalty}"),
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
+        (engine != "regard" and bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
         (engine != "regard" and vocabulary is not None, f"--engine {engine} keeps to no --vocabulary: leave out one"),
     )
     search_by = SearchBy(engine, precision)
-    require_task(run, TRANSLATION)
+    for one in (run, *ensemble):
+        require_task(one, TRANSLATION)
     for flag, path in (("--input", input), ("--vocabulary", vocabulary)):
         require_files([] if path is None else [path], setting=flag)
     search = Beam(size, num_best=nbest, length_penalty=length_penalty)
     with loading():
         from regard.cli.whole_file import finish_file, shared_file
-        from regard.tasks.translation.alignments import AlignmentOf
         from regard.tasks.translation.bulk.lines import (
             BulkTranslation,
             answered,
@@ -169,8 +174,9 @@ def translate(
         from regard.training.distributed.devices import device_of_rank
 
     search_by.refuse(run)
-    align = AlignmentOf(layer=index_of(alignment_layer), head=index_of(alignment_head))
-    translator = Translator.load(run, device=device_of_rank(device), precision=search_by.own)
+    own = search_by.own
+    translator = Translator.load(run, device=device_of_rank(device), precision=own, ensemble=ensemble)
+    align = alignment_of(alignment_layer, alignment_head, translator.alignment)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
 
@@ -199,7 +205,7 @@ def translate(
     show = _as_json if is_json else _as_table if nbest > 1 else _as_text
     work = BulkTranslation(picked, windows, show, bad_lines)
     own_workers = workers_for(input, workers, translator.device) if search_by.is_own else 0
-    with search_by.searching(translator, run, workers, own_workers) as searcher:
+    with search_by.searching(translator, run, workers, own_workers, ensemble) as searcher:
         if output is None:
             work.print(sys.stdout, flush=typed)
         else:

@@ -251,6 +251,21 @@ class CallSource(Source):
         scores = call.pair_scores(rows, columns)
         return call.normalization.weights(scores[..., None], self.state[..., rows]).squeeze(-1).flatten(0, 1)
 
+    def points(self, cells: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """The weights of single points all at once, each as a sequence of one query and one key."""
+        call, heads = self.call, self.call.sizes.heads
+        if call.bias is not None:
+            return Source.points(self, cells, rows, columns)
+        batch, head = cells // heads, cells % heads
+        owners = batch if heads == 1 else head  # as in `Call.select`
+        query, key = call.query[batch, head, rows], call.key[batch, head // call.group, columns]
+        score = call.score.select(owners)
+        scores = score.block(query[:, None, None].to(self.dtype), key[:, None, None].to(self.dtype))
+        if call.mask is not None:
+            scores = scores.masked_fill(~call.mask.allowed(batch, head, rows, columns)[:, None, None, None], -torch.inf)
+        state = self.state[batch, head, rows][:, None, None]
+        return call.normalization.select(owners).weights(scores, state).flatten()
+
     def row_anew(self, row: Rows) -> Tensor:
         """The weights of one query (cells, S), normalised without the stored row state."""
         normalization = self.call.normalization

@@ -272,6 +272,12 @@ class Source(ABC):
         blocks = (part(i, j).weights for i, j in zip(rows.split(PAIRS), columns.split(PAIRS), strict=True))
         return torch.cat([block.diagonal(dim1=-2, dim2=-1) for block in blocks], -1)
 
+    def points(self, cells: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """The single weights P[cells[n], rows[n], columns[n]], (N,)."""
+        places = [(cells == cell).nonzero()[:, 0] for cell in cells.unique()]
+        found = [self.choose(cells[of[:1]], (1,)).pairs(rows[of], columns[of])[0] for of in places]
+        return torch.cat(found)[torch.cat(places).argsort()]
+
     # -- without tiles ---------------------------------------------------------------------------------
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:

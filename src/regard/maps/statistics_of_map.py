@@ -1,7 +1,7 @@
 """The questions that every map answers in numbers, whatever its source: blocks, single weights and statistics."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -125,24 +125,44 @@ class MapStatistics:
         """
         return self.block(range(self.shape[-2]), range(self.shape[-1]), limit_bytes=limit_bytes)
 
-    def at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """The single weights P[..., rows[n], columns[n]], shape (batch..., H, N).
+    def at(self, rows: Tensor, columns: Tensor, *, leading: Sequence[Tensor] | None = None) -> Tensor:
+        """The single weights P[..., rows[n], columns[n]], shape (batch..., H, N), in memory linear in N.
+
+        Args:
+            rows: N queries.
+            columns: their N keys.
+            leading: an index tensor (N,) for each dimension before the queries: the answer is then the weights
+                P[leading[0][n], ..., rows[n], columns[n]], shape (N,).
 
         Raises:
-            ShapeError: rows and columns are not 1-D index tensors of one length, or out of range.
+            ShapeError: the indices are not 1-D index tensors of one length, one of `leading` for each dimension, or
+                out of range.
 
         >>> import regard
         >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
         >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]))
         tensor([0.4711, 0.2645])
+        >>> weights = regard.attention(*[torch.eye(3).expand(2, 3, 3)] * 3, return_weights=True).weights
+        >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]), leading=[torch.tensor([1, 0])])
+        tensor([0.4711, 0.2645])
         """
-        queries, keys = self.shape[-2:]
-        i, j = positions(rows, queries, "query", self.device), positions(columns, keys, "key", self.device)
-        if not isinstance(i, Tensor) or not isinstance(j, Tensor) or i.shape != j.shape:
+        given = (*(leading or ()), rows, columns)
+        lengths = (*(self.source.leading if leading is not None else ()), *self.shape[-2:])
+        names = (*("leading" for _ in leading or ()), "query", "key")
+        fits = len(given) == len(lengths)
+        found = [positions(*one, self.device) for one in zip(given, lengths, names, strict=True)] if fits else []
+        places = [one for one in found if isinstance(one, Tensor)]
+        if len(places) != len(given) or len({len(one) for one in places}) > 1:
             raise ShapeError(
-                f"at() takes two 1-D index tensors of one length, got {tuple(rows.shape)} and {tuple(columns.shape)}"
+                f"at() takes 1-D index tensors of one length, for queries and keys and, with leading, for each of the "
+                f"dimensions {self.source.leading} before them; got {', '.join(str(tuple(one.shape)) for one in given)}"
             )
-        return self.source.laid_out(self.source.pairs(i, j))
+        if leading is None:
+            return self.source.laid_out(self.source.pairs(*places))
+        cells = torch.zeros_like(places[-1])
+        for place, length in zip(places, self.source.leading, strict=False):
+            cells = cells * length + place
+        return self.source.points(cells, *places[-2:])
 
     def row(self, index: int, *, renormalize: bool = False) -> Tensor:
         """The weights of one query, (batch..., H, S).

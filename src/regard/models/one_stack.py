@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from regard.mechanisms.masks.base import Mask
 from regard.models.building import stack_of
 from regard.models.parts import OneStackParts
-from regard.models.protocol import OutputLoss
-from regard.models.stack import RecordMap, SelfAttentionLayer, shared_bias
+from regard.models.protocol import OutputLoss, RecordMap
+from regard.models.stack import SelfAttentionLayer, shared_bias
 from regard.nn import Dropout, Linear, TokenEmbedding
 from regard.nn.arguments import require_sizes
 

@@ -14,6 +14,9 @@ OutputLoss = Callable[[Tensor, nn.Linear], tuple[Tensor, Tensor]]
 `regard.training.output_loss.output_cross_entropy`, with its targets, is such a function.
 """
 
+RecordMap = Callable[[str, AttentionMap], None]
+"""A function that is called with the name and the map of every attention call of a pass."""
+
 
 class Step(NamedTuple):
     """One step of decoding."""

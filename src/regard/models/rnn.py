@@ -13,7 +13,7 @@ from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import lengths
 from regard.mechanisms.scores.base import ScaledDot
 from regard.models.config import RNNConfig
-from regard.models.protocol import OutputLoss, Step
+from regard.models.protocol import OutputLoss, RecordMap, Step
 from regard.nn import AdditiveAttention, Dropout, Linear
 from regard.nn.arguments import require_sizes
 
@@ -176,9 +176,12 @@ class RNNSeq2Seq(nn.Module):
         target_input: Int[Tensor, "B T"],
         *,
         loss: OutputLoss | None = None,
+        record: RecordMap | None = None,
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
         """Logits of each next target token (teacher forcing); with `loss`, its result. See `Transformer.forward`."""
-        features, _, _ = self._run(source, source_lengths, target_input)
+        features, queries, state = self._run(source, source_lengths, target_input)
+        if record is not None:
+            record("decoder.cross", self._alignment(queries, state))
         x = self.decoder.read(features)
         return self.output(x) if loss is None else loss(x, self.output)
 
@@ -232,8 +235,12 @@ class RNNSeq2Seq(nn.Module):
     ) -> dict[str, AttentionMap]:
         """The alignment of a teacher-forced pass, as one map (B, 1, T, S) named decoder.cross."""
         _, queries, state = self._run(source, source_lengths, target_input)
+        return {"decoder.cross": self._alignment(queries, state)}
+
+    def _alignment(self, queries: Tensor, state: RNNState) -> AttentionMap:
+        """The alignment of all steps, made once more from their queries, (B, 1, T, S)."""
         attended = self.aligner(queries, state.projected, state.annotations, lengths(state.source_lengths))
-        return {"decoder.cross": attended.weights.with_heads()}
+        return attended.weights.with_heads()
 
     @property
     def alignment_names(self) -> list[str]:

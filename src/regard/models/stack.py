@@ -6,12 +6,12 @@ from functools import partial
 from torch import Tensor, nn
 
 from regard.functional import Attended
-from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.rotary.rotary import Rotary
 from regard.models.config import StackConfig
 from regard.models.parts import Maker, StackParts
+from regard.models.protocol import RecordMap
 from regard.nn import (
     FeedForward,
     GatedFeedForward,
@@ -24,9 +24,6 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
-
-RecordMap = Callable[[str, AttentionMap], None]
-"""A function that is called with the name and the map of every attention call of a pass."""
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 BLOCKS: dict[str, type[PreNorm] | type[PostNorm]] = {"pre": PreNorm, "post": PostNorm}

@@ -17,8 +17,8 @@ from regard.mechanisms.masks.basic import causal, lengths
 from regard.models.building import stack_of
 from regard.models.config import TransformerConfig
 from regard.models.parts import StackParts, TransformerParts
-from regard.models.protocol import OutputLoss, Step
-from regard.models.stack import RecordMap, SelfAttentionLayer, make_stack, recorded_attention, shared_bias
+from regard.models.protocol import OutputLoss, RecordMap, Step
+from regard.models.stack import SelfAttentionLayer, make_stack, recorded_attention, shared_bias
 from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
 
 
@@ -140,6 +140,7 @@ class Transformer(nn.Module):
         target_input: Int[Tensor, "B T"],
         *,
         loss: OutputLoss | None = None,
+        record: RecordMap | None = None,
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
         """Logits of each next target token (teacher forcing); with `loss`, the result of `loss`.
 
@@ -148,12 +149,13 @@ class Transformer(nn.Module):
             source_lengths: the number of source tokens in each sequence.
             target_input: the target shifted right; it starts with the begin token.
             loss: is called instead of the output layer, with the input of that layer and the layer.
+            record: is called with the name and the map of each attention of the decoder; the maps carry gradients.
 
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
             ShapeError: the batch of targets differs from that of the sources.
         """
-        x = self._decoded(target_input, self.encode(source, source_lengths), source_lengths, None)
+        x = self._decoded(target_input, self.encode(source, source_lengths), source_lengths, record)
         return self.output(x) if loss is None else loss(x, self.output)
 
     def encode(

@@ -13,6 +13,7 @@ from regard.text.codec import Marks
 from regard.text.sections import Indices, Integers
 
 OURS = Marks()
+NO_LINKS = torch.empty((0, 3), dtype=torch.long)
 
 
 class Batch(NamedTuple):
@@ -28,6 +29,8 @@ class Batch(NamedTuple):
     """(B, T): the sentence, then EOS. The decoder has to predict this."""
     target_lengths: Tensor
     """(B,), including EOS."""
+    links: Tensor = NO_LINKS
+    """(L, 3): the pair, the target token and the source token of each link between tokens, if links were given."""
 
     @property
     def tokens(self) -> int:
@@ -46,8 +49,11 @@ def collate(
     *,
     source_marks: Marks = OURS,
     target_marks: Marks = OURS,
+    links: Sequence[tuple[Integers, Integers]] | None = None,
 ) -> Batch:
     """One batch of pairs of token lists. The lists have no special tokens; this function adds them.
+
+    `links` has for each pair the source tokens and the target tokens that are linked with one another.
 
     Raises:
         ArgumentError: there is no pair, or the numbers of sources and targets differ.
@@ -64,7 +70,15 @@ def collate(
     source, source_lengths = _padded([[*sentence, source_marks.end_id] for sentence in sources], source_marks.pad_id)
     target_output, target_lengths = _padded([[*sentence, end] for sentence in targets], pad)
     target_input, _ = _padded([[begin, *sentence] for sentence in targets], pad)
-    return Batch(source, source_lengths, target_input, target_output, target_lengths)
+    return Batch(source, source_lengths, target_input, target_output, target_lengths, _as_rows(links or ()))
+
+
+def _as_rows(links: Sequence[tuple[Integers, Integers]]) -> Tensor:
+    rows = [
+        np.stack([np.full(len(target), pair), target, source], 1).astype(np.int64)
+        for pair, (source, target) in enumerate(links)
+    ]
+    return torch.from_numpy(np.concatenate(rows)) if rows else NO_LINKS
 
 
 def padding_share(batches: Iterable[Batch]) -> float:

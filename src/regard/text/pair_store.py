@@ -6,7 +6,7 @@ these begins; then a footer in JSON that says how to read them; then the footer'
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -120,18 +120,41 @@ class TokenStore:
             DataError: a pair cannot be read.
             OSError: the file cannot be written; an older one stays as it was.
         """
-        dtype = np.dtype(np.uint16 if max(map(len, (source_tokenizer, target_tokenizer))) <= 2**16 else np.int32)
+        tokenizers = source_tokenizer, target_tokenizer
+
+        def encoded() -> Iterator[tuple[list[int], list[int]]]:
+            for chunk in chunks(pairs, CHUNK_PAIRS):
+                yield from zip(
+                    source_tokenizer.encode_batch(source for source, _ in chunk),
+                    target_tokenizer.encode_batch(target for _, target in chunk),
+                    strict=True,
+                )
+
+        return cls.of_numbers(path, encoded(), *tokenizers, count=max(map(len, tokenizers)))
+
+    @classmethod
+    def of_numbers(
+        cls,
+        path: StrPath,
+        pairs: Iterable[tuple[Sequence[int], Sequence[int]]],
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        *,
+        count: int,
+    ) -> "TokenStore":
+        """Write pairs of lists of numbers below `count` to a file, and open it. Such are tokens, or places of tokens.
+
+        Raises:
+            OSError: the file cannot be written; an older one stays as it was.
+        """
+        dtype = np.dtype(np.uint16 if count <= 2**16 else np.int32)
         with replacing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as starts:
             ends = np.zeros(1, np.int64)
             starts.write(ends.tobytes())
-            for chunk in _chunks(pairs, CHUNK_PAIRS):
-                sides = [
-                    source_tokenizer.encode_batch(source for source, _ in chunk),
-                    target_tokenizer.encode_batch(target for _, target in chunk),
-                ]
-                pieces = [ids for pair in zip(*sides, strict=True) for ids in pair]
+            for chunk in chunks(pairs, CHUNK_PAIRS):
+                pieces = [numbers for pair in chunk for numbers in pair]
                 file.write(np.fromiter(chain.from_iterable(pieces), dtype).tobytes())
-                ends = ends[-1] + np.cumsum([len(ids) for ids in pieces], dtype=np.int64)
+                ends = ends[-1] + np.cumsum([len(numbers) for numbers in pieces], dtype=np.int64)
                 starts.write(ends.tobytes())
             _finish(file, starts, dtype.str, _fingerprints(source_tokenizer, target_tokenizer))
         return cls(path)
@@ -165,7 +188,8 @@ class TokenStore:
             raise RunFolderError(f"{self._path} is damaged: it has sentences that end before they begin; {ADVICE}")
 
 
-def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Items in lists of a size; the last may be shorter."""
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk

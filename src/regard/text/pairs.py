@@ -1,10 +1,10 @@
 """Parallel text: pairs of sentences from a table, from two aligned files, or from JSON lines."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, zip_longest
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from regard.errors import ArgumentError, DataError
 from regard.storage.untrusted import parse_json
@@ -52,16 +52,23 @@ def read_pairs(
     """
     files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     must_hold = f"pairs of sentences in {' and '.join(map(str, files))}"
+    return Reader(*pair_records(files, format), bad_lines=bad_lines, must_hold=must_hold)
+
+
+def pair_records(files: Sequence[StrPath], format: PairFormat | None) -> tuple[Iterator[Any], Callable[[Any], Pair]]:
+    """What stands for each pair in files, before any decoding, and a function that makes the pair of it.
+
+    Raises:
+        ArgumentError: the format is unknown, cannot be decided, or needs another number of files.
+    """
     lines = chain.from_iterable(map(raw_lines, files))
     match _format(files, format):
         case "aligned":
-            both = chain.from_iterable(map(_side_by_side, files[::2], files[1::2]))
-            return Reader(both, _from_aligned, bad_lines=bad_lines, must_hold=must_hold)
+            return chain.from_iterable(map(_side_by_side, files[::2], files[1::2])), _from_aligned
         case "jsonl":
-            return Reader(lines, _from_json, bad_lines=bad_lines, must_hold=must_hold)
+            return lines, _from_json
         case table:
-            parse = partial(_from_table, extra_columns=table == "tsv-extra")
-            return Reader(lines, parse, bad_lines=bad_lines, must_hold=must_hold)
+            return lines, partial(_from_table, extra_columns=table == "tsv-extra")
 
 
 def _format(files: Sequence[StrPath], format: PairFormat | None) -> PairFormat:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError
+from regard.torch_private import multiply_each_
 from regard.training.averaging import MovingAverage
 from regard.training.bad_batches import BadBatches, Stop, what_is_wrong
 from regard.training.checkpoints import (
@@ -195,7 +196,7 @@ class _Run:
             return sums, None
         clip = self.config.clip_norm
         shorten = clip / norm if 0 < clip < norm else 1.0
-        torch._foreach_mul_(gradients, scale * shorten)
+        multiply_each_(gradients, scale * shorten)
         for parameters_of_a_kind in self.optimizer.param_groups:
             factor = parameters_of_a_kind.get(RATE, 1.0)
             parameters_of_a_kind["lr"] = factor * self.schedule(self.position.step + 1)

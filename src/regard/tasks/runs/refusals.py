@@ -24,6 +24,9 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
     if not goes_on or not folder.prepared_file.exists():
         require_files(getattr(config, "data", ()), setting="data")
         require_files(getattr(config, "valid", ()), setting="valid")
+        for setting in ("alignment_data", "alignment_valid"):
+            given = getattr(config, setting, None)
+            require_files(() if given is None else (given,), setting=setting)
         if config.warm_start is not None:
             RunFolder(config.warm_start).read_config(task, type(config))
 

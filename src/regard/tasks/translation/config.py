@@ -6,7 +6,7 @@ from typing import Literal
 
 from regard.errors import ArgumentError
 from regard.models.config import RNNConfig, TransformerConfig
-from regard.ranges import require_at_least, require_share
+from regard.ranges import require_above, require_at_least, require_share
 from regard.tasks.config import TrainingConfig, check_r_drop
 
 
@@ -22,6 +22,11 @@ class TranslationConfig(TrainingConfig):
     """The form of these files, if their names do not tell; tsv-extra has further columns, which are ignored."""
     bad_lines: Literal["stop", "skip"] = "stop"
     """Whether a line that cannot be read ends the run or is left out."""
+    alignment_data: Path | None = None
+    """Links between the words of each pair of --data (`0-0 1-2`, source and target from 0): one head is taught to
+    attend as they say."""
+    alignment_valid: Path | None = None
+    """The same for the pairs of --valid, for the alignment error rate of that head at each validation."""
 
     model: Literal["transformer", "rnn"] = "transformer"
     """The Transformer, or the recurrent model with attention."""
@@ -38,6 +43,13 @@ class TranslationConfig(TrainingConfig):
     """One vocabulary for source and target instead of one each."""
     max_length: int = 256
     """The most tokens of a source or target in training; pairs with longer ones are left out and counted."""
+
+    alignment_weight: float = 0.05
+    """What the loss of the taught head is multiplied with."""
+    alignment_layer: int = -1
+    """The decoder layer in which a head is taught, from 0, or from -1 backwards."""
+    alignment_head: int = 0
+    """The head that is taught."""
 
     bpe_dropout: float = 0.0
     """BPE dropout: the probability with which each merge is left out when training pairs are cut, anew in every
@@ -67,9 +79,29 @@ class TranslationConfig(TrainingConfig):
         check_r_drop(self.r_drop, used)
         if self.model == "transformer" and self.transformer.shared_embeddings and not self.shared_vocabulary:
             raise ArgumentError("shared embeddings need one vocabulary: add --shared-vocabulary")
+        self._check_alignment()
         learned = self.model == "transformer" and self.transformer.positions == "learned"
         if learned and self.max_length > self.transformer.max_length:
             raise ArgumentError(
                 f"the model has {self.transformer.max_length} positions and trains on sentences of up to "
                 f"{self.max_length} tokens: lower --max-length or raise --transformer.max-length"
             )
+
+    def _check_alignment(self) -> None:
+        require_above(0, alignment_weight=self.alignment_weight)
+        if self.alignment_valid is not None and not (self.valid and self.alignment_data):
+            raise ArgumentError(
+                "alignment_valid links the pairs of --valid, with those of --data linked by --alignment-data: give all "
+                "three; without --valid, the links of the pairs that are held out are used"
+            )
+        if self.alignment_data is None:
+            return
+        if self.bpe_dropout:
+            raise ArgumentError("bpe_dropout cuts words anew, and links are of tokens as they were cut: leave out one")
+        is_transformer = self.model == "transformer"
+        layers, heads = (self.transformer.decoder_layers, self.transformer.num_heads) if is_transformer else (1, 1)
+        for name, index, count in (("layer", self.alignment_layer, layers), ("head", self.alignment_head, heads)):
+            if not -count <= index < count:
+                raise ArgumentError(
+                    f"alignment_{name} must be from {-count} to {count - 1}, as the decoder has {count}, got {index}"
+                )

@@ -17,12 +17,13 @@ from regard.errors import DataError, RunFolderError
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.aligned_corpus import AlignedPair, read_aligned, store_links, write_aligned
 from regard.tasks.translation.config import TranslationConfig
 from regard.text.batches import Batch, collate, plan_batches
 from regard.text.bpe_dropout import BPEDropout, NewCuts
 from regard.text.lines import Reader
+from regard.text.links import LinkedPair, read_linked_pairs
 from regard.text.pair_store import TokenCounts, TokenStore
-from regard.text.pairs import Pair, read_pairs
 from regard.text.sections import Indices, sections
 from regard.text.spool import Spool
 from regard.text.tokenizers import Tokenizer, recipe
@@ -47,6 +48,10 @@ class Corpus(NamedTuple):
     target_tokenizer: Tokenizer
     train: TokenStore
     valid: TokenStore
+    links: TokenStore | None = None
+    """The places of the tokens that are linked in each pair for training, if links were given."""
+    aligned: Sequence[AlignedPair] = ()
+    """The pairs for validation with their links, if links were given for them."""
 
 
 class TokenBatches:
@@ -58,6 +63,7 @@ class TokenBatches:
     def __init__(
         self,
         store: TokenStore,
+        links: TokenStore | None = None,
         *,
         max_length: int,
         max_tokens: int,
@@ -66,7 +72,8 @@ class TokenBatches:
         world_size: int = 1,
         cuts: NewCuts | None = None,
     ) -> None:
-        self._store, self._max_length, self._seed, self._cuts = store, max_length, seed, cuts
+        self._store, self._links, self._cuts = store, links, cuts
+        self._max_length, self._seed = max_length, seed
         self._plan: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, "rank": rank, "world_size": world_size}
 
     def __len__(self) -> int:
@@ -103,8 +110,10 @@ class TokenBatches:
     def _collated(self, batches: Sequence[Indices], epoch: int) -> Iterator[Batch]:
         """Batches of these pairs."""
         if self._cuts is None:
+            store, linked = self._store, self._links
             for pairs in batches:
-                yield collate([self._store.source(i) for i in pairs], [self._store.target(i) for i in pairs])
+                links = None if linked is None else [(linked.source(i), linked.target(i)) for i in pairs]
+                yield collate([store.source(i) for i in pairs], [store.target(i) for i in pairs], links=links)
             return
         numbers = np.concatenate(batches).tolist()
         sources, targets = ([side(i) for i in numbers] for side in (self._store.source, self._store.target))
@@ -134,13 +143,19 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
         OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
-    reader = _read(config.data, config)
+    reader = _read(config.data, config.alignment_data, config)
     with Spool(reader, folder.data) as pairs:
         if reader.skipped:
             say(f"{reader.skipped:,} bad lines left out; the first: {reader.first_skipped}")
         tokenizers = _train_tokenizers(config, folder, pairs)
         say(f"{len(pairs):,} pairs; vocabularies of {len(tokenizers[0]):,} and {len(tokenizers[1]):,} tokens")
-        train, valid = (_store(config, folder, part, tokenizers, pairs) for part in ("train", "valid"))
+        train = _store(folder, "train", _part(config, "train", pairs), tokenizers, config)
+        with Spool(_part(config, "valid", pairs), folder.data) as held:
+            valid = _store(folder, "valid", map(LinkedPair._make, held), tokenizers, config)
+            if config.alignment_data is not None:
+                store_links(_links_file(folder), _part(config, "train", pairs), tokenizers)
+            if _has_valid_links(config):
+                write_aligned(_aligned_file(folder), map(LinkedPair._make, held), tokenizers)
     limits: dict[str, Any] = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
     left_out = len(train) - len(TokenBatches(train, seed=0, **limits))
     if left_out:
@@ -166,7 +181,9 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     tokenizers = load_tokenizers(config, folder)
     keys = {"source_tokenizer": tokenizers[0], "target_tokenizer": tokenizers[1]}
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", **keys) for part in ("train", "valid"))
-    return Corpus(*tokenizers, train, valid)
+    links = None if config.alignment_data is None else TokenStore.open(_links_file(folder), **keys)
+    aligned = read_aligned(_aligned_file(folder), valid) if _has_valid_links(config) else []
+    return Corpus(*tokenizers, train, valid, links, aligned)
 
 
 def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
@@ -199,40 +216,55 @@ def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Token
     return loaded[0], loaded[1]
 
 
+def _links_file(folder: RunFolder) -> Path:
+    return folder.data / "train.links"
+
+
+def _aligned_file(folder: RunFolder) -> Path:
+    return folder.data / "valid.aligned.jsonl"
+
+
+def _has_valid_links(config: TranslationConfig) -> bool:
+    return config.alignment_valid is not None or (config.alignment_data is not None and not config.valid)
+
+
 def _store(
-    config: TranslationConfig, folder: RunFolder, part: str, tokenizers: tuple[Tokenizer, Tokenizer], read: Spool
+    folder: RunFolder,
+    part: str,
+    pairs: Iterator[LinkedPair],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    config: TranslationConfig,
 ) -> TokenStore:
-    pairs = _part(config, part, read)
     first = next(pairs, None)
     if first is None:
         raise DataError(f"{_names(config.data)}: too few pairs to keep some for validation; give others with --valid")
     return TokenStore.build(
         folder.data / f"{part}.tokens",
-        chain([first], pairs),
+        ((pair.source, pair.target) for pair in chain([first], pairs)),
         source_tokenizer=tokenizers[0],
         target_tokenizer=tokenizers[1],
     )
 
 
-def _part(config: TranslationConfig, part: str, read: Spool) -> Iterator[Pair]:
+def _part(config: TranslationConfig, part: str, read: Spool) -> Iterator[LinkedPair]:
     """The pairs for training or validation, from those that were read or from the files for validation."""
     wanted = part == "valid"
     if config.valid and wanted:
-        return _read(config.valid, config)
-    pairs = map(Pair._make, read)
+        return iter(_read(config.valid, config.alignment_valid, config))
+    pairs = map(LinkedPair._make, read)
     if config.valid:
         return pairs
     held_out = _held_out(config.seed, len(read))
     return (pair for pair in pairs if held_out(pair) == wanted)
 
 
-def _held_out(seed: int, count: int) -> Callable[[Pair], bool]:
+def _held_out(seed: int, count: int) -> Callable[[LinkedPair], bool]:
     """Make a function that says whether a pair is for validation. Its source decides, so that no source is in both
     parts."""
     wanted = min(max(VALID_SHARE * count, min(FEWEST_VALID_PAIRS, count / 5)), MOST_VALID_PAIRS)
     threshold = int(wanted / count * 2**64)
 
-    def is_held_out(pair: Pair) -> bool:
+    def is_held_out(pair: LinkedPair) -> bool:
         digest = hashlib.blake2b(pair.source.encode(), digest_size=8, salt=seed.to_bytes(16, "little"))
         return int.from_bytes(digest.digest(), "little") < threshold
 
@@ -248,11 +280,11 @@ def _train_tokenizers(config: TranslationConfig, folder: RunFolder, read: Spool)
         return source, target
     recipe_, every = recipe(config.tokenizer, config.vocab_size), -(-len(read) // MOST_TOKENIZER_PAIRS)
 
-    def pairs() -> Iterator[Pair]:
+    def pairs() -> Iterator[LinkedPair]:
         return islice(_part(config, "train", read), None, None, every)
 
     if config.shared_vocabulary:
-        both = recipe_.train(text for pair in pairs() for text in pair)
+        both = recipe_.train(text for pair in pairs() for text in (pair.source, pair.target))
         both.save(source_file)
         return both, both
     source = recipe_.train(pair.source for pair in pairs())
@@ -267,8 +299,8 @@ def _tokenizer_files(config: TranslationConfig, folder: RunFolder) -> tuple[Path
     return folder.path / names[0], folder.path / names[1]
 
 
-def _read(paths: Iterable[Path], config: TranslationConfig) -> Reader[Pair]:
-    return read_pairs(list(paths), format=config.data_format, bad_lines=config.bad_lines)
+def _read(paths: Iterable[Path], links: Path | None, config: TranslationConfig) -> Reader[LinkedPair]:
+    return read_linked_pairs(list(paths), links, format=config.data_format, bad_lines=config.bad_lines)
 
 
 def _names(paths: Iterable[Path]) -> str:

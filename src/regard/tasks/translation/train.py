@@ -1,10 +1,8 @@
 """Train a translator on pairs of sentences; the result is a `Translator` and its run folder."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import IO, Any, Unpack
 
-import torch
 from torch import nn
 
 from regard.tasks.names import TRANSLATION
@@ -13,17 +11,15 @@ from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.corpus import TokenBatches, new_cuts, open_corpus, prepare_corpus
-from regard.tasks.translation.made_model import make_model
+from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing, TwiceForced
+from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.results import Translation as Translation
 from regard.tasks.translation.translator import Translator as Translator
 from regard.tasks.translation.validation import Validation
-from regard.text.batches import Batch
-from regard.text.tokenizers import PAD
-from regard.training.losses import LossSum
-from regard.training.output_loss import output_cross_entropy
-from regard.training.r_drop import output_r_drop
+from regard.training.protocols import Loss
 from regard.training.reporting.events import Callback
 
 
@@ -77,12 +73,12 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     model = made_of(lambda: make_model(config, source_vocab_size=source_size, target_vocab_size=target_size))
     warm_up(model, config, folder)
     shares: dict[str, Any] = {"rank": fabric.global_rank, "world_size": fabric.world_size}
-    batches = TokenBatches(corpus.train, **_limits(config), **shares, cuts=new_cuts(config, corpus))
-    smoothing = config.label_smoothing
+    cuts = new_cuts(config, corpus)
+    batches = TokenBatches(corpus.train, corpus.links, **_limits(config), **shares, cuts=cuts)
     return TrainingJob(
         model,
         batches,
-        TwiceForced(config.r_drop, smoothing) if config.r_drop else TeacherForcing(smoothing),
+        _loss(config, model),
         chosen_optimizer(config, model, model.output),
         Validation(
             model,
@@ -91,6 +87,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
             corpus.target_tokenizer,
             config,
             fabric,
+            corpus.aligned,
         ),
         config.best_by,
         look_at_pairs(model, corpus, config.pictures),
@@ -98,42 +95,12 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
     )
 
 
-class TeacherForcing:
-    """The loss of a batch when the model reads the target up to each token and predicts the next."""
-
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        self._label_smoothing = label_smoothing
-
-    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
-        """Summed loss in nats, and the number of target tokens."""
-        loss = partial(
-            output_cross_entropy,
-            targets=batch.target_output,
-            ignore_index=PAD,
-            label_smoothing=self._label_smoothing,
-        )
-        # The forward pass calls the loss: only within it has distributed training put the output weights in place.
-        return LossSum(*model(batch.source, batch.source_lengths, batch.target_input, loss=loss))
-
-
-class TwiceForced:
-    """The loss of a batch that the model reads twice with other dropout (R-Drop)."""
-
-    def __init__(self, alpha: float, label_smoothing: float) -> None:
-        self._alpha, self._label_smoothing = alpha, label_smoothing
-
-    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
-        """Summed loss in nats, and the number of target tokens."""
-        loss = partial(
-            output_r_drop,
-            targets=batch.target_output,
-            ignore_index=PAD,
-            alpha=self._alpha,
-            label_smoothing=self._label_smoothing,
-        )
-        # Both passes are one: the model reads each pair in two rows, which drop different units.
-        twice = (torch.cat([part, part]) for part in (batch.source, batch.source_lengths, batch.target_input))
-        return LossSum(*model(*twice, loss=loss))
+def _loss(config: TranslationConfig, model: Model) -> Loss:
+    smoothing = config.label_smoothing
+    translation = TwiceForced(config.r_drop, smoothing) if config.r_drop else TeacherForcing(smoothing)
+    if config.alignment_data is None:
+        return translation
+    return GuidedAlignment(translation, taught_head(config), model.alignment_names, config.alignment_weight)
 
 
 def _limits(config: TranslationConfig) -> dict[str, Any]:

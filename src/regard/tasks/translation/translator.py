@@ -16,6 +16,7 @@ from regard.errors import ArgumentError, DataError
 from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.generation.protocol import Decodable, Hypothesis, precise
+from regard.models.ensemble import Ensemble
 from regard.models.fingerprint import fingerprint
 from regard.models.inference import prepare, why_not
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
@@ -25,7 +26,7 @@ from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
-from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.alignments import AlignmentOf, taught_head
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.confidence import confidence_of
 from regard.tasks.translation.config import TranslationConfig
@@ -40,6 +41,7 @@ from regard.tasks.translation.tags import aligned_units, put_back, stretches, ta
 from regard.text.batches import Batch, collate
 from regard.text.codec import Codec
 from regard.text.lines import BadLines
+from regard.text.tokenizers import Tokenizer
 from regard.text.unicode import normalise
 from regard.training.distributed.choices import Precision
 from regard.training.distributed.devices import choose_precision, find_device
@@ -74,6 +76,7 @@ class Translator:
         *,
         precision: Precision = "float32",
         longest: int | None = None,
+        alignment: AlignmentOf | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.precision: Precision = precision
@@ -81,6 +84,8 @@ class Translator:
         self.target_tokenizer = target_tokenizer
         self.longest = longest
         """The most tokens of a sentence in training, its end mark counted; None if that is not known."""
+        self.alignment = alignment or AlignmentOf()
+        """The attention that aligns unless another is asked for: the head that was taught to, if one was."""
 
     @classmethod
     def load(
@@ -90,6 +95,7 @@ class Translator:
         device: str = "auto",
         checkpoint: Literal["best", "last"] = "best",
         precision: Precision = "float32",
+        ensemble: Sequence[Path | str] = (),
     ) -> "Translator":
         """Read a run folder, or a downloaded folder in Hugging Face's format with a translator in it.
 
@@ -99,12 +105,17 @@ class Translator:
             checkpoint: the best or the last checkpoint of a run.
             precision: the precision of matrix products in a search: float32, bf16, or auto, which means bf16 where
                 the processor multiplies it faster. Maps and losses stay in float32.
+            ensemble: run folders whose models translate together with that of `folder`, by the mean of their
+                probabilities (`regard.models.Ensemble`). Alignments and maps are those of `folder`.
 
         Raises:
             RunFolderError: the folder is neither, is cut short, or its parts do not fit together.
-            ArgumentError: this machine does not have the device.
+            ArgumentError: this machine does not have the device, or a run of the ensemble has other tokenizers.
             MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
+        if ensemble:
+            places = [folder, *ensemble]
+            return _together(places, [cls.load(one, device=device, checkpoint=checkpoint) for one in places], precision)
         if is_huggingface(Path(folder)):
             parts = load_pretrained(Path(folder))
             on_device = parts.model.to(find_device(device))
@@ -121,6 +132,7 @@ class Translator:
             target_tokenizer,
             precision=precision,
             longest=config.max_length,
+            alignment=taught_head(config),
         )
 
     @property
@@ -165,14 +177,14 @@ class Translator:
             alignments: which attention the candidates report as their alignment, as `AlignmentOf(layer=-1)`; None
                 reports none.
             copy_unknown: whether each token that stands for a word outside the vocabulary is printed as the
-                word of the source that it attends to most, by `alignments` or the last layer's mean.
+                word of the source that it attends to most, by `alignments` or the attention of `alignment`.
             vocabulary: the tokens that translations may contain; see the method of that name.
             max_length: the most tokens of a sentence, its end mark counted; None means as many as the longest had in
                 training. The model saw no longer ones, and a search takes a time that grows with their square.
             confidence: whether candidates say how sure the model was of each token, and what was left untranslated,
-                by `alignments` or the last layer's mean.
+                by `alignments` or the attention of `alignment`.
             keep_tags: whether tags (`<b>`) and placeholders (`{name}`, `%s`) of a source are taken out of it, and put
-                back into its translations where `alignments` or the last layer's mean says that they belong.
+                back into its translations where `alignments` or the attention of `alignment` says that they belong.
             window_lines: lines that are read before the first is answered; 1 answers each at once.
             bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
                 and says why.
@@ -457,7 +469,7 @@ class Translator:
         batch = self._collate([sources[n] for n, _ in rows], [written[:-1] for written in tokens])
         with torch.inference_mode():
             maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
-            weights = (options.alignments or AlignmentOf()).of(maps, self.model.alignment_names).cpu()
+            weights = (options.alignments or self.alignment).of(maps, self.model.alignment_names).cpu()
             gains = self._gains(batch, tokens) if options.confidence else [None] * len(rows)
         for (n, k), row, written, gained in zip(rows, weights, tokens, gains, strict=True):
             # The slices cut off the padding of the batch.
@@ -531,6 +543,29 @@ class Translator:
         marks = self.source_tokenizer.marks, self.target_tokenizer.marks
         batch = collate(*arrays, source_marks=marks[0], target_marks=marks[1])
         return Batch(*(part.to(self.device) for part in batch))
+
+
+def _together(places: Sequence[Path | str], found: Sequence[Translator], precision: Precision) -> Translator:
+    """An ensemble of translators that were loaded from these places."""
+    first = found[0]
+    for place, other in zip(places, found, strict=True):
+        for ours, theirs in ((first.source_tokenizer, other.source_tokenizer),
+                             (first.target_tokenizer, other.target_tokenizer)):  # fmt: skip
+            if not isinstance(ours, Tokenizer) or not isinstance(theirs, Tokenizer):
+                raise ArgumentError("an ensemble is of runs of `regard train`, not of folders in Hugging Face's format")
+            if ours.fingerprint() != theirs.fingerprint():
+                raise ArgumentError(
+                    f"the runs of an ensemble need the same tokenizers, and those of {place} are others than those of "
+                    f"{places[0]}: train it with --warm-start {places[0]}, or on the same data with the same settings"
+                )
+    lengths = [one.longest for one in found if one.longest is not None]
+    return Translator(
+        Ensemble([one.model for one in found]),
+        first.source_tokenizer,
+        first.target_tokenizer,
+        precision=precision,
+        longest=min(lengths) if lengths else None,
+    )
 
 
 def _without_tags(request: Request) -> Request:

@@ -1,6 +1,6 @@
 """How good a translator is on its run's validation pairs: the loss, and BLEU if it decides which model is best."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,14 @@ from regard.generation.config import Beam
 from regard.generation.greedy_search import greedy
 from regard.generation.protocol import Decodable
 from regard.models.inference import prepare
+from regard.tasks.translation.aligned_corpus import AlignedPair
+from regard.tasks.translation.alignment_error import TOGETHER_PAIRS, links_counted, links_found
+from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import TokenBatches
 from regard.tasks.translation.made_model import Model
 from regard.text.batches import Batch
+from regard.text.pair_store import chunks
 from regard.text.tokenizers import PAD, Tokenizer
 from regard.training.distributed.ranks import Ranks
 from regard.training.distributed.sharding import gathered
@@ -31,6 +35,7 @@ class Validation:
         tokenizer: the target's tokenizer, which turns tokens into text again.
         config: `best_by` says whether BLEU is wanted, `validation_beam` how sources are translated for it.
         fabric: a launched `lightning_fabric.Fabric`.
+        aligned: the validation pairs with links between their words, if there are any.
     """
 
     def __init__(
@@ -41,13 +46,17 @@ class Validation:
         tokenizer: Tokenizer,
         config: TranslationConfig,
         fabric: Any,
+        aligned: Sequence[AlignedPair] = (),
     ) -> None:
+        self._aligned = [one for one in aligned if max(len(one.pair.source), len(one.pair.target)) < config.max_length]
         self._model, self._loss, self._batches = model, loss, batches
         self._tokenizer, self._config, self._fabric = tokenizer, config, fabric
 
     def __call__(self) -> dict[str, float]:
-        """The mean loss in nats, and BLEU (0..100) of the translations of the sources if it is wanted."""
+        """The mean loss in nats; with links the alignment error rate (percent); if wanted BLEU (0..100)."""
         metrics = {"loss": self._mean_loss()}
+        if self._aligned and (rate := self._alignment_error()) is not None:
+            metrics["aer"] = rate
         return metrics | {"bleu": self._bleu()} if self._config.best_by == "bleu" else metrics
 
     def _share(self) -> Iterator[tuple[Batch, bool]]:
@@ -62,6 +71,17 @@ class Validation:
             sums += counts * torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
         total, count = self._fabric.all_reduce(sums, reduce_op="sum").tolist()
         return total / max(count, 1.0)
+
+    def _alignment_error(self) -> float | None:
+        """The alignment error rate of the taught head; None if there is no link at all."""
+        counts, alignment = torch.zeros(2, dtype=torch.float64), taught_head(self._config)
+        mine = self._aligned[self._fabric.global_rank :: self._fabric.world_size]
+        with gathered(self._model):  # ranks have different numbers of batches
+            for some in chunks(mine, TOGETHER_PAIRS):
+                found = links_found(self._model, [one.pair for one in some], alignment)
+                counts += torch.tensor(links_counted(found, [one.links for one in some]), dtype=torch.float64)
+        right, total = self._fabric.all_reduce(counts, reduce_op="sum").tolist()
+        return 100.0 * (1 - right / total) if total else None
 
     def _bleu(self) -> float:
         ours = BleuCounts()

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError
+from regard.torch_private import has_amx, has_avx512_bf16
 from regard.training.distributed.choices import Precision, Strategy
 from regard.training.distributed.rendezvous import meet
 from regard.training.distributed.sharding import shard
@@ -119,4 +120,4 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
 
 def _cpu_multiplies_bf16() -> bool:
     # With AVX-512 alone, bf16 is emulated at a third of the speed of float32 (measured); AMX is 3.5 times faster.
-    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return has_amx() or has_avx512_bf16()

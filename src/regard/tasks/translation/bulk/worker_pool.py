@@ -10,7 +10,7 @@ import queue
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
@@ -45,6 +45,7 @@ class Workers(AbstractContextManager["Workers"]):
         count: how many processes to start.
         checkpoint: "best" or "last".
         precision: the precision of their search.
+        ensemble: the other runs of an ensemble.
 
     Raises:
         ArgumentError: the count is below 1.
@@ -56,7 +57,13 @@ class Workers(AbstractContextManager["Workers"]):
     """What the model takes."""
 
     def __init__(
-        self, folder: Path | str, count: int, *, checkpoint: str = "best", precision: Precision = "float32"
+        self,
+        folder: Path | str,
+        count: int,
+        *,
+        checkpoint: str = "best",
+        precision: Precision = "float32",
+        ensemble: Sequence[Path | str] = (),
     ) -> None:
         if count < 1:
             raise ArgumentError(f"workers must be at least 1, got {count}")
@@ -65,7 +72,7 @@ class Workers(AbstractContextManager["Workers"]):
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
             self._all += [_Worker(number, count) for number in range(1, count + 1)]
-            load = {"load": [str(Path(folder).resolve()), checkpoint, precision]}
+            load = {"load": [[str(Path(one).resolve()) for one in (folder, *ensemble)], checkpoint, precision]}
             list(self._threads.map(lambda worker: worker.ask(load), self._all))
         except BaseException:
             self.close()
@@ -131,8 +138,14 @@ def cores() -> int:
 
 
 @contextmanager
-def sharing(translator: Any, folder: Path | str, count: int) -> Iterator[None]:
+def sharing(translator: Any, folder: Path | str, count: int, *, ensemble: Sequence[Path | str] = ()) -> Iterator[None]:
     """Let `count` processes search for a `Translator` that was loaded from `folder`; with 0 it searches itself.
+
+    Args:
+        translator: the one for which they search.
+        folder: where it was loaded from.
+        count: how many processes.
+        ensemble: the other runs from which it was loaded.
 
     Raises:
         WorkerError: a process did not start.
@@ -140,7 +153,7 @@ def sharing(translator: Any, folder: Path | str, count: int) -> Iterator[None]:
     if count == 0:
         yield
         return
-    with Workers(folder, count, precision=translator.precision) as translator.searcher:
+    with Workers(folder, count, precision=translator.precision, ensemble=ensemble) as translator.searcher:
         try:
             yield
         finally:

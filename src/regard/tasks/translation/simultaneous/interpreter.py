@@ -51,15 +51,15 @@ class Interpreter:
     Args:
         translator: any translator; one that was trained on whole sentences will do.
         policy: says when to write.
-        alignment: the attention that aligns words, for a policy that looks at it; the mean over the heads of the last
-            layer if None.
+        alignment: the attention that aligns words, for a policy that looks at it; that of the
+            translator if None.
 
     Raises:
         ArgumentError: the model has no such layer.
     """
 
     def __init__(self, translator: Translator, policy: ReadWritePolicy, alignment: AlignmentOf | None = None) -> None:
-        alignment = alignment or AlignmentOf()
+        alignment = alignment or translator.alignment
         alignment.chosen(translator.model.alignment_names)
         self.translator, self.policy, self.alignment = translator, policy, alignment
 

@@ -1,0 +1,134 @@
+"""The losses of a translator that is forced to write given targets, with or without a taught head."""
+
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.maps.attention_map import AttentionMap
+from regard.models.protocol import OutputLoss, RecordMap
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.text.batches import Batch
+from regard.text.tokenizers import PAD
+from regard.training.losses import LossSum
+from regard.training.output_loss import output_cross_entropy
+from regard.training.r_drop import output_r_drop
+
+
+class Forcing(Protocol):
+    """A loss of what a model writes while it reads the target up to each token."""
+
+    passes: int
+    """How often each pair is read, in rows one below the other."""
+
+    def of_output(self, batch: Batch) -> OutputLoss:
+        """The function that a model calls with the input of its output layer and that layer."""
+        ...
+
+
+class TeacherForcing:
+    """The loss of a batch when the model reads the target up to each token and predicts the next."""
+
+    passes = 1
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self._label_smoothing = label_smoothing
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
+        """Summed loss in nats, and the number of target tokens."""
+        return _loss(model, batch, self)
+
+    def of_output(self, batch: Batch) -> OutputLoss:
+        """Cross-entropy."""
+        return partial(
+            output_cross_entropy,
+            targets=batch.target_output,
+            ignore_index=PAD,
+            label_smoothing=self._label_smoothing,
+        )
+
+
+class TwiceForced:
+    """The loss of a batch that the model reads twice with other dropout (R-Drop)."""
+
+    passes = 2
+
+    def __init__(self, alpha: float, label_smoothing: float) -> None:
+        self._alpha, self._label_smoothing = alpha, label_smoothing
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
+        """Summed loss in nats, and the number of target tokens."""
+        return _loss(model, batch, self)
+
+    def of_output(self, batch: Batch) -> OutputLoss:
+        """The mean of both passes, and how far they are apart."""
+        return partial(
+            output_r_drop,
+            targets=batch.target_output,
+            ignore_index=PAD,
+            alpha=self._alpha,
+            label_smoothing=self._label_smoothing,
+        )
+
+
+class GuidedAlignment:
+    r"""The loss of a translation, and what a taught head lacks of the links of the batch.
+
+    $$L = L_\text{translation} + \lambda \sum_t \frac{1}{|S_t|} \sum_{s \in S_t} -\log A_{ts}$$
+
+    where $A$ is the attention of the head and $S_t$ the source tokens that target token t is linked with; tokens
+    without links add nothing. The mean is over all target tokens, as that of the translation's loss, and over passes.
+
+    Args:
+        translation: the loss of the translation.
+        alignment: the head, by its numbers.
+        names: the names of the maps that align, first layer first.
+        weight: $\lambda$; 0.05 in the paper.
+
+    Source: Garg et al. 2019 (arXiv:1909.02074), section 4.3, equation 6; Chen et al. 2016 (arXiv:1607.01628).
+    """
+
+    def __init__(self, translation: Forcing, alignment: AlignmentOf, names: list[str], weight: float) -> None:
+        self._translation, self._weight = translation, weight
+        (self._name,) = alignment.chosen(names)
+        self._head = alignment.head or 0
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
+        """Summed loss in nats, and the number of target tokens."""
+        maps: dict[str, AttentionMap] = {}
+        loss, passes = _loss(model, batch, self._translation, maps.__setitem__), self._translation.passes
+        shift = torch.tensor([len(batch.source), 0, 0], device=batch.links.device)
+        links = torch.cat([batch.links + n * shift for n in range(passes)])
+        apart = misalignment(maps[self._name], links, self._head) / passes
+        return LossSum(loss.total + self._weight * apart, loss.count)
+
+
+def misalignment(weights: AttentionMap, links: Tensor, head: int) -> Tensor:
+    """The sum over the linked target tokens of the mean of -log P over their links, in nats.
+
+    Only the weights of links are computed, also in the backward pass.
+
+    Args:
+        weights: the maps of a batch (B, H, T, S).
+        links: (L, 3): pair, target token and source token of each link.
+        head: whose weights.
+
+    >>> import regard
+    >>> even = regard.attention(*[torch.zeros(1, 1, 4, 2)] * 3, return_weights=True).weights
+    >>> round(float(misalignment(even, torch.tensor([[0, 1, 2], [0, 1, 3], [0, 3, 0]]), 0)), 4)  # 2 log 4
+    2.7726
+    """
+    pair, target, source = links.unbind(1)
+    found = weights.at(target, source, leading=[pair, torch.full_like(pair, head)])
+    _, owner, count = (pair * weights.shape[-2] + target).unique(return_inverse=True, return_counts=True)
+    # A weight that has become 0 has no logarithm; it has no gradient either.
+    return -(found.clamp_min(torch.finfo(found.dtype).tiny).log() / count[owner]).sum()
+
+
+def _loss(model: nn.Module, batch: Batch, forcing: Forcing, record: RecordMap | None = None) -> LossSum:
+    read = (batch.source, batch.source_lengths, batch.target_input)
+    rows = (torch.cat([part] * forcing.passes) for part in read) if forcing.passes > 1 else read
+    recording = {} if record is None else {"record": record}
+    # The forward pass calls the loss: only within it has distributed training put the output weights in place.
+    return LossSum(*model(*rows, loss=forcing.of_output(batch), **recording))

@@ -94,7 +94,8 @@ def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transform
         embedding.weight.data.mul_(by)
         embedding.scale = wanted
     if config.tied_output:
-        last = model.decoder_norm if config.norm_position == "pre" else model.decoder[-1].residuals[-1].norm
+        norms = [module for module in model.decoder.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
+        last = model.decoder_norm if config.norm_position == "pre" else norms[-1]
         for parameter in last.parameters():
             parameter.data.div_(by)
     return model

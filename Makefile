@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test light consumers notebooks soak faults fuzz gpu interpret fake-gpu lint format bench browser clean
+.PHONY: help install demo test light consumers notebooks soak faults fuzz gpu interpret fake-gpu compat package lint format bench browser clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -125,6 +125,15 @@ build/fake-gpu/.installed: pyproject.toml
 	$(FAKE_GPU) -m pip install -q --disable-pip-version-check torch==$(CUDA_TORCH) numpy
 	$(FAKE_GPU) -m pip install -q --disable-pip-version-check -e . $(TEST_NEEDS)
 	touch $@
+
+# Any Python starts it; PYTHON3_14=... names one that is not on the PATH. Each environment takes 7 GB while it is used.
+compat:  ## Run the tests on other Pythons, torches and transformers into benchmarks/COMPAT.md: make compat ONLY=torch2.8
+	$(PYTHON) -m tests.compat $(if $(ONLY),--only $(ONLY))
+
+package:  ## Build a wheel and an sdist, install each into an empty environment, and run the demo from it
+	test -x build/package/tools/bin/python || $(PYTHON) -m venv build/package/tools
+	build/package/tools/bin/python -m pip install -q --disable-pip-version-check build
+	build/package/tools/bin/python tests/package.py
 
 # What the tests of the page use beside Python. Without it they are passed over, and say so.
 NODE_STAMP := node_modules/.installed

@@ -27,37 +27,20 @@ from regard.text import dates
 from regard.training.metrics import bleu, chrf, exact_match
 
 Lines = list[str]
-TINY = (
-    "--shared-vocabulary --vocab-size 6000 --transformer.encoder-layers 4 --transformer.decoder-layers 4 "
-    "--transformer.dim 128 --transformer.feed-forward-dim 256 --transformer.num-heads 4 --transformer.dropout 0.3 "
-    "--transformer.activation-dropout 0 --transformer.shared-embeddings"
+QUIET = "--log-every 50 --pictures 0"
+# The settings are those of `regard train --recipe`; here is what a corpus needs beside them.
+EN_DE = "--recipe small-data --data train.en.gz train.de.gz --valid val.en val.de --log-every 50 --pictures 0"
+DE_EN = (
+    "--recipe small-data --data train.de.gz train.en.gz --valid val.de val.en --log-every 50 --pictures 0 --steps 3600"
 )
-# 8,192 places of both sides are the 4,096 a side of the published updates.
-SCHEDULE = (
-    "--batch-tokens 8192 --learning-rate 0.005 --warmup-steps 1500 --schedule cosine --ema-decay 0.998 --keep 8 "
-    "--validate-every 400 --save-every 400 --log-every 50 --pictures 0"
-)
-EN_DE = f"train.en.gz train.de.gz --valid val.en val.de --steps 8000 {SCHEDULE} {TINY}"
-DE_EN = f"train.de.gz train.en.gz --valid val.de val.en --steps 3600 {SCHEDULE} {TINY}"
-RNN = (
-    "train.de.gz train.en.gz --valid val.de val.en --batch-tokens 4096 --steps 3000 --learning-rate 0.002 "
-    "--warmup-steps 500 --schedule cosine --ema-decay 0.998 --keep 6 --validate-every 250 --save-every 250 "
-    "--log-every 50 --shared-vocabulary --vocab-size 6000 --model rnn --rnn.embedding-dim 256 --rnn.hidden-dim 320 "
-    "--rnn.attention-dim 256 --rnn.dropout 0.4"
-)
+RNN = "--recipe recurrent --data train.de.gz train.en.gz --valid val.de val.en --log-every 50"
 # Without --valid, a hundredth of the sources is kept from training, and chosen by.
-ENG_FRA = (
-    "train.tsv.gz --batch-tokens 8192 --steps 4500 --learning-rate 0.004 --warmup-steps 600 --schedule cosine "
-    "--ema-decay 0.998 --keep 4 --validate-every 500 --save-every 500 --log-every 50 --pictures 0 --shared-vocabulary "
-    "--vocab-size 6000 --transformer.encoder-layers 3 --transformer.decoder-layers 3 --transformer.dim 192 "
-    "--transformer.feed-forward-dim 512 --transformer.num-heads 4 --transformer.dropout 0.1 "
-    "--transformer.activation-dropout 0 --transformer.shared-embeddings"
-)
+ENG_FRA = "--recipe short-sentences --data train.tsv.gz --log-every 50 --pictures 0"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A corpus, the settings of `regard train --data ...`, what is translated at the end, and what is asked of it."""
+    """A corpus, the arguments of `regard train`, what is translated at the end, and what is asked of it."""
 
     title: str
     corpus: str
@@ -108,7 +91,7 @@ def train_command(recipe: Recipe, corpus: Path, run: Path) -> list[str]:
     """`regard train` with the corpus's files named whole, by torchrun where there are several ranks."""
     names = (str(corpus / word) if (corpus / word).exists() else word for word in recipe.settings.split())
     several = ["torchrun", "--standalone", "--nproc-per-node", str(recipe.ranks), "-m"] if recipe.ranks > 1 else []
-    return [*several, "regard", "train", "--out", str(run), "--data", *names]
+    return [*several, "regard", "train", "--out", str(run), *names]
 
 
 def moses(lines: Sequence[str], language: str) -> Lines:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "regard"
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 
-GROUND = ("errors", "lazy", "ranges", "version")
+GROUND = ("errors", "lazy", "ranges", "torch_private", "version")
 """What every room may import; drawn as the ground that all stand on, without arrows."""
 ROOMS = {
     "mechanisms": (

@@ -23,6 +23,7 @@ from regard.training.checkpoints import Checkpoints
 from regard.training.fit_config import FitConfig
 from tests import forked
 from tests.forked import Forked
+from tests.torchrun import environment, rank_of, torchrun
 
 PAIRS = [(f"{n} times {m}", f"{m} mal {n}") for n in range(10) for m in range(10)]
 TINY = [
@@ -69,16 +70,6 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         return (status, *capsys.readouterr())
 
     return run_here
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def torchrun(*arguments: str) -> list[str]:
-    """The command that starts two ranks."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    return [sys.executable, *launcher, *arguments]
 
 
 def linked(data: Path) -> tuple[str, ...]:
@@ -182,14 +173,6 @@ def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call: Call
     status, text, _ = call("train", "--out", str(out), "--resume", "--strategy", "auto", "--steps", "41")
     assert (status, text) == (0, "")
     assert losses(out)[-1][0] == 41
-
-
-def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:
-    """The process that torchrun started as one of the ranks."""
-    for number in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-        if f"RANK={rank}".encode() in Path(f"/proc/{number}/environ").read_bytes().split(b"\0"):
-            return int(number)
-    raise AssertionError(f"no process of rank {rank}")
 
 
 def test_the_command_of_a_start_is_that_of_a_restart(call: Call, data: Path, tmp_path: Path) -> None:

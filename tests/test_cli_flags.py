@@ -158,7 +158,7 @@ def test_generate(call: Call, asked: Asked, flags: tuple[str, ...], filters: lis
 def test_translate(call: Call, asked: Asked, flags: tuple[str, ...], options: dict[str, Any]) -> None:
     status, out, err = call("translate", "run", "a sentence", "--device", "cpu", "--precision", "bf16", *flags)
     assert (status, err) == (0, "")
-    assert asked["options"] == TranslationOptions(**options)
+    assert asked["options"] == TranslationOptions(**options, labels=bool({"--alignments", "--confidence"} & {*flags}))
     assert asked["requests"] == [Request("a sentence")]
     assert (asked["device"], asked["precision"]) == ("cpu", "bf16")
     if "--alignments" in flags:

@@ -16,6 +16,7 @@
     ├── FunctionError (RuntimeError)    a function that was handed in raised, or handed back what cannot be used
     ├── WorkerError (RuntimeError)      a process that shared the work ended or failed
     ├── RendezvousError (TimeoutError)  the other processes of a training did not come
+    ├── TorchVersionError (ImportError) this torch lacks something; names it, the versions, and the pip line
     └── MissingExtraError (ImportError) an optional dependency is not installed; names the pip line
 
 Each message says what was expected, what came and what to do. The command line prints any of
@@ -99,6 +100,10 @@ class WorkerError(RegardError, RuntimeError):
 
 class RendezvousError(RegardError, TimeoutError):
     """The other processes of a training did not come in time."""
+
+
+class TorchVersionError(RegardError, ImportError):
+    """This release of torch lacks what is needed, or has changed it; the message says what, and what to do."""
 
 
 class MissingExtraError(RegardError, ImportError):

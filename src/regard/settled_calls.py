@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
-from torch.autograd import forward_ad
 
 from regard.backends import BACKENDS
 from regard.backends.base import Call
+from regard.backends.fused_kernels import repeated
 from regard.backends.kernel_arguments import causal_offset, excluding_factors
 from regard.mechanisms.checks import is_checking
 from regard.mechanisms.masks.base import And, Mask
@@ -22,13 +21,20 @@ from regard.mechanisms.masks.basic import Causal, Lengths
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.shapes import Sizes
+from regard.torch_private import (
+    CPU_TAKES_GROUPS,
+    count_dispatch_modes,
+    flash_cpu,
+    forward_level,
+    peek_interpreter_stack,
+)
 
 CallKind = tuple[Any, ...]
 MOST = 512
 """How many kinds are kept; beyond them all are forgotten."""
 SEEN: dict[CallKind, "Settled | None"] = {}
 """What calls of each kind decide; None for kinds that go the long way."""
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash = flash_cpu.default
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +51,8 @@ class Settled:
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None) -> tuple[Tensor, Tensor]:
         """The output (B, H, T, E) and the log-sum-exp (B, H, T), -inf for a row with no key."""
+        if not CPU_TAKES_GROUPS:
+            key, value = repeated(query, key), repeated(query, value)
         if self.positions is None or self.numbers is None:
             return _flash(query, key, value, 0.0, self.is_causal, scale=self.scale)
         valid = _lengths_of(mask).view(-1, 1, 1, 1)
@@ -68,9 +76,9 @@ def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, 
         return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return None
-    if torch.is_autocast_enabled("cpu") or is_checking() or torch._C._len_torch_dispatch_stack():
+    if torch.is_autocast_enabled("cpu") or is_checking() or count_dispatch_modes():
         return None
-    if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    if peek_interpreter_stack() is not None or forward_level() >= 0:
         return None
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return None

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 Graph = Mapping[str, frozenset[str]]
-THIRD_PARTY = frozenset({"_replace", "_fields", "_asdict", "_make", "_version"})
-"""Private by name alone: named tuples document the first four, and torch its counter of changes to a tensor."""
+PUBLIC = frozenset({"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe", "_abc_impl"})
+"""Private by name alone: Python documents them, of named tuples, of `os` and of `sys`."""
+OF_OTHERS = frozenset(
+    {"_attn_implementation", "_supports_sdpa", "_errors", "_check_sample_weight", "_repr_mimebundle_"}
+)
+"""Of transformers, tyro, scikit-learn and IPython: there is no other way, and each is read where it is used."""
 
 
 class Definition(NamedTuple):
@@ -107,13 +111,65 @@ def circles(graph: Graph) -> list[list[str]]:
 def private_reads(files: Mapping[str, ast.Module]) -> list[str]:
     """Each reading of a private name that another file of the package defines, and its own does not."""
     defined = {name: set(_bound(tree)) for name, tree in files.items()}
-    anywhere: set[str] = set().union(*defined.values()) - THIRD_PARTY
+    anywhere: set[str] = set().union(*defined.values()) - PUBLIC
     return [
         f"{file}:{line} reads {name}"
         for file, tree in files.items()
         for line, name in _read(tree)
         if name in anywhere - defined[file]
     ]
+
+
+def foreign_private_reads(files: Mapping[str, ast.Module]) -> list[str]:
+    """Each reading of a private name that no file of the package defines: what another package may change any day."""
+    return [
+        f"{file}:{line} reads {name}"
+        for file, tree in files.items()
+        for line, name in [*_foreign(tree, set(_bound(tree))), *_private_modules(tree)]
+    ]
+
+
+def _foreign(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
+    """Attributes, names that are imported, and names in getattr, hasattr, setattr and delattr."""
+    of_torch = {id(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _root(node) in TORCHS_NAMES}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if name not in own or id(node) in of_torch:
+                found = [name]
+            case ast.ImportFrom(module=str(module)) if not module.startswith(("regard", "planted")):
+                found = [alias.name for alias in node.names]
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr" | "delattr"), args=[_, second, *_]):
+                text = second.value if isinstance(second, ast.Constant) else None
+                found = [text] if isinstance(text, str) and text not in own else []
+            case _:
+                continue
+        yield from ((node.lineno, name) for name in found if _is_private(name))
+
+
+TORCHS_NAMES = frozenset({"torch", "nn", "F", "aten", "functorch", "forward_ad"})
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _private_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            modules = [node.value] if node.value.startswith("torch.") else []
+        else:
+            continue
+        yield from ((node.lineno, module) for module in modules if any(_is_private(part) for part in module.split(".")))
+
+
+def _is_private(name: str) -> bool:
+    return bool(re.match(r"_[^_]", name)) and name not in PUBLIC | OF_OTHERS
 
 
 def _bound(tree: ast.Module) -> Iterator[str]:

@@ -18,6 +18,7 @@ PAGE, WIDGET = SOURCE / "views" / "html", SOURCE / "views" / "widget"
 # From the ground up; a file imports only from floors below its own, or its own package.
 FLOORS = [
     ["errors", "lazy", "version"],
+    ["torch_private"],
     ["mechanisms", "ranges", "storage"],
     ["backends"],
     ["maps", "settled_calls"],
@@ -64,6 +65,34 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 
 def test_no_file_reads_the_private_names_of_another() -> None:
     assert house.private_reads(FILES) == []
+
+
+def test_one_file_reads_the_private_names_of_torch() -> None:
+    others = {name: tree for name, tree in FILES.items() if name != "regard.torch_private"}
+    assert house.foreign_private_reads(others) == []
+
+
+def test_planted_reads_of_torchs_private_names_are_seen(tmp_path: Path) -> None:
+    package = written(
+        tmp_path,
+        one="import torch\ntorch._C.f()\ntorch.zeros(1)._base",
+        two="from torch._ops import x\nfrom torch import _C",
+        three="import torch._dynamo as d",
+        four="getattr(x, '_version')\nhasattr(x, 'public')",
+        five="import os\nos._exit(1)\nclass A:\n    def __init__(self): self._kept = self._kept",
+        six="class A:\n    def __init__(self, torch): self._version = torch._version",
+        seven="from importlib import import_module\nimport_module('torch._inductor')",
+    )
+    assert sorted(house.foreign_private_reads(house.python_files(package))) == [
+        "planted.four:1 reads _version",
+        "planted.one:2 reads _C",
+        "planted.one:3 reads _base",
+        "planted.seven:2 reads torch._inductor",
+        "planted.six:2 reads _version",
+        "planted.three:1 reads torch._dynamo",
+        "planted.two:1 reads torch._ops",
+        "planted.two:2 reads _C",
+    ]
 
 
 def test_a_name_has_one_meaning() -> None:
@@ -120,6 +149,7 @@ PARSE_THEIR_OWN = {
     "regard.tasks.translation.bulk.worker",
     "regard.tasks.translation.bulk.worker_pool",
     "regard.text.spool",
+    "regard.tasks.translation.bulk.shared_file",
     "regard.training.distributed.ranks",
     "regard.training.distributed.rendezvous",
 }

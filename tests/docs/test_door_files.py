@@ -39,8 +39,13 @@ def test_the_workflow_and_the_hook_run_targets_that_the_makefile_has() -> None:
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     commands += [hook["entry"] for repository in hooks["repos"] for hook in repository["hooks"]]
-    assert sorted(commands) == ["make light", "make lint", "make lint", "make test"]
-    assert {command.removeprefix("make ") for command in commands} <= targets
+    made = [command for command in commands if command.startswith("make ")]
+    assert sorted(made) == ["make light", "make lint", "make lint", "make test"]
+    assert {command.removeprefix("make ") for command in made} <= targets
+    # Windows has no make: there the tests are named one by one, and the folders must be there.
+    folders = [word for command in commands for word in command.split() if word.startswith("tests/")]
+    assert folders
+    assert all((ROOT / folder).is_dir() for folder in folders)
 
 
 def test_the_workflow_runs_every_python_that_the_package_names() -> None:

@@ -21,6 +21,15 @@ from regard.backends import cuda_kernels, fused
 HALF = (torch.float16, torch.bfloat16)
 
 
+NAMES = {
+    "flash_cuda": "_scaled_dot_product_flash_attention",
+    "flash_cuda_backward": "_scaled_dot_product_flash_attention_backward",
+    "efficient_cuda": "_scaled_dot_product_efficient_attention",
+    "efficient_cuda_backward": "_scaled_dot_product_efficient_attention_backward",
+}
+"""From what `regard.backends.cuda_kernels` calls an operator to its name."""
+
+
 class Refused(Exception):
     """The kernel would not take this."""
 
@@ -31,7 +40,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 class Operators:
-    """`torch.ops.aten`, as far as `regard.backends.cuda_kernels` uses it."""
+    """The operators of `torch.ops.aten` that `regard.backends.cuda_kernels` calls."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self.capability = capability
@@ -185,7 +194,10 @@ def emulated_cuda(*, capability: tuple[int, int] = (9, 0), looks: bool = False) 
     """
     operators = Operators(capability)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_kernels, "aten", operators)
+        for ours, theirs in NAMES.items():
+            patch.setattr(
+                cuda_kernels, ours, lambda *args, _name=theirs, **named: getattr(operators, _name)(*args, **named)
+            )
         patch.setattr(fused, "kernel_for", cuda_kernels.cuda_kernel)
         patch.setattr(cuda_kernels, "capability_of", lambda device: capability)
         patch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)

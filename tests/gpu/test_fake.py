@@ -166,15 +166,7 @@ def test_the_log_sum_exp_of_every_kernel_as_a_watch_reads_it(queries: int) -> No
 
 def test_a_kernel_called_with_the_wrong_number_of_answers_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: flash's answers, of which one is forgotten."""
-    real = torch.ops.aten
-
-    class Forgetful:
-        def __getattr__(self, name: str) -> Any:
-            operator = getattr(real, name)
-            if name != "_scaled_dot_product_flash_attention":
-                return operator
-            return lambda *args, **options: operator(*args, **options)[:-1]
-
-    monkeypatch.setattr(cuda_kernels, "aten", Forgetful())
+    real = torch.ops.aten._scaled_dot_product_flash_attention
+    monkeypatch.setattr(cuda_kernels, "flash_cuda", lambda *args, **options: real(*args, **options)[:-1])
     with without_gpu((9, 0)), torch.no_grad(), pytest.raises(ValueError, match="not enough values to unpack"):
         forward_and_backward(CudaFlash(), torch.bfloat16, 64, 64, 64, 1)

@@ -11,6 +11,8 @@ from regard.nn import Linear
 from regard.nn import linear as module
 from regard.nn.linear import by_onednn, linear, onednn_is_faster
 
+pytestmark = pytest.mark.skipif(not module.has_switch(), reason="torch 2.8 does not let oneDNN's precision be chosen")
+
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""BPE dropout and R-Drop as settings of a run: what they change, what they leave alone, and resuming."""
+"""BPE dropout, R-Drop and Muon as settings of a run: what they change, what they leave alone, and resuming."""
 
 from dataclasses import replace
 from itertools import zip_longest
@@ -32,7 +32,9 @@ def settings(task: str, folder: Path, **changes: Any) -> Any:
     [
         *((task, {"r_drop": 2.0}) for task in RUNS),
         ("translation", {"bpe_dropout": 0.3, "batch_tokens": 900}),
-        ("recurrent translation", {"bpe_dropout": 0.3, "r_drop": 2.0}),
+        ("recurrent translation", {"bpe_dropout": 0.3, "r_drop": 2.0, "optimizer": "muon"}),
+        ("translation", {"optimizer": "muon", "muon_rate": 2.0, "qk_clip": 1.0}),
+        ("language model", {"optimizer": "muon"}),
     ],
 )
 def test_a_run_is_another_and_resumes_bit_for_bit(task: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -82,6 +84,8 @@ def test_ranks_share_the_batches_of_one(tmp_path: Path) -> None:
     [
         ({"bpe_dropout": 1.5}, r"bpe_dropout must be between 0 and 1, got 1\.5"),
         ({"bpe_dropout": 0.1, "tokenizer": "words"}, "bpe_dropout leaves out merges, .* got words"),
+        ({"muon_rate": 0.0, "optimizer": "muon"}, r"muon_rate must be above 0, got 0\.0"),
+        ({"strategy": "fsdp", "optimizer": "muon"}, "muon needs whole matrices"),
         ({"r_drop": -1.0}, r"r_drop must be at least 0, got -1\.0"),
         ({"r_drop": 1.0}, "the model's dropout is 0"),
         ({"r_drop": 1.0, "model": "rnn"}, "the model's dropout is 0"),

@@ -20,8 +20,8 @@ from regard.generation.config import Beam
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.tasks.translation.bulk.lines import (
-    BadLinePolicy,
     BulkTranslation,
+    Notes,
     answered,
     sentence_and_prefix,
     whole_line,
@@ -81,7 +81,7 @@ def run(
     *,
     stop_after: int | None = None,
     bad_lines: Any = "stop",
-    gate: Any = None,
+    skipped: Notes | None = None,
     settings: dict[str, Any] = SETTINGS,
     **how: Any,
 ) -> None:
@@ -96,7 +96,7 @@ def run(
                 raise Killed
 
         unfinished.pass_over(lines)
-        BulkTranslation(lines, windows, show, gate or BadLinePolicy(bad_lines)).finish(unfinished, tell)
+        BulkTranslation(lines, windows, show, bad_lines, skipped or Notes()).finish(unfinished, tell)
 
 
 @pytest.fixture
@@ -240,14 +240,14 @@ def test_bad_lines_stop_or_stay_empty(translator: Translator, source: Path, tmp_
     with pytest.raises(DataError, match=r"in\.txt:8: expected UTF-8"):
         run(translator, source, target)
     assert json.loads((tmp_path / "out.txt.partial.json").read_text())["lines"] == WINDOW  # its window is not
-    gate = BadLinePolicy("skip")
-    run(translator, source, target, resume=True, gate=gate)
+    skipped = Notes()
+    run(translator, source, target, resume=True, bad_lines="skip", skipped=skipped)
     rows = [line.split("\t") for line in target.read_text().splitlines()]
     assert len(rows) == len(LINES)
     assert [number for number, (_, text, _) in enumerate(rows, 1) if not text] == [8, 12]
-    assert gate.skipped == 2
-    assert gate.first is not None
-    assert "in.txt:8: expected UTF-8" in gate.first
+    assert skipped.lines == 2
+    assert skipped.first is not None
+    assert "in.txt:8: expected UTF-8" in skipped.first
     content[7] = b"7\n"
     source.write_bytes(b"".join(content))
     with pytest.raises(DataError, match=r"in\.txt:12: 11 tokens, and the model takes 7 at most"):
@@ -292,7 +292,7 @@ def done(count):
     lines = raw_lines(path)
     windows = answered(translator, lines, TranslationOptions(beam=Beam(1)), parse=whole_line, window_lines=100)
     with opened(path.with_suffix(".out"), SETTINGS, resume=False, overwrite=False) as unfinished:
-        BulkTranslation(lines, windows, show, BadLinePolicy("stop")).finish(unfinished)
+        BulkTranslation(lines, windows, show, "stop").finish(unfinished)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 small = done(2_000)
 print(done(20_000) - small)
@@ -318,7 +318,7 @@ lines = raw_lines({source!r})
 windows = answered(tiny(), lines, TranslationOptions(beam=Beam(2)), parse=whole_line, window_lines=WINDOW)
 with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinished:
     unfinished.pass_over(lines)
-    BulkTranslation(lines, windows, show, BadLinePolicy("stop")).finish(unfinished, lambda lines: time.sleep(0.05))
+    BulkTranslation(lines, windows, show, "stop").finish(unfinished, lambda lines: time.sleep(0.05))
 """
 
 

@@ -48,11 +48,11 @@ def test_two_workers_answer_as_one_process_does_and_in_order(
     with sharing(sharer, run, 2):
         found = [one.candidates for one in sharer.translate(LINES, beam=Beam(3, num_best=2))]
         assert [one.text for one in sharer.translate(LINES, vocabulary=words, beam=Beam(2))] == kept
-        processes = [worker._process for worker in sharer.workers._all]
+        processes = [worker._process for worker in sharer.searcher._all]
         # An error of ours keeps its class and its words; whoever asks gets it, and the workers end.
         with pytest.raises(ArgumentError, match="max_steps must be at least 1, got 0"):
-            sharer.workers.search([SearchJob(sources=[[4, 2]], begin_id=1, end_id=2, max_steps=0)])
-    assert sharer.workers is None
+            sharer.searcher.search([SearchJob(sources=[[4, 2]], begin_id=1, end_id=2, max_steps=0)])
+    assert sharer.searcher is None
     assert all(process.poll() is not None for process in processes)
     for some, others in zip(found, expected, strict=True):
         assert [one.text for one in some] == [other.text for other in others]

@@ -193,6 +193,21 @@ def test_clipping_bounds_the_update() -> None:
     assert float(moved.norm()) == pytest.approx(2e-3, rel=1e-3)
 
 
+def test_a_group_may_have_a_rate_of_its_own() -> None:
+    model = ToyModel(0.0)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    groups = [
+        {"params": [pair], **({"rate": 3.0} if pair[0] == "out.bias" else {})} for pair in model.named_parameters()
+    ]
+    sgd = torch.optim.SGD(groups, lr=0.0)
+    config = FitConfig(steps=1, clip_norm=1e-3)
+    fit(model, ToyBatches(), toy_loss, sgd, constant(2.0), config=config, fabric=start_fabric("cpu", "float32"))
+    moved = {name: value.detach() - before[name] for name, value in model.named_parameters()}
+    whole = torch.cat([change.flatten() / (3 if name == "out.bias" else 1) for name, change in moved.items()])
+    assert float(moved["out.bias"].norm()) > 0
+    assert float(whole.norm()) == pytest.approx(2e-3, rel=1e-3)
+
+
 def test_accumulating_equals_one_large_batch() -> None:
     class Whole(ToyBatches):
         def epoch(self, epoch: int, start: int) -> Iterator[ToyBatch]:

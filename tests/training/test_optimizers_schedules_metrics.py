@@ -1,15 +1,17 @@
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.nn import LearnedPositions, TokenEmbedding
+from regard.training.checkpoints import flatten_optimizer, unflatten_optimizer
 from regard.training.metrics import bleu, chrf, exact_match
-from regard.training.optimizers import adamw, parameter_groups
+from regard.training.optimizers import adamw, muon, parameter_groups
 from regard.training.schedules import cosine, inverse_square_root
 
 
@@ -52,6 +54,86 @@ def test_adamw_is_fused_on_cpu_and_decays_what_it_should() -> None:
     optimizer.step()
     torch.testing.assert_close(model.hidden.weight.detach(), hidden * 0.95)
     torch.testing.assert_close(model.out.weight.detach(), out)
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.ModuleDict({"in": nn.Embedding(7, 5), "hidden": nn.Linear(5, 9), "back": nn.Linear(9, 5), "out": Out()})
+
+
+class Out(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.cube = nn.Linear(5, 7), nn.Parameter(torch.randn(2, 3, 4))
+
+
+def some_steps(model: nn.Module, *optimizers: torch.optim.Optimizer, seed: int) -> None:
+    """Three steps along random directions, with the learning rates of the groups as the loop sets them."""
+    generator = torch.Generator().manual_seed(seed)
+    for step in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group.get("rate", 1.0) * 0.01 * (step + 1)
+            optimizer.step()
+
+
+def weights_of(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_muon_is_torchs_with_adamw_beside_it() -> None:
+    ours, theirs = small_model(), small_model()
+    hidden = [p for n, p in theirs.named_parameters() if n in ("hidden.weight", "back.weight")]
+    decaying = [p for n, p in theirs.named_parameters() if n in ("out.linear.weight", "out.cube")]
+    others = [p for n, p in theirs.named_parameters() if n in ("in.weight",) or n.endswith("bias")]
+    apart = [
+        torch.optim.Muon([{"params": hidden, "rate": 3.0}], weight_decay=0.2, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(
+            [{"params": decaying, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}],
+            betas=(0.9, 0.98), eps=1e-9, fused=True,
+        ),
+    ]  # fmt: skip
+    some_steps(ours, muon(ours, aside=[ours.get_submodule("out")], rate=3.0, weight_decay=0.2), seed=1)
+    some_steps(theirs, *apart, seed=1)
+    for a, b in zip(weights_of(ours), weights_of(theirs), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_muon_goes_on_from_its_state() -> None:
+    whole, parted = small_model(), small_model()
+    one = muon(whole)
+    first = muon(parted)
+    some_steps(whole, one, seed=1)
+    some_steps(parted, first, seed=1)
+    kept = flatten_optimizer(first.state_dict())
+    assert {name.rpartition(":")[2] for name in kept} == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}
+    second = muon(parted)
+    second.load_state_dict(unflatten_optimizer(kept, second.state_dict(), source=Path("here")))
+    some_steps(whole, one, seed=2)
+    some_steps(parted, second, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(parted), strict=True))
+
+
+def test_several_optimizers_take_one_closure_and_call_hooks_once() -> None:
+    model = small_model()
+    optimizer, called = muon(model), list[str]()
+    optimizer.register_step_post_hook(lambda *_: called.append("hook"))
+
+    def loss() -> float:
+        called.append("loss")
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        return 2.0
+
+    assert optimizer.step(loss) == 2.0
+    assert called == ["loss", "hook"]
+
+
+def test_a_model_without_hidden_matrices_is_not_for_muon() -> None:
+    with pytest.raises(ArgumentError, match="Embedding has no matrix in a hidden layer"):
+        muon(nn.Embedding(3, 2))
 
 
 def test_a_model_without_parameters() -> None:

@@ -15,10 +15,11 @@ What the sources of torch 2.11 to 2.15 say of the operators:
 import torch
 from torch import Tensor
 
-from regard.backends.fused_kernels import Extras, Kernel, Residuals, aten
+from regard.backends.fused_kernels import Extras, Kernel, Residuals, repeated, summed
 from regard.backends.fused_plan import Plan
 from regard.mechanisms.devices import capability_of
 from regard.mechanisms.shapes import Sizes
+from regard.torch_private import efficient_cuda, efficient_cuda_backward, flash_cuda, flash_cuda_backward, missing
 
 NEWEST = (9, 0)
 """The compute capability that is taken for granted where there is no GPU to ask."""
@@ -45,6 +46,7 @@ def cuda_kernel(query: Tensor, *, width: int, covering: Plan | None) -> Kernel |
         return None
     has_flash = capability >= (8, 0) and torch.backends.cuda.is_flash_attention_available()
     width += -width % CudaKernel.multiple
+    has_flash = has_flash and missing(*CudaFlash.operators) is None
     if half and has_flash and width <= WIDEST_FLASH and covering is not None and covering.is_square:
         return CudaFlash()
     return CudaEfficient()
@@ -68,14 +70,15 @@ class CudaEfficient(CudaKernel):
     """`_scaled_dot_product_efficient_attention`: the memory-efficient kernel, for any additive mask."""
 
     name = "memory-efficient, CUDA"
+    operators = (efficient_cuda, efficient_cuda_backward)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Extras]:
         """The extras keep the length of the padded log-sum-exp for the backward."""
         dtype, queries = query.dtype, query.shape[-2]
-        query, key, value = _as_precise_as(additive, query, _repeated(query, key), _repeated(query, value))
-        output, lse, seed, offset = aten._scaled_dot_product_efficient_attention(
+        query, key, value = _as_precise_as(additive, query, repeated(query, key), repeated(query, value))
+        output, lse, seed, offset = efficient_cuda(
             query, key, value, _aligned(additive, query, key), True, 0.0, is_causal, scale=scale
         )
         return output.to(dtype), lse[..., :queries], (lse.shape[-1], seed, offset)
@@ -95,19 +98,20 @@ class CudaEfficient(CudaKernel):
         dtype, (length, seed, offset) = query.dtype, extras
         padded = torch.nn.functional.pad(lse, (0, length - lse.shape[-1]), value=torch.inf).contiguous()
         grad, q, k, v, output = _as_precise_as(
-            additive, grad, query, _repeated(query, key), _repeated(query, value), output
+            additive, grad, query, repeated(query, key), repeated(query, value), output
         )
-        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
+        dq, dk, dv, _ = efficient_cuda_backward(
             grad, q, k, v, _aligned(additive, q, k), output, padded, seed, offset, 0.0,
             [True, True, True, False], is_causal, scale=scale,
         )  # fmt: skip
-        return dq.to(dtype), _summed(dk, key).to(dtype), _summed(dv, value).to(dtype)
+        return dq.to(dtype), summed(dk, key).to(dtype), summed(dv, value).to(dtype)
 
 
 class CudaFlash(CudaKernel):
     """`_scaled_dot_product_flash_attention`: for half precision. Its one mask is the flag, for as many keys as rows."""
 
     name = "flash, CUDA"
+    operators = (flash_cuda, flash_cuda_backward)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
@@ -115,9 +119,7 @@ class CudaFlash(CudaKernel):
         """Grouped heads are passed as they are."""
         assert additive is None, "the plan has said so"
         assert not is_causal or query.shape[-2] == key.shape[-2], "the plan has said so"
-        output, lse, *rest = aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, is_causal, False, scale=scale
-        )
+        output, lse, *rest = flash_cuda(query, key, value, 0.0, is_causal, False, scale=scale)
         cum_q, cum_k, max_q, max_k, seed, offset, _ = rest
         return output, lse, (cum_q, cum_k, max_q, max_k, seed, offset)
 
@@ -141,7 +143,7 @@ class CudaFlash(CudaKernel):
                 grad, saved, (length, unused, unused), additive=None, is_causal=is_causal, scale=scale
             )
         cum_q, cum_k, max_q, max_k, seed, offset = extras
-        dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+        dq, dk, dv = flash_cuda_backward(
             grad, query, key, value, output, lse.contiguous(), cum_q, cum_k, max_q, max_k, 0.0, is_causal,
             seed, offset, scale=scale,
         )  # fmt: skip
@@ -176,12 +178,3 @@ def _aligned(additive: Tensor | None, query: Tensor, key: Tensor) -> Tensor | No
     length = key.shape[-2]
     padded = torch.nn.functional.pad(additive.to(query.dtype), (0, -length % 16)).contiguous()
     return padded[..., :length].expand(query.shape[0], query.shape[1], query.shape[2], length)
-
-
-def _repeated(query: Tensor, tensor: Tensor) -> Tensor:
-    group = query.shape[1] // tensor.shape[1]
-    return tensor.repeat_interleave(group, dim=1) if group > 1 else tensor
-
-
-def _summed(grad: Tensor, tensor: Tensor) -> Tensor:
-    return grad if grad.shape[1] == tensor.shape[1] else grad.unflatten(1, (tensor.shape[1], -1)).sum(2)

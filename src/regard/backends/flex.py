@@ -19,6 +19,9 @@ from regard.mechanisms.transforms import in_forward_mode, in_transform
 MOST_KERNELS = 256
 """The number of kinds of calls that one process compiles kernels for; a call of one more kind raises an error."""
 
+HANDS_BACK_LSE = torch.__version__ >= "2.9"
+"""Whether FlexAttention hands back its log-sum-exp in the way that is asked for here."""
+
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """The function (score, batch, head, query, key) -> score that FlexAttention calls for each pair."""
 
@@ -47,6 +50,8 @@ class Flex(Backend):
             return f"FlexAttention computes scaled dot products, soft-capped or not; the score here: {call.score}"
         if not isinstance(call.normalization, Softmax):
             return f"FlexAttention normalises by softmax, not by {call.normalization}"
+        if not HANDS_BACK_LSE:
+            return f"FlexAttention hands back its log-sum-exp from torch 2.9 on; this is {torch.__version__}"
         if torch.compiler.is_compiling():
             return "it compiles its own kernels and is not traced into another graph"
         if in_forward_mode():
@@ -128,8 +133,9 @@ def _compiled() -> Callable[..., Any]:
 
 
 def _attend(call: Call, query: Tensor, key: Tensor, value: Tensor, *, with_lse: bool) -> tuple[Tensor, Tensor | None]:
-    from torch._dynamo.exc import TorchDynamoException
     from torch.nn.attention.flex_attention import AuxRequest
+
+    from regard.torch_private import TorchDynamoException
 
     found = _dot_and_cap(call.score, query.shape[-1])
     assert found is not None, "why_not has said so"

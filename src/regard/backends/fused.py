@@ -14,6 +14,7 @@ from regard.backends.kernel_arguments import one_width, with_positive_scale
 from regard.errors import BackendError
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.transforms import in_forward_mode, in_transform
+from regard.torch_private import missing
 
 
 class Fused(Backend):
@@ -43,7 +44,7 @@ class Fused(Backend):
         kernel = kernel_for(call.query, width=call.query.shape[-1], covering=None)
         if kernel is None:
             return f"torch has no fused kernel for {call.query.dtype} on {call.query.device.type}"
-        return kernel.refuses(call.sizes)
+        return missing(*kernel.operators) or kernel.refuses(call.sizes)
 
     def has_exact_state(self, call: Call) -> bool:
         """Not for half precision: there the kernels approximate exponentials, and the log-sum-exp errs by 7e-5."""

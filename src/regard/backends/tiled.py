@@ -4,8 +4,9 @@ A tile is made of a few queries of a few heads and of all keys that these may se
 only while it runs. The backward pass computes them again, tile by tile.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -17,6 +18,7 @@ from regard.backends.base import Backend, Call
 from regard.backends.counter_rng import kept_at
 from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
 from regard.mechanisms.transforms import has_values, in_forward_mode, in_transform
+from regard.torch_private import CHECKPOINTS_IN_TRANSFORMS
 
 TILE_ELEMENTS = 1 << 20
 """Pairs of a query and a key in a tile: 4 MiB in float32, so that a few tensors of that size stay in the cache."""
@@ -180,9 +182,12 @@ class Tiling:
     def composite(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """All tiles as checkpointed parts of one graph, which can be differentiated any number of times."""
         outputs, states = [], []
+        run: Callable[..., tuple[Tensor, Tensor]] = self.forward
+        if CHECKPOINTS_IN_TRANSFORMS or not (in_forward_mode() or in_transform("Vmap")):
+            run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
         for tile in self.tiles():
             vectors = tile.take(query, key, value)
-            output, state = checkpoint(self.forward, tile, *vectors, use_reentrant=False, preserve_rng_state=False)
+            output, state = run(tile, *vectors)
             outputs.append((tile, output))
             states.append((tile, state))
         return self.assemble(outputs), self.assemble(states)

@@ -11,6 +11,7 @@ from regard.cli.headings import Defaults
 from regard.errors import ArgumentError, RunFolderError
 from regard.models.sizes import Size
 from regard.tasks.config import TrainingConfig
+from regard.tasks.recipes import overridden, recipe_of
 from regard.tasks.registry import TASKS, Task
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import changed, from_plain
@@ -28,6 +29,7 @@ class Origin:
     data: tuple[str, ...] = ()
     config: Path | None = None
     size: str | None = None
+    recipe: str | None = None
     resume: bool = False
     steps: str | None = None
     epochs: str | None = None
@@ -35,7 +37,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A task, and its settings before any flag: the task's defaults, those of a file, or those of a run to resume."""
+    """A task, and its settings before any flag: the defaults, what a recipe and a file change, or those of a run."""
 
     task: str
     defaults: Defaults
@@ -52,6 +54,12 @@ class Beginning:
         rest = arguments[1:] if named else arguments
         origin, _ = tyro.cli(Origin, prog="regard train", args=rest, add_help=False, return_unknown_args=True)
         in_file, settings = read_toml(origin.config) if origin.config is not None else (None, {})
+        recipe = None if origin.recipe is None else recipe_of(origin.recipe)
+        if recipe is not None:
+            for where, task in (("the command", named), (origin.config, in_file)):
+                if task not in (None, recipe.task):
+                    raise ArgumentError(f"the recipe {origin.recipe} is for the task {recipe.task}, {where} for {task}")
+            in_file, settings = recipe.task, overridden(recipe.settings, settings)
         if origin.steps is not None and origin.epochs is not None:
             raise ArgumentError("--steps and --epochs both say how long to train: give one of them")
         source, run = origin.config or Path(), RunFolder(origin.out or Path())
@@ -63,7 +71,7 @@ class Beginning:
             saved = run.read_config(task, TASKS[task].config)
             defaults = Defaults(changed(saved, settings, source=source))
         else:
-            if in_file is not None and named not in (None, in_file):
+            if recipe is None and in_file is not None and named not in (None, in_file):
                 raise ArgumentError(f"{source} is for the task {in_file!r}, and the command is for {named!r}")
             task = _known_task(named or in_file or USUAL)
             defaults = _defaults(TASKS[task], settings, source)

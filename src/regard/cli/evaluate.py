@@ -6,11 +6,13 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from regard.cli.engines import SearchBy
 from regard.cli.interpret import FRAMES, policy_of, refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
 from regard.cli.shared import Mean, Run, alignment_of, lines_of, print_table, refuse_first, require_task
 from regard.errors import ArgumentError
+from regard.exports.formats import Engine, SearchPrecision
 from regard.generation.config import Beam
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import TASKS, task_name_of, task_of
@@ -32,6 +34,7 @@ def evaluate(
     *,
     data: tuple[Path, ...],
     references: tuple[Path, ...] = (),
+    ensemble: tuple[Path, ...] = (),
     beam: int | None = None,
     length_penalty: float | None = None,
     stride: int | None = None,
@@ -44,6 +47,8 @@ def evaluate(
     try_heads: bool = False,
     alignment_data: Path | None = None,
     device: str = "auto",
+    engine: Engine | None = None,
+    precision: SearchPrecision | None = None,
 ) -> None:
     """Score a run on a test set.
 
@@ -54,6 +59,7 @@ def evaluate(
         run: the folder that `regard train` made, or a translator's in Hugging Face's format.
         data: the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text.
         references: translation: files of references, one for each set; --data then has the sources alone.
+        ensemble: translation: other runs that translate together with `run`, as for `translate`.
         beam: translation: hypotheses kept while searching; 5 unless given.
         length_penalty: translation: above 1 favours longer translations, below 1 shorter ones; 1 unless given.
         stride: language model: tokens that each block predicts; its others are context; half a block unless given.
@@ -69,6 +75,8 @@ def evaluate(
         alignment_data: translation: a file with the links of words in each pair of --data (`0-0 1-2 3?4`, source and
             target from 0, `?` for possible ones): prints the alignment error rate too.
         device: auto, cpu, cuda, cuda:N or mps.
+        engine: translation: who searches, regard or ctranslate2, as for `translate`; the loss is always regard's.
+        precision: translation: of the search, as for `translate`.
     """
     task = task_name_of(run)
     given = (
@@ -76,10 +84,13 @@ def evaluate(
         ("--length-penalty", length_penalty, TRANSLATION),
         ("--stride", stride, LANGUAGE_MODEL),
         ("--references", references or None, TRANSLATION),
+        ("--ensemble", ensemble or None, TRANSLATION),
         ("--singly", singly, MASKED_LANGUAGE_MODEL),
         ("--simultaneous", simultaneous or None, TRANSLATION),
         ("--try-heads", try_heads or None, TRANSLATION),
         ("--alignment-data", alignment_data, TRANSLATION),
+        ("--engine", engine, TRANSLATION),
+        ("--precision", precision, TRANSLATION),
     )
     for flag, value, kind in given:
         if value is not None and task != kind:
@@ -93,6 +104,10 @@ def evaluate(
         (
             interprets and length_penalty is not None,
             "--simultaneous and --try-heads search greedily: leave out --length-penalty",
+        ),
+        (
+            interprets and engine == "ctranslate2",
+            "--simultaneous and --try-heads look into the search: leave out --engine",
         ),
         (interprets and bool(references), "--simultaneous and --try-heads take one reference: leave out --references"),
         (try_heads and wait_k is not None, "--wait-k looks at no attention: leave out --try-heads"),
@@ -117,16 +132,24 @@ def evaluate(
             f"--length-penalty must be at least 0, got {length_penalty}",
         ),
     )
+    for one in ensemble:
+        require_task(one, TRANSLATION)
     require_files(data, setting="--data")
     require_files(references, setting="--references")
     require_files([] if alignment_data is None else [alignment_data], setting="--alignment-data")
+    search_by = SearchBy(engine or "regard", precision)
+    if ensemble and not search_by.is_own:
+        raise ArgumentError(f"--engine {engine} searches for one run: leave out --ensemble")
     with loading():
         from regard.tasks.language_modelling.causal import LanguageModel
         from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
         from regard.tasks.translation.translator import Translator
 
-    model = TASKS[task].load(run, device=device)
+    search_by.refuse(run)
+    model = Translator.load(run, device=device, ensemble=ensemble) if ensemble else TASKS[task].load(run, device=device)
+    if isinstance(model, Translator):
+        model.precision = search_by.own
     with telling() as tell:
         match model:
             case Translator() if interprets:
@@ -141,7 +164,8 @@ def evaluate(
                 numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
                 chosen = Beam(**{name: value for name, value in numbers.items() if value is not None})
                 aligned = [] if alignment_data is None else [_alignment_row(model, data, alignment_data, align)]
-                rows = [*_translation_scores(model, data, references, chosen, tell), *aligned]
+                with search_by.searching(model, run, None, 0):
+                    rows = [*_translation_scores(model, data, references, chosen, tell), *aligned]
             case LanguageModel():
                 found = model.evaluate(lines_of(data), stride=stride, tell=tell)
                 rows = [

@@ -15,6 +15,7 @@ from regard.errors import ArgumentError, RegardError
 from regard.models.sizes import Size
 from regard.tasks.config import TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
+from regard.tasks.recipes import RecipeName, recipes_told
 from regard.tasks.registry import TASKS
 from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
@@ -33,12 +34,16 @@ Flag = Annotated[F, tyro.conf.arg(prefix_name=False)]
 """Keeps the name of the group out of the name of a flag."""
 
 
+RECIPES_HELP = f"Settings that were measured; flags and --config override them. {recipes_told()}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
     """How to begin a run, or go on with one."""
 
     size: Flag[Size | None] = None
     """A model of a size that papers name; flags for its parts override it."""
+    recipe: Annotated[RecipeName | None, tyro.conf.arg(prefix_name=False, help=RECIPES_HELP)] = None
     config: Flag[Path | None] = None
     """A TOML file of settings, such as run.toml in a run folder; flags override it."""
     resume: Flag[bool] = False

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from regard.cli.engines import SearchBy
 from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
-from regard.cli.loading import loading
+from regard.cli.loading import loading, speaks
 from regard.cli.shared import Mean, Run, alignment_of, refuse_first, require_task
-from regard.errors import DataError
+from regard.exports.formats import Engine, SearchPrecision
 from regard.generation.config import Beam
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_lines
-from regard.training.distributed.choices import Precision
 
 if TYPE_CHECKING:
-    from regard.tasks.translation.bulk.lines import BulkTranslation, Show
-    from regard.tasks.translation.bulk.resumable_output import Unfinished
     from regard.tasks.translation.results import Candidate, Translation
 
 
@@ -34,6 +32,7 @@ def translate(
     *,
     input: Path | None = None,
     output: Path | None = None,
+    ensemble: tuple[Path, ...] = (),
     resume: bool = False,
     overwrite: bool = False,
     bad_lines: BadLines = "stop",
@@ -52,7 +51,8 @@ def translate(
     vocabulary: Path | None = None,
     max_length: int | None = None,
     device: str = "auto",
-    precision: Precision = "float32",
+    engine: Engine = "regard",
+    precision: SearchPrecision | None = None,
     workers: int | None = None,
     verbose: bool = False,
     simultaneous: bool = False,
@@ -66,6 +66,8 @@ def translate(
         sentence: what to translate; without it, --input or standard input is read.
         input: a file with one sentence on each line; may be gzipped.
         output: a file to write to, instead of standard output; it has that name once it is whole.
+        ensemble: other runs with the same tokenizers, whose models translate together with `run`, by the mean of their
+            probabilities; alignments are those of `run`.
         resume: go on with an --output that was interrupted.
         overwrite: replace --output if it is there.
         bad_lines: whether a line that cannot be read or is too long ends the work or is answered by an empty line.
@@ -88,9 +90,11 @@ def translate(
         max_length: the most tokens of a line, beyond which it is a bad line; by default as many as the longest
             sentence had in training.
         device: auto, cpu, cuda, cuda:N or mps.
-        precision: float32, bf16, or bf16 where the processor multiplies it faster (auto).
+        engine: who searches: regard, or ctranslate2 by the run's own export, which is made once and kept in the run.
+        precision: float32 (unless given), bf16, or bf16 where the processor multiplies it faster (auto); with
+            --engine ctranslate2 int8 (unless given), float32, bf16 or auto.
         workers: processes of one thread each that share the work on the CPU; unless given, one for each core if
-            --input has many lines.
+            --input has many lines. With --engine ctranslate2 threads, unless given one for each core.
         verbose: at the end, say on standard error which way each product of the model takes on this machine, and why.
         simultaneous: translate words as they come, and print each word as soon as it is safe.
         frames: with --simultaneous: how many of the newest source words a word must not be aligned with (AlignAtt); 2
@@ -116,9 +120,11 @@ def translate(
         "--vocabulary": vocabulary is not None,
         "--max-length": max_length is not None,
         "--workers": workers is not None,
+        "--engine ctranslate2": engine != "regard",
     }
     unused = next((flag for flag, is_given in for_lines.items() if is_given), None)
     size = 5 if beam is None else beam
+    is_shared = os.environ.get("WORLD_SIZE", "1") != "1"
     refuse_first(
         (simultaneous and unused is not None, f"--simultaneous writes word by word, greedily: leave out {unused}"),
         (
@@ -138,6 +144,10 @@ def translate(
         ),
         (output is not None and not output.absolute().parent.is_dir(), f"--output: there is no folder for {output}"),
         (output is not None and output.is_dir(), f"--output: {output} is a folder; name a file"),
+        (
+            is_shared and (output is None or input is None or not input.is_file()),
+            "torchrun shares out a file: give --input, a file that every rank can read, and --output",
+        ),
         (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
     )
     refuse_first(
@@ -146,26 +156,33 @@ def translate(
         (not 0 <= length_penalty < inf, f"--length-penalty must be at least 0, got {length_penalty}"),
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
+        (engine != "regard" and bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
+        (engine != "regard" and vocabulary is not None, f"--engine {engine} keeps to no --vocabulary: leave out one"),
+        (engine != "regard" and terms is not None, f"--engine {engine} forces no --terms: leave out one"),
     )
-    require_task(run, TRANSLATION)
+    search_by = SearchBy(engine, precision)
+    for one in (run, *ensemble):
+        require_task(one, TRANSLATION)
     for flag, path in (("--input", input), ("--vocabulary", vocabulary), ("--terms", terms)):
         require_files([] if path is None else [path], setting=flag)
     search = Beam(size, num_best=nbest, length_penalty=length_penalty)
     with loading():
+        from regard.cli.whole_file import finish_file, shared_file
         from regard.tasks.translation.bulk.lines import (
-            BadLinePolicy,
             BulkTranslation,
             answered,
             sentence_and_prefix,
             whole_line,
         )
-        from regard.tasks.translation.bulk.resumable_output import opened
-        from regard.tasks.translation.bulk.worker_pool import sharing, workers_for
+        from regard.tasks.translation.bulk.worker_pool import workers_for
         from regard.tasks.translation.options import TranslationOptions
         from regard.tasks.translation.terms import Terms, read_terms
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
+        from regard.training.distributed.devices import device_of_rank
 
-    translator = Translator.load(run, device=device, precision=precision)
+    search_by.refuse(run)
+    own = search_by.own
+    translator = Translator.load(run, device=device_of_rank(device), precision=own, ensemble=ensemble)
     align = alignment_of(alignment_layer, alignment_head, translator.alignment)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
@@ -182,77 +199,40 @@ def translate(
         confidence=confidence,
         keep_tags=keep_tags,
         terms=None if terms is None else Terms(read_terms(terms)),
+        labels=alignments or confidence,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
     lines = raw_lines(input or STANDARD_INPUT)
     if sentence is not None:
         lines = iter([Line("the sentence", os.fsencode(sentence))])
     parse = sentence_and_prefix if prefix_column else partial(whole_line, prefix=prefix)
-    windows = answered(translator, lines, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
-    doubts = Doubts()
+    shared = shared_file(WINDOW_LINES)
+    picked = lines if shared is None else shared.picked(lines)
+    windows = answered(translator, picked, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
     is_json = alignments or confidence
-    show = doubts.noting(_as_json) if is_json else _as_table if nbest > 1 else _as_text
-    work = BulkTranslation(lines, windows, show, BadLinePolicy(bad_lines))
-    with sharing(translator, run, workers_for(input, workers, translator.device)):
+    show = _as_json if is_json else _as_table if nbest > 1 else _as_text
+    work = BulkTranslation(picked, windows, show, bad_lines)
+    own_workers = workers_for(input, workers, translator.device) if search_by.is_own else 0
+    with search_by.searching(translator, run, workers, own_workers, ensemble) as searcher:
         if output is None:
             work.print(sys.stdout, flush=typed)
         else:
             form = {"json": is_json, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
-            form["precision"] = precision
-            settings = {"model": translator.fingerprint(), **asked.settings(), **form}
-            with opened(output, settings, resume=resume, overwrite=overwrite) as unfinished:
-                _finish(work, unfinished, input)
-    if work.policy.skipped:
-        print(f"bad lines left empty: {work.policy.skipped:,}; the first: {work.policy.first}", file=sys.stderr)
-    if doubts.lines:
-        print(f"lines with words that were perhaps left untranslated: {doubts}", file=sys.stderr)
-    if verbose:
+            settings = {"model": translator.fingerprint(), **asked.settings(), **search_by.settings(), **form}
+            finish_file(work, output, settings, input=input, shared=shared, resume=resume, overwrite=overwrite)
+    if work.bad.lines:
+        print(f"bad lines left empty: {work.bad}", file=sys.stderr)
+    if work.doubted.lines:
+        print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
+    if not speaks():
+        return
+    if verbose and not search_by.is_own:
+        print(searcher, file=sys.stderr)
+    elif verbose:
         from regard.nn.product_choice import said_of_choices
 
         _ = translator.decoder  # Where other processes did the work, this one has no decoder yet.
         print("\n".join(said_of_choices()), file=sys.stderr)
-
-
-class Doubts:
-    """Counts the lines with source words that were perhaps left untranslated."""
-
-    def __init__(self) -> None:
-        self.lines, self._first = 0, ""
-
-    def __str__(self) -> str:
-        return f"{self.lines:,}; the first: {self._first}"
-
-    def noting(self, show: "Show") -> "Show":
-        """A way to show translations that also counts them."""
-
-        def noted(number: int, translation: "Translation") -> str:
-            sure = translation.candidates[0].confidence
-            if sure is not None and sure.untranslated:
-                self.lines += 1
-                self._first = self._first or f"line {number}: {', '.join(sure.untranslated)}"
-            return show(number, translation)
-
-        return noted
-
-
-def _finish(work: "BulkTranslation", unfinished: "Unfinished | None", input: Path | None) -> None:
-    """Write a file of translations to its end, and show the progress."""
-    from regard.tasks.translation.bulk.lines import count_lines
-    from regard.tasks.translation.bulk.progress import counting
-
-    if unfinished is None:
-        print("the file is whole: there is nothing left to do", file=sys.stderr)
-        return
-    unfinished.pass_over(work.lines)
-    if unfinished.lines:
-        print(f"going on after line {unfinished.lines:,}", file=sys.stderr)
-    total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
-    try:
-        with counting(sys.stderr, total=total, done=unfinished.lines) as tell:
-            work.finish(unfinished, tell)
-    except (KeyboardInterrupt, DataError, OSError) as stop:
-        stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
-        raise
 
 
 def _are_same(input: Path | None, output: Path | None) -> bool:

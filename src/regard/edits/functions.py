@@ -30,6 +30,7 @@ from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.shapes import as_autocast, is_autocasting, without_autocast
+from regard.torch_private import peek_interpreter_stack
 
 Vectors = tuple[Tensor, Tensor, Tensor]
 
@@ -96,7 +97,7 @@ class _CallEdits:
 
     def of(self, call: Call, key: Tensor, *, crosses: bool = False, unknown: str = "") -> EditedWeights | None:
         """What the edits make of the weights of a call; None if they change nothing."""
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if peek_interpreter_stack() is not None:
             raise ArgumentError(
                 "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
                 "that could be looked at: use torch.autograd, and a dimension of the batch"

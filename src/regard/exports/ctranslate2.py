@@ -10,6 +10,7 @@ from torch import nn
 from regard.errors import MissingExtraError
 from regard.exports.huggingface import write_tokenizers
 from regard.exports.trained import ExportedRun, refuse, split_attention
+from regard.models.config import TransformerConfig
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
 from regard.nn import GatedFeedForward
@@ -24,9 +25,8 @@ def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
         MissingExtraError: ctranslate2 is not installed.
         OSError: a file cannot be written.
     """
-    positions = ("sinusoidal", "learned")
-    refuse("ctranslate2", trained.config, activation=("relu", "gelu", "swiglu"), positions=positions)
-    specs = _library().specs
+    refuse_for_ctranslate2(trained.config)
+    specs = library().specs
     spec = _spec(trained, specs)
     _fill(trained, spec)
     spec.register_source_vocabulary(_tokens(trained.source_tokenizer))
@@ -41,7 +41,21 @@ def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
     write_tokenizers(trained, out)
 
 
-def _library() -> ModuleType:
+def refuse_for_ctranslate2(config: TransformerConfig) -> None:
+    """Check that CTranslate2 can express a model of this configuration.
+
+    Raises:
+        ArgumentError: it cannot; the message says why.
+    """
+    refuse("ctranslate2", config, activation=("relu", "gelu", "swiglu"), positions=("sinusoidal", "learned"))
+
+
+def library() -> ModuleType:
+    """The package `ctranslate2`.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
     try:
         import ctranslate2
     except ImportError:

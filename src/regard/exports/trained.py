@@ -53,14 +53,29 @@ def load_run(folder: Path) -> ExportedRun:
         RunFolderError: the folder is not a translation run, or is cut short.
         ArgumentError: the run's model is not the Transformer.
     """
+    config = transformer_of(folder)
+    return exported(Translator.load(folder, device="cpu"), config)
+
+
+def transformer_of(folder: Path) -> TransformerConfig:
+    """The configuration of a run's Transformer.
+
+    Raises:
+        RunFolderError: the folder is not a translation run.
+        ArgumentError: the run's model is not the Transformer.
+    """
     config = RunFolder(folder).read_config(TRANSLATION, TranslationConfig)
     if config.model != "transformer":
         raise ArgumentError(f"{folder} is a run of the model {config.model}; only the Transformer can be exported")
-    translator = Translator.load(folder, device="cpu")
+    return config.transformer
+
+
+def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
+    """The model of a run that has been loaded, with its configuration and its tokenizers."""
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
-    return ExportedRun(model, config.transformer, source, target)
+    return ExportedRun(model, config, source, target)
 
 
 def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ...]) -> None:

@@ -17,7 +17,8 @@ class WholeWords:
     A word is written when its tokens stand one behind the other, with a token behind them that begins a word or sign.
     Where no token can lengthen a word, its last token is left out instead.
 
-    >>> rule = WholeWords([1], [True], [[]], [[]], torch.tensor([True, False, True]), torch.tensor([False] * 3))
+    >>> kinds = torch.tensor([[True, False, True], [False, True, False], [False] * 3])
+    >>> rule = WholeWords([1], [True], [[]], [[]], *kinds)
     >>> rule.allowed(Progress(torch.tensor([0]), torch.tensor([[1]])), 3)
     tensor([[ True, False,  True]])
     """
@@ -32,6 +33,8 @@ class WholeWords:
     """For each source the tokens that must not come right behind its prefix, one behind the other; empty for none."""
     begins: Bool[Tensor, " V"]
     """The tokens that do not lengthen a word before them: the end mark, and those that begin with a space or sign."""
+    lengthens: Bool[Tensor, " V"]
+    """The tokens that do. Marks that print nothing do neither."""
     closes: Bool[Tensor, " V"]
     """The tokens that no word that begins behind them would lengthen: they end with a space or a sign."""
 
@@ -50,12 +53,13 @@ class WholeWords:
             if avoided and tokens[length:] == avoided[:-1]:
                 free[row, avoided[-1]] = False
             for word in self.banned[source]:
-                self._ban(free[row], begins, tokens[max(length - 1, 0) :], list(word), behind=length > 0)
+                self._ban(free[row], tokens[max(length - 1, 0) :], list(word), behind=length > 0)
         return free
 
-    def _ban(self, free: Tensor, begins: Tensor, tokens: list[int], word: list[int], *, behind: bool) -> None:
+    def _ban(self, free: Tensor, tokens: list[int], word: list[int], *, behind: bool) -> None:
         """Leave out what would complete a word; `tokens` are those written, `behind` one of the prefix."""
-        can_be_longer = not bool(begins.all())
+        lengthens = self.lengthens.to(free.device)
+        can_be_longer = bool(lengthens.any())
         done = word if can_be_longer else word[:-1]
         at = len(tokens) - len(done)
         if at < int(behind) or tokens[at:] != done:
@@ -65,6 +69,6 @@ class WholeWords:
         if not is_apart:
             return
         if can_be_longer:
-            free &= ~begins
+            free &= lengthens
         else:
             free[word[-1]] = False

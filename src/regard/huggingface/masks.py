@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import causal, padding, predicate
 from regard.mechanisms.masks.patterns import Window
 from regard.mechanisms.shapes import Sizes
+from regard.torch_private import make_wrapper, no_torch_function, tree_map
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -43,7 +43,7 @@ class LazyMask(Tensor):
     """None means that everything is allowed."""
 
     # The result of an operation is an ordinary tensor.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     def __new__(
         cls,
@@ -53,7 +53,7 @@ class LazyMask(Tensor):
         dtype: torch.dtype = torch.bool,
     ) -> "LazyMask":
         """A tensor without storage."""
-        made: LazyMask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made: LazyMask = make_wrapper(cls, shape, dtype=dtype, device=device)
         made.allowed = allowed
         return made
 

@@ -23,6 +23,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Source
 from regard.maps.summary_source import Summarize, SummarySource
 from regard.mechanisms.shapes import Sizes
+from regard.torch_private import DisableTorchFunction, peek_interpreter_stack
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +144,7 @@ class Record:
         index = self.count[path]
         self.count[path] += 1
         try:
-            if torch._C._functorch.peek_interpreter_stack() is not None:
+            if peek_interpreter_stack() is not None:
                 raise ShapeError("inside torch.func (vmap, grad) a call has no tensors of its own that could be kept")
             with self._context(path):
                 observed = self._read(path, index, source, when)
@@ -230,5 +231,5 @@ class Record:
 def _summarized(source: Source, what: Summarize) -> AttentionMap:
     """The statistics of a map, computed at once in one pass."""
     # Without this a watch would take the functions that are called here for calls of the model.
-    with undisturbed(), torch._C.DisableTorchFunction():
+    with undisturbed(), DisableTorchFunction():
         return AttentionMap(SummarySource.of(source, what))

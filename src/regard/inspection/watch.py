@@ -16,6 +16,7 @@ from regard.inspection.observed import Observed, Record
 from regard.inspection.report import Report, count, missed_by, report
 from regard.maps.attention_map import AttentionMap
 from regard.maps.summary_source import Summarize
+from regard.torch_private import how_compiled
 
 if TYPE_CHECKING:
     from regard.inspection.audit.finding import Finding
@@ -320,14 +321,14 @@ def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
         ArgumentError: a part is compiled; the message says what to watch instead.
     """
     for path, module in modules.items():
-        if "_orig_mod" in module._modules:
+        compiled = how_compiled(module)
+        if compiled == "around":
             inside = ".".join(["model", *([path] if path else []), "_orig_mod"])
             raise ArgumentError(
                 f"{'the model' if not path else repr(path)} is compiled, and {done} it would run uncompiled and stay "
                 f"so: {do} the module inside ({inside}) and run that one"
             )
-        is_compiled = getattr(module, "_compiled_call_impl", None) is not None
-        if is_compiled or hasattr(module.forward, "_torchdynamo_orig_callable"):
+        if compiled == "in place":
             raise ArgumentError(
                 f"{'the model' if not path else repr(path)} was compiled in place ({type(module).__name__}.compile()), "
                 f"and {done} it would run uncompiled and stay so: {do} a model that is not compiled, "

@@ -106,13 +106,19 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if is_autocasting(kind) else nullcontext()
 
 
+AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
+"""The usual kinds of devices that have autocast."""
+
+
 def is_autocasting(kind: str) -> bool:
     """Whether autocast is on for a kind of device. The answer is no for kinds without autocast, such as `meta`.
 
     >>> is_autocasting("meta")
     False
     """
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    # torch 2.8 cannot trace the question into a compiled graph, where devices have been asked for before.
+    can = kind in AUTOCASTS or (not torch.compiler.is_compiling() and torch.amp.is_autocast_available(kind))
+    return can and torch.is_autocast_enabled(kind)
 
 
 def restore(output: Tensor, sizes: Sizes) -> Tensor:
@@ -177,7 +183,7 @@ def take(tensor: Tensor, rows: range | Tensor) -> Tensor:
 def _common_batch(tensors: dict[str, Tensor]) -> torch.Size:
     batches = [_batch_of(t) for t in tensors.values()]
     # They are nearly always equal, and torch.broadcast_shapes takes as long as all the other checks.
-    if batches.count(batches[0]) == len(batches):
+    if all(batch == batches[0] for batch in batches):
         return batches[0]
     try:
         return torch.broadcast_shapes(*batches)

@@ -6,8 +6,15 @@ no rule for vmap, and an autograd.Function of ours hides its backward pass from 
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
-from torch.autograd import forward_ad
+
+from regard.torch_private import (
+    DispatchModeKind,
+    TransformType,
+    forward_level,
+    get_dispatch_mode,
+    get_interpreter_stack,
+    peek_interpreter_stack,
+)
 
 
 def in_forward_mode() -> bool:
@@ -18,7 +25,7 @@ def in_forward_mode() -> bool:
     ...     in_forward_mode()
     True
     """
-    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    return not torch.compiler.is_compiling() and forward_level() >= 0
 
 
 def in_transform(*kinds: str) -> bool:
@@ -29,10 +36,10 @@ def in_transform(*kinds: str) -> bool:
     True False
     tensor([1.])
     """
-    if torch.compiler.is_compiling() or _functorch.peek_interpreter_stack() is None:
+    if torch.compiler.is_compiling() or peek_interpreter_stack() is None:
         return False
-    stack = _functorch.get_interpreter_stack() or []
-    wanted = [getattr(_functorch.TransformType, kind) for kind in kinds]
+    stack = get_interpreter_stack() or []
+    wanted = [getattr(TransformType, kind) for kind in kinds]
     return any(interpreter.key() in wanted for interpreter in stack)
 
 
@@ -58,5 +65,4 @@ def has_values(tensor: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or tensor.device.type == "meta":
         return False
-    fake = torch._C._TorchDispatchModeKey.FAKE
-    return not hasattr(tensor, "fake_mode") and torch._C._get_dispatch_mode(fake) is None
+    return not hasattr(tensor, "fake_mode") and get_dispatch_mode(DispatchModeKind.FAKE) is None

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from regard.models.config import TransformerConfig as TransformerConfig
     from regard.models.decoder_only import DecoderOnly as DecoderOnly
     from regard.models.encoder_only import EncoderOnly as EncoderOnly
+    from regard.models.ensemble import Ensemble as Ensemble
     from regard.models.protocol import Seq2Seq as Seq2Seq
     from regard.models.protocol import Step as Step
     from regard.models.rnn import RNNSeq2Seq as RNNSeq2Seq
@@ -25,6 +26,7 @@ else:
             "regard.models.config": ("DecoderOnlyConfig", "EncoderOnlyConfig", "RNNConfig", "TransformerConfig"),
             "regard.models.decoder_only": ("DecoderOnly",),
             "regard.models.encoder_only": ("EncoderOnly",),
+            "regard.models.ensemble": ("Ensemble",),
             "regard.models.protocol": ("Seq2Seq", "Step"),
             "regard.models.rnn": ("RNNSeq2Seq",),
             "regard.models.sizes": ("DECODER_ONLY_SIZES", "ENCODER_ONLY_SIZES", "TRANSFORMER_SIZES"),

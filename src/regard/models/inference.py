@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.mechanisms.scores.base import ScaledDot
+from regard.models.ensemble import Ensemble, EnsembleDecoder
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
@@ -75,7 +76,8 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
     """A faster decoder with the model's results; the model itself if there is no faster decoder.
 
     It exists for encoder-decoder Transformers on the CPU whose parts are those of `TransformerConfig`, or of a Marian
-    or BART folder: the model has no relative biases, and its only score is the scaled dot product.
+    or BART folder: the model has no relative biases, and its only score is the scaled dot product. Of an ensemble each
+    member is made ready that can be.
 
     Args:
         model: in evaluation mode. Its weights are copied, so later changes of the model have no effect.
@@ -98,6 +100,8 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
     True
     """
     reason = why_not(model)
+    if isinstance(model, Ensemble) and (reason is None or dtype is None):
+        return EnsembleDecoder([prepare(member, dtype) for member in model.members])
     if reason is None:
         ready = FixedTransformer(cast(Transformer, model), dtype)
         choices().keep()
@@ -110,6 +114,8 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
 
 def why_not(model: Any) -> str | None:
     """The reason why `prepare` has no faster decoder for a model; None if it has one."""
+    if isinstance(model, Ensemble):
+        return next((reason for member in model.members if (reason := why_not(member)) is not None), None)
     if type(model) is not Transformer:
         return f"there is no faster decoder for a {type(model).__name__}"
     if next(model.parameters()).device.type != "cpu":

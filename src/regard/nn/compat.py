@@ -111,7 +111,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """Projected heads (N, H, length, D)."""
-        if self._qkv_same_embed_dim:
+        if self.in_proj_weight is not None:
             matrices = self.in_proj_weight.chunk(3)
         else:
             matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.errors import TorchVersionError
 from regard.nn.product_choice import ROWS, choices, product_kind, rows_counted_as
 
 Activation = Literal["none", "relu"]
@@ -109,9 +110,10 @@ class _LaidOut(_Product):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> None:
         # torch.compile calls this for a linear layer with frozen weights. torch gives it no public name.
-        product: Any = torch.ops.mkldnn._linear_pointwise
-        self._plain, self._adding = product.default, product.binary
-        self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight), bias
+        from regard.torch_private import linear_pointwise, reorder_linear_weight
+
+        self._plain, self._adding = linear_pointwise.default, linear_pointwise.binary
+        self._weight, self._bias = reorder_linear_weight(weight), bias
         self._activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ def _laid_out(weight: Tensor, bias: Tensor | None, activation: Activation) -> _L
     try:
         product, row = _LaidOut(weight, bias, activation), weight.new_zeros(1, weight.shape[1])
         product.added(row, product(row))
-    except (AttributeError, RuntimeError, NotImplementedError):
+    except (AttributeError, RuntimeError, NotImplementedError, TorchVersionError):
         return None
     return product
 

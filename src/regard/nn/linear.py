@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.mechanisms.transforms import in_forward_mode, in_transform
+from regard.torch_private import has_amx, has_avx512_bf16
 
 WORTH_IT = 1 << 23
 """The number of multiplications below which a product is not given to oneDNN."""
@@ -115,10 +116,15 @@ def onednn_is_faster() -> bool:
     Nothing is timed, because a resumed run has to choose the same again. Processors with AMX would round to bfloat16,
     so the answer for them is no.
     """
-    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available() and has_switch()):
         return False
-    wide = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+    wide = has_avx512_bf16() and not has_amx()
     return wide and _is_amd() and _stays_float32()
+
+
+def has_switch() -> bool:
+    """Whether this torch (2.9 or newer) lets oneDNN's precision be chosen."""
+    return hasattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision")
 
 
 def _is_amd() -> bool:

@@ -38,6 +38,24 @@ def locked(folder: Path, *, refusal: str) -> Iterator[None]:
                 beside.unlink()
 
 
+@contextmanager
+def locked_in_turn(folder: Path) -> Iterator[None]:
+    """Keep out other processes that lock the same `folder` while the block runs; wait for those that came before.
+
+    Where there are no such locks, as on Windows and on some network disks, nobody waits.
+    """
+    if not OPENS_FOLDERS:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            lock_descriptor(descriptor, blocking=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def lock(descriptor: int, *, refusal: str) -> None:
     """Lock an open file or folder, until it is closed or the process ends.
 

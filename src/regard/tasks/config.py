@@ -29,8 +29,12 @@ class TrainingConfig:
     """Steps in which the learning rate rises to its highest."""
     schedule: Literal["inverse-square-root", "cosine", "constant"] = "inverse-square-root"
     """How the learning rate falls afterwards."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """AdamW, or Muon for the matrices of hidden layers with AdamW for the rest."""
+    muon_rate: float = 1.0
+    """The learning rate of Muon, as a multiple of --learning-rate."""
     weight_decay: float = 0.01
-    """Weight decay of AdamW; embeddings, gains and offsets do not decay."""
+    """Weight decay; embeddings, gains and offsets do not decay."""
 
     r_drop: float = 0.0
     """R-Drop: each batch passes through the model twice with other dropout, and this many times half the symmetric
@@ -60,7 +64,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Check the ranges that no other part checks."""
-        require_above(0, learning_rate=self.learning_rate)
+        require_above(0, learning_rate=self.learning_rate, muon_rate=self.muon_rate)
+        if self.optimizer == "muon" and self.strategy == "fsdp":
+            raise ArgumentError("muon needs whole matrices, of which --strategy fsdp gives each rank a share: take ddp")
         require_at_least(1, batch_tokens=self.batch_tokens)
         require_at_least(0, seed=self.seed, pictures=self.pictures, weight_decay=self.weight_decay)
         require_at_least(0, qk_clip=self.qk_clip, r_drop=self.r_drop)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RunFolderError
+from regard.torch_private import lerp_each_
 from regard.training.distributed.shares import held, is_shared_out
 
 
@@ -53,7 +54,7 @@ class MovingAverage:
         """Add the weights after step `step` to the average; steps are counted from 1."""
         decay = min(self._decay, (1 + step) / (10 + step))
         ours, theirs = map(held, self._values.values()), map(held, model.parameters())
-        torch._foreach_lerp_(list(ours), list(theirs), 1.0 - decay)
+        lerp_each_(list(ours), list(theirs), 1.0 - decay)
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError
+from regard.torch_private import multiply_each_
 from regard.training.averaging import MovingAverage
 from regard.training.bad_batches import BadBatches, Stop, what_is_wrong
 from regard.training.checkpoints import (
@@ -28,6 +29,7 @@ from regard.training.distributed.sharding import follow, placed_as, total_norm
 from regard.training.distributed.shares import is_shared_out
 from regard.training.fit_config import FitConfig
 from regard.training.interrupts import StopWish, TrainingInterrupted, listening
+from regard.training.optimizers import RATE
 from regard.training.protocols import Batches, Loss, Validate
 from regard.training.random_state import get_random_state, set_random_state
 from regard.training.reporting.events import Callback, Event, Finished, Saved, Skipped, Started, Stepped, Validated
@@ -194,9 +196,10 @@ class _Run:
             return sums, None
         clip = self.config.clip_norm
         shorten = clip / norm if 0 < clip < norm else 1.0
-        torch._foreach_mul_(gradients, scale * shorten)
+        multiply_each_(gradients, scale * shorten)
         for parameters_of_a_kind in self.optimizer.param_groups:
-            parameters_of_a_kind["lr"] = self.schedule(self.position.step + 1)
+            factor = parameters_of_a_kind.get(RATE, 1.0)
+            parameters_of_a_kind["lr"] = factor * self.schedule(self.position.step + 1)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:

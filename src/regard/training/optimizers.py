@@ -1,5 +1,6 @@
-"""AdamW, with weight decay on matrices and none on embeddings, gains and offsets."""
+"""AdamW and Muon, with weight decay on matrices and none on embeddings, gains and offsets."""
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from regard.nn import LearnedPositions, TokenEmbedding
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, TokenEmbedding, LearnedPositions)
 """Modules whose weights are embeddings, so that they do not decay."""
+RATE = "rate"
+"""The key of a group of parameters under which the factor of its learning rate stands, if it is not 1."""
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Devices on which torch has a fused AdamW."""
 
@@ -27,16 +30,8 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
     >>> [[name for name, _ in group["params"]] for group in parameter_groups(model, weight_decay=0.1)]
     [['1.weight'], ['0.weight', '1.bias']]
     """
-    embedded = {id(weight) for part in model.modules() for weight in _embedding_weights(part)}
-    named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
-    if not named:
-        raise ArgumentError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
-    matrices = [(name, value) for name, value in named if value.ndim >= 2 and id(value) not in embedded]
-    decayed = {id(value) for _, value in matrices}
-    others = [(name, value) for name, value in named if id(value) not in decayed]
+    matrices, others = _kinds(model)
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    grouped = sum(value.numel() for group in (matrices, others) for _, value in group)
-    assert grouped == sum(value.numel() for value in model.parameters() if value.requires_grad)
     return [group for group in groups if group["params"]]
 
 
@@ -59,10 +54,112 @@ def adamw(
     >>> adamw(nn.Linear(2, 2)).defaults["betas"]
     (0.9, 0.98)
     """
-    groups = parameter_groups(model, weight_decay=weight_decay)
+    return _adamw(parameter_groups(model, weight_decay=weight_decay), betas, eps)
+
+
+def muon(
+    model: nn.Module,
+    *,
+    aside: Iterable[nn.Module] = (),
+    rate: float = 1.0,
+    weight_decay: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.98),
+    eps: float = 1e-9,
+) -> "Several":
+    """Muon over the matrices of the hidden layers, and AdamW over all else, as one optimizer.
+
+    Muon makes the mean of the gradients of a matrix nearly orthogonal (five steps of Newton and Schulz in bfloat16),
+    and scales it by 0.2 sqrt(max(rows, columns)), so that its entries have about the size of AdamW's updates: learning
+    rate and weight decay of AdamW fit.
+
+    Args:
+        model: its embeddings, and all that is no matrix, are for AdamW.
+        aside: modules whose matrices are for AdamW too, such as the output layer.
+        rate: the learning rate of Muon, as a multiple of that of AdamW.
+        weight_decay: the decay of all matrices that are no embeddings.
+        betas: as for `adamw`.
+        eps: as for `adamw`.
+
+    Raises:
+        ArgumentError: the model has no parameter that can be trained, or no hidden matrix.
+
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale is that of Liu et
+    al. 2025 (arXiv:2502.16982), section 2.2.
+
+    >>> model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7))
+    >>> optimizer = muon(model, aside=[model[2]], rate=5.0)
+    >>> [(group["param_names"], group.get("rate", 1.0)) for group in optimizer.param_groups]
+    [(['1.weight'], 5.0), (['2.weight'], 1.0), (['0.weight', '1.bias', '2.bias'], 1.0)]
+    """
+    matrices, others = _kinds(model)
+    spared = {id(weight) for part in aside for weight in part.parameters()}
+    hidden = [(name, value) for name, value in matrices if value.ndim == 2 and id(value) not in spared]
+    if not hidden:
+        raise ArgumentError(f"{type(model).__name__} has no matrix in a hidden layer: take AdamW for it")
+    taken = {id(value) for _, value in hidden}
+    rest = [(name, value) for name, value in matrices if id(value) not in taken]
+    groups = [{"params": rest, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    orthogonal: list[dict[str, Any]] = [{"params": hidden, "weight_decay": weight_decay, RATE: rate}]
+    parts: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(orthogonal, lr=0.0, adjust_lr_fn="match_rms_adamw"),
+        *([_adamw(some, betas, eps)] if (some := [group for group in groups if group["params"]]) else []),
+    ]
+    return Several(parts)
+
+
+class Several(torch.optim.Optimizer):
+    """Optimizers of different kinds as one: each updates its own groups of parameters.
+
+    Args:
+        parts: optimizers over different parameters. Their groups and states are this one's from now on.
+
+    >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> parts = [torch.optim.SGD(first.parameters()), torch.optim.AdamW(second.parameters())]
+    >>> [len(group["params"]) for group in Several(parts).param_groups]
+    [2, 2]
+    """
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = [(part, len(part.param_groups)) for part in parts]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step with each of them; `closure`, if there is one, computes the loss and the gradients first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        first = 0
+        for part, count in self._parts:
+            # Groups and states are others after a state was loaded, or parameters were replaced.
+            part.param_groups, part.state = self.param_groups[first : first + count], self.state
+            part.step()
+            first += count
+        return loss
+
+
+def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float], eps: float) -> torch.optim.AdamW:
     parameters = [value for group in groups for _, value in group["params"]]
     fused = all(p.device.type in FUSED_DEVICES and p.is_floating_point() for p in parameters)
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=fused)
+
+
+def _kinds(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
+    """The trainable parameters by name: the matrices that are no embeddings, and all others.
+
+    Raises:
+        ArgumentError: the model has no parameter that can be trained.
+    """
+    embedded = {id(weight) for part in model.modules() for weight in _embedding_weights(part)}
+    named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    if not named:
+        raise ArgumentError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
+    matrices = [(name, value) for name, value in named if value.ndim >= 2 and id(value) not in embedded]
+    decayed = {id(value) for _, value in matrices}
+    others = [(name, value) for name, value in named if id(value) not in decayed]
+    grouped = sum(value.numel() for group in (matrices, others) for _, value in group)
+    assert grouped == sum(value.numel() for value in model.parameters() if value.requires_grad)
+    return matrices, others
 
 
 def _embedding_weights(module: nn.Module) -> list[Tensor]:

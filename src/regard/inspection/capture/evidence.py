@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.inspection.capture.factors import undisturbed
+from regard.torch_private import DisableTorchFunction
 
 DIRECTIONS = 2
 """The numbers of a fingerprint. Two vectors that differ agree in one of them with a chance of about `TOLERANCE`."""
@@ -42,7 +43,7 @@ class Evidence:
         if self.keys.is_meta or self.queries.is_meta or not self.keys.numel():
             return None
         # Without this a watch would take the products that are computed here for calls of the model.
-        with undisturbed(), torch._C.DisableTorchFunction():
+        with undisturbed(), DisableTorchFunction():
             keys = _print(self.keys)
             return Prints(_print(self.queries), keys, _memory(self.given), _filled(keys))
 

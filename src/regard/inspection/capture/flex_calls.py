@@ -28,6 +28,7 @@ from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.mechanisms.scores.custom import Custom
 from regard.mechanisms.shapes import Sizes
+from regard.torch_private import EnableTorchFunction, is_torch_function_enabled
 
 MOST_PAIRS = 1 << 22
 """How many pairs of a mask are rendered once, to find out whether it is causal, a window, or padding."""
@@ -85,12 +86,12 @@ class Modified(Bias):
 
 def of_pairs(function: Function, *parts: Tensor) -> Tensor:
     """The results of a function of numbers (a score, indices) for tensors of them that broadcast together."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    from regard.torch_private import TransformGetItemToIndex
 
     parts = torch.broadcast_tensors(*parts)
     with ExitStack() as stack:
-        if not torch._C._is_torch_function_enabled():
-            stack.enter_context(torch._C._EnableTorchFunction())
+        if not is_torch_function_enabled():
+            stack.enter_context(EnableTorchFunction())
         # A tensor that the function closes over is looked up at traced places, which torch allows within this mode.
         stack.enter_context(TransformGetItemToIndex())
         found: Tensor = torch.vmap(function)(*(part.reshape(-1) for part in parts))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.inspection.capture.factors import undisturbed
+from regard.torch_private import DisableTorchFunction
 
 NAMES = (
     "num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads", "num_head", "head_num",
@@ -72,7 +73,7 @@ def find_folding(values: Tensor) -> Folding | str | None:
     Returns:
         How it has; None if it has not; or a sentence that says why it cannot be told.
     """
-    with undisturbed(), torch._C.DisableTorchFunction():
+    with undisturbed(), DisableTorchFunction():
         for module, tensors in _running():
             heads = _heads_of(module, len(values))
             if any(len(tensor) == len(values) for tensor in tensors):

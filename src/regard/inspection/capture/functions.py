@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch._ops import OpOverload, OpOverloadPacket
+from regard.torch_private import OpOverload, qualified_name
 
 OWN = frozenset({"aten", "prims", "prim"})
 """The namespaces of operators that are torch's own functions under other names."""
@@ -37,7 +37,7 @@ def is_in_place(func: Any) -> bool:
 
 def _plain_name(func: Any) -> str:
     if isinstance(func, OpOverload):
-        return func._schema.name.partition("::")[2]
+        return str(qualified_name(func)).partition("::")[2]
     name: str = getattr(func, "__name__", "")
     # A property of a tensor, such as its transpose, arrives as the `__get__` of the property.
     return getattr(func.__self__, "__name__", "") if name == "__get__" else name
@@ -45,6 +45,5 @@ def _plain_name(func: Any) -> str:
 
 def namespace_of(func: Any) -> str | None:
     """The namespace of an operator (`torch.ops.NAMESPACE.name`); None for a function that is no operator."""
-    if isinstance(func, OpOverload):
-        return func._schema.name.partition("::")[0]
-    return func._qualified_op_name.partition("::")[0] if isinstance(func, OpOverloadPacket) else None
+    name = qualified_name(func)
+    return None if name is None else name.partition("::")[0]

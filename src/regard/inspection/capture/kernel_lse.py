@@ -5,18 +5,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.torch_private import Missing, TorchDispatchMode, operator
 
 aten = torch.ops.aten
 
-KERNELS: dict[object, Callable[[Tensor, int], Tensor]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: lambda lse, queries: lse,
-    aten._scaled_dot_product_flash_attention.default: lambda lse, queries: lse,
-    aten._scaled_dot_product_efficient_attention.default: lambda lse, queries: lse[..., :queries],
-    aten._scaled_dot_product_cudnn_attention.default: lambda lse, queries: lse.flatten(2)[..., :queries],
-    aten._scaled_dot_product_fused_attention_overrideable.default: lambda lse, queries: lse,
+LSE_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": lambda lse, queries: lse,
+    "_scaled_dot_product_flash_attention": lambda lse, queries: lse,
+    "_scaled_dot_product_efficient_attention": lambda lse, queries: lse[..., :queries],
+    "_scaled_dot_product_cudnn_attention": lambda lse, queries: lse.flatten(2)[..., :queries],
+    "_scaled_dot_product_fused_attention_overrideable": lambda lse, queries: lse,
 }
-"""For each operator, how its second result becomes (B, H, T).
+KERNELS = {found.default: lse_of for name, lse_of in LSE_OF.items() if not isinstance(found := operator(name), Missing)}
+"""For each operator that this torch has, how its second result becomes (B, H, T).
 
 The efficient kernel pads the result to a multiple of 32 rows, and may leave it empty if no gradient is wanted; the
 result of cudnn's kernel has one dimension more.

@@ -13,20 +13,25 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_operator
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode,
-    _get_current_function_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import FunctionError, RegardError
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
+from regard.torch_private import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    flex_attention_operator,
+    forget_global_hook,
+    get_function_mode,
+    get_function_modes,
+    graph_task_id,
+    has_pre_hooks,
+    pop_function_mode,
+    push_function_mode,
+)
 
 FunctionObserver = Callable[["Thread", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Takes (thread, function, args, kwargs), runs the function for the model, and hands what it saw to the thread."""
@@ -170,7 +175,7 @@ class Thread:
         if not self.watches:
             self.observers = observers
             _install()
-            _push_mode(self.mode)
+            push_function_mode(self.mode)
         self.watches.append(watch)
         return len(self.stack)
 
@@ -194,20 +199,20 @@ class Thread:
         torch runs its layers fused only if no function mode is active. If a mode of the user lies above ours, they
         do not run fused anyway, and ours can stay.
         """
-        if hidden and not self.hidden and _get_current_function_mode() is self.mode:
-            _pop_mode()
+        if hidden and not self.hidden and get_function_mode() is self.mode:
+            pop_function_mode()
             self.hidden = True
         elif not hidden and self.hidden:
-            _push_mode(self.mode)
+            push_function_mode(self.mode)
             self.hidden = False
 
     def begin_recomputation(self) -> None:
         """Put our mode on for a module that a backward pass runs again: torch has it off in functions that it handles,
         of which a backward pass is one.
         """
-        if not self.hidden and not any(mode is self.mode for mode in _get_current_function_mode_stack()):
+        if not self.hidden and not any(mode is self.mode for mode in get_function_modes()):
             self.stack[-1].is_recomputed = True
-            _push_mode(self.mode)
+            push_function_mode(self.mode)
 
     def may_hide(self, module: nn.Module) -> bool:
         """Whether our mode has to be off while a module runs: torch may run it fused, and nobody edits it."""
@@ -352,12 +357,12 @@ class _Functions(TorchFunctionMode):
 
 def is_in_backward() -> bool:
     """Whether a backward pass is running, in which modules run forward only to be recomputed (checkpointing)."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task_id() != -1
 
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a module calls no function that has an observer, so that it can run without our mode."""
-    return type(module) in PLAIN and not module._forward_pre_hooks and "forward" not in module.__dict__
+    return type(module) in PLAIN and not has_pre_hooks(module) and "forward" not in module.__dict__
 
 
 def forward_of(module: nn.Module) -> object:
@@ -423,8 +428,7 @@ def _uninstall() -> None:
         while not _users and _handles:
             handle = _handles.pop()
             handle.remove()
-            # torch 2.13 leaves this entry behind, after which a compiled model warns of global hooks.
-            nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
+            forget_global_hook(handle.id)
 
 
 def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -497,9 +501,9 @@ def _finish(thread: Thread, frame: Frame, args: tuple[Any, ...], kwargs: dict[st
 def _take_out(mode: TorchFunctionMode) -> None:
     """Take a mode off torch's stack, also from below modes that were entered after it."""
     above = []
-    while (top := _get_current_function_mode()) is not None and top is not mode:
-        above.append(_pop_mode())
+    while (top := get_function_mode()) is not None and top is not mode:
+        above.append(pop_function_mode())
     if top is mode:
-        _pop_mode()
+        pop_function_mode()
     for other in reversed(above):
-        _push_mode(other)
+        push_function_mode(other)

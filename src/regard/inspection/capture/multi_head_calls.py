@@ -32,6 +32,7 @@ from regard.mechanisms.masks.basic import lengths as lengths_mask
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.shapes import Sizes, is_autocasting, without_autocast
+from regard.torch_private import attends_as_torch, nested_sizes
 
 
 class LayerNormArguments(NamedTuple):
@@ -318,7 +319,7 @@ def _layer_of_call(given: Mapping[str, Any]) -> Layer:
 
 def _layer_of_module(module: nn.MultiheadAttention) -> Layer:
     """The parts of the layer that a module is."""
-    is_packed = module._qkv_same_embed_dim
+    is_packed = module.in_proj_weight is not None
     names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     return Layer(
         num_heads=module.num_heads,
@@ -363,7 +364,7 @@ def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: 
     """A call of nn.MultiheadAttention, whose arguments are `given` by name."""
     lengths, query = None, given["query"]
     if query.is_nested:
-        lengths = query._nested_tensor_size()[:, 0].to(query.device)
+        lengths = nested_sizes(query)[:, 0].to(query.device)
         query = query.to_padded_tensor(0.0)
         given, output = {**given, "query": query, "key": query, "value": query}, None
     batch_first = module.batch_first and query.dim() == 3
@@ -440,8 +441,7 @@ def observe_encoder_layer(
         return
     assert isinstance(module, nn.TransformerEncoderLayer)
     # A layer that is not fused calls its `self_attn`, whose call was observed unless somebody has changed the layer.
-    is_torchs = type(module)._sa_block is nn.TransformerEncoderLayer._sa_block
-    if is_torchs and type(module.self_attn).forward is nn.MultiheadAttention.forward:
+    if attends_as_torch(module) and type(module.self_attn).forward is nn.MultiheadAttention.forward:
         given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
         thread.give(_of_encoder_layer(module, given), module.self_attn)
     elif thread.observers.may_run_fused(module):

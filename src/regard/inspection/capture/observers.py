@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_operator
 from torch.nn import functional as F
 
 from regard.functional import attention
@@ -27,6 +26,7 @@ from regard.inspection.capture.softmax_calls import (
     observe_sum,
 )
 from regard.inspection.capture.traced_calls import observe_traced
+from regard.torch_private import flex_attention_operator
 
 BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(("softmax", "log_softmax", "gumbel_softmax", "normalize"), observe_softmax),

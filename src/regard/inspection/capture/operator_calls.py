@@ -5,10 +5,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from torch._ops import HigherOrderOperator
-
 from regard.inspection.capture.functions import OWN, name_of, namespace_of
 from regard.inspection.capture.module_stack import Thread
+from regard.torch_private import HigherOrderOperator
 
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
 """Parts of the names of operators that attend."""

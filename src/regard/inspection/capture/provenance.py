@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.inspection.capture.axes import AxisNumber
+from regard.torch_private import version_counter, viewed
 
 Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 
@@ -178,7 +179,7 @@ MOST_PROJECTIONS = 4096
 
 def base_of(tensor: Tensor) -> Tensor:
     """The tensor that a view is a view of, or the tensor itself."""
-    base = tensor._base
+    base = viewed(tensor)
     return tensor if base is None else base
 
 
@@ -189,9 +190,9 @@ def _number(base: Tensor) -> int:
 
 def is_learned(tensor: Tensor) -> bool:
     """Whether a tensor is a parameter, or a view of one."""
-    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+    return isinstance(tensor, nn.Parameter) or isinstance(viewed(tensor), nn.Parameter)
 
 
 def version_of(tensor: Tensor) -> int | None:
     """How often a tensor was written to in place; None for an inference tensor, which does not count it."""
-    return None if tensor.is_inference() else tensor._version
+    return None if tensor.is_inference() else version_counter(tensor)

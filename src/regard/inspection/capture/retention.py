@@ -10,6 +10,7 @@ from regard.inspection.capture.mask_reading import GivenMask, read_mask
 from regard.inspection.capture.output_gradients import GradientLog
 from regard.inspection.capture.snapshot import Kept, copied, holds_much_more, may_be_overwritten
 from regard.mechanisms.shapes import Sizes
+from regard.torch_private import version_counter
 
 Where = Literal["factors", "cpu", "summary"]
 
@@ -43,7 +44,7 @@ class Keeper:
             return Kept(tensor.cpu(), what)
         if self.copy or may_be_overwritten(tensor) or holds_much_more(tensor):
             return Kept(copied(tensor), what)
-        return Kept(tensor, what, tensor._version)
+        return Kept(tensor, what, version_counter(tensor))
 
     def _keep_graph(self, tensor: Tensor, what: str) -> Kept:
         """Keep a tensor with its graph. The graph keeps alive what the tensor is a view of, so that a copy saves none.
@@ -54,7 +55,7 @@ class Keeper:
             return Kept(tensor.cpu(), what)
         if self.copy or may_be_overwritten(tensor):
             return Kept(tensor.clone(), what)
-        return Kept(tensor, what, tensor._version)
+        return Kept(tensor, what, version_counter(tensor))
 
     def _keep_gradient(self, tensor: Tensor, what: str) -> Kept:
         """Keep what a backward pass handed over; it has no graph, also where that pass made one."""
@@ -63,14 +64,14 @@ class Keeper:
             return Kept(tensor.cpu(), what)
         if may_be_overwritten(tensor) or holds_much_more(tensor):
             return Kept(copied(tensor), what)
-        return Kept(tensor, what, tensor._version)
+        return Kept(tensor, what, version_counter(tensor))
 
     def keep_weight(self, tensor: Tensor, what: str) -> Kept:
         """Keep a parameter. It is copied only if that is asked for, and then once for all calls."""
         if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
             held = tensor if self.graph else tensor.detach()
-            return Kept(held, what, None if tensor.is_inference() else tensor._version)
-        identity = (id(tensor), tensor._version)
+            return Kept(held, what, None if tensor.is_inference() else version_counter(tensor))
+        identity = (id(tensor), version_counter(tensor))
         if identity not in self._copies:
             # The watched model holds the parameter, so that no other object can get its id.
             copy = tensor.clone() if self.graph else copied(tensor)
@@ -131,7 +132,9 @@ def _identity(tensor: Tensor) -> object | None:
         return None
     # The weak reference does not keep the memory alive, but no other storage can get its address.
     storage = StorageWeakRef(tensor.untyped_storage())
-    return _Place(storage, (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version))
+    return _Place(
+        storage, (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, version_counter(tensor))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import OverwrittenError
+from regard.torch_private import version_counter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,7 +20,7 @@ class Kept:
     @property
     def is_stale(self) -> bool:
         """Whether the model has written to the tensor since then."""
-        return self.version is not None and self.tensor._version != self.version
+        return self.version is not None and version_counter(self.tensor) != self.version
 
     def check(self) -> None:
         """Check that the model has not written to the tensor since then.
@@ -55,7 +56,7 @@ def may_be_overwritten(tensor: Tensor) -> bool:
 
     An inference tensor always counts, because it has no version that would tell.
     """
-    return tensor.is_inference() or tensor._version > 0
+    return tensor.is_inference() or version_counter(tensor) > 0
 
 
 def holds_much_more(tensor: Tensor) -> bool:

@@ -8,7 +8,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError, FunctionError, NotSeenError
 from regard.inspection.capture.module_names import Names, chooser
-from regard.inspection.capture.module_stack import Frame, Thread, this_thread
+from regard.inspection.capture.module_stack import Frame, Thread, is_in_backward, this_thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper
@@ -101,7 +101,7 @@ class Door:
             FunctionError: the function raised, or handed back what cannot be used.
         """
         path = thread.path(self)
-        if path is None or not self._wanted(path) or torch._C._current_graph_task_id() != -1:
+        if path is None or not self._wanted(path) or is_in_backward():
             return
         here = self._running.layer_around(path)
         try:

@@ -40,7 +40,7 @@ class TextConfig(TrainingConfig):
     schedule: Literal["inverse-square-root", "cosine", "constant"] = "cosine"
     """How the learning rate falls afterwards."""
     weight_decay: float = 0.1
-    """Weight decay of AdamW; gains and offsets do not decay."""
+    """Weight decay; gains and offsets do not decay."""
     beta2: float = 0.99
     """Share of its mean of squared gradients that AdamW keeps from step to step, 0 to 1."""
 

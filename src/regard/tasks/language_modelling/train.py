@@ -17,6 +17,7 @@ from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.validation_examples import attend_to_text, look_at_text
+from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
@@ -34,7 +35,6 @@ from regard.text.blocks import (
 from regard.text.tokenizers import PAD
 from regard.training.distributed.ranks import Ranks
 from regard.training.losses import LossSum
-from regard.training.optimizers import adamw
 from regard.training.output_loss import output_cross_entropy
 from regard.training.protocols import BatchSize, Loss, Validate
 from regard.training.r_drop import output_r_drop
@@ -196,8 +196,8 @@ def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> Bloc
     )
 
 
-def _optimizer(config: TextConfig, model: nn.Module) -> torch.optim.Optimizer:
-    return adamw(model, weight_decay=config.weight_decay, betas=(0.9, config.beta2), eps=1e-8)
+def _optimizer(config: TextConfig, model: DecoderOnly | EncoderOnly) -> torch.optim.Optimizer:
+    return chosen_optimizer(config, model, model.output, betas=(0.9, config.beta2), eps=1e-8)
 
 
 def _validation(

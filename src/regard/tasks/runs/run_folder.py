@@ -8,11 +8,13 @@ data/             the tokenised text
 best/  last/      checkpoints
 kept/             models of the latest validations, if some are to be kept
 trained/          the best model by training, if `regard choose` put another in its place
+ctranslate2/      the best model as CTranslate2 reads it, once `--engine ctranslate2` was asked for
 metrics.jsonl     train.log     tensorboard/
 .new/             while a run is being replaced: the new run, until its data have been read
 """
 
 import platform
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -35,7 +37,21 @@ T = TypeVar("T")
 FORMAT = 2
 """The version of the format of config.json."""
 REPLACEMENT = ".new"
-"""The folder in which a run is prepared that is to replace this one."""
+"""The folder in which a run, or an export, is prepared that is to replace this one."""
+ENGINE = "ctranslate2"
+"""The folder of the run's own export."""
+ENGINE_FILES = (
+    "engine.json",
+    "model.bin",
+    "config.json",
+    "shared_vocabulary.json",
+    "source_vocabulary.json",
+    "target_vocabulary.json",
+    "tokenizer.json",
+    "target_tokenizer.json",
+    "tokenizer_config.json",
+)
+"""All files of that export. The first names the others with their checksums, and is written last."""
 FILES = (
     "config.json",
     "run.toml",
@@ -54,6 +70,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "last": (),
     TRAINED: (),
     KEPT: (),
+    ENGINE: tuple(ENGINE_FILES),
     REPLACEMENT: (),
 }
 """All folders of a run, with the patterns of the files that a run has in them; `Checkpoints` knows its own."""
@@ -213,6 +230,7 @@ class RunFolder:
         for name in files:
             (self.path / name).unlink(missing_ok=True)
         self.checkpoints.remove_all()
+        shutil.rmtree(self.path / ENGINE / REPLACEMENT, ignore_errors=True)  # it refuses a link
         for name, patterns in FOLDERS.items():
             folder = self.path / name
             if name != REPLACEMENT and folder.is_dir() and not folder.is_symlink():

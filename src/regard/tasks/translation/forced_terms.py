@@ -26,6 +26,7 @@ class TokenKinds(NamedTuple):
     """What the tokens of a target do to words; see `regard.generation.whole_words`."""
 
     begins: Tensor
+    lengthens: Tensor
     closes: Tensor
 
     @classmethod
@@ -35,7 +36,11 @@ class TokenKinds(NamedTuple):
         base = len(codec.decode(anchor))
         pieces = [codec.decode([*anchor, token])[base:] for token in range(min(len(codec), size))]
         pieces += [""] * (size - len(pieces))
-        return cls(*(~torch.tensor([_is_in_word(piece, at) for piece in pieces]) for at in (0, -1)))
+        first, last = (torch.tensor([_is_in_word(piece, at) for piece in pieces]) for at in (0, -1))
+        prints = torch.tensor([bool(piece) for piece in pieces])
+        begins = prints & ~first
+        begins[codec.marks.end_id] = True
+        return cls(begins, first, prints & ~last)
 
 
 def _is_in_word(piece: str, at: int) -> bool:
@@ -86,6 +91,7 @@ def rules_of(searches: Sequence[Prefixed], kinds: TokenKinds) -> dict[str, Any]:
         "banned": [one.banned for one in searches],
         "avoided": [one.avoided for one in searches],
         "begins": kinds.begins.tolist(),
+        "lengthens": kinds.lengthens.tolist(),
         "closes": kinds.closes.tolist(),
     }
 

@@ -31,6 +31,8 @@ class TranslationOptions:
     confidence: bool = False
     keep_tags: bool = False
     terms: Terms | None = None
+    labels: bool = True
+    """Whether the answers have labels; a text alone needs none, and they take as long as a fast search."""
 
     def settings(self) -> dict[str, Any]:
         """The options that decide the answers, as values that JSON can hold."""

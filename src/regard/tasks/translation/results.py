@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
     score: float
     """Log-probability: divided by the number of tokens with beam search, the plain sum with greedy search."""
     labels: list[str]
-    """The tokens of the translation as they are printed, end mark included."""
+    """The tokens of the translation as they are printed, end mark included; none if they were not asked for."""
     alignment: Tensor | None
     """(T, S) on the CPU, if it was asked for: how much each label attended to each label of the source; rows sum
     to 1."""

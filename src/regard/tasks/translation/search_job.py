@@ -1,8 +1,8 @@
 """One batch of sentences to translate, as plain numbers, so that any process that has the model can do the search."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -44,6 +44,17 @@ class SearchJob:
         return cls(**{**plain, "beam": Beam(**plain["beam"])})
 
 
+class Searcher(Protocol):
+    """What can search in place of the process that has the model: other processes, or another runtime."""
+
+    longest: int | None
+    """The most tokens of a source or of an answer, end mark counted; None if only the model decides."""
+
+    def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
+        """The hypotheses of each job's sentences, in the order of the jobs."""
+        ...
+
+
 def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
     """Find the hypotheses of each sentence, best first.
 
@@ -68,7 +79,7 @@ def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
 def _constraints(job: SearchJob) -> list[Constraint]:
     forced: list[Constraint] = [ForcedPrefix(job.prefixes)] if any(job.prefixes) else []
     if job.words is not None:
-        tensors = {name: torch.tensor(job.words[name]) for name in ("begins", "closes")}
+        tensors = {name: torch.tensor(job.words[name]) for name in ("begins", "lengthens", "closes")}
         forced.append(WholeWords(**{**job.words, **tensors}))
     return forced if job.vocabulary is None else [*forced, Vocabulary.of(job.vocabulary, job.vocab_size)]
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.validation_examples import attend_to_pairs, look_at_pairs
+from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
@@ -18,7 +19,6 @@ from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.results import Translation as Translation
 from regard.tasks.translation.translator import Translator as Translator
 from regard.tasks.translation.validation import Validation
-from regard.training.optimizers import adamw
 from regard.training.protocols import Loss
 from regard.training.reporting.events import Callback
 
@@ -79,7 +79,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
         model,
         batches,
         _loss(config, model),
-        adamw(model, weight_decay=config.weight_decay),
+        chosen_optimizer(config, model, model.output),
         Validation(
             model,
             TeacherForcing(),

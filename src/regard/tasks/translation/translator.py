@@ -1,13 +1,12 @@
 """A trained translator: it translates, measures how well, and shows what it attended to."""
 
-import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise, zip_longest
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -17,6 +16,8 @@ from regard.errors import ArgumentError, DataError
 from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.generation.protocol import Decodable, Hypothesis, precise
+from regard.models.ensemble import Ensemble
+from regard.models.fingerprint import fingerprint
 from regard.models.inference import prepare, why_not
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
 from regard.tasks.names import TRANSLATION
@@ -27,7 +28,6 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.alignments import AlignmentOf, taught_head
 from regard.tasks.translation.attend import forced_attention
-from regard.tasks.translation.bulk.worker_pool import Workers
 from regard.tasks.translation.confidence import confidence_of
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.copy_unknown import copies
@@ -37,13 +37,13 @@ from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
-from regard.tasks.translation.search_job import SearchJob, search
+from regard.tasks.translation.search_job import Searcher, SearchJob, search
 from regard.tasks.translation.tags import aligned_units, put_back, stretches, taken_out
 from regard.tasks.translation.terms import PlacedTerm, Terms
 from regard.text.batches import Batch, collate
 from regard.text.codec import Codec
 from regard.text.lines import BadLines
-from regard.text.tokenizers import REPLACEMENT
+from regard.text.tokenizers import REPLACEMENT, Tokenizer
 from regard.text.unicode import normalise
 from regard.training.distributed.choices import Precision
 from regard.training.distributed.devices import choose_precision, find_device
@@ -67,8 +67,8 @@ ALTERNATIVES = 3
 class Translator:
     """A model with its tokenizers, ready to use."""
 
-    workers: Workers | None = None
-    """Processes that search in place of this one; None for this process alone. Whoever sets them must end them."""
+    searcher: Searcher | None = None
+    """What searches in place of this process; None for this process alone. Whoever sets it must end it."""
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class Translator:
         device: str = "auto",
         checkpoint: Literal["best", "last"] = "best",
         precision: Precision = "float32",
+        ensemble: Sequence[Path | str] = (),
     ) -> "Translator":
         """Read a run folder, or a downloaded folder in Hugging Face's format with a translator in it.
 
@@ -106,12 +107,17 @@ class Translator:
             checkpoint: the best or the last checkpoint of a run.
             precision: the precision of matrix products in a search: float32, bf16, or auto, which means bf16 where
                 the processor multiplies it faster. Maps and losses stay in float32.
+            ensemble: run folders whose models translate together with that of `folder`, by the mean of their
+                probabilities (`regard.models.Ensemble`). Alignments and maps are those of `folder`.
 
         Raises:
             RunFolderError: the folder is neither, is cut short, or its parts do not fit together.
-            ArgumentError: this machine does not have the device.
+            ArgumentError: this machine does not have the device, or a run of the ensemble has other tokenizers.
             MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
+        if ensemble:
+            places = [folder, *ensemble]
+            return _together(places, [cls.load(one, device=device, checkpoint=checkpoint) for one in places], precision)
         if is_huggingface(Path(folder)):
             parts = load_pretrained(Path(folder))
             on_device = parts.model.to(find_device(device))
@@ -258,11 +264,7 @@ class Translator:
 
     def fingerprint(self) -> str:
         """Thirty-two hexadecimal digits, which differ for models whose weights differ."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return digest.hexdigest()
+        return fingerprint(self.model)
 
     def evaluate(
         self,
@@ -291,7 +293,11 @@ class Translator:
         for begin in range(0, len(sets), EVALUATED_TOGETHER):
             tell("sentences translated", begin, len(sets))
             some = [source for source, _ in sets[begin : begin + EVALUATED_TOGETHER]]
-            found += [one.text for one in self.translate(some, beam=beam, max_length=longest)]
+            options = TranslationOptions(beam=beam, max_length=longest, labels=False)
+            for number, one in enumerate(self.translate_window(some, options), start=begin + 1):
+                if one.problem:
+                    raise DataError(f"line {number}: {one.problem}")
+                found.append(one.text)
         streams = list(zip_longest(*references))  # the first reference of each source, the second of each, ...
         return Evaluation(
             bleu(found, *streams),
@@ -382,7 +388,7 @@ class Translator:
             vocabulary: the tokens that its translation may contain.
             longest: the most tokens, end mark counted; None means as many as the longest sentence in training had.
         """
-        limit = self.model.max_length  # counts the end mark too
+        limit = self._limit  # counts the end mark too
         if limit is not None and len(source) + 1 > limit:
             return f"{len(source) + 1} tokens, and the model takes {limit} at most"
         longest = self.longest if longest is None else longest
@@ -393,6 +399,12 @@ class Translator:
         if vocabulary is not None and not bool(vocabulary.tokens[list(prefix)].all()):
             return "a prefix with words that the vocabulary leaves out"
         return None
+
+    @property
+    def _limit(self) -> int | None:
+        """The most tokens that whoever searches can read or write, end mark counted; None if there is no limit."""
+        limits = (self.model.max_length, None if self.searcher is None else self.searcher.longest)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _check_options(self, options: TranslationOptions) -> None:
         if options.alignments is not None:
@@ -466,6 +478,7 @@ class Translator:
 
         What their translations begin with may be told together with what must not follow.
         """
+        begun: Sequence[Any] = prefixes or [[]] * len(ids)
         found: list[list[Hypothesis]] = [[] for _ in ids]
         full = [i for i, tokens in enumerate(ids) if tokens]
         places = CPU_SEARCH_PLACES if self.device.type == "cpu" else BATCH_PLACES
@@ -473,11 +486,8 @@ class Translator:
             [full[row] for row in rows]
             for rows in _by_length([len(ids[i]) for i in full], max(places // options.beam.size, 1))
         ]
-        jobs = [
-            self._job([ids[i] for i in rows], options, [prefixes[i] if prefixes else [] for i in rows])
-            for rows in batches
-        ]
-        answers = (search(self.decoder, job) for job in jobs) if self.workers is None else self.workers.search(jobs)
+        jobs = [self._job([ids[i] for i in rows], options, [begun[i] for i in rows]) for rows in batches]
+        answers = (search(self.decoder, job) for job in jobs) if self.searcher is None else self.searcher.search(jobs)
         for rows, hypotheses in zip(batches, answers, strict=True):
             sources = [ids[i] for i in rows]
             for i, best in zip(rows, self._align(sources, hypotheses, options), strict=True):
@@ -498,7 +508,7 @@ class Translator:
             sources=[[*ids, self.source_tokenizer.marks.end_id] for ids in sources],
             begin_id=marks.begin_id,
             end_id=marks.end_id,
-            max_steps=min(longest, self.model.max_length or longest),
+            max_steps=min(longest, self._limit or longest),
             beam=options.beam,
             prefixes=prefixes if any(prefixes) else (),
             vocabulary=None if allowed is None else allowed.tokens.nonzero()[:, 0].tolist(),
@@ -546,7 +556,8 @@ class Translator:
         placed: list[list[PlacedTerm]],
         options: TranslationOptions,
     ) -> Translation:
-        source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if ids else [])
+        is_named = ids and self._are_named(options)
+        source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if is_named else [])
         both = zip(hypotheses, placed, strict=True)
         candidates = [self._candidate(request, source, hypothesis, terms, options) for hypothesis, terms in both]
         empty = Candidate(put_back("", request.tags, []), 0.0, [], None)
@@ -560,7 +571,7 @@ class Translator:
         placed: Sequence[PlacedTerm],
         options: TranslationOptions,
     ) -> Candidate:
-        written = axis(self.target_tokenizer, hypothesis.tokens)
+        written = axis(self.target_tokenizer, hypothesis.tokens if self._are_named(options) else [])
         alignment = None
         if options.alignments is not None and hypothesis.alignment is not None:
             alignment = cast(Tensor, merge(hypothesis.alignment, written, source))
@@ -574,8 +585,14 @@ class Translator:
             surfaces = self.source_tokenizer.surfaces(request.source)
             rows = hypothesis.log_probabilities, hypothesis.alignment
             sure = confidence_of(*rows, written, request.source, surfaces, source)
-        labelled = None if options.terms is None else [labels_of(one, written.spans) for one in placed]
+        is_labelled = options.terms is not None and self._are_named(options)
+        labelled = None if not is_labelled else [labels_of(one, written.spans) for one in placed]
         return Candidate(text, hypothesis.score, written.texts, alignment, finished, sure, labelled)
+
+    @staticmethod
+    def _are_named(options: TranslationOptions) -> bool:
+        """Whether the answers need labels."""
+        return options.labels or options.alignments is not None or options.confidence
 
     def _aligned_units(self, request: Request, hypothesis: Hypothesis, unknown: Sequence[str], text: str) -> list[int]:
         """For each unit of a translation the unit of its source that it attends to most."""
@@ -614,6 +631,29 @@ class Translator:
         marks = self.source_tokenizer.marks, self.target_tokenizer.marks
         batch = collate(*arrays, source_marks=marks[0], target_marks=marks[1])
         return Batch(*(part.to(self.device) for part in batch))
+
+
+def _together(places: Sequence[Path | str], found: Sequence[Translator], precision: Precision) -> Translator:
+    """An ensemble of translators that were loaded from these places."""
+    first = found[0]
+    for place, other in zip(places, found, strict=True):
+        for ours, theirs in ((first.source_tokenizer, other.source_tokenizer),
+                             (first.target_tokenizer, other.target_tokenizer)):  # fmt: skip
+            if not isinstance(ours, Tokenizer) or not isinstance(theirs, Tokenizer):
+                raise ArgumentError("an ensemble is of runs of `regard train`, not of folders in Hugging Face's format")
+            if ours.fingerprint() != theirs.fingerprint():
+                raise ArgumentError(
+                    f"the runs of an ensemble need the same tokenizers, and those of {place} are others than those of "
+                    f"{places[0]}: train it with --warm-start {places[0]}, or on the same data with the same settings"
+                )
+    lengths = [one.longest for one in found if one.longest is not None]
+    return Translator(
+        Ensemble([one.model for one in found]),
+        first.source_tokenizer,
+        first.target_tokenizer,
+        precision=precision,
+        longest=min(lengths) if lengths else None,
+    )
 
 
 def _without_tags(request: Request) -> Request:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError
+from regard.torch_private import has_amx, has_avx512_bf16
 from regard.training.distributed.choices import Precision, Strategy
 from regard.training.distributed.rendezvous import meet
 from regard.training.distributed.sharding import shard
@@ -90,6 +91,18 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def device_of_rank(name: str) -> str:
+    """The name of a device; of several ranks on one machine each has a GPU of its own, where "auto" or "cuda" is asked.
+
+    >>> device_of_rank("cpu")
+    'cpu'
+    """
+    is_shared = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
+    if is_shared and (name == "cuda" or (name == "auto" and torch.cuda.is_available())):
+        return f"cuda:{os.environ['LOCAL_RANK']}"
+    return name
+
+
 def choose_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
     """The precision for a device. "auto" means bf16 if the processor says that it multiplies bf16 faster.
 
@@ -107,4 +120,4 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
 
 def _cpu_multiplies_bf16() -> bool:
     # With AVX-512 alone, bf16 is emulated at a third of the speed of float32 (measured); AMX is 3.5 times faster.
-    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return has_amx() or has_avx512_bf16()

@@ -30,15 +30,33 @@ def meet(device: torch.device) -> None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or torch.distributed.is_initialized():
         return
     distributed: Any = torch.distributed  # the type hints of torch do not know its stores
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = distributed.TCPStore(address, port, world_size, is_master=False)
     distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=distributed.PrefixStore(agree(store, rank, world_size), store),
-        rank=rank,
-        world_size=world_size,
+        "nccl" if device.type == "cuda" else "gloo", store=common_store(), rank=own_rank(), world_size=world_size()
     )
+
+
+def own_rank() -> int:
+    """The number of this process among those that `torchrun` started; 0 if it did not start this one."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """How many processes `torchrun` started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def common_store() -> Any:
+    """A `torch.distributed.Store` that the processes of this start share, and no other start.
+
+    Raises:
+        RendezvousError: the others did not come within half an hour.
+    """
+    distributed: Any = torch.distributed
+    rank, count = own_rank(), world_size()
+    is_host = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank == 0
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = distributed.TCPStore(address, port, count, is_master=is_host, wait_for_workers=False)
+    return distributed.PrefixStore(agree(store, rank, count), store)
 
 
 def agree(store: Any, rank: int, world_size: int) -> str:

@@ -1,7 +1,7 @@
 """Translate the lines of a file in order, one window at a time; a bad line keeps its place among the answers."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -68,26 +68,31 @@ def answered(
         yield found
 
 
-class BadLinePolicy:
-    """Stops at the first bad line, or answers bad lines by empty ones and counts them."""
+class RenderedWindow(NamedTuple):
+    """The answers to some lines as they are printed, and what is to be said of the lines."""
 
-    def __init__(self, bad_lines: BadLines) -> None:
-        self._stops = bad_lines == "stop"
-        self.skipped = 0
+    content: str
+    """A line or more for each of them, each ended by a line feed."""
+    bad: list[str]
+    """Why lines could not be translated; each names its line."""
+    doubted: list[str]
+    """Source words that were perhaps left untranslated; each names its line."""
+
+
+class Notes:
+    """How many lines there was something to say of, and what of the first."""
+
+    def __init__(self) -> None:
+        self.lines = 0
         self.first: str | None = None
 
-    def check(self, translation: Translation) -> Translation:
-        """Return the translation if its line is good or bad lines are skipped.
+    def add(self, notes: Sequence[str]) -> None:
+        """Count some lines."""
+        self.lines += len(notes)
+        self.first = self.first or next(iter(notes), None)
 
-        Raises:
-            DataError: its line is bad, and the policy is to stop.
-        """
-        if translation.problem is not None:
-            if self._stops:
-                raise DataError(translation.problem)
-            self.skipped += 1
-            self.first = self.first or translation.problem
-        return translation
+    def __str__(self) -> str:
+        return f"{self.lines:,}; the first: {self.first}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,27 +103,53 @@ class BulkTranslation:
     windows: Iterator[list[Answered]]
     """The windows that `answered` makes of these lines."""
     show: Show
-    policy: BadLinePolicy
+    bad_lines: BadLines
+    """Whether the work ends at a bad line, or answers it by an empty one."""
+    bad: Notes = field(default_factory=Notes)
+    doubted: Notes = field(default_factory=Notes)
+
+    def render(self, window: Iterable[Answered], *, after: int) -> RenderedWindow:
+        """Show the answers to lines that follow on line number `after`."""
+        shown, bad, doubted = [], list[str](), list[str]()
+        for number, (_, translation) in enumerate(window, start=after + 1):
+            shown.append(f"{self.show(number, translation)}\n")
+            if translation.problem is not None:
+                bad.append(translation.problem)
+            sure = translation.candidates[0].confidence
+            if sure is not None and sure.untranslated:
+                doubted.append(f"line {number}: {', '.join(sure.untranslated)}")
+        return RenderedWindow("".join(shown), bad, doubted)
+
+    def take(self, rendered: RenderedWindow) -> str:
+        """Note what is to be said of a window, and return its answers.
+
+        Raises:
+            DataError: a line is bad, and the work is to end there.
+        """
+        if rendered.bad and self.bad_lines == "stop":
+            raise DataError(rendered.bad[0])
+        self.bad.add(rendered.bad)
+        self.doubted.add(rendered.doubted)
+        return rendered.content
 
     def print(self, file: IO[str], *, flush: bool) -> None:
         """Write the answers to a stream.
 
         Raises:
-            DataError: a line is bad, and the policy is to stop; the answers before it are written.
+            DataError: a line is bad, and the work is to end there; the answers before it are written.
         """
-        for number, one in enumerate(chain.from_iterable(self.windows), start=1):
-            print(self.show(number, self.policy.check(one.translation)), file=file, flush=flush)
+        for number, one in enumerate(chain.from_iterable(self.windows)):
+            print(self.take(self.render([one], after=number)), file=file, end="", flush=flush)
 
     def finish(self, unfinished: Unfinished, tell: Callable[[int], None] = lambda lines: None) -> None:
         """Write all answers and finish the file; `tell` is called with the number of lines answered so far.
 
         Raises:
-            DataError: a line is bad, and the policy is to stop; the answers before its window are kept.
+            DataError: a line is bad, and the work is to end there; the answers before its window are kept.
             OSError: the disk is full; the answers so far are kept.
         """
         for window in self.windows:
-            numbered = enumerate((self.policy.check(one.translation) for one in window), start=unfinished.lines + 1)
-            content = "".join(f"{self.show(number, translation)}\n" for number, translation in numbered)
+            content = self.take(self.render(window, after=unfinished.lines))
             unfinished.add((one.line for one in window), content)
             tell(unfinished.lines)
         unfinished.finish()

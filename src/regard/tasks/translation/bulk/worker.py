@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -27,8 +26,9 @@ def serve(requests: Iterable[str], answers: TextIO) -> None:
         request = json.loads(line)
         try:
             if "load" in request:
-                folder, checkpoint, precision = request["load"]
-                translator = Translator.load(Path(folder), device="cpu", checkpoint=checkpoint, precision=precision)
+                folders, checkpoint, precision = request["load"]
+                settings = {"device": "cpu", "checkpoint": checkpoint, "precision": precision}
+                translator = Translator.load(folders[0], **settings, ensemble=folders[1:])
                 decoder, answer = translator.decoder, {"ready": os.getpid()}
             else:
                 found = search(decoder, SearchJob.of(request["job"]))

@@ -10,7 +10,7 @@ import queue
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
@@ -45,6 +45,7 @@ class Workers(AbstractContextManager["Workers"]):
         count: how many processes to start.
         checkpoint: "best" or "last".
         precision: the precision of their search.
+        ensemble: the other runs of an ensemble.
 
     Raises:
         ArgumentError: the count is below 1.
@@ -52,8 +53,17 @@ class Workers(AbstractContextManager["Workers"]):
         WorkerError: a process did not start.
     """
 
+    longest = None
+    """What the model takes."""
+
     def __init__(
-        self, folder: Path | str, count: int, *, checkpoint: str = "best", precision: Precision = "float32"
+        self,
+        folder: Path | str,
+        count: int,
+        *,
+        checkpoint: str = "best",
+        precision: Precision = "float32",
+        ensemble: Sequence[Path | str] = (),
     ) -> None:
         if count < 1:
             raise ArgumentError(f"workers must be at least 1, got {count}")
@@ -62,7 +72,7 @@ class Workers(AbstractContextManager["Workers"]):
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
             self._all += [_Worker(number, count) for number in range(1, count + 1)]
-            load = {"load": [str(Path(folder).resolve()), checkpoint, precision]}
+            load = {"load": [[str(Path(one).resolve()) for one in (folder, *ensemble)], checkpoint, precision]}
             list(self._threads.map(lambda worker: worker.ask(load), self._all))
         except BaseException:
             self.close()
@@ -115,16 +125,27 @@ def workers_for(input: Path | None, wanted: int | None, device: torch.device) ->
         return 0
     if wanted is not None:
         return wanted if wanted > 1 else 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores < 2 or input is None or not input.is_file():
+    if cores() < 2 or input is None or not input.is_file():
         return 0
     is_long = sum(1 for _ in islice(raw_lines(input), LINES_FOR_WORKERS)) == LINES_FOR_WORKERS
-    return cores if is_long else 0
+    return cores() if is_long else 0
+
+
+def cores() -> int:
+    """How many cores this process may use: ranks on one machine share its cores."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 @contextmanager
-def sharing(translator: Any, folder: Path | str, count: int) -> Iterator[None]:
+def sharing(translator: Any, folder: Path | str, count: int, *, ensemble: Sequence[Path | str] = ()) -> Iterator[None]:
     """Let `count` processes search for a `Translator` that was loaded from `folder`; with 0 it searches itself.
+
+    Args:
+        translator: the one for which they search.
+        folder: where it was loaded from.
+        count: how many processes.
+        ensemble: the other runs from which it was loaded.
 
     Raises:
         WorkerError: a process did not start.
@@ -132,11 +153,11 @@ def sharing(translator: Any, folder: Path | str, count: int) -> Iterator[None]:
     if count == 0:
         yield
         return
-    with Workers(folder, count, precision=translator.precision) as translator.workers:
+    with Workers(folder, count, precision=translator.precision, ensemble=ensemble) as translator.searcher:
         try:
             yield
         finally:
-            translator.workers = None
+            translator.searcher = None
 
 
 class _Worker:

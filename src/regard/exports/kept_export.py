@@ -1,0 +1,123 @@
+"""A run's own export for CTranslate2, made once and kept in the run folder.
+
+run/ctranslate2/engine.json     what it was made of, and the checksum of each file
+run/ctranslate2/model.bin ...   the files of `to_ctranslate2`
+
+The export is that of a model by its content: the fingerprints of weights and tokenizers and the settings, never a date.
+`engine.json` is removed first and written last, so that a process that dies in between leaves an export that the next
+one makes anew.
+"""
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from regard.errors import RunFolderError
+from regard.exports.ctranslate2 import library, to_ctranslate2
+from regard.exports.trained import ExportedRun
+from regard.models.fingerprint import fingerprint
+from regard.storage.atomic import naming, rename, to_disk
+from regard.storage.locks import locked_in_turn
+from regard.storage.own_files import refuse_links, refuse_links_in, remove_empty
+from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
+from regard.tasks.runs.run_folder import ENGINE, ENGINE_FILES, REPLACEMENT
+from regard.tasks.runs.serialisation import to_plain
+
+FORMAT = 1
+"""The version of the format of engine.json."""
+RECORD = ENGINE_FILES[0]
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What the system says of a folder that this process may only read."""
+T = TypeVar("T")
+
+
+def with_kept_export(trained: ExportedRun, run: Path, use: Callable[[Path], T]) -> T:
+    """Call `use` with the folder of the run's export, which is made if it is absent, damaged or of another model.
+
+    A run folder that cannot be written to keeps no export: it is made in a temporary folder, for this call alone.
+
+    Args:
+        trained: the model of the run.
+        run: the run folder.
+        use: reads the export; no other process changes it meanwhile.
+
+    Raises:
+        RunFolderError: there is a link, or a file, in the place of the export.
+        ArgumentError: CTranslate2 cannot express the model.
+        MissingExtraError: ctranslate2 is not installed.
+        OSError: the disk is full; nothing half is left.
+    """
+    folder, content = run / ENGINE, _content(trained)
+    refuse_links(folder)
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file where a run has a folder: move it away")
+    try:
+        folder.mkdir(exist_ok=True)
+        with locked_in_turn(folder):
+            refuse_links_in(folder)
+            if not _is_whole(folder, content):
+                _make(trained, folder, content)
+            return use(folder)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        with _elsewhere() as other:
+            to_ctranslate2(trained, other)
+            return use(other)
+    finally:
+        with suppress(OSError):
+            remove_empty(folder)
+
+
+def _content(trained: ExportedRun) -> dict[str, Any]:
+    """What decides the export."""
+    tokenizers = (trained.source_tokenizer, trained.target_tokenizer)
+    return {
+        "format": FORMAT,
+        "ctranslate2": library().__version__,
+        "model": fingerprint(trained.model),
+        "settings": to_plain(trained.config),
+        "tokenizers": [tokenizer.fingerprint() for tokenizer in tokenizers],
+    }
+
+
+def _is_whole(folder: Path, content: Mapping[str, Any]) -> bool:
+    """Whether a folder holds an export of this content, to the last bit."""
+    try:
+        record = read_sealed(folder / RECORD)
+        files = record.pop("files")
+        return record == content and all(
+            name in ENGINE_FILES and checksum_of_file(folder / name) == checksum for name, checksum in files.items()
+        )
+    except (RunFolderError, OSError, KeyError, AttributeError):
+        return False
+
+
+def _make(trained: ExportedRun, folder: Path, content: Mapping[str, Any]) -> None:
+    half_done = folder / REPLACEMENT
+    shutil.rmtree(half_done, ignore_errors=True)  # a process was killed here
+    half_done.mkdir()
+    try:
+        with naming(half_done):
+            to_ctranslate2(trained, half_done)
+        files = {path.name: checksum_of_file(path) for path in sorted(half_done.iterdir())}
+        assert set(files) < set(ENGINE_FILES), files
+        for name in ENGINE_FILES:
+            (folder / name).unlink(missing_ok=True)
+        for name in files:
+            with (half_done / name).open("rb") as file:
+                to_disk(file)
+            rename(half_done / name, folder / name)
+        write_sealed(folder / RECORD, {**content, "files": files})
+    finally:
+        shutil.rmtree(half_done, ignore_errors=True)
+
+
+@contextmanager
+def _elsewhere() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)

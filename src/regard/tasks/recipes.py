@@ -1,0 +1,149 @@
+"""Sets of settings that were measured on public corpora: `regard train --recipe NAME` begins with one of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+from regard.errors import ArgumentError
+from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
+
+RecipeName = Literal["small-data", "short-sentences", "recurrent", "characters"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRecipe:
+    """Settings that are good for some data, and what they reached there."""
+
+    task: str
+    """The task that they are for."""
+    purpose: str
+    """The data that they are for."""
+    measured: str
+    """What was reached, on which data; `benchmarks/RESULTS.md` has the commands."""
+    settings: Mapping[str, Any]
+    """The settings by name, as a run's config.json and run.toml nest them; all others have their defaults."""
+
+
+_SMALL_TRANSFORMER: Mapping[str, Any] = {
+    "num_heads": 4,
+    "activation_dropout": 0.0,
+    "shared_embeddings": True,
+}
+"""What the small Transformers have in common."""
+
+TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
+    {
+        "small-data": TrainingRecipe(
+            task=TRANSLATION,
+            purpose="some ten thousand pairs of sentences (Transformer-tiny)",
+            measured="Multi30k en-de: 39.79 BLEU cased, 40.15 lower-cased; de-en with --steps 3600: 41.23 cased",
+            settings={
+                "shared_vocabulary": True,
+                "vocab_size": 6_000,
+                "transformer": {
+                    **_SMALL_TRANSFORMER,
+                    "encoder_layers": 4,
+                    "decoder_layers": 4,
+                    "dim": 128,
+                    "feed_forward_dim": 256,
+                    "dropout": 0.3,
+                },
+                "batch_tokens": 8_192,
+                "learning_rate": 0.005,
+                "warmup_steps": 1_500,
+                "schedule": "cosine",
+                "fit": {"steps": 8_000, "ema_decay": 0.998, "keep": 8, "validate_every": 400, "save_every": 400},
+            },
+        ),
+        "short-sentences": TrainingRecipe(
+            task=TRANSLATION,
+            purpose="a hundred thousand pairs or more of short sentences, in 40 minutes on two cores",
+            measured="Tatoeba eng-fra: 46.15 BLEU line by line, with two ranks",
+            settings={
+                "shared_vocabulary": True,
+                "vocab_size": 6_000,
+                "transformer": {
+                    **_SMALL_TRANSFORMER,
+                    "encoder_layers": 3,
+                    "decoder_layers": 3,
+                    "dim": 192,
+                    "feed_forward_dim": 512,
+                    "dropout": 0.1,
+                },
+                "batch_tokens": 8_192,
+                "learning_rate": 0.004,
+                "warmup_steps": 600,
+                "schedule": "cosine",
+                "fit": {"steps": 4_500, "ema_decay": 0.998, "keep": 4, "validate_every": 500, "save_every": 500},
+            },
+        ),
+        "recurrent": TrainingRecipe(
+            task=TRANSLATION,
+            purpose="some ten thousand pairs, by the recurrent model with Bahdanau's attention",
+            measured="Multi30k de-en: 38.24 BLEU cased, 38.46 lower-cased",
+            settings={
+                "model": "rnn",
+                "shared_vocabulary": True,
+                "vocab_size": 6_000,
+                "rnn": {"embedding_dim": 256, "hidden_dim": 320, "attention_dim": 256, "dropout": 0.4},
+                "batch_tokens": 4_096,
+                "learning_rate": 0.002,
+                "warmup_steps": 500,
+                "schedule": "cosine",
+                "fit": {"steps": 3_000, "ema_decay": 0.998, "keep": 6, "validate_every": 250, "save_every": 250},
+            },
+        ),
+        "characters": TrainingRecipe(
+            task=LANGUAGE_MODEL,
+            purpose="a megabyte of text, character by character, in half a minute on two cores",
+            measured="tinyshakespeare: 1.85 nats a character (nanoGPT's setting for a CPU: 1.88)",
+            settings={
+                "tokenizer": "characters",
+                "block_length": 64,
+                "batch_tokens": 768,
+                "model": {"dim": 128, "num_heads": 4, "num_layers": 4, "feed_forward_dim": 512, "dropout": 0.0},
+                "learning_rate": 0.004,
+                "fit": {"steps": 700, "validate_every": 350, "save_every": 350},
+            },
+        ),
+    }
+)
+"""The recipes by name."""
+
+
+def recipes_told() -> str:
+    """What each recipe is for and what it reached, for the help of the command line.
+
+    >>> recipes_told().partition(".")[0]
+    'small-data: some ten thousand pairs of sentences (Transformer-tiny)'
+    """
+    return " ".join(f"{name}: {one.purpose}. {one.measured}." for name, one in TRAINING_RECIPES.items())
+
+
+def recipe_of(name: str) -> TrainingRecipe:
+    """The recipe of that name.
+
+    Raises:
+        ArgumentError: there is none.
+
+    >>> recipe_of("characters").settings["block_length"]
+    64
+    """
+    if name not in TRAINING_RECIPES:
+        raise ArgumentError(f"the recipe must be one of {', '.join(TRAINING_RECIPES)}, got {name!r}")
+    return TRAINING_RECIPES[cast(RecipeName, name)]
+
+
+def overridden(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings, of which those of `over` win.
+
+    >>> overridden({"a": 1, "fit": {"steps": 2, "keep": 3}}, {"fit": {"steps": 4}})
+    {'a': 1, 'fit': {'steps': 4, 'keep': 3}}
+    """
+    found = dict(under)
+    for key, value in over.items():
+        before = found.get(key)
+        nested = isinstance(before, Mapping) and isinstance(value, Mapping)
+        found[key] = overridden(cast(Mapping[str, Any], before), value) if nested else value
+    return found

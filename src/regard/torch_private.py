@@ -1,0 +1,269 @@
+"""The names that torch keeps private and that regard uses: all of them, here alone, with the versions that have them.
+
+torch has no public way to ask for a kernel's log-sum-exp, for the transforms that are active, or for the version of a
+tensor. What it keeps private may be gone in its next release. Then the table below says so in one sentence, and not
+somebody's traceback. No other file of this package reads a private name of torch (`tests/core/test_structure.py`).
+
+- A name of the table `PRIVATE` is looked up when a file first imports it. If torch lacks it, the import raises
+  TorchVersionError.
+- An operator of the table `SCHEMAS` is compared with its schema as well. If torch lacks it, or has changed what it
+  takes or answers, `missing` says so, and the fused backend leaves the call to the tiled one, which agrees with it.
+"""
+
+import warnings
+from importlib import import_module
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from regard.errors import TorchVersionError
+from regard.version import __version__
+
+OLDEST, NEWEST = "2.8", "2.15"
+"""The versions of torch between which the tests have run: benchmarks/COMPAT.md."""
+
+PRIVATE = {
+    # Which transforms are active.
+    "peek_interpreter_stack": "torch._C._functorch:peek_interpreter_stack",
+    "get_interpreter_stack": "torch._C._functorch:get_interpreter_stack",
+    "TransformType": "torch._C._functorch:TransformType",
+    "count_dispatch_modes": "torch._C:_len_torch_dispatch_stack",
+    "get_dispatch_mode": "torch._C:_get_dispatch_mode",
+    "DispatchModeKind": "torch._C:_TorchDispatchModeKey",
+    "graph_task_id": "torch._C:_current_graph_task_id",
+    # Functions of torch on their way to an operator.
+    "DisableTorchFunction": "torch._C:DisableTorchFunction",
+    "EnableTorchFunction": "torch._C:_EnableTorchFunction",
+    "is_torch_function_enabled": "torch._C:_is_torch_function_enabled",
+    "no_torch_function": "torch._C:_disabled_torch_function_impl",
+    "get_function_mode": "torch.overrides:_get_current_function_mode",
+    "get_function_modes": "torch.overrides:_get_current_function_mode_stack",
+    "pop_function_mode": "torch.overrides:_pop_mode",
+    "push_function_mode": "torch.overrides:_push_mode",
+    "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",
+    "tree_map": "torch.utils._pytree:tree_map",
+    "make_wrapper": "torch:Tensor._make_wrapper_subclass",
+    # Kinds of operators.
+    "HigherOrderOperator": "torch._ops:HigherOrderOperator",
+    "OpOverload": "torch._ops:OpOverload",
+    "OpOverloadPacket": "torch._ops:OpOverloadPacket",
+    "flex_attention_operator": "torch._higher_order_ops.flex_attention:flex_attention",
+    "TransformGetItemToIndex": "torch._dynamo._trace_wrapped_higher_order_op:TransformGetItemToIndex",
+    "TorchDynamoException": "torch._dynamo.exc:TorchDynamoException",
+    # Many tensors at once, and linear layers as oneDNN lays them out.
+    "multiply_each_": "torch:_foreach_mul_",
+    "lerp_each_": "torch:_foreach_lerp_",
+    "linear_pointwise": "torch:ops.mkldnn._linear_pointwise",
+    "reorder_linear_weight": "torch:ops.mkldnn._reorder_linear_weight",
+}
+"""From our name to torch's: the module, and the name in it."""
+
+
+def __getattr__(name: str) -> Any:
+    """What torch calls otherwise, looked up when it is first asked for (PEP 562)."""
+    if name not in PRIVATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = _found(PRIVATE[name])
+    return found
+
+
+def _found(place: str) -> Any:
+    module, _, names = place.partition(":")
+    try:
+        return attrgetter(names)(import_module(module))
+    except (AttributeError, ImportError):
+        raise _lacking(place.replace(":", ".")) from None
+
+
+def _lacking(path: str) -> TorchVersionError:
+    return TorchVersionError(f"torch {torch.__version__} has no {path}, which regard {__version__} needs: {_ADVICE}")
+
+
+_ADVICE = (
+    f"it was tested with torch {OLDEST} to {NEWEST}. Install one of these (pip install torch=={NEWEST}), "
+    "or a newer regard"
+)
+
+
+# -- Attributes that torch keeps private -------------------------------------------------------------------
+
+
+def _of(owner: Any, path: str, name: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise _lacking(f"{path}.{name}") from None
+
+
+def forward_level() -> int:
+    """The level of forward-mode differentiation; -1 outside of it."""
+    return _of(forward_ad, "torch.autograd.forward_ad", "_current_level")
+
+
+def version_counter(tensor: Tensor) -> int:
+    """How often a tensor was written to in place. An inference tensor does not count it: torch raises RuntimeError."""
+    return _of(tensor, "torch.Tensor", "_version")
+
+
+def viewed(tensor: Tensor) -> Tensor | None:
+    """The tensor that a view is a view of; None for a tensor that is none."""
+    return _of(tensor, "torch.Tensor", "_base")
+
+
+def nested_sizes(tensor: Tensor) -> Tensor:
+    """The sizes of a nested tensor's parts, one row for each."""
+    return _of(tensor, "torch.Tensor", "_nested_tensor_size")()
+
+
+def qualified_name(operator: Any) -> str | None:
+    """The name of an operator with its namespace, "aten::softmax"; None for a function that is none.
+
+    >>> import torch
+    >>> qualified_name(torch.ops.aten.softmax.int), qualified_name(torch.softmax)
+    ('aten::softmax', None)
+    """
+    name = getattr(operator, "_qualified_op_name", None)
+    if name is None and (schema := getattr(operator, "_schema", None)) is not None:
+        name = schema.name
+    return name
+
+
+def attends_as_torch(module: nn.TransformerEncoderLayer) -> bool:
+    """Whether an encoder layer calls its attention as torch's own class does."""
+    name = "torch.nn.TransformerEncoderLayer"
+    return _of(type(module), name, "_sa_block") is _of(nn.TransformerEncoderLayer, name, "_sa_block")
+
+
+def has_pre_hooks(module: nn.Module) -> bool:
+    """Whether something runs before the module's forward."""
+    return bool(_of(module, "torch.nn.Module", "_forward_pre_hooks"))
+
+
+def how_compiled(module: nn.Module) -> str | None:
+    """ "around" for what torch.compile hands back, "in place" after module.compile(), None for other modules."""
+    if "_orig_mod" in dict(module.named_children()):
+        return "around"
+    is_compiled = getattr(module, "_compiled_call_impl", None) is not None
+    return "in place" if is_compiled or hasattr(module.forward, "_torchdynamo_orig_callable") else None
+
+
+def forget_global_hook(number: int) -> None:
+    """Take away what torch 2.13 leaves of a global hook that was removed: a compiled model would warn of it."""
+    getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {}).pop(number, None)
+
+
+def has_amx() -> bool:
+    """Whether this processor multiplies tiles of bf16; False where torch does not tell."""
+    ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return ask is not None and bool(ask())
+
+
+def has_avx512_bf16() -> bool:
+    """Whether this processor multiplies vectors of bf16; False where torch does not tell."""
+    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return ask is not None and bool(ask())
+
+
+# -- Fused kernels -----------------------------------------------------------------------------------------
+
+CPU_TAKES_GROUPS = torch.__version__ >= "2.9"
+"""Whether the kernel of the CPU takes fewer heads of keys than of queries. That of 2.8 reads and writes beyond them."""
+
+
+CHECKPOINTS_IN_TRANSFORMS = not hasattr(torch.utils.checkpoint, "_NoopSaveInputs")
+"""Whether checkpointing works in forward mode and under vmap. In 2.8 and 2.9 it has no rules for them."""
+
+
+class Schema(NamedTuple):
+    """What we hand to an operator and take from it."""
+
+    places: str
+    """The types of the arguments that are handed over by place."""
+    named: str
+    """The arguments that are handed over by name."""
+    answers: int
+    """How many results there are."""
+
+
+class Missing(NamedTuple):
+    """It stands for an operator that cannot be called, and says why."""
+
+    problem: str
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Raise TorchVersionError."""
+        raise TorchVersionError(self.problem)
+
+    @property
+    def default(self) -> "Missing":
+        """The same."""
+        return self
+
+
+QKV = "Tensor Tensor Tensor"
+SCHEMAS = {
+    "_scaled_dot_product_flash_attention_for_cpu": Schema(f"{QKV} float bool", "attn_mask scale", 2),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": Schema(
+        f"Tensor {QKV} Tensor Tensor float bool", "attn_mask scale", 3
+    ),
+    "_scaled_dot_product_flash_attention": Schema(f"{QKV} float bool bool", "scale", 9),
+    "_scaled_dot_product_flash_attention_backward": Schema(
+        f"Tensor {QKV} Tensor Tensor Tensor Tensor int int float bool Tensor Tensor", "scale", 3
+    ),
+    "_scaled_dot_product_efficient_attention": Schema(f"{QKV} Optional[Tensor] bool float bool", "scale", 4),
+    "_scaled_dot_product_efficient_attention_backward": Schema(
+        f"Tensor {QKV} Tensor Tensor Tensor Tensor Tensor float List[bool] bool", "scale", 4
+    ),
+    # These two are called by torch, in models that are watched.
+    "_scaled_dot_product_cudnn_attention": Schema(f"{QKV} Optional[Tensor] bool float bool bool", "scale", 9),
+    "_scaled_dot_product_fused_attention_overrideable": Schema(f"{QKV} Optional[Tensor] float bool bool", "scale", 9),
+}
+"""The fused kernels of `torch.ops.aten`; the first result of a forward is the output, the second the log-sum-exp."""
+
+
+def operator(name: str) -> Any:
+    """A kernel of `SCHEMAS`, or a `Missing` if this torch lacks it, or has changed what it takes or answers.
+
+    >>> operator("_scaled_dot_product_flash_attention_for_cpu")
+    <OpOverloadPacket(op='aten._scaled_dot_product_flash_attention_for_cpu')>
+    """
+    found = getattr(torch.ops.aten, name, None)
+    problem = "has no" if found is None else _difference(found.default._schema, SCHEMAS[name])
+    return found if problem is None else Missing(f"torch {torch.__version__} {problem} torch.ops.aten.{name}")
+
+
+def _difference(schema: Any, ours: Schema) -> str | None:
+    """How a schema differs from what we hand over and take; None if it does not."""
+    taken, places = schema.arguments, ours.places.split()
+    named = {one.name for one in taken if one.kwarg_only}
+    by_place, rest = taken[: len(places)], taken[len(places) :]
+    takes_ours = [str(one.type) for one in by_place] == places and not any(one.kwarg_only for one in by_place)
+    needs_more = any(not one.has_default_value() for one in rest)
+    if not takes_ours or needs_more or not named.issuperset(ours.named.split()):
+        return "has changed the arguments of"
+    return None if len(schema.returns) == ours.answers else "has changed the results of"
+
+
+def missing(*operators: Any) -> str | None:
+    """Why one of the kernels cannot be called; None if all can. A kernel that cannot is warned of once."""
+    problem = next((one.problem for one in operators if isinstance(one, Missing)), None)
+    if problem is not None and not torch.compiler.is_compiling():
+        # Python shows a warning of one place and text once.
+        warnings.warn(
+            f"{problem}: calls take a slower backend, with the same results. regard {__version__}: {_ADVICE}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return problem
+
+
+flash_cpu = operator("_scaled_dot_product_flash_attention_for_cpu")
+flash_cpu_backward = operator("_scaled_dot_product_flash_attention_for_cpu_backward")
+flash_cuda = operator("_scaled_dot_product_flash_attention")
+flash_cuda_backward = operator("_scaled_dot_product_flash_attention_backward")
+efficient_cuda = operator("_scaled_dot_product_efficient_attention")
+efficient_cuda_backward = operator("_scaled_dot_product_efficient_attention_backward")

@@ -1,0 +1,1 @@
+"""`make compat`: the tests on other versions of Python, torch and transformers, each in an environment of its own."""

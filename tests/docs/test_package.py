@@ -1,0 +1,49 @@
+"""What an installation has that is no Python: the page, its script and its style, and the mark for type checkers."""
+
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT, package
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DATA = PYPROJECT["tool"]["setuptools"]["package-data"]["regard"]
+
+
+def test_all_that_is_no_python_is_packed() -> None:
+    home = ROOT / "src" / "regard"
+    packed = {path.relative_to(home).as_posix() for pattern in DATA for path in home.glob(pattern)}
+    others = {name for name in package.sources() if not name.endswith(".py")}
+    assert others - packed == set()
+    assert {"py.typed", "views/html/page.js", "views/html/page.css", "views/widget/widget.js"} <= packed
+
+
+def test_a_licence_a_command_and_every_package_are_packed() -> None:
+    project = PYPROJECT["project"]
+    assert [(ROOT / name).is_file() for name in project["license-files"]] == [True]
+    assert project["scripts"] == {"regard": "regard.cli.main:program"}
+    # setuptools packs folders that have an __init__.py.
+    folders = {(ROOT / "src" / "regard" / name).parent for name in package.sources()}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+@pytest.mark.parametrize("lost", ["py.typed", "views/html/page.js", "views/widget/widget.js"])
+def test_a_planted_loss_is_seen(lost: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "regard.whl", "w") as wheel:
+        for name in package.sources():
+            if name != lost:
+                wheel.write(ROOT / "src" / "regard" / name, f"regard/{name}")
+    assert package.lacking(tmp_path / "regard.whl") == [f"regard/{lost}"]
+    with tarfile.open(tmp_path / "regard.tar.gz", "w") as sdist:
+        for name in package.sources():
+            if name != lost:
+                sdist.add(ROOT / "src" / "regard" / name, f"regard-1/src/regard/{name}")
+    assert package.lacking(tmp_path / "regard.tar.gz") == [
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        f"src/regard/{lost}",
+    ]

@@ -1,0 +1,327 @@
+"""CTranslate2 as the one that searches: the hypotheses and scores of our search, by an export that the run keeps."""
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.cli.main import run_command
+from regard.errors import ArgumentError, RunFolderError
+from regard.exports import kept_export
+from regard.exports.engine import searching_by_ctranslate2
+from regard.generation.config import Beam
+from regard.tasks.names import TRANSLATION
+from regard.tasks.runs.run_folder import ENGINE, RunFolder
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.bulk.resumable_output import Unfinished
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.options import Request
+from regard.tasks.translation.search_job import SearchJob, search
+from regard.tasks.translation.translator import Translator
+from tests.exports.exported_runs import LINES, TINY, Runs
+
+pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+BEAMS = (Beam(1), Beam(4, num_best=2), Beam(3, num_best=3, length_penalty=0.0), Beam(5, length_penalty=2.0))
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def run(run_of: Runs, tmp_path: Path) -> Path:
+    """A run of one's own, without an export."""
+    shutil.copytree(run_of("pre"), tmp_path / "run", ignore=shutil.ignore_patterns(ENGINE))
+    return tmp_path / "run"
+
+
+def use(run: Path, **changes: Any) -> Any:
+    """The engine of a run, made and left."""
+    settings: dict[str, Any] = {"precision": "float32", "threads": 2}
+    with searching_by_ctranslate2(Translator.load(run, device="cpu"), run, **settings | changes) as engine:
+        return engine
+
+
+def told(translator: Translator, asked: list[Any], **options: Any) -> list[Any]:
+    found = translator.translate(asked, **options)
+    return [[(one.text, one.finished, one.labels, one.score) for one in each.candidates] for each in found]
+
+
+def check_same(ours: list[Any], theirs: list[Any]) -> None:
+    for some, others in zip(ours, theirs, strict=True):
+        assert [one[:3] for one in others] == [one[:3] for one in some]
+        assert [one[3] for one in others] == pytest.approx([one[3] for one in some], abs=2e-5)
+
+
+# -- what it finds ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pre", "pre, modern"])
+def test_its_hypotheses_and_scores_are_those_of_our_search(name: str, run_of: Runs) -> None:
+    run, asked = run_of(name), [*LINES[:-2], "", "1 times 2"]
+    translator = Translator.load(run, device="cpu")
+    prefixed = [Request("1 times 2", "das 2-fache"), "3 times 4", Request("5 times 0", "das"), Request("2 times 2")]
+    ours = [told(translator, asked, beam=beam) for beam in BEAMS]
+    begun = [told(translator, prefixed, beam=beam) for beam in BEAMS[:2]]
+    assert len({each[0][0] for each in ours[1]}) > 4, "every line has one answer: nothing is compared"
+    with searching_by_ctranslate2(translator, run, precision="float32", threads=2):
+        for beam, expected in zip(BEAMS, ours, strict=True):
+            check_same(expected, told(translator, asked, beam=beam))
+        for beam, expected in zip(BEAMS, begun, strict=False):
+            check_same(expected, told(translator, prefixed, beam=beam))
+    assert translator.searcher is None
+
+
+def test_answers_that_are_cut_off_come_last_with_the_scores_of_ours(run_of: Runs) -> None:
+    translator = Translator.load(run_of("pre"), device="cpu")
+    ids = [[*one, 2] for one in translator.source_tokenizer.encode_batch(LINES[:3])]
+    job = SearchJob(sources=ids, begin_id=1, end_id=2, max_steps=6, beam=Beam(3, num_best=3))
+    ours = search(translator.decoder, job)
+    theirs = use(run_of("pre")).search([job])[0]
+    assert all(one.tokens[-1] != 2 and len(one.tokens) == 6 for best in theirs for one in best)
+    for some, others in zip(ours, theirs, strict=True):
+        assert [one.tokens for one in some] == [other.tokens for other in others]
+        assert [one.score for one in some] == pytest.approx([other.score for other in others], abs=2e-5)
+
+
+def test_int8_is_near_and_our_own_model_shows_its_attention(run_of: Runs) -> None:
+    translator = Translator.load(run_of("pre"), device="cpu")
+    options: dict[str, Any] = {"alignments": AlignmentOf(), "confidence": True, "keep_tags": True}
+    ours = next(translator.translate(["1 times <b>2</b>"], **options)).candidates[0]
+    with searching_by_ctranslate2(translator, run_of("pre"), precision="int8", threads=1) as engine:
+        assert "int8" in str(engine)
+        theirs = next(translator.translate(["1 times <b>2</b>"], **options)).candidates[0]
+    assert (theirs.text, theirs.labels) == (ours.text, ours.labels)
+    assert theirs.score != ours.score
+    assert theirs.score == pytest.approx(ours.score, abs=0.05)
+    torch.testing.assert_close(theirs.alignment, ours.alignment)
+    assert theirs.confidence == ours.confidence
+
+
+def test_a_sentence_longer_than_the_exports_positions_is_a_bad_line(run_of: Runs) -> None:
+    translator = Translator.load(run_of("pre"), device="cpu")
+    longer = " ".join(["1 times 2"] * 600)
+    options: dict[str, Any] = {"max_length": 5_000, "beam": Beam(1)}
+    with searching_by_ctranslate2(translator, run_of("pre"), precision="float32", threads=1):
+        (found,) = translator.translate([longer], bad_lines="skip", **options)
+        long = " ".join(["1 times 2"] * 250)
+        assert next(translator.translate([long], **options)).problem is None  # twice as many tokens would not fit
+    assert "the model takes 1024 at most" in (found.problem or "")
+
+
+# -- the export that is kept ------------------------------------------------------------------------------------
+
+
+def kept(run: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (run / ENGINE).iterdir()}
+
+
+def test_the_export_is_made_once_and_anew_for_other_weights_whatever_its_date(run: Path) -> None:
+    use(run)
+    first = kept(run)
+    assert {"model.bin", "engine.json", "config.json"} < set(first)
+    for path in (run / ENGINE, *(run / "best").iterdir()):
+        os.utime(path)
+    use(run, precision="int8")
+    assert kept(run) == first
+    before = (run / ENGINE / "model.bin").read_bytes()
+    checkpoints = RunFolder(run).checkpoints
+    weights = {name: tensor * 1.01 for name, tensor in checkpoints.load_model("best").items()}
+    checkpoints.save_model("best", weights, checkpoints.position("best"))
+    for path in (run / "best").iterdir():
+        os.utime(path, (0, 0))
+    use(run)
+    assert (run / ENGINE / "model.bin").read_bytes() != before
+    assert not list(run.rglob("*.new*"))
+
+
+def flip_a_bit(folder: Path) -> None:
+    content = bytearray((folder / "model.bin").read_bytes())
+    content[len(content) // 2] ^= 16
+    (folder / "model.bin").write_bytes(content)
+
+
+def as_after_a_kill(folder: Path) -> None:
+    (folder / "engine.json").unlink()
+    (folder / "model.bin").unlink()
+    (folder / ".new").mkdir()
+    (folder / ".new" / "model.bin").write_bytes(b"half")
+
+
+def cut_the_record(folder: Path) -> None:
+    (folder / "engine.json").write_text('{"files": ')
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, as_after_a_kill, cut_the_record])
+def test_an_export_that_is_not_whole_is_made_anew(damage: Callable[[Path], None], run: Path) -> None:
+    use(run)
+    whole = (run / ENGINE / "model.bin").read_bytes()
+    damage(run / ENGINE)
+    use(run)
+    assert (run / ENGINE / "model.bin").read_bytes() == whole
+    assert not (run / ENGINE / ".new").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("step", ["to_ctranslate2", "rename", "write_sealed"])
+def test_a_full_disk_or_ctrl_c_leaves_nothing_half(
+    error: BaseException, step: str, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        if step == "to_ctranslate2":
+            (arguments[1] / "model.bin").write_bytes(b"half")
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_export, step, fail)
+        with pytest.raises(type(error)):
+            use(run)
+    left = run / ENGINE
+    assert not (left / "engine.json").exists()
+    assert not (left / ".new").exists()
+    assert step == "write_sealed" or not left.exists()
+    use(run)
+    assert (left / "engine.json").exists()
+
+
+def test_a_run_that_may_only_be_read_is_searched_all_the_same(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(kept_export, "_make", refuse)
+    job = SearchJob(sources=[[5, 6, 2]], begin_id=1, end_id=2, max_steps=9)
+    assert use(run).search([job])
+    assert not (run / ENGINE).exists()
+
+
+def test_links_and_strangers_in_the_place_of_the_export(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (run / ENGINE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match="is a link to"):
+        use(run)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    (run / ENGINE).unlink()
+    (run / ENGINE).write_text("mine")
+    with pytest.raises(RunFolderError, match="is a file where a run has a folder"):
+        use(run)
+
+
+def test_a_run_that_is_discarded_takes_its_export_along(run: Path) -> None:
+    use(run)
+    (run / ENGINE / ".new").mkdir()
+    RunFolder(run).discard()
+    assert not run.exists()
+
+
+# -- the command line -------------------------------------------------------------------------------------------
+
+
+def test_a_file_in_order_with_blank_and_bad_lines_and_resumed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("regard.tasks.translation.translator.WINDOW_LINES", 4)
+    given = [b"1 times 2", b"", b"2 times 3", b"\xff", b"5 times 4", b"3 times 3", b"0 times 1"]
+    (tmp_path / "in").write_bytes(b"\n".join(given) + b"\n")
+    command = ["translate", str(run), "--input", str(tmp_path / "in"), "--bad-lines", "skip", "--device", "cpu"]
+    command += ["--engine", "ctranslate2", "--precision", "float32", "--nbest", "2"]
+    assert run_command([*command, "--output", str(tmp_path / "whole"), "--verbose"]) == 0
+    assert "CTranslate2 " in capsys.readouterr().err
+    numbers = [line.split("\t")[0] for line in (tmp_path / "whole").read_text().splitlines()]
+    assert numbers == ["1", "1", "2", "3", "3", "4", "5", "5", "6", "6", "7", "7"]
+    plain = [part for part in command if part not in ("--engine", "ctranslate2")]
+    assert run_command([*plain, "--output", str(tmp_path / "ours")]) == 0
+    without_score = [
+        [line.split("\t")[::2] for line in (tmp_path / name).read_text().splitlines()] for name in ("whole", "ours")
+    ]
+    assert without_score[0] == without_score[1]
+
+    finish = Unfinished.add
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "add", lambda self, *a: (finish(self, *a), 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            run_command([*command, "--output", str(tmp_path / "again")])
+    resumed = [*command, "--output", str(tmp_path / "again"), "--resume"]
+    for other in (["--precision", "int8"], ["--engine", "regard"]):
+        assert run_command([*resumed, *other]) == 2
+    assert "was begun with engine ctranslate2" in capsys.readouterr().err
+    assert run_command(resumed) == 0
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--vocabulary", "{words}"], "--engine ctranslate2 keeps to no --vocabulary"),
+        (["--simultaneous"], "leave out --engine ctranslate2"),
+        (["--precision", "int8", "--engine", "regard"], "--precision int8 is for --engine ctranslate2"),
+        (["--engine", "marian"], "--engine"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_one_line(
+    more: list[str], message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "words").write_text("das\n")
+    more = [part.format(words=tmp_path / "words") for part in more]
+    assert run_command(["translate", str(run), "1 times 2", "--engine", "ctranslate2", *more]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
+
+
+def test_a_library_or_a_processor_that_lacks_something_is_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ctranslate2
+
+    command = ["translate", str(run), "1 times 2", "--engine", "ctranslate2", "--device", "cpu"]
+    if "bfloat16" not in ctranslate2.get_supported_compute_types("cpu"):
+        assert run_command([*command, "--precision", "bf16"]) == 2
+        assert "CTranslate2 cannot search on cpu in bf16" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    assert run_command(command) == 2
+    said = capsys.readouterr().err
+    assert "pip install 'regard[export]'" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_models_that_the_engine_cannot_express_are_refused_before_they_are_loaded(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = RunFolder(run).read_config(TRANSLATION, TranslationConfig)
+    monkeypatch.setattr(Translator, "load", None)
+    for other, message in (
+        (replace(known, transformer=replace(TINY, positions="rotary")), "ctranslate2 cannot express positions=rotary"),
+        (replace(known, model="rnn"), "only the Transformer"),
+    ):
+        monkeypatch.setattr(RunFolder, "read_config", lambda *_, other=other: other)
+        assert run_command(["translate", str(run), "1 times 2", "--engine", "ctranslate2"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_evaluate_searches_with_the_engine_too(run: Path, run_of: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(run_of("pre").parent / "pairs.tsv")
+    told = []
+    for more in ([], ["--engine", "ctranslate2", "--precision", "float32"]):
+        assert run_command(["evaluate", str(run), "--data", data, "--device", "cpu", *more]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    assert (run / ENGINE / "engine.json").exists()
+    for more in (["--simultaneous"], ["--try-heads"]):
+        assert run_command(["evaluate", str(run), "--data", data, "--engine", "ctranslate2", *more]) == 2
+        assert "leave out --engine" in capsys.readouterr().err
+
+
+def test_a_vocabulary_is_refused_in_python_too(run: Path) -> None:
+    translator = Translator.load(run, device="cpu")
+    words = translator.vocabulary(["das"])
+    engine = searching_by_ctranslate2(translator, run, precision="int8", threads=1)
+    with engine, pytest.raises(ArgumentError, match="leave out vocabulary"):
+        next(translator.translate(["1 times 2"], vocabulary=words))

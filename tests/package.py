@@ -1,0 +1,106 @@
+"""Build a wheel and an sdist, install each into an empty environment, and use it away from the checkout: make package
+
+It needs `build`, and a package index. `--no-demo` leaves the demo out, which trains for some minutes.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "build" / "package"
+CHECK = """
+import pathlib, sys, regard
+from importlib.metadata import distribution
+home = pathlib.Path(regard.__file__).parent
+assert pathlib.Path(sys.prefix) in home.parents, f"the installed package was wanted, not {home}"
+there = {str(path.relative_to(home)) for path in home.rglob("*") if "__pycache__" not in path.parts and path.is_file()}
+lacking = set(sys.argv[1:]) - there
+assert not lacking, f"the package lacks {sorted(lacking)}"
+assert distribution("regard").version == regard.__version__
+assert any(file.name == "LICENSE" for file in distribution("regard").files), "the package lacks its licence"
+"""
+
+
+def sources() -> list[str]:
+    """The files of the package, as the checkout has them."""
+    home = ROOT / "src" / "regard"
+    return sorted(
+        path.relative_to(home).as_posix()
+        for path in home.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
+
+
+def lacking(archive: Path) -> list[str]:
+    """The files that a wheel or an sdist lacks."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            names = wheel.namelist()
+        wanted = [f"regard/{name}" for name in sources()]
+    else:
+        with tarfile.open(archive) as sdist:
+            names = [name.partition("/")[2] for name in sdist.getnames()]
+        wanted = [*(f"src/regard/{name}" for name in sources()), "LICENSE", "README.md", "pyproject.toml"]
+    return sorted(set(wanted) - set(names))
+
+
+def used(archive: Path, *, demo: bool) -> None:
+    """Install an archive into an empty environment, and use it in an empty folder."""
+    home = FOLDER / ("wheel" if archive.suffix == ".whl" else "sdist")
+    venv.create(home, with_pip=True, clear=True)
+    folder = home / ("Scripts" if os.name == "nt" else "bin")
+    work = home / "empty"
+    work.mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def run(*command: str | Path) -> None:
+        subprocess.run(list(map(str, command)), cwd=work, env=environment, check=True)
+
+    pip = (
+        folder / "python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "-c",
+        ROOT / "constraints.txt",
+    )
+    run(*pip, "torch", "numpy")
+    run(*pip, f"{archive}[text,view]")
+    run(folder / "python", "-I", "-c", CHECK, *sources())
+    run(folder / "regard", "--version")
+    if demo:
+        run(folder / "regard", "demo", "--out", "demo")
+    print(f"{archive.name}: installed into an empty environment and used{'' if demo else ', without the demo'}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-demo", action="store_true")
+    demo = not parser.parse_args().no_demo
+    out = FOLDER / "dist"
+    for old in out.glob("*"):
+        old.unlink()
+    # It makes the sdist from the checkout, and the wheel from the sdist.
+    subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)], check=True, stdout=subprocess.DEVNULL
+    )
+    archives = sorted(out.iterdir())
+    for archive in archives:
+        if missing := lacking(archive):
+            print(f"{archive.name} lacks {', '.join(missing)}")
+            return 1
+    for archive in archives:
+        used(archive, demo=demo)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -83,10 +83,19 @@ def _begin(model: nn.Module, *, joined: bool, glorot: bool) -> None:
                     nn.init.xavier_uniform_(layer.weight)
 
 
-OURS: dict[str, Callable[[nn.Module], None]] = {
-    "ours, Kaiming": kaiming,
-    "ours, Glorot": glorot,
+class Beginning(NamedTuple):
+    """How matrices begin, and how much smaller than 1 / sqrt(dim) the embeddings."""
+
+    matrices: Callable[[nn.Module], None]
+    embedding_gain: float = 1.0
+
+
+OURS = {
+    "ours, Kaiming": Beginning(kaiming),
+    "ours, Glorot": Beginning(glorot),
+    "ours, Glorot and embeddings with a gain of 3": Beginning(glorot, 3.0),
 }
+"""The last is the default of a translator, the one before it that of a language model."""
 
 
 # -- translation -------------------------------------------------------------------------------------------
@@ -114,9 +123,10 @@ def translation(side: str, norm: str, depth: int, seed: int, updates: int) -> fl
         config = TransformerConfig(
             dim=DIM, num_heads=HEADS, encoder_layers=depth, decoder_layers=depth, feed_forward_dim=HIDDEN,
             dropout=DROPOUT, shared_embeddings=True, norm_position="pre" if norm == "pre" else "post",
+            embedding_gain=OURS[side].embedding_gain,
         )  # fmt: skip
         model = Transformer(config, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY)
-        OURS[side](model)
+        OURS[side].matrices(model)
     else:
         model = TorchTransformer(sizes) if side == "torch.nn.Transformer" else bart(sizes)
     step = (our_step if side in OURS else peer_step)(model.train(), None)
@@ -181,10 +191,10 @@ def language_model(side: str, norm: str, depth: int, seed: int, updates: int) ->
     if side in OURS:
         config = DecoderOnlyConfig(
             dim=DIM, num_heads=HEADS, num_layers=depth, feed_forward_dim=HIDDEN, dropout=DROPOUT,
-            norm_position="pre" if norm == "pre" else "post",
+            norm_position="pre" if norm == "pre" else "post", embedding_gain=OURS[side].embedding_gain,
         )  # fmt: skip
         model = DecoderOnly(config, vocab_size=vocab_size)
-        OURS[side](model)
+        OURS[side].matrices(model)
     else:
         model = GPT2(vocab_size, depth) if side == "GPT-2" else TorchEncoder(vocab_size, norm == "pre", depth)
     optimizer = adamw(model.train(), weight_decay=0.0)

@@ -21,11 +21,17 @@ PAIRS = [(f"{n} times {m}", f"das {m}-fache von {n}, möglich") for n in range(6
 LINES = [source for source, _ in PAIRS[::5]] + ["nothing of the sort: ñ 木", "composed of mo\u0308 and n\u0303"]
 STEPS = 30
 RUNS: dict[str, tuple[TransformerConfig, dict[str, Any]]] = {
-    "post, shared": (replace(TINY, norm_position="post", shared_embeddings=True), {"shared_vocabulary": True}),
+    "post, shared": (
+        replace(TINY, norm_position="post", shared_embeddings=True, embedding_gain=3.0),
+        {"shared_vocabulary": True},
+    ),
     "post": (replace(TINY, norm_position="post", activation="gelu"), {}),
-    "pre": (TINY, {}),
-    "pre, untied": (replace(TINY, tied_output=False, shared_embeddings=True), {"shared_vocabulary": True}),
-    "pre, learned": (replace(TINY, positions="learned", activation="gelu"), {"tokenizer": "words"}),
+    "pre": (replace(TINY, embedding_gain=3.0), {}),
+    "pre, untied": (
+        replace(TINY, tied_output=False, shared_embeddings=True, embedding_gain=3.0),
+        {"shared_vocabulary": True},
+    ),
+    "pre, learned": (replace(TINY, positions="learned", activation="gelu", embedding_gain=0.5), {"tokenizer": "words"}),
     "post, learned": (replace(TINY, positions="learned", norm_position="post"), {}),
     "pre, modern": (replace(TINY, norm="rms", activation="swiglu"), {"tokenizer": "characters"}),
     "pre, rotary": (replace(TINY, positions="rotary", num_kv_heads=1, norm="rms", activation="swiglu"), {}),

@@ -18,7 +18,7 @@ VOCAB, BOS, EOS = 331, 1, 2
 LIMITS: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": FIRST_ROOM + 5, "alignments": True}
 KINDS: dict[str, dict[str, Any]] = {
     "pre": {},
-    "post": {"norm_position": "post"},
+    "post": {"norm_position": "post", "embedding_gain": 3.0},
     "one key": {"num_kv_heads": 1, "activation": "gelu"},
     "modern": {"num_kv_heads": 2, "norm": "rms", "activation": "swiglu", "positions": "rotary"},
     "learned": {"positions": "learned", "max_length": 40, "tied_output": False},

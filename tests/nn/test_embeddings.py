@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
 from regard.mechanisms.positions import sinusoidal
+from regard.models import TransformerConfig
 from regard.nn import LearnedPositions, SinusoidalPositions, TokenEmbedding
 
 
@@ -82,9 +83,19 @@ def test_token_embedding_scales_by_the_root_of_the_width() -> None:
     assert torch.equal(embedding(tokens), 3.0 * embedding.weight[tokens])
 
 
-def test_token_embedding_has_entries_of_unit_variance() -> None:
-    vectors = TokenEmbedding(997, 31)(torch.arange(997))
-    assert vectors.std().item() == pytest.approx(1.0, abs=0.02)
+@pytest.mark.parametrize("gain", [1.0, 3.0, 0.5])
+def test_token_embedding_has_entries_of_unit_variance(gain: float) -> None:
+    embedding = TokenEmbedding(997, 31, gain=gain)
+    assert embedding(torch.arange(997)).std().item() == pytest.approx(1.0, abs=0.02)
+    assert embedding.weight.std().item() == pytest.approx(31**-0.5 / gain, rel=0.02)
+
+
+@pytest.mark.parametrize("gain", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_gain_that_nothing_can_begin_with_is_refused(gain: float) -> None:
+    with pytest.raises(ArgumentError, match=f"gain must be above 0, got {gain}"):
+        TokenEmbedding(11, 9, gain=gain)
+    with pytest.raises(ArgumentError, match=f"embedding_gain must be above 0, got {gain}"):
+        TransformerConfig(embedding_gain=gain)
 
 
 def test_the_padding_token_is_zero_and_learns_nothing() -> None:

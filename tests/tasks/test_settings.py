@@ -96,11 +96,11 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "it has no config.json"),
-        ('{"format": 2, "task": "t", "con', "not whole JSON"),
+        ('{"format": 3, "task": "t", "con', "not whole JSON"),
         ('{"model_type": "bert"}', "not the configuration of a t run"),
-        ('{"format": 2, "task": "other", "config": {}}', "got task 'other'"),
-        ('{"format": 1, "task": "t", "config": {}}', "expected format 2, got task .t., format 1"),
-        ('{"format": 2, "task": "t", "config": {"data": [], "x": 1}}', "unknown setting x"),
+        ('{"format": 3, "task": "other", "config": {}}', "got task 'other'"),
+        ('{"format": 1, "task": "t", "config": {}}', "expected format 3, got task .t., format 1"),
+        ('{"format": 3, "task": "t", "config": {"data": [], "x": 1}}', "unknown setting x"),
     ],
 )
 def test_a_folder_that_is_not_a_run(tmp_path: Path, content: str | None, message: str) -> None:

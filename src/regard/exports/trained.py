@@ -1,5 +1,6 @@
 """The input of an export: a trained Transformer, its configuration and its tokenizers."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,7 +76,29 @@ def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
-    return ExportedRun(model, config, source, target)
+    return ExportedRun(_scaled_by_width(model, config), config, source, target)
+
+
+def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transformer:
+    """A model of the same answers whose embeddings are multiplied by sqrt(D), the only factor that the formats know.
+
+    Where c is the factor of the model given, c E = sqrt(D) E' for E' = c E / sqrt(D). An output layer that shares the
+    matrix sees the last norm divided by as much: its logits stay.
+    """
+    wanted = config.dim**0.5
+    if model.target_embedding.scale == wanted:
+        return model
+    model = deepcopy(model)  # the one given may go on translating
+    for embedding in {model.source_embedding, model.target_embedding}:
+        by = embedding.scale / wanted
+        embedding.weight.data.mul_(by)
+        embedding.scale = wanted
+    if config.tied_output:
+        norms = [module for module in model.decoder.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
+        last = model.decoder_norm if config.norm_position == "pre" else norms[-1]
+        for parameter in last.parameters():
+            parameter.data.div_(by)
+    return model
 
 
 def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ...]) -> None:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from regard.errors import ArgumentError
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
+from regard.ranges import require_above
 
 ACTIVATIONS, NORMS, NORM_POSITIONS = ("relu", "gelu", "swiglu"), ("layer", "rms"), ("pre", "post")
 POSITIONS = ("sinusoidal", "learned", "rotary")
@@ -33,6 +34,8 @@ class StackConfig:
     """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
     max_length: int = 1024
     """The longest sequence in tokens, if positions are learned."""
+    embedding_gain: float = 1.0
+    """Embeddings begin so much smaller than in the paper, and their factor is larger: above 1 they learn faster."""
     dropout: float = 0.1
     """The probability of dropping an entry of an embedding or of a sublayer's output."""
     activation_dropout: float | None = None
@@ -58,6 +61,7 @@ class StackConfig:
             feed_forward_dim=self.feed_forward_dim,
             max_length=self.max_length,
         )
+        require_above(0, embedding_gain=self.embedding_gain)
         require_dropout(dropout=self.dropout, attention_dropout=self.attention_dropout)
         if self.activation_dropout is not None:
             require_dropout(activation_dropout=self.activation_dropout)

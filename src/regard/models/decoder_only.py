@@ -137,6 +137,7 @@ def _parts(config: DecoderOnlyConfig) -> OneStackParts:
     return OneStackParts(
         dim=config.dim,
         stack=make_stack(config, config.num_layers),
+        embedding_gain=config.embedding_gain,
         dropout=config.dropout,
         tied_output=config.tied_output,
     )

@@ -91,6 +91,7 @@ def _parts(config: EncoderOnlyConfig) -> OneStackParts:
     return OneStackParts(
         dim=config.dim,
         stack=make_stack(config, config.num_layers),
+        embedding_gain=config.embedding_gain,
         dropout=config.dropout,
         head=partial(_Head, config),
         tied_output=config.tied_output,

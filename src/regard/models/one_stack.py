@@ -23,7 +23,7 @@ class OneStack(nn.Module):
     def __init__(self, parts: OneStackParts, vocab_size: int) -> None:
         super().__init__()
         require_sizes(vocab_size=vocab_size, num_layers=parts.stack.num_layers)
-        self.embedding = TokenEmbedding(vocab_size, parts.dim, scale=parts.embedding_scale)
+        self.embedding = TokenEmbedding(vocab_size, parts.dim, gain=parts.embedding_gain, scale=parts.embedding_scale)
         self.segments = nn.Embedding(parts.num_segments, parts.dim) if parts.num_segments else None
         self.positions = parts.stack.positions()
         self.max_length: int | None = cast(Any, self.positions).max_length

@@ -44,8 +44,10 @@ class TransformerParts:
     """Width of the model; the paper's d_model."""
     encoder: StackParts
     decoder: StackParts
+    embedding_gain: float = 1.0
+    """How much smaller than 1 / sqrt(dim) the embeddings begin, and how much larger than sqrt(dim) their factor is."""
     embedding_scale: float | None = None
-    """The factor of the embeddings; None means the square root of `dim`."""
+    """The factor of the embeddings; None means their gain times the square root of `dim`."""
     dropout: float = 0.0
     """Probability of dropping an entry of the embeddings."""
     shared_embeddings: bool = False
@@ -65,8 +67,10 @@ class OneStackParts:
     stack: StackParts
     num_segments: int = 0
     """The number of kinds of text; each has a learned vector that is added to the embeddings. 0 means none."""
+    embedding_gain: float = 1.0
+    """How much smaller than 1 / sqrt(dim) the embeddings begin, and how much larger than sqrt(dim) their factor is."""
     embedding_scale: float | None = None
-    """The factor of the embeddings; None means the square root of `dim`."""
+    """The factor of the embeddings; None means their gain times the square root of `dim`."""
     dropout: float = 0.0
     """Probability of dropping an entry of the embeddings."""
     head: Maker = nn.Identity

@@ -113,12 +113,9 @@ class Transformer(nn.Module):
                 f"shared embeddings need one vocabulary, got sizes {source_vocab_size} and {target_vocab_size}"
             )
         self.config = config
-        self.target_embedding = TokenEmbedding(target_vocab_size, parts.dim, scale=parts.embedding_scale)
-        self.source_embedding = (
-            self.target_embedding
-            if parts.shared_embeddings
-            else TokenEmbedding(source_vocab_size, parts.dim, scale=parts.embedding_scale)
-        )
+        embedding = partial(TokenEmbedding, dim=parts.dim, gain=parts.embedding_gain, scale=parts.embedding_scale)
+        self.target_embedding = embedding(target_vocab_size)
+        self.source_embedding = self.target_embedding if parts.shared_embeddings else embedding(source_vocab_size)
         self.source_positions, self.target_positions = parts.encoder.positions(), parts.decoder.positions()
         self.max_length: int | None = cast(Any, self.source_positions).max_length
         self.source_norm, self.target_norm = parts.encoder.embedding_norm(), parts.decoder.embedding_norm()
@@ -246,6 +243,7 @@ def _parts(config: TransformerConfig) -> TransformerParts:
         dim=config.dim,
         encoder=make_stack(config, config.encoder_layers),
         decoder=make_stack(config, config.decoder_layers),
+        embedding_gain=config.embedding_gain,
         dropout=config.dropout,
         shared_embeddings=config.shared_embeddings,
         tied_output=config.tied_output,

@@ -9,43 +9,56 @@ from regard.mechanisms.biases.t5 import T5Bias
 from regard.mechanisms.positions import require_even, sinusoidal
 from regard.mechanisms.rotary.layouts import Interleaved, Layout
 from regard.nn.arguments import require_sizes
+from regard.ranges import require_above
 
 Offset = int | Int[Tensor, "*batch"]
 """The position of a sequence's first vector: a number, or one number for each sequence of the batch."""
 
 
 class TokenEmbedding(nn.Module):
-    r"""$x_t = c\, E_{w_t}$, with $c = \sqrt d$ unless c is given.
+    r"""$x_t = c\, E_{w_t}$, with $E \sim N(0, 1 / c^2)$ at the beginning, so that entries have unit variance.
 
-    The default is that of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4. With the initialisation
-    $E \sim N(0, 1/d)$ it makes entries of unit variance, and the same matrix can serve as output layer.
+    The default, $c = \sqrt d$, is that of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4; a gain g makes it
+    $g \sqrt d$. The same matrix can serve as output layer. The steps of Adam have one length for weights of every
+    size, so that the words of a small matrix change faster: g times as fast as the other parts of the model.
 
     Args:
         vocab_size: number of tokens.
         dim: d.
         pad_id: a token whose vector starts at zero and gets no gradient from this layer.
-        scale: c; None means the square root of d.
+        gain: g, above 0.
+        scale: c, for weights that are loaded: they begin with N(0, 1/d), whatever it is. None means g sqrt(d).
 
     Raises:
-        ArgumentError: a size is below 1, or the pad_id is outside the vocabulary.
+        ArgumentError: a size is below 1, the gain is not above 0, or the pad_id is outside the vocabulary.
 
     >>> TokenEmbedding(10, 4, pad_id=0)(torch.tensor([[1, 2, 0]])).shape
     torch.Size([1, 3, 4])
     """
 
-    def __init__(self, vocab_size: int, dim: int, *, pad_id: int | None = None, scale: float | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        *,
+        pad_id: int | None = None,
+        gain: float = 1.0,
+        scale: float | None = None,
+    ) -> None:
         super().__init__()
         require_sizes(vocab_size=vocab_size, dim=dim)
+        require_above(0, gain=gain)
         if pad_id is not None and not 0 <= pad_id < vocab_size:
             raise ArgumentError(f"pad_id must be in [0, {vocab_size}), got {pad_id}")
         self.weight = nn.Parameter(torch.empty(vocab_size, dim))
         self.pad_id = pad_id
-        self.scale = dim**0.5 if scale is None else scale
+        self.gain = gain
+        self.scale = gain * dim**0.5 if scale is None else scale
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 1/d), with zeros for the padding token."""
-        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+        """N(0, 1/(g^2 d)), with zeros for the padding token."""
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5 / self.gain)
         if self.pad_id is not None:
             with torch.no_grad():
                 self.weight[self.pad_id].zero_()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from regard.training.checkpoints import Checkpoints
 
 T = TypeVar("T")
-FORMAT = 2
+FORMAT = 3
 """The version of the format of config.json."""
 REPLACEMENT = ".new"
 """The folder in which a run, or an export, is prepared that is to replace this one."""

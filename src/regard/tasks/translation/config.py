@@ -30,8 +30,8 @@ class TranslationConfig(TrainingConfig):
 
     model: Literal["transformer", "rnn"] = "transformer"
     """The Transformer, or the recurrent model with attention."""
-    transformer: TransformerConfig = field(default_factory=TransformerConfig)
-    """Used with --model transformer."""
+    transformer: TransformerConfig = field(default_factory=lambda: TransformerConfig(embedding_gain=3.0))
+    """Used with --model transformer. A vocabulary of thousands of pieces learns faster with this gain."""
     rnn: RNNConfig = field(default_factory=RNNConfig)
     """Used with --model rnn."""
 

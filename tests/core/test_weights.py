@@ -84,7 +84,7 @@ def test_at_is_pointwise(weights: regard.AttentionMap) -> None:
         {"score": regard.Additive(torch.randn(6, dtype=torch.float64))},
         {"score": regard.Gaussian(torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)[:, None, None])},
     ],
-    ids=str,
+    ids=["plain", "lengths", "lengths, causal, ALiBi", "sink", "capped", "sparsemax", "additive", "Gaussian"],
 )
 def test_points_of_any_cell_have_their_weights_and_gradients(options: dict[str, Any], grouped: int) -> None:
     q = torch.randn(3, 4, 5, 6, dtype=torch.float64, requires_grad=True)

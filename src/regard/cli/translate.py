@@ -44,6 +44,7 @@ def translate(
     alignment_head: int | Mean | None = None,
     confidence: bool = False,
     keep_tags: bool = False,
+    terms: Path | None = None,
     copy_unknown: bool = False,
     prefix: str = "",
     prefix_column: bool = False,
@@ -80,6 +81,8 @@ def translate(
         confidence: print JSON: the probability of each token, the entropy of its attention, the attention that each
             token of the source got, and source words that were perhaps left untranslated.
         keep_tags: put the tags (<b>) and placeholders ({name}, %s) of the source back where they belong.
+        terms: a file with a term of the source, a tab and its translation on each line: it stands in translations where
+            the term is translated.
         copy_unknown: for each word outside the vocabulary, print the source word that it attends to most.
         prefix: what every translation must begin with.
         prefix_column: each line has a sentence, a tab, and what its translation must begin with.
@@ -110,6 +113,7 @@ def translate(
         "--alignments": alignments,
         "--confidence": confidence,
         "--keep-tags": keep_tags,
+        "--terms": terms is not None,
         "--copy-unknown": copy_unknown,
         "--prefix": bool(prefix),
         "--prefix-column": prefix_column,
@@ -131,11 +135,12 @@ def translate(
         (sentence is not None and output is not None, "--output is for many lines: give --input, not a sentence"),
         (output is None and (resume or overwrite), "--resume and --overwrite are for a file: give --output"),
         (resume and overwrite, "--resume goes on with a file and --overwrite replaces it: give one of them"),
+        (terms is not None and vocabulary is not None, "--terms may have words that --vocabulary leaves out: give one"),
         (bool(prefix) and prefix_column, "--prefix and --prefix-column were both given: give one of them"),
         (
-            chosen and not (alignments or confidence or keep_tags or copy_unknown or simultaneous),
-            "--alignment-layer and --alignment-head go with --alignments, --confidence, --keep-tags, --copy-unknown "
-            "or --simultaneous",
+            chosen and not (alignments or confidence or keep_tags or terms or copy_unknown or simultaneous),
+            "--alignment-layer and --alignment-head go with --alignments, --confidence, --keep-tags, --terms, "
+            "--copy-unknown or --simultaneous",
         ),
         (output is not None and not output.absolute().parent.is_dir(), f"--output: there is no folder for {output}"),
         (output is not None and output.is_dir(), f"--output: {output} is a folder; name a file"),
@@ -153,11 +158,12 @@ def translate(
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
         (engine != "regard" and bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
         (engine != "regard" and vocabulary is not None, f"--engine {engine} keeps to no --vocabulary: leave out one"),
+        (engine != "regard" and terms is not None, f"--engine {engine} forces no --terms: leave out one"),
     )
     search_by = SearchBy(engine, precision)
     for one in (run, *ensemble):
         require_task(one, TRANSLATION)
-    for flag, path in (("--input", input), ("--vocabulary", vocabulary)):
+    for flag, path in (("--input", input), ("--vocabulary", vocabulary), ("--terms", terms)):
         require_files([] if path is None else [path], setting=flag)
     search = Beam(size, num_best=nbest, length_penalty=length_penalty)
     with loading():
@@ -170,6 +176,7 @@ def translate(
         )
         from regard.tasks.translation.bulk.worker_pool import workers_for
         from regard.tasks.translation.options import TranslationOptions
+        from regard.tasks.translation.terms import Terms, read_terms
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
         from regard.training.distributed.devices import device_of_rank
 
@@ -191,6 +198,7 @@ def translate(
         max_length=max_length,
         confidence=confidence,
         keep_tags=keep_tags,
+        terms=None if terms is None else Terms(read_terms(terms)),
         labels=alignments or confidence,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
@@ -255,6 +263,10 @@ def _candidate_as_json(one: "Candidate") -> dict[str, Any]:
         "tokens": one.labels,
         "alignment": [] if one.alignment is None else [_rounded(row) for row in one.alignment.tolist()],
     }
+    if one.terms is not None:
+        known["terms"] = [
+            {"source": term.source, "target": term.target, "tokens": [term.first, term.last]} for term in one.terms
+        ]
     if one.confidence is not None:
         probabilities, entropies, coverage, untranslated = one.confidence
         known |= {"probabilities": _rounded(probabilities), "entropies": _rounded(entropies)}

@@ -7,6 +7,7 @@ from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.tags import Tag
+from regard.tasks.translation.terms import Terms
 
 
 class Request(NamedTuple):
@@ -29,6 +30,7 @@ class TranslationOptions:
     max_length: int | None = None
     confidence: bool = False
     keep_tags: bool = False
+    terms: Terms | None = None
     labels: bool = True
     """Whether the answers have labels; a text alone needs none, and they take as long as a fast search."""
 
@@ -46,4 +48,5 @@ class TranslationOptions:
             "max-length": self.max_length,
             "confidence": self.confidence,
             "keep-tags": self.keep_tags,
+            "terms": None if self.terms is None else [list(term) for term in self.terms.terms],
         }

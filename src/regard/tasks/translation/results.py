@@ -10,6 +10,16 @@ from regard.tasks.translation.confidence import Confidence
 from regard.training.metrics import CorpusScore
 
 
+class TermLabels(NamedTuple):
+    """A term in a translation."""
+
+    source: str
+    target: str
+    first: int
+    last: int
+    """Its first and its last label."""
+
+
 class Candidate(NamedTuple):
     """One translation of a sentence."""
 
@@ -25,6 +35,8 @@ class Candidate(NamedTuple):
     """Whether the model ended it; otherwise it was cut off at the most steps."""
     confidence: Confidence | None = None
     """How sure the model was of each label, if it was asked for."""
+    terms: list[TermLabels] | None = None
+    """The terms that were forced, in order, if terms were given."""
 
 
 class Translation(NamedTuple):

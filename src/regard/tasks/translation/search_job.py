@@ -12,6 +12,7 @@ from regard.generation.config import Beam
 from regard.generation.filters import Constraint, ForcedPrefix, Vocabulary
 from regard.generation.greedy_search import greedy
 from regard.generation.protocol import Decodable, Hypothesis
+from regard.generation.whole_words import WholeWords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class SearchJob:
     """The tokens that answers may contain; None for any."""
     vocab_size: int = 0
     """How many tokens the model knows; needed if `vocabulary` is given."""
+    words: Mapping[str, Any] | None = None
+    """The fields of `WholeWords` as lists, if prefixes end with words that must stay whole."""
 
     def plain(self) -> dict[str, Any]:
         """Turn the job into values that JSON can hold."""
@@ -75,6 +78,9 @@ def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
 
 def _constraints(job: SearchJob) -> list[Constraint]:
     forced: list[Constraint] = [ForcedPrefix(job.prefixes)] if any(job.prefixes) else []
+    if job.words is not None:
+        tensors = {name: torch.tensor(job.words[name]) for name in ("begins", "lengthens", "closes")}
+        forced.append(WholeWords(**{**job.words, **tensors}))
     return forced if job.vocabulary is None else [*forced, Vocabulary.of(job.vocabulary, job.vocab_size)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise, zip_longest
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -32,16 +32,18 @@ from regard.tasks.translation.confidence import confidence_of
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.corpus import load_tokenizers
+from regard.tasks.translation.forced_terms import Prefixed, Sentence, TokenKinds, force_terms, labels_of, rules_of
 from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
 from regard.tasks.translation.search_job import Searcher, SearchJob, search
 from regard.tasks.translation.tags import aligned_units, put_back, stretches, taken_out
+from regard.tasks.translation.terms import PlacedTerm, Terms
 from regard.text.batches import Batch, collate
 from regard.text.codec import Codec
 from regard.text.lines import BadLines
-from regard.text.tokenizers import Tokenizer
+from regard.text.tokenizers import REPLACEMENT, Tokenizer
 from regard.text.unicode import normalise
 from regard.training.distributed.choices import Precision
 from regard.training.distributed.devices import choose_precision, find_device
@@ -163,6 +165,7 @@ class Translator:
         max_length: int | None = None,
         confidence: bool = False,
         keep_tags: bool = False,
+        terms: Terms | None = None,
         window_lines: int = WINDOW_LINES,
         bad_lines: BadLines = "stop",
     ) -> Iterator[Translation]:
@@ -185,6 +188,8 @@ class Translator:
                 by `alignments` or the attention of `alignment`.
             keep_tags: whether tags (`<b>`) and placeholders (`{name}`, `%s`) of a source are taken out of it, and put
                 back into its translations where `alignments` or the attention of `alignment` says that they belong.
+            terms: terms and their translations: where a source has such a term, its translation has the given one,
+                once for each time and where `alignments` or the attention of `alignment` says that it is translated.
             window_lines: lines that are read before the first is answered; 1 answers each at once.
             bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
                 and says why.
@@ -202,6 +207,7 @@ class Translator:
             max_length=max_length,
             confidence=confidence,
             keep_tags=keep_tags,
+            terms=terms,
         )
         if window_lines < 1:
             raise ArgumentError(f"window_lines must be at least 1, got {window_lines}")
@@ -231,7 +237,10 @@ class Translator:
         ]
         possible = [[] if problem else source for source, problem in zip(sources, problems, strict=True)]
         found = self._search(possible, options, prefixes)
-        answers = map(self._present, requests, possible, found, [options] * len(requests))
+        placed: list[list[list[PlacedTerm]]] = [[[] for _ in best] for best in found]
+        if options.terms is not None:
+            self._force_terms(requests, possible, prefixes, found, placed, problems, options)
+        answers = map(self._present, requests, possible, found, placed, [options] * len(requests))
         return [
             answer._replace(source=request.source, problem=problem)
             for request, answer, problem in zip(asked, answers, problems, strict=True)
@@ -405,6 +414,52 @@ class Translator:
                 "there are no unknown words to copy: the model's target tokenizer writes any word, piece by piece; "
                 "leave out copy_unknown"
             )
+        if options.terms is not None and options.vocabulary is not None:
+            raise ArgumentError("terms may have words that a vocabulary leaves out: give terms or vocabulary")
+
+    def _force_terms(
+        self,
+        requests: Sequence[Request],
+        ids: list[list[int]],
+        prefixes: Sequence[Sequence[int]],
+        found: list[list[Hypothesis]],
+        placed: list[list[list[PlacedTerm]]],
+        problems: list[str | None],
+        options: TranslationOptions,
+    ) -> None:
+        """Put translations with their terms in the place of those of sentences that have terms."""
+        assert options.terms is not None
+        texts = [normalise(request.source) for request in requests]
+        occurrences = [options.terms.found_in(text) for text in texts]
+        rows = [row for row, some in enumerate(occurrences) if some and found[row]]
+        looking = replace(options, alignments=options.alignments or self.alignment)
+        aligned = self._align([ids[row] for row in rows], [found[row] for row in rows], looking)
+        one = replace(looking, beam=replace(options.beam, num_best=1))
+        kinds = self.token_kinds
+
+        def go_on(searches: Sequence[Prefixed]) -> list[Hypothesis]:
+            return [best[0] for best in self._search([list(each.ids) for each in searches], one, searches)]
+
+        answers = force_terms(
+            [
+                Sentence(texts[row], ids[row], prefixes[row], occurrences[row], best)
+                for row, best in zip(rows, aligned, strict=True)
+            ],
+            (self.source_tokenizer, self.target_tokenizer),
+            kinds,
+            go_on,
+            self.model.max_length,
+        )
+        for row, answer in zip(rows, answers, strict=True):
+            if answer is None:
+                problems[row] = f"terms that do not fit into the {self.model.max_length} tokens that the model writes"
+            found[row] = [each.hypothesis for each in answer or ()]
+            placed[row] = [each.placed for each in answer or ()]
+
+    @cached_property
+    def token_kinds(self) -> TokenKinds:
+        """What the target's tokens do to words."""
+        return TokenKinds.of(self.target_tokenizer, self.model.output.out_features)
 
     def _check_lengths(self, sources: list[list[int]], targets: list[list[int]]) -> None:
         limit = self.model.max_length
@@ -414,9 +469,16 @@ class Translator:
                 raise DataError(f"pair {number}: {longest} tokens, and the model takes {limit} at most")
 
     def _search(
-        self, ids: list[list[int]], options: TranslationOptions, prefixes: Sequence[Sequence[int]] | None = None
+        self,
+        ids: list[list[int]],
+        options: TranslationOptions,
+        prefixes: Sequence[Sequence[int]] | Sequence[Prefixed] | None = None,
     ) -> list[list[Hypothesis]]:
-        """The hypotheses of each sentence, in the order given; none for an empty sentence."""
+        """The hypotheses of each sentence, in the order given; none for an empty sentence.
+
+        What their translations begin with may be told together with what must not follow.
+        """
+        begun: Sequence[Any] = prefixes or [[]] * len(ids)
         found: list[list[Hypothesis]] = [[] for _ in ids]
         full = [i for i, tokens in enumerate(ids) if tokens]
         places = CPU_SEARCH_PLACES if self.device.type == "cpu" else BATCH_PLACES
@@ -424,10 +486,7 @@ class Translator:
             [full[row] for row in rows]
             for rows in _by_length([len(ids[i]) for i in full], max(places // options.beam.size, 1))
         ]
-        jobs = [
-            self._job([ids[i] for i in rows], options, [prefixes[i] if prefixes else [] for i in rows])
-            for rows in batches
-        ]
+        jobs = [self._job([ids[i] for i in rows], options, [begun[i] for i in rows]) for rows in batches]
         answers = (search(self.decoder, job) for job in jobs) if self.searcher is None else self.searcher.search(jobs)
         for rows, hypotheses in zip(batches, answers, strict=True):
             sources = [ids[i] for i in rows]
@@ -436,8 +495,13 @@ class Translator:
         return found
 
     def _job(
-        self, sources: Sequence[Sequence[int]], options: TranslationOptions, prefixes: Sequence[Sequence[int]]
+        self,
+        sources: Sequence[Sequence[int]],
+        options: TranslationOptions,
+        begun: Sequence[Sequence[int]] | Sequence[Prefixed],
     ) -> SearchJob:
+        rules = [one for one in begun if isinstance(one, Prefixed)]
+        prefixes = [one.prefix if isinstance(one, Prefixed) else one for one in begun]
         longest = 2 * (max(map(len, sources)) + 1) + 50 + max(map(len, prefixes))  # a longer answer is surely wrong
         marks, allowed = self.target_tokenizer.marks, options.vocabulary
         return SearchJob(
@@ -449,6 +513,7 @@ class Translator:
             prefixes=prefixes if any(prefixes) else (),
             vocabulary=None if allowed is None else allowed.tokens.nonzero()[:, 0].tolist(),
             vocab_size=0 if allowed is None else allowed.tokens.shape[-1],
+            words=rules_of(rules, self.token_kinds) if rules else None,
         )
 
     def _align(
@@ -484,22 +549,33 @@ class Translator:
         return [row[torch.arange(len(ids)), ids] for row, ids in zip(everything, tokens, strict=True)]
 
     def _present(
-        self, request: Request, ids: list[int], hypotheses: list[Hypothesis], options: TranslationOptions
+        self,
+        request: Request,
+        ids: list[int],
+        hypotheses: list[Hypothesis],
+        placed: list[list[PlacedTerm]],
+        options: TranslationOptions,
     ) -> Translation:
         is_named = ids and self._are_named(options)
         source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if is_named else [])
-        candidates = [self._candidate(request, source, hypothesis, options) for hypothesis in hypotheses]
+        both = zip(hypotheses, placed, strict=True)
+        candidates = [self._candidate(request, source, hypothesis, terms, options) for hypothesis, terms in both]
         empty = Candidate(put_back("", request.tags, []), 0.0, [], None)
         return Translation(request.source, source.texts, candidates or [empty])
 
     def _candidate(
-        self, request: Request, source: Axis, hypothesis: Hypothesis, options: TranslationOptions
+        self,
+        request: Request,
+        source: Axis,
+        hypothesis: Hypothesis,
+        placed: Sequence[PlacedTerm],
+        options: TranslationOptions,
     ) -> Candidate:
         written = axis(self.target_tokenizer, hypothesis.tokens if self._are_named(options) else [])
         alignment = None
         if options.alignments is not None and hypothesis.alignment is not None:
             alignment = cast(Tensor, merge(hypothesis.alignment, written, source))
-        unknown = self._unknown(request, hypothesis, options)
+        unknown = self._unknown(request, hypothesis, placed, options)
         text = self.target_tokenizer.decode(hypothesis.tokens, unknown=unknown)
         if request.tags and hypothesis.alignment is not None:
             text = put_back(text, request.tags, self._aligned_units(request, hypothesis, unknown, text))
@@ -509,7 +585,9 @@ class Translator:
             surfaces = self.source_tokenizer.surfaces(request.source)
             rows = hypothesis.log_probabilities, hypothesis.alignment
             sure = confidence_of(*rows, written, request.source, surfaces, source)
-        return Candidate(text, hypothesis.score, written.texts, alignment, finished, sure)
+        is_labelled = options.terms is not None and self._are_named(options)
+        labelled = None if not is_labelled else [labels_of(one, written.spans) for one in placed]
+        return Candidate(text, hypothesis.score, written.texts, alignment, finished, sure, labelled)
 
     @staticmethod
     def _are_named(options: TranslationOptions) -> bool:
@@ -525,18 +603,28 @@ class Translator:
         target = list(pairwise(ends))
         return aligned_units(hypothesis.alignment, source, target, request.source, text)
 
-    def _unknown(self, request: Request, hypothesis: Hypothesis, options: TranslationOptions) -> list[str]:
-        """The words to print for the unknown tokens of a hypothesis; those of the prefix are taken from the request."""
+    def _unknown(
+        self,
+        request: Request,
+        hypothesis: Hypothesis,
+        placed: Sequence[PlacedTerm],
+        options: TranslationOptions,
+    ) -> list[str]:
+        """The words to print for the unknown tokens of a hypothesis; what was given prints as it was given."""
         unknown = self.target_tokenizer.unknown_id
         if unknown is None or unknown not in hypothesis.tokens:
             return []
         (prefix,) = self._encode_prefixes([request])
-        given = zip(prefix, self.target_tokenizer.surfaces(request.prefix), strict=False)
-        words = [surface for token, surface in given if token == unknown]
-        if not options.copy_unknown or hypothesis.alignment is None:
-            return words
-        surfaces = self.source_tokenizer.surfaces(request.source)
-        return [*words, *copies(hypothesis.tokens, unknown, hypothesis.alignment, surfaces)[len(words) :]]
+        given = dict(zip(range(len(prefix)), self.target_tokenizer.surfaces(request.prefix), strict=False))
+        for one in placed:
+            surfaces = self.target_tokenizer.surfaces(one.occurrence.term.target)
+            given |= zip(range(one.last, one.first - 1, -1), reversed(surfaces), strict=False)
+        places = [n for n, token in enumerate(hypothesis.tokens) if token == unknown]
+        words = [REPLACEMENT] * len(places)
+        if options.copy_unknown and hypothesis.alignment is not None:
+            surfaces = self.source_tokenizer.surfaces(request.source)
+            words = copies(hypothesis.tokens, unknown, hypothesis.alignment, surfaces) or words
+        return [given.get(place, word) for place, word in zip(places, words, strict=True)]
 
     def _collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
         arrays = ([np.asarray(ids, dtype=np.int64) for ids in side] for side in (sources, targets))

@@ -126,7 +126,7 @@ def test_a_future_format_is_refused(translator_run: Path, tmp_path: Path) -> Non
     other = copy_of(translator_run, tmp_path / "run")
     record = read_sealed(other / "config.json")
     (other / "config.json").write_text(json.dumps(record | {"format": 99}))
-    with pytest.raises(RunFolderError, match="expected format 2, got task 'translation', format 99"):
+    with pytest.raises(RunFolderError, match="expected format 3, got task 'translation', format 99"):
         train_translation(small_config(tmp_path, out=other), resume=True)
 
 

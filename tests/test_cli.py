@@ -568,7 +568,7 @@ def test_options_of_translations(call: Call, run: Path, tmp_path: Path) -> None:
     check_one_line(call("translate", str(run), "x", "--length-penalty", "-1"), "--length-penalty must be at least 0")
     check_one_line(
         call("translate", str(run), "x", "--alignment-head", "0"),
-        "go with --alignments, --confidence, --keep-tags, --copy-unknown or",
+        "go with --alignments, --confidence, --keep-tags, --terms, --copy-unknown or",
     )
     check_one_line(call("translate", str(run), "x", *of, "1"), "expected a layer from -1 to 0")
     check_one_line(call("translate", str(run), "x", "--prefix", "y", "--prefix-column"), "give one of them")

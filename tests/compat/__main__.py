@@ -136,7 +136,7 @@ def install(row: Row, python: str, own: Path) -> str:
     steps = [
         *([] if own.exists() else [[python, "-m", "venv", str(FOLDER / row.name)]]),
         [*pip, f"torch=={row.torch}", "numpy"],
-        [*pip, f"torch=={row.torch}", *requirements("text"), *requirements("view"), *wanted],
+        [*pip, f"torch=={row.torch}", *requirements("text"), *requirements("view"), *requirements("fast"), *wanted],
     ]
     with (FOLDER / f"{row.name}.log").open("w", encoding="utf-8") as log:
         for step in steps:

@@ -86,11 +86,11 @@ def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transform
     matrix sees the last norm divided by as much: its logits stay.
     """
     wanted = config.dim**0.5
-    if model.target_embedding.scale == wanted:
+    by = model.target_embedding.scale / wanted
+    if by == 1:
         return model
     model = deepcopy(model)  # the one given may go on translating
     for embedding in {model.source_embedding, model.target_embedding}:
-        by = embedding.scale / wanted
         embedding.weight.data.mul_(by)
         embedding.scale = wanted
     if config.tied_output:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.errors import DataError, RunFolderError
+from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
@@ -275,10 +275,16 @@ def _train_tokenizers(config: TranslationConfig, folder: RunFolder, read: Spool)
     source_file, target_file = _tokenizer_files(config, folder)
     if config.warm_start is not None:
         source, target = load_tokenizers(config, RunFolder(config.warm_start))
+        if config.lowercase and not (source.lowercases and target.lowercases):
+            raise ArgumentError(
+                f"lowercase needs tokenizers that read lower case, and {config.warm_start} has others, which a warm "
+                "start uses: leave out one of the two"
+            )
         source.save(source_file)
         target.save(target_file)
         return source, target
-    recipe_, every = recipe(config.tokenizer, config.vocab_size), -(-len(read) // MOST_TOKENIZER_PAIRS)
+    recipe_ = recipe(config.tokenizer, config.vocab_size, lowercase=config.lowercase)
+    every = -(-len(read) // MOST_TOKENIZER_PAIRS)
 
     def pairs() -> Iterator[LinkedPair]:
         return islice(_part(config, "train", read), None, None, every)

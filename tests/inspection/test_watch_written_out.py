@@ -586,7 +586,7 @@ class Picked(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor, index: Tensor) -> Tensor:
         return x[index]
 
     @staticmethod

@@ -51,10 +51,10 @@ def enable(model: nn.Module) -> "Enabled":
     """
     library = _library(model)
     _register(library)
-    parts = [m for m in model.modules() if isinstance(m, library.PreTrainedModel)]
+    parts: list[Any] = [m for m in model.modules() if isinstance(m, library.PreTrainedModel)]  # first the model itself
     configs = {id(c): c for part in parts for c in _nested(part.config)}.values()
     before = [(config, config._attn_implementation) for config in configs]
-    model.set_attn_implementation(NAME)
+    parts[0].set_attn_implementation(NAME)
     # A part that does not dispatch keeps its implementation, and transformers raises no error.
     left = {
         id(part.config): type(part).__name__ for part in reversed(parts) if part.config._attn_implementation != NAME

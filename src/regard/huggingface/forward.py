@@ -70,7 +70,7 @@ def forward(
     if cache is not None:
         raise ArgumentError("attention over a paged cache (continuous batching) is not run by regard: disable() first")
     if head_mask is not None:
-        # transformers' sdpa leaves it out in silence.
+        # transformers' sdpa warns once and leaves it out.
         raise ArgumentError(
             f"head_mask is not run by regard, got one of shape {tuple(head_mask.shape)}: "
             "regard.edits.ScaleHeads scales heads, and attn_implementation='eager' takes the mask after disable()"

@@ -2,7 +2,8 @@
 
 Each row of ROWS gets an environment under build/compat, which is deleted after its run (KEEP=1 keeps it), because torch
 with its CUDA libraries takes 7 GB. A row is skipped, with the reason in the table, where its Python is not installed,
-where the disk is too full, or where pip cannot install it. The table is made of benchmarks/compat.json, which keeps the rows of earlier runs.
+where the disk is too full, or where pip cannot install it. benchmarks/compat.json keeps the rows of earlier runs; the
+table is made of it.
 
 This file needs nothing but Python, so that any Python may start it.
 """

@@ -16,8 +16,9 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignment_error import error_of
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
+from regard.tasks.translation.corpus import open_corpus, prepare_corpus
 from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing, TwiceForced, misalignment
+from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
 from regard.text.batches import collate

@@ -561,8 +561,10 @@ class Translator:
         both = zip(hypotheses, placed, strict=True)
         candidates = [self._candidate(request, source, hypothesis, terms, options) for hypothesis, terms in both]
         sure = Confidence([], [], [], []) if options.confidence else None
-        terms = [] if options.terms is not None and self._are_named(options) else None
-        empty = Candidate(put_back("", request.tags, []), 0.0, [], None, confidence=sure, terms=terms)
+        is_labelled = options.terms is not None and self._are_named(options)
+        empty = Candidate(
+            put_back("", request.tags, []), 0.0, [], None, confidence=sure, terms=[] if is_labelled else None
+        )
         return Translation(request.source, source.texts, candidates or [empty])
 
     def _candidate(

@@ -116,6 +116,16 @@ def test_batches_are_planned_by_the_new_cuts(cut_anew: Callable[..., Any]) -> No
     assert abs(cut_anew().count() - len(found[0])) <= 1
 
 
+def test_a_cut_is_that_of_the_pairs_number(cut_anew: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where pairs are cut a few at a time, and sections are others."""
+    found = []
+    for together in (8, 50):
+        monkeypatch.setattr(token_batches, "CUT_TOGETHER_PAIRS", together)
+        monkeypatch.setattr(token_batches, "FRESH_PAIRS", together * 2)
+        found.append(sorted(row for batch in cut_anew().epoch(0, 0) for row in rows(batch)))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

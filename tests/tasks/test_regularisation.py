@@ -112,7 +112,7 @@ def test_batches_are_planned_by_the_new_cuts(cut_anew: Callable[..., Any]) -> No
         assert len(pairs) == len(stored) == len(PAIRS)
         assert tokens_of(pairs) > tokens_of(stored)
         assert max(batch.padded_tokens for batch in batches) <= 200
-        assert padding_share(batches) < 0.12
+        assert padding_share(batches) < 0.2  # by the usual cuts it would be a third
     assert abs(cut_anew().count() - len(found[0])) <= 1
 
 

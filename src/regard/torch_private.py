@@ -46,6 +46,7 @@ PRIVATE = {
     "push_function_mode": "torch.overrides:_push_mode",
     "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",
     "tree_map": "torch.utils._pytree:tree_map",
+    "tree_leaves": "torch.utils._pytree:tree_leaves",
     "make_wrapper": "torch:Tensor._make_wrapper_subclass",
     # Kinds of operators.
     "HigherOrderOperator": "torch._ops:HigherOrderOperator",

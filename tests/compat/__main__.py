@@ -2,7 +2,8 @@
 
 Each row of ROWS gets an environment under build/compat, which is deleted after its run (KEEP=1 keeps it), because torch
 with its CUDA libraries takes 7 GB. A row is skipped, with the reason in the table, where its Python is not installed,
-where the disk is too full, or where pip cannot install it. The table keeps the rows of earlier runs.
+where the disk is too full, or where pip cannot install it. benchmarks/compat.json keeps the rows of earlier runs; the
+table is made of it.
 
 This file needs nothing but Python, so that any Python may start it.
 """
@@ -22,11 +23,11 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "compat"
-KEPT, TABLE = FOLDER / "results.json", ROOT / "benchmarks" / "COMPAT.md"
+KEPT, TABLE = ROOT / "benchmarks" / "compat.json", ROOT / "benchmarks" / "COMPAT.md"
 DISK_GB = 10
 """The space that an environment takes while it is installed."""
-LONGEST_S = 1200
-"""The longest run of one part's tests."""
+LONGEST_S = 3600
+"""The longest run of one part's tests, on a machine that is busy with other work."""
 
 
 class Row(NamedTuple):
@@ -78,7 +79,7 @@ def main() -> int:
         result = run_row(row, options.parts.split(","), whole=options.whole, say=say)
         before = found.get(row.name, {}).get("parts", {})
         found[row.name] = {**result, "parts": {**before, **result["parts"]}}
-        KEPT.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        KEPT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         TABLE.write_text(table(found), encoding="utf-8")
     print(TABLE.read_text(encoding="utf-8"))
     results = [found[row.name] for row in wanted]

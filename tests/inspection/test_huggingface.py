@@ -12,12 +12,16 @@ from tests.inspection.huggingface_families import Family
 
 pytest.importorskip("transformers")
 from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, WRITTEN, tokens
+from tests.transformers_version import is_older_than
 
 # transformers calls what torch has deprecated; nothing of it is ours.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
+
+WRITTEN_BEFORE_5 = ("t5", "swin") if is_older_than(5) else ()
+KERNEL_SINCE_5 = pytest.mark.skipif(is_older_than(5), reason="transformers 4 writes T5's attention out")
 
 
 def outputs_of(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
@@ -36,7 +40,8 @@ def test_maps_are_the_models_own_weights(name: str) -> None:
     assert before.keys() == during.keys()
     assert all(torch.equal(before[key], during[key]) for key in before)
     assert not seen.report().missed, str(seen.report())
-    assert {call.how for call in seen.calls} == {family.how}
+    how = WRITTEN if name in WRITTEN_BEFORE_5 else family.how
+    assert {call.how for call in seen.calls} == {how}
     maps, expected = seen.maps[family.first :: family.every], family.eager()
     assert len(maps) == len(expected)
     for weights, eager in zip(maps, expected, strict=True):
@@ -46,7 +51,7 @@ def test_maps_are_the_models_own_weights(name: str) -> None:
         dead = (dense == 0).all(-1)
         assert (dense - eager).abs().masked_fill(dead[..., None], 0).max() < 1e-5
         assert _padded(family, weights.shape, dead)
-    if family.how != WRITTEN:
+    if how != WRITTEN:
         assert max(call.error for call in seen.calls) < 1e-5
 
 
@@ -180,7 +185,7 @@ def test_other_contexts(name: str, context: type[Any], monkeypatch: pytest.Monke
         assert ((dense - eager) * alive).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("t5", marks=KERNEL_SINCE_5)])
 def test_bfloat16_autocast(name: str) -> None:
     family = FAMILIES[name]
     model, inputs = family.build(), family.inputs()
@@ -236,6 +241,7 @@ def test_window_and_padding_masks_are_not_held_dense() -> None:
         assert not seen.record.keeper.dense_masks, name
 
 
+@KERNEL_SINCE_5
 def test_a_dense_bias_is_held_once_and_reported() -> None:
     family = FAMILIES["t5"]
     model = family.build()

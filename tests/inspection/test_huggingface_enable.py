@@ -1,6 +1,7 @@
 """`regard.huggingface.enable`: the same logits, and maps where eager has its weights."""
 
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -19,14 +20,25 @@ from transformers import masking_utils as masking
 
 from tests.families import architectures, examine
 from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, _field, tokens
+from tests.transformers_version import is_older_than, places
 
 # transformers calls what torch has deprecated; nothing of it is ours.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-UNABLE = ["deberta-v2", "mpnet", "xlnet", "gpt-neo", "gpt-j", "bloom", "falcon"]
-ABLE = [name for name in FAMILIES if name not in UNABLE]
+SINCE_5 = ["bert", "modernbert", "t5", "swin"]
+UNABLE = ["deberta-v2", "mpnet", "xlnet", "gpt-neo", "gpt-j", "bloom", "falcon", *(SINCE_5 if is_older_than(5) else [])]
+MASKED_BY_ITSELF_BEFORE_5 = ("bart", "marian", "whisper", "clip")
+
+
+def able(*names: str) -> list[Any]:
+    """Families whose attention transformers dispatches, if this one does."""
+    needs_5 = pytest.mark.skipif(is_older_than(5), reason="transformers 4 does not dispatch this attention")
+    return [pytest.param(name, marks=needs_5) if name in SINCE_5 else name for name in names]
+
+
+ABLE = able(*(name for name in FAMILIES if name in SINCE_5 or name not in UNABLE))
 
 
 def real(tensor: Tensor, inputs: dict[str, Any]) -> Tensor:
@@ -72,6 +84,8 @@ def test_logits_and_maps_are_those_of_eager(name: str) -> None:
 @pytest.mark.parametrize("name", ABLE)
 def test_masks_travel_as_predicates(name: str) -> None:
     """No T x S mask is made, or taken for one's own function: it would still be right, and slow."""
+    if is_older_than(5) and name in MASKED_BY_ITSELF_BEFORE_5:
+        pytest.skip("in transformers 4 this model makes its masks itself, as T x S numbers")
     family = FAMILIES[name]
     model = family.build()
     regard.huggingface.enable(model)
@@ -79,6 +93,7 @@ def test_masks_travel_as_predicates(name: str) -> None:
         outputs = model(**family.inputs(), output_attentions=True)
     for weights in (w for attentions in family.attentions for w in _field(outputs, attentions)):
         mask = weights.source.call.mask
+        assert weights.source.call.bias is None or name in ("t5", "swin")
         assert all(isinstance(m, Causal | Padding | Window) for m in (() if mask is None else mask.factors()))
 
 
@@ -106,7 +121,7 @@ def test_maps_are_made_of_grouped_heads_sinks_and_caps() -> None:
 
 
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", ["gpt2", "t5", "bert", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("name", able("gpt2", "t5", "bert", "gemma2", "gpt-oss"))
 def test_other_contexts(name: str, context: type[Any]) -> None:
     family = FAMILIES[name]
     inputs = family.inputs()
@@ -119,7 +134,7 @@ def test_other_contexts(name: str, context: type[Any]) -> None:
             same_maps(_field(ours, attentions), _field(theirs, attentions), inputs)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "bert"])
+@pytest.mark.parametrize("name", able("gpt2", "llama", "t5", "bert"))
 def test_bfloat16_autocast(name: str) -> None:
     family = FAMILIES[name]
     inputs = family.inputs()
@@ -133,7 +148,7 @@ def test_bfloat16_autocast(name: str) -> None:
     assert (first.dtype, first.source.call.query.dtype) == (torch.float32, torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", ["llama", "t5", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("name", able("llama", "t5", "gemma2", "gpt-oss"))
 def test_gradients_are_those_of_eager(name: str) -> None:
     family = FAMILIES[name]
     inputs = family.inputs()
@@ -148,22 +163,23 @@ def test_gradients_are_those_of_eager(name: str) -> None:
 
 
 def test_the_maps_are_losses() -> None:
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["llama"].build()
     regard.huggingface.enable(model)
     maps = model(**tokens(), output_attentions=True).attentions
     sum(weights.entropy().mean() for weights in maps).backward()
-    assert model.encoder.layer[1].attention.self.query.weight.grad.abs().sum() > 0
+    assert model.model.layers[1].self_attn.q_proj.weight.grad.abs().sum() > 0
 
 
 def test_dropout_in_training_is_not_in_the_map() -> None:
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["gpt2"].build()
     regard.huggingface.enable(model)
     with torch.no_grad():
         expected = model(**tokens(), output_attentions=True).attentions[0].dense()
-        for layer in model.encoder.layer:
-            layer.attention.self.train()
+        for layer in model.transformer.h:
+            layer.attn.train()
+            layer.attn.resid_dropout.p = 0.0
         one, other = (model(**tokens(), output_attentions=True) for _ in range(2))
-    assert not torch.equal(one.last_hidden_state, other.last_hidden_state)
+    assert not torch.equal(one.logits, other.logits)
     torch.testing.assert_close(one.attentions[0].dense(), expected)
 
 
@@ -232,22 +248,23 @@ def test_every_mask_that_transformers_makes_is_the_predicates_own() -> None:
     keep = torch.ones(2, 9, dtype=torch.bool)
     keep[1, :2] = False
     ids = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 1, 1, 1, 1, 1]])
-    functions = {
+    functions: dict[str, tuple[Any, set[type]]] = {
         "causal": (masking.causal_mask_function, {Causal}),
         "window": (masking.sliding_window_causal_mask_function(3), {Causal, Window}),
-        "both ways": (masking.sliding_window_bidirectional_mask_function(2), {Window}),
-        "everything": (masking.bidirectional_mask_function, set()),
         "chunks": (masking.chunked_causal_mask_function(4, torch.tensor([0, 2])), {Causal, Predicate}),
         "packed": (masking.and_masks(masking.causal_mask_function, masking.packed_sequence_mask_function(ids)),
                    {Causal, Predicate}),
         "prefix": (masking.or_masks(masking.causal_mask_function, lambda b, h, q, k: (k < 2) & (q >= 0)), {Predicate}),
     }  # fmt: skip
+    if not is_older_than(5):
+        functions["both ways"] = (masking.sliding_window_bidirectional_mask_function(2), {Window})
+        functions["everything"] = (masking.bidirectional_mask_function, set())
     for name, (function, kinds) in functions.items():
         for start, queries in ((0, 9), (4, 5)):
             for padding in (None, keep):
                 settings: dict[str, Any] = {
-                    "batch_size": 2, "q_length": queries, "kv_length": 9, "q_offset": start, "kv_offset": 0,
-                    "mask_function": function, "attention_mask": padding,
+                    "batch_size": 2, "kv_length": 9, "kv_offset": 0, "mask_function": function,
+                    "attention_mask": padding, **places(start, queries),
                 }  # fmt: skip
                 expected = masking.sdpa_mask(**settings, allow_is_causal_skip=False)
                 found = lazy_mask(**settings)
@@ -261,9 +278,9 @@ def test_every_mask_that_transformers_makes_is_the_predicates_own() -> None:
 def test_functions_that_are_not_written_for_tensors_are_rendered_by_transformers() -> None:
     settings: dict[str, Any] = {
         "batch_size": 1,
-        "q_length": 4,
         "kv_length": 4,
         "mask_function": masking.causal_mask_function,
+        **places(0, 4),
     }
     found = lazy_mask(**settings, use_vmap=True)
     assert not isinstance(found, LazyMask)
@@ -299,7 +316,7 @@ def test_masks_of_ones_own(kind: torch.dtype) -> None:
 # -- what is changed, and the way back ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5", "clip"])
+@pytest.mark.parametrize("name", able("gpt2", "t5", "clip"))
 def test_disable_gives_back_what_was(name: str) -> None:
     family = FAMILIES[name]
     inputs = family.inputs()
@@ -342,12 +359,11 @@ def test_configs_without_a_model_are_given_back_too(monkeypatch: pytest.MonkeyPa
 
 
 def test_parts_that_do_not_dispatch_are_named() -> None:
-    bert, gpt = FAMILIES["bert"], FAMILIES["bloom"]
-    model = bert.build()
-    model.inner = gpt.build()
+    model = FAMILIES["llama"].build()
+    model.inner = FAMILIES["bloom"].build()
     enabled = regard.huggingface.enable(model)
     assert enabled.left == ("BloomForCausalLM",)
-    assert repr(enabled) == "Enabled(BertModel; left as they were: BloomForCausalLM)"
+    assert repr(enabled) == "Enabled(LlamaForCausalLM; left as they were: BloomForCausalLM)"
 
 
 def test_what_is_not_a_model_of_transformers_is_refused() -> None:
@@ -356,6 +372,20 @@ def test_what_is_not_a_model_of_transformers_is_refused() -> None:
     q = torch.ones(1, 1, 2, 4)
     with pytest.raises(ArgumentError, match="paged cache"):
         forward(torch.nn.Identity(), q, q, q, None, cache=object())
+    with pytest.raises(ArgumentError, match=r"head_mask is not run by regard, got one of shape \(1, 1, 1, 1\)"):
+        forward(torch.nn.Identity(), q, q, q, None, head_mask=torch.zeros(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("lacks", ["AttentionInterface", "masking_utils"])
+def test_a_transformers_without_a_choice_of_attention_is_refused(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FAMILIES["llama"].build()
+    if lacks == "masking_utils":
+        monkeypatch.delitem(sys.modules, "transformers.masking_utils")
+    else:
+        monkeypatch.delattr(sys.modules["transformers.modeling_utils"], lacks)
+    with pytest.raises(ArgumentError, match=r"4\.57 or newer, and this is \d.*regard\.watch"):
+        regard.huggingface.enable(model)
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_an_enabled_model_is_watched_like_any_other() -> None:
@@ -399,6 +429,8 @@ def test_a_lazy_mask_stands_for_bools_or_for_numbers_to_add(dtype: torch.dtype) 
 def tiny(name: str, kind: str) -> tuple[Any, Any, dict[str, Any]]:
     """An architecture of docs/families.md, its class, and its inputs."""
     library = architectures.library()
+    if is_older_than(5) and not hasattr(library, kind):
+        pytest.skip(f"transformers 4 has no {kind}")
     model = architectures.build(getattr(library, kind), architectures.tiny_config(name))
     return model, getattr(library, kind), architectures.inputs_for(name, model)
 
@@ -413,6 +445,8 @@ def tiny(name: str, kind: str) -> tuple[Any, Any, dict[str, Any]]:
 )
 def test_masks_and_keys_are_what_the_model_means_by_them(name: str, kind: str) -> None:
     model, of, inputs = tiny(name, kind)
+    if is_older_than(5) and not hasattr(sys.modules[of.__module__], "ALL_ATTENTION_FUNCTIONS"):
+        pytest.skip(f"transformers 4 does not dispatch the attention of {kind}")
     told = examine.enabled(model, examine.own_weights(model, of, name, inputs), inputs)
     assert told["taken"]
     assert told["error"] < 1e-5

@@ -8,6 +8,7 @@ from torch import nn
 
 from regard.huggingface.forward import forward
 from regard.huggingface.masks import lazy_mask
+from tests.transformers_version import places
 
 masking = pytest.importorskip("transformers.masking_utils")
 
@@ -28,8 +29,8 @@ def test_a_cache_that_begins_at_a_later_key(kind: str, is_padded: bool, queries:
     padding[0, :2] = False
     padding[1, :6] = False
     options: dict[str, Any] = {
-        "batch_size": 2, "q_length": queries, "kv_length": 6, "q_offset": 10 - queries, "kv_offset": 4,
-        "mask_function": function, "attention_mask": padding if is_padded else None,
+        "batch_size": 2, "kv_length": 6, "kv_offset": 4, "mask_function": function,
+        "attention_mask": padding if is_padded else None, **places(10 - queries, queries),
     }  # fmt: skip
     theirs = masking.sdpa_mask(**options, allow_is_causal_skip=False)
     ours = lazy_mask(**options)

@@ -580,6 +580,40 @@ def test_operators_of_others_are_named_with_their_count() -> None:
     )
 
 
+class Picked(torch.autograd.Function):
+    """x[index] as an operator, which under `torch.vmap` nobody can look into: transformers 4.57 masks padding so."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, index: Tensor) -> Tensor:
+        return x[index]
+
+    @staticmethod
+    def setup_context(*given: Any) -> None:
+        pass
+
+
+class Picking(nn.Module):
+    """Rows that an operator picks, one for each position."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.vmap(Picked.apply, in_dims=(None, 0))(rows, torch.arange(len(rows)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32])
+def test_an_operator_of_positions_and_masks_is_no_attention(dtype: torch.dtype) -> None:
+    seen = watched(Picking(), torch.ones(4, 3).to(dtype))
+    assert not seen.report().missed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_an_operator_of_numbers_or_bytes_may_be_attention(dtype: torch.dtype) -> None:
+    seen = watched(Picking(), torch.ones(4, 3).to(dtype))
+    assert [path for path, _ in seen.report().missed] == [""]
+    assert "cannot be looked into" in str(seen.report())
+
+
 def test_torchs_operators_are_seen_as_the_functions_that_they_are() -> None:
     class Aten(nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from regard.errors import RunFolderError
 from regard.generation.greedy_search import greedy
 from regard.models.convert import Pretrained, from_huggingface
 from tests.models.foreign_models import END, MARIAN, PAD, TRANSLATORS, VOCAB, save
+from tests.transformers_version import is_older_than
 
 LENGTHS = torch.tensor([11, 6])
 
@@ -20,6 +21,8 @@ LENGTHS = torch.tensor([11, 6])
 @pytest.fixture(scope="module", params=TRANSLATORS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Pretrained]:
     """A model of theirs, and ours from its folder."""
+    if "decoder_vocab_size" in TRANSLATORS[request.param].settings and is_older_than(5):
+        pytest.skip("transformers 4 gives Marian's decoder as many embeddings as the source has words")
     theirs = TRANSLATORS[request.param].build()
     folder = save(theirs, tmp_path_factory.mktemp("model"))
     return theirs, from_huggingface(folder)

@@ -45,17 +45,16 @@ def enable(model: nn.Module) -> "Enabled":
         The changes. `disable()` takes them back, and so does the end of `with regard.huggingface.enable(model):`.
 
     Raises:
-        ArgumentError: it is not a transformers model, its attention is not dispatched but written out (docs/families.md
-            lists these; `regard.watch` reads them), or its attention takes an argument that is not computed here.
+        ArgumentError: it is not a transformers model, or of a transformers that is too old; its attention is not
+            dispatched but written out (docs/families.md lists these; `regard.watch` reads them), or takes an argument
+            that is not computed here.
     """
-    library: Any = sys.modules.get("transformers.modeling_utils")
-    if library is None or not isinstance(model, library.PreTrainedModel):
-        raise ArgumentError(f"enable() takes a transformers.PreTrainedModel, got {type(model).__name__}")
+    library = _library(model)
     _register(library)
-    parts = [m for m in model.modules() if isinstance(m, library.PreTrainedModel)]
+    parts: list[Any] = [m for m in model.modules() if isinstance(m, library.PreTrainedModel)]  # first the model itself
     configs = {id(c): c for part in parts for c in _nested(part.config)}.values()
     before = [(config, config._attn_implementation) for config in configs]
-    model.set_attn_implementation(NAME)
+    parts[0].set_attn_implementation(NAME)
     # A part that does not dispatch keeps its implementation, and transformers raises no error.
     left = {
         id(part.config): type(part).__name__ for part in reversed(parts) if part.config._attn_implementation != NAME
@@ -64,8 +63,9 @@ def enable(model: nn.Module) -> "Enabled":
     if len(left) == len({id(part.config) for part in parts}):
         enabled.disable()
         raise ArgumentError(
-            f"{type(model).__name__} writes its attention out and does not dispatch it, so that there is nothing to "
-            "enable: regard.watch(model) reads the weights that it computes"
+            f"{type(model).__name__} writes its attention out and does not dispatch it in transformers "
+            f"{sys.modules['transformers'].__version__}, so that there is nothing to enable: regard.watch(model) reads "
+            "the weights that it computes"
         )
     if unknown := [f"{type(part).__name__}: {name}" for part in parts for name in _not_computed(part)]:
         enabled.disable()
@@ -75,6 +75,19 @@ def enable(model: nn.Module) -> "Enabled":
         )
     enabled.start(parts)
     return enabled
+
+
+def _library(model: nn.Module) -> Any:
+    """transformers.modeling_utils, of which the model is."""
+    library: Any = sys.modules.get("transformers.modeling_utils")
+    if library is None or not isinstance(model, library.PreTrainedModel):
+        raise ArgumentError(f"enable() takes a transformers.PreTrainedModel, got {type(model).__name__}")
+    if not hasattr(library, "AttentionInterface") or "transformers.masking_utils" not in sys.modules:
+        raise ArgumentError(
+            "enable() needs a transformers whose attention and masks can be chosen, 4.57 or newer, and this is "
+            f"{sys.modules['transformers'].__version__}: regard.watch(model) needs no more than torch"
+        )
+    return library
 
 
 def _register(library: Any) -> None:

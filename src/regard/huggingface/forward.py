@@ -33,6 +33,7 @@ def forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     indices: Tensor | None = None,
+    head_mask: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, AttentionMap]:
     """Attend with the arguments that transformers' models give.
@@ -52,13 +53,14 @@ def forward(
         softcap: c of c tanh(s / c) (Gemma 2).
         s_aux: a sink for each head (GPT-OSS).
         indices: the keys that an indexer has chosen for each query, (B, T, k): no others are seen (DeepSeek 3.2).
+        head_mask: numbers that the weights of each head are multiplied by (transformers 4): it has to be None.
         others: arguments that do not change the computation.
 
     Returns:
         The output, (B, T, H, E), and the map.
 
     Raises:
-        ArgumentError: a paged cache, or blocks of keys that an indexer has chosen, are given.
+        ArgumentError: a paged cache, blocks of keys that an indexer has chosen, or a `head_mask` are given.
     """
     if others.get("block_indices") is not None:
         raise ArgumentError(
@@ -67,6 +69,12 @@ def forward(
         )
     if cache is not None:
         raise ArgumentError("attention over a paged cache (continuous batching) is not run by regard: disable() first")
+    if head_mask is not None:
+        # transformers' sdpa warns once and leaves it out.
+        raise ArgumentError(
+            f"head_mask is not run by regard, got one of shape {tuple(head_mask.shape)}: "
+            "regard.edits.ScaleHeads scales heads, and attn_implementation='eager' takes the mask after disable()"
+        )
     query, key, value = as_autocast(query, key, value)
     score: Score = ScaledDot(scaling)
     attended = attention(
@@ -84,8 +92,9 @@ def forward(
     return attended.output.transpose(1, 2).contiguous(), attended.weights
 
 
-COMPUTED = frozenset(inspect.signature(forward).parameters) | {"kwargs", "sliding_window"}
-"""The arguments of transformers' attention functions that are computed here. A window is in the mask as well."""
+COMPUTED = frozenset(inspect.signature(forward).parameters) | {"kwargs", "sliding_window", "output_attentions"}
+"""The arguments of transformers' attention functions that are computed here. A window is in the mask as well, and the
+weights are always handed back."""
 
 
 def forward_as_eager(*args: Any, **kwargs: Any) -> tuple[Tensor, AttentionMap]:
@@ -123,5 +132,6 @@ def _chosen(mask: Mask | Tensor | None, indices: Tensor | None, keys: int) -> Ma
 
 
 def _bias(given: Tensor | None, position_bias: Tensor | None, keys: int) -> Tensor | None:
-    added = [t[..., :keys] for t in (given, position_bias) if t is not None and t.is_floating_point()]
+    masks = (None if isinstance(given, LazyMask) else given, position_bias)
+    added = [t[..., :keys] for t in masks if t is not None and t.is_floating_point()]
     return None if not added else sum(added[1:], start=added[0])

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from regard.inspection.capture.functions import OWN, name_of, namespace_of
 from regard.inspection.capture.module_stack import Thread
-from regard.torch_private import HigherOrderOperator
+from regard.torch_private import HigherOrderOperator, tree_leaves
 
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
 """Parts of the names of operators that attend."""
@@ -16,6 +19,9 @@ HARMLESS = frozenset({"transformers", "torchvision", "profiler", "c10d", "_c10d_
                       "debugprims",
                       "torchaudio", "quantized", "mkldnn", "onednn", "mkl", "sparse", "fsdp", "streams"})  # fmt: skip
 """Namespaces of operators that attend only where their names say so."""
+
+POSITIONS = frozenset({torch.bool, torch.int32, torch.int64})
+"""Dtypes of positions and masks; bytes may be quantized queries, keys and values."""
 
 
 def observe_operator(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -29,8 +35,19 @@ def observe_operator(thread: Thread, func: Callable[..., Any], args: tuple[Any, 
             observe = observers.traced
         return observe(thread, func, args, kwargs)
     result = func(*args, **kwargs)
-    thread.try_to(_name, thread, func)
+    if not _is_of_positions((args, kwargs, result)):
+        thread.try_to(_name, thread, func)
     return result
+
+
+def _is_of_positions(given: object) -> bool:
+    """Whether all tensors of a call are positions or masks: it takes no scores or values, and gives no mean of values.
+
+    transformers 4.57 makes its masks so: by `torch.vmap` of functions that index a mask of padding, an operator of
+    torch's that runs a function of its own.
+    """
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+    return bool(tensors) and all(tensor.dtype in POSITIONS for tensor in tensors)
 
 
 def _is_ours() -> bool:

@@ -28,7 +28,13 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
             given = getattr(config, setting, None)
             require_files(() if given is None else (given,), setting=setting)
         if config.warm_start is not None:
-            RunFolder(config.warm_start).read_config(task, type(config))
+            before = RunFolder(config.warm_start).read_config(task, type(config))
+            tokenizer = getattr(before, "tokenizer", None)
+            if getattr(config, "bpe_dropout", 0) and tokenizer != "bpe":
+                raise ArgumentError(
+                    f"bpe_dropout leaves out merges, and the tokenizers of {config.warm_start}, which it would take, "
+                    f"have none ({tokenizer}): leave it out"
+                )
 
 
 def require_files(paths: Iterable[Path], *, setting: str) -> None:

@@ -475,10 +475,32 @@ def test_debug_shows_where_it_happened(call: Call, tmp_path: Path) -> None:
         (("train", "--out"), "Missing value for argument '--out'"),
         (("translate",), "Missing from regard translate: RUN"),
         (("generate", "x", "--seed", "1.5"), "Error parsing --seed: expected a whole number"),
+        (
+            ("translate", "x", "y", "--alignments", "--alignment-layer", "nan"),
+            "--alignment-layer: expected a whole number or mean, got 'nan'; --help",
+        ),
+        (("translate", "x", "y", "--ensemble"), "Missing value for argument '--ensemble'"),
+        (("evaluate", "x", "--data", "--beam=2"), "Missing value for argument '--data'"),
+        (("train", "--data", "--out", "x"), "Missing value for argument '--data'"),
+        (("train", "--data", "x", "--out", "y", "--learning-rate", "1e308"), "--learning-rate must be at most 1e+18"),
     ],
 )
 def test_arguments_that_cannot_be_read(call: Call, arguments: tuple[str, ...], message: str) -> None:
     check_one_line(call(*arguments), message)
+
+
+def test_a_setting_that_may_be_left_out_has_no_choice_of_that_name(call: Call) -> None:
+    status, _, err = call("translate", "x", "y", "--precision", "int4")
+    assert (status, err.count("\n")) == (2, 1)
+    assert {*err.partition("one of ")[2].partition(", got")[0].split(", ")} == {"float32", "bf16", "auto", "int8"}
+
+
+def test_bpe_dropout_is_refused_before_the_data_are_read_if_a_run_without_merges_comes_first(
+    call: Call, run: Path, data: Path, tmp_path: Path
+) -> None:
+    command = ("train", "--data", str(data), "--out", str(tmp_path / "new"), "--warm-start", str(run))
+    check_one_line(call(*command, "--bpe-dropout", "0.1"), "have none (characters): leave it out")
+    assert not (tmp_path / "new").exists()
 
 
 def test_overwrite_keeps_the_old_run_until_the_new_data_are_read(

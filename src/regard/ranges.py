@@ -4,6 +4,9 @@ from math import inf
 
 from regard.errors import ArgumentError
 
+LARGEST = 1e18
+"""No setting that is a fraction is larger: the product of two such numbers is still one that float32 can hold."""
+
 
 def require_at_least(least: float, **numbers: float) -> None:
     """Refuse numbers that are below a bound, not finite, or no numbers.
@@ -18,6 +21,7 @@ def require_at_least(least: float, **numbers: float) -> None:
     for name, value in numbers.items():
         if not least <= value < inf:
             raise ArgumentError(f"{name} must be at least {least}, got {value}")
+        _require_sane(name, value)
 
 
 def require_above(bound: float, **numbers: float) -> None:
@@ -29,6 +33,7 @@ def require_above(bound: float, **numbers: float) -> None:
     for name, value in numbers.items():
         if not bound < value < inf:
             raise ArgumentError(f"{name} must be above {bound}, got {value}")
+        _require_sane(name, value)
 
 
 def require_share(**shares: float) -> None:
@@ -40,3 +45,8 @@ def require_share(**shares: float) -> None:
     for name, value in shares.items():
         if not 0.0 <= value <= 1.0:
             raise ArgumentError(f"{name} must be between 0 and 1, got {value}")
+
+
+def _require_sane(name: str, value: float) -> None:
+    if isinstance(value, float) and value > LARGEST:
+        raise ArgumentError(f"{name} must be at most {LARGEST:g}, got {value}")

@@ -30,7 +30,7 @@ def test_numbers_are_those_of_the_model(tokenizer: Any, beam: int) -> None:
     for one in translator.translate(SENTENCES, beam=search, confidence=True, alignments=AlignmentOf(layer=1)):
         best = one.candidates[0]
         if not one.source:
-            assert best.confidence is None
+            assert best.confidence == ([], [], [], [])
             continue
         sure = best.confidence
         assert sure is not None
@@ -80,6 +80,10 @@ def test_the_command_prints_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(best["probabilities"]) == len(best["entropies"]) == len(best["tokens"])
     assert len(best["coverage"]) == len(found["source"])
     assert best["alignment"] == []
+    _, out, _ = typed(monkeypatch, *arguments[:2], *arguments[3:], "--bad-lines", "skip", stdin=b"\n\xff\nwe see\n")
+    blank, bad, good = (json.loads(line)["translations"][0] for line in out.splitlines())
+    assert blank.keys() == bad.keys() == good.keys()
+    assert blank["probabilities"] == blank["entropies"] == blank["coverage"] == blank["untranslated"] == []
     monkeypatch.setattr(confidence, "LITTLE", 99.0)  # so that every word got less
     status, out, err = typed(monkeypatch, *arguments)
     assert json.loads(out)["translations"][0]["untranslated"] == ["we", "see", "one", "cats"]

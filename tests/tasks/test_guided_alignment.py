@@ -16,8 +16,9 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignment_error import error_of
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.corpus import TokenBatches, open_corpus, prepare_corpus
+from regard.tasks.translation.corpus import open_corpus, prepare_corpus
 from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing, TwiceForced, misalignment
+from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
 from regard.text.batches import collate
@@ -231,6 +232,8 @@ def test_a_bad_line_of_links_is_left_out_with_its_pair(tmp_path: Path) -> None:
         ({"alignment_layer": -2}, "alignment_layer must be from -1 to 0, as the decoder has 1, got -2"),
         ({"tokenizer": "bpe", "bpe_dropout": 0.1}, "bpe_dropout cuts words anew, and links are of tokens"),
         ({"alignment_weight": 0.0}, "alignment_weight must be above 0"),
+        ({"alignment_data": None, "alignment_valid": None, "alignment_head": 1}, "alignment_head is for a head that"),
+        ({"alignment_data": None, "alignment_valid": None, "alignment_weight": 1.0}, "add --alignment-data"),
         ({"valid": ()}, "alignment_valid links the pairs of --valid"),
         ({"model": "rnn", "alignment_head": 1}, "alignment_head must be from -1 to 0"),
     ],

@@ -284,6 +284,8 @@ def test_a_bad_line_stops_or_is_cut_short(run: Path, monkeypatch: pytest.MonkeyP
     assert len(out.splitlines()) == 4
     assert out.splitlines()[1] == out.splitlines()[3] != ""
     assert err.splitlines()[-1].startswith("bad lines cut short: 2; the first: standard input:1: the sentence has 9")
+    longer = ["translate", str(run), "--simultaneous", "--max-length", "30"]  # as the message advises
+    assert typed(monkeypatch, *longer, stdin=f"{long}\n".encode())[0] == 0
 
 
 def test_each_word_is_printed_before_the_next_is_there(run: Path) -> None:
@@ -318,3 +320,14 @@ def test_evaluate_prints_the_scores(run: Path, monkeypatch: pytest.MonkeyPatch) 
     status, out, _ = typed(monkeypatch, "evaluate", str(run), "--data", data, "--try-heads")
     assert status == 0
     assert len(out.splitlines()) == 1 + 3  # a line of names, the mean over heads, two heads
+
+
+def test_a_test_set_may_have_sentences_longer_than_those_of_training(
+    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There is no flag to raise the limit of training; only the model's own counts, and the pair is named."""
+    data = str(write_pairs(tmp_path / "long.tsv", [("we see", "on y"), ("we " * 9, "on")]))
+    for policy in (["--simultaneous", "--wait-k", "9"], ["--try-heads", "--frames", "9"]):
+        assert typed(monkeypatch, "evaluate", str(run), "--data", data, *policy)[0] == 0
+    with pytest.raises(DataError, match="pair 2: 5 tokens, and the model takes 4 at most"):
+        evaluate_interpreter(Interpreter(make(max_length=4), WaitK(1)), [("we", "on"), ("we see one red", "on")])

@@ -17,7 +17,8 @@ from regard.tasks.pictures.save import PictureFiles, look_at, page_example, save
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
-from regard.tasks.translation.corpus import TokenBatches, open_corpus
+from regard.tasks.translation.corpus import open_corpus
+from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import TranslationConfig, Translator, run_translation, train_translation
 from regard.text.tokenizers import Characters
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs

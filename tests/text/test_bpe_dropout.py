@@ -114,7 +114,7 @@ def test_pairs_have_new_cuts_in_every_epoch_and_for_every_seed(tokenizer: Tokeni
     dropout, numbers = BPEDropout(tokenizer, 0.4), list(range(len(every)))
 
     def cuts(seed: int, epoch: int) -> list[list[list[int]]]:
-        made = NewCuts(dropout, dropout, seed=seed, max_length=10_000)
+        made = NewCuts(dropout, dropout, seed=seed, max_length=10_000, max_tokens=20_000)
         return [[cut.tolist() for cut in side] for side in made(every, every, numbers=numbers, epoch=epoch)]
 
     assert cuts(0, 0) == cuts(0, 0)
@@ -128,7 +128,7 @@ def test_what_would_be_too_long_stays(tokenizer: Tokenizer) -> None:
     every = tokens_of(tokenizer, texts)
     longest = max(map(len, every)) + 1
     dropout = BPEDropout(tokenizer, 0.5)
-    cuts = NewCuts(dropout, dropout, seed=0, max_length=longest)
+    cuts = NewCuts(dropout, dropout, seed=0, max_length=longest, max_tokens=2 * longest)
     sources, _ = cuts(every, every, numbers=range(len(every)), epoch=0)
     assert max(map(len, sources)) + 1 <= longest
     assert any(len(new) > len(old) for new, old in zip(sources, every, strict=True))

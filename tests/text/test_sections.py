@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.tasks.translation.corpus import TokenBatches
+from regard.tasks.translation.token_batches import TokenBatches
 from regard.text import sections as sections_module
 from regard.text.blocks import BlockPlan
 from regard.text.sections import sections

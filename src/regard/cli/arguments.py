@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import NamedTuple
 
 from tyro import _errors as events  # the only data that tyro has about errors; pyproject.toml bounds its version
@@ -18,6 +18,8 @@ class Known(NamedTuple):
     flags: Sequence[str] = ()
     commands: Sequence[str] = ()
     """The words that may stand where a command or a task was expected."""
+    lists: Sequence[str] = ()
+    """Those of the flags that take one value or more."""
 
 
 AskKnown = Callable[[], Known]
@@ -44,6 +46,21 @@ def told_in_one_line(known: AskKnown) -> Iterator[None]:
         yield
 
 
+def refuse_bare_lists(arguments: Sequence[str], known: Known) -> None:
+    """Refuse a flag for one value or more that has none, which tyro would take for one that was not given.
+
+    Raises:
+        ArgumentError: there is such a flag.
+
+    >>> refuse_bare_lists(["--data", "--out", "x"], Known(flags=["--data", "--out"], lists=["--data"]))
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: Missing value for argument '--data'
+    """
+    for one, following in zip_longest(arguments, arguments[1:]):
+        if one in known.lists and (following is None or following.partition("=")[0] in known.flags):
+            raise ArgumentError(f"Missing value for argument '{one}'")
+
+
 def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
     """The message of an event; None for kinds that a later tyro may add, which tyro then prints itself."""
     match event:
@@ -59,7 +76,7 @@ def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
         case events.SubcommandConflict():
             return f"{event.attempted} must stand before all flags, and comes after {event.trigger_flag}"
         case events.InvalidChoice():
-            choices = ", ".join(event.choices)
+            choices = ", ".join(choice for choice in event.choices if choice != "None")
             return f"Error parsing {event.argument.display_name()}: expected one of {choices}, got {event.value!r}"
         case events.BadValue(reason="too_few_values"):
             return f"Missing value for argument '{event.argument.display_name()}'"
@@ -79,10 +96,15 @@ def _of_numbers(message: str) -> str:
     >>> _of_numbers("no type matching INT could be instantiated from ['x'].\\n\\nGot errors:\\n- <class 'int'>: "
     ...             "invalid literal for int() with base 10: 'x'")
     "expected a whole number, got 'x'"
+    >>> _of_numbers("no type matching INT|{mean} could be instantiated from ['x'].\\n\\nGot errors:\\n- <class 'int'>: "
+    ...             "invalid literal for int() with base 10: 'x'\\n- typing.Literal['mean']: ['x'] does not match ...")
+    "expected a whole number or mean, got 'x'"
     """
     # A value that may be left out is tried as each of its types; None is written by leaving out the flag.
     message = re.sub(r"^no type matching .*?Got errors:\s+- <class '(int|float)'>: ", "", message, flags=re.DOTALL)
-    message = re.sub(r"^invalid literal for int\(\) with base 10: ", "expected a whole number, got ", message)
+    message, *others = re.split(r"\s+- typing\.Literal\['(\w+)'\]: .*", message, flags=re.DOTALL)
+    wanted = " or ".join(["a whole number", *filter(None, others)])
+    message = re.sub(r"^invalid literal for int\(\) with base 10: ", f"expected {wanted}, got ", message)
     return re.sub("^could not convert string to float: ", "expected a number, got ", message)
 
 

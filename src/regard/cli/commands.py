@@ -4,12 +4,12 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial, wraps
-from typing import Any, cast, get_type_hints
+from typing import Any, cast, get_origin, get_type_hints
 
 import tyro
 
 from regard.cli.align_pairs import align_pairs
-from regard.cli.arguments import Known, told_in_one_line, with_flags
+from regard.cli.arguments import Known, refuse_bare_lists, told_in_one_line, with_flags
 from regard.cli.check import check_model
 from regard.cli.defaults import Beginning
 from regard.cli.demo import demo
@@ -61,6 +61,7 @@ def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
         SystemExit: they ask for help, which has been printed.
     """
     with told_in_one_line(partial(_known, arguments)), printed_in_lines():
+        refuse_bare_lists(arguments, _known(arguments))
         beginning = Beginning.of(arguments[1:] if arguments[:1] == ["train"] else [])
         app, train = tyro.extras.SubcommandApp(), tyro.extras.SubcommandApp()
         for task, trainer in TRAINERS.items():
@@ -100,17 +101,23 @@ def _known(arguments: Sequence[str]) -> Known:
     """The flags and commands that arguments like these may have."""
     match arguments:
         case ["train", task, *_] if task in TRAINERS:
-            return Known(list(_flags(TRAINERS[task])))
+            return _known_of(TRAINERS[task])
         case ["train", *_]:
-            return Known(list(_flags(TRAINERS["translation"])), list(TRAINERS))
+            return _known_of(TRAINERS["translation"], list(TRAINERS))
         case [name, *_] if name in COMMANDS:
-            return Known(list(_flags(COMMANDS[name])))
+            return _known_of(COMMANDS[name])
         case _:
             return Known(commands=["train", *COMMANDS])
 
 
-def _flags(described: Any, prefix: str = "--") -> Iterator[str]:
-    """The flags that tyro makes of a command or of settings; `regard.cli.headings` decides which have no prefix."""
+def _known_of(command: Command, commands: Sequence[str] = ()) -> Known:
+    kinds = dict(_flags(command))
+    return Known(list(kinds), commands, [flag for flag, kind in kinds.items() if get_origin(kind) is tuple])
+
+
+def _flags(described: Any, prefix: str = "--") -> Iterator[tuple[str, Any]]:
+    """The flags that tyro makes of a command or of settings, each with the type of its value; `regard.cli.headings`
+    decides which have no prefix."""
     kinds, of_settings = get_type_hints(described), is_dataclass(described)
     for name in [one.name for one in fields(described)] if of_settings else inspect.signature(described).parameters:
         flag, kind = prefix + name.replace("_", "-"), kinds[name]
@@ -118,4 +125,4 @@ def _flags(described: Any, prefix: str = "--") -> Iterator[str]:
             has_prefix = of_settings and kind is not FitConfig
             yield from _flags(kind, f"{flag}." if has_prefix else prefix)
         else:
-            yield flag
+            yield flag, kind

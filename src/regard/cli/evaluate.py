@@ -143,6 +143,7 @@ def evaluate(
     with loading():
         from regard.tasks.language_modelling.causal import LanguageModel
         from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
+        from regard.tasks.translation.simultaneous.evaluation import ANY_LENGTH
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
         from regard.tasks.translation.translator import Translator
 
@@ -158,7 +159,8 @@ def evaluate(
                 if try_heads:
                     rows = _tried_heads(model, pairs, FRAMES if frames is None else frames, tell)
                 else:
-                    rows = _simultaneous_scores(Interpreter(model, policy_of(frames, wait_k), align), pairs, tell)
+                    interpreter = Interpreter(model, policy_of(frames, wait_k), align, max_length=ANY_LENGTH)
+                    rows = _simultaneous_scores(interpreter, pairs, tell)
             case Translator():
                 align = alignment_of(alignment_layer, alignment_head, model.alignment)
                 numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}

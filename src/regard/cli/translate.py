@@ -118,7 +118,6 @@ def translate(
         "--prefix": bool(prefix),
         "--prefix-column": prefix_column,
         "--vocabulary": vocabulary is not None,
-        "--max-length": max_length is not None,
         "--workers": workers is not None,
         "--engine ctranslate2": engine != "regard",
     }
@@ -187,7 +186,7 @@ def translate(
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
 
-        interpreter = Interpreter(translator, policy_of(frames, wait_k), align)
+        interpreter = Interpreter(translator, policy_of(frames, wait_k), align, max_length=max_length)
         interpret(interpreter, words_of(sentence, input), sys.stdout, bad_lines=bad_lines)
         return
     asked = TranslationOptions(

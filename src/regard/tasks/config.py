@@ -65,6 +65,8 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         """Check the ranges that no other part checks."""
         require_above(0, learning_rate=self.learning_rate, muon_rate=self.muon_rate)
+        if self.optimizer != "muon" and self.muon_rate != 1.0:
+            raise ArgumentError(f"muon_rate is for --optimizer muon, and this is {self.optimizer}: leave it out")
         if self.optimizer == "muon" and self.strategy == "fsdp":
             raise ArgumentError("muon needs whole matrices, of which --strategy fsdp gives each rank a share: take ddp")
         require_at_least(1, batch_tokens=self.batch_tokens)

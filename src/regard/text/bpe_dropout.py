@@ -194,10 +194,12 @@ class NewCuts:
         target: cuts the targets.
         seed: the seed of the run.
         max_length: a sentence that would have more tokens, its end mark counted, stays as it was.
+        max_tokens: a pair that would have more tokens, both end marks counted, stays as it was.
     """
 
-    def __init__(self, source: BPEDropout, target: BPEDropout, *, seed: int, max_length: int) -> None:
-        self._sides, self._seed, self._max_length = (source, target), seed, max_length
+    def __init__(self, source: BPEDropout, target: BPEDropout, *, seed: int, max_length: int, max_tokens: int) -> None:
+        self._sides, self._seed = (source, target), seed
+        self._max_length, self._max_tokens = max_length, max_tokens
 
     def __call__(
         self, sources: Sequence[Integers], targets: Sequence[Integers], *, numbers: Sequence[int], epoch: int
@@ -216,6 +218,9 @@ class NewCuts:
             keys = _mixed(state + np.array(numbers, np.uint64) * GOLDEN)
             found = zip(cut(sentences, keys), sentences, strict=True)
             fresh.append([new if len(new) < self._max_length else old for new, old in found])
+        for place, (source, target) in enumerate(zip(*fresh, strict=True)):
+            if len(source) + len(target) + 2 > self._max_tokens:
+                fresh[0][place], fresh[1][place] = sources[place], targets[place]
         return fresh[0], fresh[1]
 
 

@@ -1,6 +1,6 @@
 """The settings of a translator."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -97,6 +97,9 @@ class TranslationConfig(TrainingConfig):
                 "three; without --valid, the links of the pairs that are held out are used"
             )
         if self.alignment_data is None:
+            for one in fields(self):
+                if one.name.startswith("alignment_") and getattr(self, one.name) != one.default:
+                    raise ArgumentError(f"{one.name} is for a head that is taught to align: add --alignment-data")
             return
         if self.bpe_dropout:
             raise ArgumentError("bpe_dropout cuts words anew, and links are of tokens as they were cut: leave out one")

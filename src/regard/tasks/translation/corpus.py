@@ -11,23 +11,19 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.errors import DataError, RunFolderError
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.aligned_corpus import AlignedPair, read_aligned, store_links, write_aligned
 from regard.tasks.translation.config import TranslationConfig
-from regard.text.batches import Batch, collate, plan_batches
+from regard.tasks.translation.token_batches import TokenBatches
 from regard.text.bpe_dropout import BPEDropout, NewCuts
 from regard.text.lines import Reader
 from regard.text.links import LinkedPair, read_linked_pairs
-from regard.text.pair_store import TokenCounts, TokenStore
-from regard.text.sections import Indices, sections
+from regard.text.pair_store import TokenStore
 from regard.text.spool import Spool
 from regard.text.tokenizers import Tokenizer, recipe
-from regard.training.protocols import BatchSize
 
 VALID_SHARE = 0.01
 """Share of the data that is split off for validation if no file for it is given."""
@@ -35,8 +31,6 @@ MOST_VALID_PAIRS = 2_000
 """The most pairs that are split off."""
 FEWEST_VALID_PAIRS = 20
 """The fewest pairs that are split off, unless this is more than a fifth of the data."""
-CUT_TOGETHER_BATCHES = 16
-"""Batches that are cut anew together: the array operations for one of them would take a third of the time for all."""
 MOST_TOKENIZER_PAIRS = 2_000_000
 """The most pairs, evenly spread, that tokenizers learn from: their trainers keep every word that they have met."""
 
@@ -52,85 +46,6 @@ class Corpus(NamedTuple):
     """The places of the tokens that are linked in each pair for training, if links were given."""
     aligned: Sequence[AlignedPair] = ()
     """The pairs for validation with their links, if links were given for them."""
-
-
-class TokenBatches:
-    """The batches of a store for the training loop, without the pairs that exceed a limit (end marks counted).
-
-    With `cuts` the pairs of a batch are cut anew. Limits and batches go by the cuts in the store.
-    """
-
-    def __init__(
-        self,
-        store: TokenStore,
-        links: TokenStore | None = None,
-        *,
-        max_length: int,
-        max_tokens: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        cuts: NewCuts | None = None,
-    ) -> None:
-        self._store, self._links, self._cuts = store, links, cuts
-        self._max_length, self._seed = max_length, seed
-        self._plan: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, "rank": rank, "world_size": world_size}
-
-    def __len__(self) -> int:
-        return sum(len(self._fitting(rows)[0]) for rows in sections(len(self._store), seed=0, epoch=0))
-
-    def count(self) -> int:
-        """The batches of the first epoch."""
-        every = sections(len(self._store), seed=self._seed, epoch=0)
-        fitting = ((number, self._fitting(rows)) for number, rows in enumerate(every))
-        return sum(
-            len(plan_batches(*lengths, epoch=0, section=number, **self._plan))
-            for number, (rows, *lengths) in fitting
-            if len(rows)
-        )
-
-    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
-        """This rank's batches of an epoch, from batch `start` on."""
-        store = self._store
-        for number, rows in enumerate(sections(len(store), seed=self._seed, epoch=epoch)):
-            fitting, *lengths = self._fitting(rows)
-            if number and not len(fitting):
-                continue
-            if not len(fitting):
-                raise DataError(
-                    f"there is no pair of at most {self._plan['max_tokens']} tokens (--batch-tokens), with at most "
-                    f"{self._max_length} on either side (--max-length): raise them"
-                )
-            plan = plan_batches(*lengths, epoch=epoch, section=number, **self._plan)
-            for begin in range(start, len(plan), CUT_TOGETHER_BATCHES):
-                some = [fitting[chosen] for chosen in plan[begin : begin + CUT_TOGETHER_BATCHES]]
-                yield from self._collated(some, epoch)
-            start = max(start - len(plan), 0)
-
-    def _collated(self, batches: Sequence[Indices], epoch: int) -> Iterator[Batch]:
-        """Batches of these pairs."""
-        if self._cuts is None:
-            store, linked = self._store, self._links
-            for pairs in batches:
-                links = None if linked is None else [(linked.source(i), linked.target(i)) for i in pairs]
-                yield collate([store.source(i) for i in pairs], [store.target(i) for i in pairs], links=links)
-            return
-        numbers = np.concatenate(batches).tolist()
-        sources, targets = ([side(i) for i in numbers] for side in (self._store.source, self._store.target))
-        fresh = [iter(side) for side in self._cuts(sources, targets, numbers=numbers, epoch=epoch)]
-        for pairs in batches:
-            yield collate(*(list(islice(side, len(pairs))) for side in fresh))
-
-    def _fitting(self, rows: Indices) -> tuple[Indices, TokenCounts, TokenCounts]:
-        """The pairs that exceed no limit, and their lengths."""
-        source, target = self._store.lengths(rows)
-        longest = np.maximum(source, target) + 1 <= self._max_length
-        fits = longest & (source + target + 2 <= self._plan["max_tokens"])
-        return rows[fits], source[fits], target[fits]
-
-    def size(self, batch: Batch) -> BatchSize:
-        """Count the tokens of a batch, source and target, without and with the padding."""
-        return BatchSize(batch.tokens, batch.padded_tokens)
 
 
 def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> None:
@@ -196,7 +111,8 @@ def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
         return None
     source = BPEDropout(corpus.source_tokenizer, config.bpe_dropout)
     target = BPEDropout(corpus.target_tokenizer, config.bpe_dropout)
-    return NewCuts(source, target, seed=config.seed, max_length=config.max_length)
+    limits: dict[str, Any] = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
+    return NewCuts(source, target, seed=config.seed, **limits)
 
 
 def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:
@@ -275,11 +191,6 @@ def _train_tokenizers(config: TranslationConfig, folder: RunFolder, read: Spool)
     source_file, target_file = _tokenizer_files(config, folder)
     if config.warm_start is not None:
         source, target = load_tokenizers(config, RunFolder(config.warm_start))
-        if config.lowercase and not (source.lowercases and target.lowercases):
-            raise ArgumentError(
-                f"lowercase needs tokenizers that read lower case, and {config.warm_start} has others, which a warm "
-                "start uses: leave out one of the two"
-            )
         source.save(source_file)
         target.save(target_file)
         return source, target

@@ -13,10 +13,11 @@ from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
-from regard.tasks.translation.corpus import TokenBatches, new_cuts, open_corpus, prepare_corpus
+from regard.tasks.translation.corpus import new_cuts, open_corpus, prepare_corpus
 from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing, TwiceForced
 from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.results import Translation as Translation
+from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.translator import Translator as Translator
 from regard.tasks.translation.validation import Validation
 from regard.training.protocols import Loss

@@ -28,7 +28,7 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.alignments import AlignmentOf, taught_head
 from regard.tasks.translation.attend import forced_attention
-from regard.tasks.translation.confidence import confidence_of
+from regard.tasks.translation.confidence import Confidence, confidence_of
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.corpus import load_tokenizers
@@ -564,7 +564,11 @@ class Translator:
         source = axis(self.source_tokenizer, [*ids, self.source_tokenizer.marks.end_id] if is_named else [])
         both = zip(hypotheses, placed, strict=True)
         candidates = [self._candidate(request, source, hypothesis, terms, options) for hypothesis, terms in both]
-        empty = Candidate(put_back("", request.tags, []), 0.0, [], None)
+        sure = Confidence([], [], [], []) if options.confidence else None
+        is_labelled = options.terms is not None and self._are_named(options)
+        empty = Candidate(
+            put_back("", request.tags, []), 0.0, [], None, confidence=sure, terms=[] if is_labelled else None
+        )
         return Translation(request.source, source.texts, candidates or [empty])
 
     def _candidate(

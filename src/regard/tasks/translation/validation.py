@@ -14,8 +14,8 @@ from regard.tasks.translation.aligned_corpus import AlignedPair
 from regard.tasks.translation.alignment_error import TOGETHER_PAIRS, links_counted, links_found
 from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.corpus import TokenBatches
 from regard.tasks.translation.made_model import Model
+from regard.tasks.translation.token_batches import TokenBatches
 from regard.text.batches import Batch
 from regard.text.pair_store import chunks
 from regard.text.tokenizers import PAD, Tokenizer

@@ -1,6 +1,7 @@
 """How good simultaneous translations are, and how far they lag behind; and which head aligns best for them."""
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from regard.training.metrics import CorpusScore, bleu
 
 TOGETHER = 64
 """How many sentences are translated together."""
+ANY_LENGTH = sys.maxsize
+"""What a test set may hold: as for whole sentences, only the model limits it."""
 TRIED_PAIRS = 60
 """The most validation pairs on which heads are compared."""
 TRIED_K = (1, 2, 3, 5, 8)
@@ -47,6 +50,10 @@ def evaluate_interpreter(
     """
     if not pairs:
         raise DataError("there are no pairs to evaluate on")
+    translator = interpreter.translator
+    for number, ids in enumerate(translator.source_tokenizer.encode_batch([source for source, _ in pairs]), start=1):
+        if problem := translator.problem(ids, longest=interpreter.max_length):
+            raise DataError(f"pair {number}: {problem}")
     found: list[Interpreted] = []
     for begin in range(0, len(pairs), TOGETHER):
         tell("sentences translated", begin, len(pairs))
@@ -112,12 +119,13 @@ def try_heads(
     curve = []
     for done, k in enumerate(TRIED_K):
         tell("policies tried", done, len(TRIED_K) + len(choices))
-        found = evaluate_interpreter(Interpreter(translator, WaitK(k)), some)
+        found = evaluate_interpreter(Interpreter(translator, WaitK(k), max_length=ANY_LENGTH), some)
         curve.append((found.laal, found.bleu.value))
     tried = []
     for done, alignment in enumerate(choices, start=len(TRIED_K)):
         tell("policies tried", done, len(TRIED_K) + len(choices))
-        found = evaluate_interpreter(Interpreter(translator, AlignAtt(frames), alignment), some)
+        interpreter = Interpreter(translator, AlignAtt(frames), alignment, max_length=ANY_LENGTH)
+        found = evaluate_interpreter(interpreter, some)
         gain = found.bleu.value - _interpolated(sorted(curve), found.laal)
         tried.append(TriedHead(alignment, found.bleu.value, found.laal, gain))
     return sorted(tried, key=lambda one: (-one.gain, one.laal))

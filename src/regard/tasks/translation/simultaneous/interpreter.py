@@ -53,15 +53,25 @@ class Interpreter:
         policy: says when to write.
         alignment: the attention that aligns words, for a policy that looks at it; that of the
             translator if None.
+        max_length: the most tokens of a sentence, end mark counted; None means as many as the longest sentence in
+            training had.
 
     Raises:
         ArgumentError: the model has no such layer.
     """
 
-    def __init__(self, translator: Translator, policy: ReadWritePolicy, alignment: AlignmentOf | None = None) -> None:
+    def __init__(
+        self,
+        translator: Translator,
+        policy: ReadWritePolicy,
+        alignment: AlignmentOf | None = None,
+        *,
+        max_length: int | None = None,
+    ) -> None:
         alignment = alignment or translator.alignment
         alignment.chosen(translator.model.alignment_names)
         self.translator, self.policy, self.alignment = translator, policy, alignment
+        self.max_length = max_length
 
     def interpret(self, words: Iterable[str]) -> Iterator[Interpreted]:
         """Translate one sentence: its state after each of its words, and after its end.
@@ -86,7 +96,7 @@ class Interpreter:
         for state, word in zip(states, words, strict=True):
             heard = (*state.read, word)
             (ids,) = self.translator.source_tokenizer.encode_batch([" ".join(heard)])
-            if problem := self.translator.problem(ids):
+            if problem := self.translator.problem(ids, longest=self.max_length):
                 raise DataError(f"the sentence has {problem}")
             longer.append(replace(state, read=heard, tokens_read=(*state.tokens_read, len(ids))))
         return self._write(longer)

@@ -44,7 +44,7 @@ TITLE = "Character language model, nanoGPT's setting for a CPU"
 BLOCK, BATCH, LAYERS, HEADS, WIDTH = 64, 12, 4, 4, 128
 WARMUP, DECAY, CLIP = 100, 0.1, 1.0
 ITERATIONS, RATE = 2_000, 1e-3  # nanoGPT's; the rate ends at a tenth
-OUR_ITERATIONS, OUR_RATE, OUR_WARMUP = 420, 8e-3, 50
+OUR_ITERATIONS, OUR_RATE, OUR_WARMUP = 360, 9e-3, 50
 TURNS = 20  # so many pieces each side is run in, in turn with the other
 
 

@@ -1,13 +1,15 @@
 """Train on a public corpus by the commands that users type, choose by validation BLEU, and score the test set once.
 
-    python -m benchmarks.quality en-de FOLDER            train, choose and score in FOLDER/en-de; takes an hour or so
-    python -m benchmarks.quality en-de FOLDER --score    score the run that is there already
+    python -m benchmarks.quality en-de FOLDER              train, choose and score in FOLDER/en-de; takes an hour or so
+    python -m benchmarks.quality en-de FOLDER --seeds 3    three runs, each scored, and all together as an ensemble
+    python -m benchmarks.quality en-de FOLDER --score      score the runs that are there already
 
 REGARD_DATA names the folder with the corpora (multi30k/, eng-fra/); `dates` makes its own. Nothing is chosen on the
 test set: a run keeps the models of its latest validations, `regard choose` takes the one, or the mean of several, that
 translates the validation set best.
 """
 
+import argparse
 import json
 import os
 import shlex
@@ -87,11 +89,16 @@ RECIPES = {
 }  # fmt: skip
 
 
-def train_command(recipe: Recipe, corpus: Path, run: Path) -> list[str]:
+def folders(name: str, folder: Path, seeds: int) -> list[Path]:
+    """A run for each seed."""
+    return [folder / (name if seed == 0 else f"{name}-seed-{seed}") for seed in range(seeds)]
+
+
+def train_command(recipe: Recipe, corpus: Path, run: Path, seed: int) -> list[str]:
     """`regard train` with the corpus's files named whole, by torchrun where there are several ranks."""
     names = (str(corpus / word) if (corpus / word).exists() else word for word in recipe.settings.split())
     several = ["torchrun", "--standalone", "--nproc-per-node", str(recipe.ranks), "-m"] if recipe.ranks > 1 else []
-    return [*several, "regard", "train", "--out", str(run), *names]
+    return [*several, "regard", "train", "--out", str(run), *names, *(["--seed", str(seed)] if seed else [])]
 
 
 def moses(lines: Sequence[str], language: str) -> Lines:
@@ -110,35 +117,56 @@ def moses_bleu(found: Sequence[str], references: Sequence[str], language: str) -
     return float(score), f"{metric.get_signature()} on text lower-cased and tokenised by sacremoses"
 
 
-def report(name: str, recipe: Recipe, corpus: Path, run: Path) -> str:
-    """The scores of a finished run, with its commands and the end of its log."""
-    sources, references = recipe.test(corpus)
-    translator = Translator.load(run)
-    # A source that stands in several lines has as many references.
-    references_of: dict[str, Lines] = {}
-    for source, reference in zip(sources, references, strict=True):
-        references_of.setdefault(source, []).append(reference)
-    different = list(references_of)
-    found = [one.text for one in translator.translate(different, beam=Beam(5))]
-    (run / "test.hypotheses.txt").write_text("\n".join(found) + "\n", encoding="utf-8")
-    streams = list(zip_longest(*references_of.values()))
-    cased, characters = bleu(found, *streams), chrf(found, *streams)
-    answers = dict(zip(different, found, strict=True))
-    by_line = [answers[source] for source in sources]
-    tokenised, how = moses_bleu(by_line, references, recipe.languages[1])
-    also = f"- BLEU {bleu(by_line, references).value:.2f}, each of the {len(sources):,} lines a pair of its own\n"
-    also = also if len(different) < len(sources) else ""
-    log = (run / "train.log").read_text(encoding="utf-8").splitlines()
-    shown = [line for line in log if "validation" in line][-3:]
-    trained = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = max(record["step"] for record in trained)
-    command = shlex.join(train_command(recipe, Path(recipe.corpus), Path("runs") / name))
-    return (
-        f"Asked: {recipe.asked}.\n\n```\n{command}\nregard choose runs/{name} --by bleu\n```\n\n"
-        f"{steps:,} updates, {len(different):,} test sentences, beam 5:\n\n"
-        f"- BLEU {cased.value:.2f} (`{cased.signature}`)\n- chrF {characters.value:.2f} (`{characters.signature}`)\n"
-        f"{also}- BLEU {tokenised:.2f} (`{how}`)\n\nThe end of the log:\n\n```\n" + "\n".join(shown) + "\n```\n"
-    )
+class TestSet:
+    """Different sources with all their references, and the lines as they stand."""
+
+    def __init__(self, sources: Lines, references: Lines, language: str) -> None:
+        self.sources, self.lines, self.language = sources, references, language
+        # A source that stands in several lines has as many references.
+        self.references_of: dict[str, Lines] = {}
+        for source, reference in zip(sources, references, strict=True):
+            self.references_of.setdefault(source, []).append(reference)
+
+    def scores(self, translator: Translator, hypotheses: Path) -> str:
+        """What a translator gets, whose translations are kept in a file."""
+        different = list(self.references_of)
+        found = [one.text for one in translator.translate(different, beam=Beam(5))]
+        hypotheses.write_text("\n".join(found) + "\n", encoding="utf-8")
+        answers = dict(zip(different, found, strict=True))
+        by_line = [answers[source] for source in self.sources]
+        tokenised, how = moses_bleu(by_line, self.lines, self.language)
+        told = [f"BLEU {tokenised:.2f} (`{how}`)"]
+        if not translator.target_tokenizer.lowercases:
+            streams = list(zip_longest(*self.references_of.values()))
+            if len(different) < len(self.sources):
+                line_by_line = bleu(by_line, self.lines).value
+                told.insert(0, f"BLEU {line_by_line:.2f}, each of the {len(self.sources):,} lines a pair of its own")
+            told = [
+                f"{what} {one.value:.2f} (`{one.signature}`)"
+                for what, one in (("BLEU", bleu(found, *streams)), ("chrF", chrf(found, *streams)))
+            ] + told
+        return "".join(f"- {one}\n" for one in told)
+
+
+def report(name: str, recipe: Recipe, corpus: Path, runs: Sequence[Path]) -> str:
+    """The scores of finished runs, with their commands and the ends of their logs."""
+    test = TestSet(*recipe.test(corpus), recipe.languages[1])
+    parts = [f"Asked: {recipe.asked}. {len(test.references_of):,} test sentences, beam 5.\n"]
+    for seed, run in enumerate(runs):
+        command = shlex.join(train_command(recipe, Path(recipe.corpus), Path("runs") / run.name, seed))
+        log = (run / "train.log").read_text(encoding="utf-8").splitlines()
+        shown = [line for line in log if "validation" in line][-3:]
+        trained = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        steps = max(record["step"] for record in trained)
+        parts += [
+            f"```\n{command}\nregard choose runs/{run.name} --by bleu\n```\n\n{steps:,} updates:\n",
+            test.scores(Translator.load(run), run / "test.hypotheses.txt"),
+            "```\n" + "\n".join(shown) + "\n```\n",
+        ]
+    if len(runs) > 1:
+        together = Translator.load(runs[0], ensemble=runs[1:])
+        parts += [f"The {len(runs)} runs together (`--ensemble`):\n", test.scores(together, runs[0] / "ensemble.txt")]
+    return "\n".join(parts)
 
 
 def dates_report() -> str:
@@ -159,19 +187,26 @@ def dates_report() -> str:
     )
 
 
-def main(name: str, folder: Path, *, only_score: bool) -> None:
+def main(name: str, folder: Path, *, seeds: int, only_score: bool) -> None:
     if name == "dates":
         write_section("Quality: dates in 25 languages", f"{date.today()}, {machine()}\n\n{dates_report()}")
         return
-    recipe, run = RECIPES[name], folder / name
+    recipe, runs = RECIPES[name], folders(name, folder, seeds)
     corpus = Path(os.environ["REGARD_DATA"]) / recipe.corpus
-    if not only_score:
-        for command in (train_command(recipe, corpus, run), ["regard", "choose", str(run), "--by", "bleu"]):
+    for seed, run in enumerate([] if only_score else runs):
+        for command in (train_command(recipe, corpus, run, seed), ["regard", "choose", str(run), "--by", "bleu"]):
             subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True)
-    text = report(name, recipe, corpus, run)
+    text = report(name, recipe, corpus, runs)
     print(text)
-    write_section(f"Quality: {recipe.title}", f"`python -m benchmarks.quality {name} runs`, {date.today()}\n\n{text}")
+    how = f"`python -m benchmarks.quality {name} runs{f' --seeds {seeds}' if seeds > 1 else ''}`"
+    write_section(f"Quality: {recipe.title}", f"{how}, {date.today()}, {machine()}\n\n{text}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), only_score="--score" in sys.argv)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=[*RECIPES, "dates"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--score", action="store_true")
+    given = parser.parse_args()
+    main(given.name, given.folder, seeds=given.seeds, only_score=given.score)

@@ -19,7 +19,7 @@ from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import open_corpus
 from regard.tasks.translation.token_batches import TokenBatches
-from regard.tasks.translation.train import TranslationConfig, Translator, train_translation
+from regard.tasks.translation.train import TranslationConfig, Translator, run_translation, train_translation
 from regard.text.tokenizers import Characters
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
 
@@ -383,3 +383,24 @@ def test_bad_data_leaves_no_half_made_run_behind(config: TranslationConfig, tmp_
         train_translation(fresh)
     assert not fresh.out.exists()
     train_translation(replace(fresh, data=config.data))  # mended: the same command goes through
+
+
+def test_a_lower_cased_translator_reads_any_case_and_is_scored_in_lower_case(tmp_path: Path) -> None:
+    pairs = [(source.title(), target.title()) for source, target in PAIRS]
+    config = replace(small_config(tmp_path, steps=40, validate_every=40, save_every=40), lowercase=True)
+    write_pairs(config.data[0], pairs)
+    translator = train_translation(config)
+    [as_it_is, upper] = translator.translate([pairs[0][0], pairs[0][0].upper()])
+    assert as_it_is.text == upper.text == as_it_is.text.lower()
+    shouted, usual = (translator.evaluate(some) for some in ([(s, t.upper()) for s, t in PAIRS], PAIRS))
+    assert shouted == usual
+    assert "case:lc" in usual.bleu.signature
+    assert "case:lc" in usual.chrf.signature
+    assert usual.bleu.value > 5.0
+
+
+def test_a_warm_start_does_not_change_the_case(tmp_path: Path) -> None:
+    run_translation(small_config(tmp_path, steps=1))
+    before = tmp_path / "run"
+    with pytest.raises(ArgumentError, match="tokenizers that read lower case"):
+        run_translation(small_config(tmp_path, steps=1, out=tmp_path / "other", warm_start=before, lowercase=True))

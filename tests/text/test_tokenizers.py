@@ -104,6 +104,20 @@ def test_ids_of_another_vocabulary_are_refused(tokenizer: Tokenizer, wrong: int)
             use([5, wrong])
 
 
+@pytest.mark.parametrize("name", ["bpe", "words", "characters"])
+def test_lower_case_is_all_that_is_read(name: str, tmp_path: Path) -> None:
+    lower = recipe(name, 320, lowercase=True).train(text.upper() for text in CORPUS)
+    lower.save(tmp_path / "tokenizer.json")
+    assert lower.lowercases
+    assert not recipe(name, 320).train(CORPUS).lowercases
+    for tokenizer in (lower, Tokenizer.load(tmp_path / "tokenizer.json"), pickle.loads(pickle.dumps(lower))):
+        assert tokenizer.lowercases
+        assert tokenizer.encode("The CAT saß") == lower.encode("the cat saß")
+        assert tokenizer.decode(tokenizer.encode("The CAT sat")) == "the cat sat"
+        # What a token stands for is shown as the user wrote it.
+        assert "".join(tokenizer.surfaces("The CAT sat")) == "The CAT sat"
+
+
 def test_half_a_surrogate_pair_is_refused() -> None:
     for use in (BPE.encode, lambda text: BPE.encode_batch([text]), lambda text: ByteLevelBPE().train([text])):
         with pytest.raises(DataError, match="U\\+D83D\\) at character 3"):

@@ -29,8 +29,9 @@ _SMALL_TRANSFORMER: Mapping[str, Any] = {
     "num_heads": 4,
     "activation_dropout": 0.0,
     "shared_embeddings": True,
+    "embedding_gain": 1.0,
 }
-"""What the small Transformers have in common."""
+"""What the small Transformers have in common. At their learning rates a gain of 3 leads for a thousand updates only."""
 
 TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
     {
@@ -97,14 +98,16 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
         "characters": TrainingRecipe(
             task=LANGUAGE_MODEL,
             purpose="a megabyte of text, character by character, in half a minute on two cores",
-            measured="tinyshakespeare: 1.85 nats a character (nanoGPT's setting for a CPU: 1.88)",
+            measured="tinyshakespeare: 1.84 to 1.86 nats a character (nanoGPT's setting for a CPU: 1.88)",
             settings={
                 "tokenizer": "characters",
                 "block_length": 64,
                 "batch_tokens": 768,
                 "model": {"dim": 128, "num_heads": 4, "num_layers": 4, "feed_forward_dim": 512, "dropout": 0.0},
-                "learning_rate": 0.004,
-                "fit": {"steps": 700, "validate_every": 350, "save_every": 350},
+                "optimizer": "muon",
+                "learning_rate": 0.008,
+                "warmup_steps": 50,
+                "fit": {"steps": 420, "validate_every": 210, "save_every": 210},
             },
         ),
     }

@@ -35,6 +35,11 @@ class Codec(Protocol):
         """The token for text that the vocabulary lacks; None if tokens can write any text."""
         ...
 
+    @property
+    def lowercases(self) -> bool:
+        """Whether all text is read in lower case, so that decoded text is in lower case too."""
+        ...
+
     def surfaces(self, text: str) -> list[str]:
         """For each token, the stretch of the text that it stands for, including spaces; empty for a special token."""
         ...

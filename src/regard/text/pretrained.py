@@ -9,7 +9,7 @@ from regard.errors import MissingExtraError, RunFolderError
 from regard.storage.untrusted import parse_json
 from regard.text.codec import Codec, Marks
 from regard.text.labels import Label, byte_level_labels, byte_string, printed
-from regard.text.tokenizer_files import encoding, read_tokenizer
+from regard.text.tokenizer_files import encoding, read_tokenizer, reads_lower_case
 from regard.text.tokenizers import REPLACEMENT, is_byte_level
 from regard.text.unicode import normalise
 
@@ -60,6 +60,11 @@ class SentencePieces:
     def unknown_id(self) -> int | None:
         """The token for pieces that the vocabulary lacks."""
         return self._ids[UNKNOWN]
+
+    @property
+    def lowercases(self) -> bool:
+        """False: the pieces of these models have both cases."""
+        return False
 
     def surfaces(self, text: str) -> list[str]:
         """The piece of text that each token stands for. A piece that begins a word has a space before it."""
@@ -120,6 +125,11 @@ class TokenizerFile:
             return None
         name = model.get("unk_token")
         return model.get("unk_id") if name is None else self._backend.token_to_id(name)
+
+    @property
+    def lowercases(self) -> bool:
+        """Whether all text is read in lower case, so that decoded text is in lower case too."""
+        return reads_lower_case(self._backend)
 
     def surfaces(self, text: str) -> list[str]:
         """The stretch of the text that each token stands for; empty for tokens that the template adds.

@@ -56,6 +56,19 @@ def read_tokenizer(text: str) -> Any:
     return backend
 
 
+def reads_lower_case(backend: Any) -> bool:
+    """Whether a tokenizer of the library brings all text to lower case before it cuts it."""
+    normalizers = tokenizers_library().normalizers
+
+    def lowers(step: Any) -> bool:
+        if isinstance(step, normalizers.Sequence):
+            return any(map(lowers, step))
+        is_bert = isinstance(step, normalizers.BertNormalizer)
+        return isinstance(step, normalizers.Lowercase) or (is_bert and bool(step.lowercase))
+
+    return lowers(backend.normalizer)
+
+
 @contextmanager
 def encoding() -> Iterator[None]:
     """Name the tokenizer where the library gives up on a text.

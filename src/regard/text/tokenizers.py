@@ -12,7 +12,7 @@ from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.storage.atomic import replacing
 from regard.text.codec import Marks
 from regard.text.labels import Label, byte_level_labels, byte_string, printed
-from regard.text.tokenizer_files import encoding, read_tokenizer, tokenizers_library
+from regard.text.tokenizer_files import encoding, read_tokenizer, reads_lower_case, tokenizers_library
 from regard.text.unicode import normalise
 
 PAD, BOS, EOS, UNK = range(4)
@@ -52,6 +52,7 @@ class Tokenizer:
         backend.encode_special_tokens = True
         self._byte_level = is_byte_level(backend)
         self._has_words = isinstance(backend.normalizer, tokenizers_library().normalizers.Sequence)
+        self._lowercases = reads_lower_case(backend)
         self._size: int = backend.get_vocab_size()
 
     def __len__(self) -> int:
@@ -84,6 +85,16 @@ class Tokenizer:
     def unknown_id(self) -> int | None:
         """The token for text that the vocabulary lacks; None for a byte-level tokenizer, which writes any text."""
         return None if self._byte_level else UNK
+
+    @property
+    def lowercases(self) -> bool:
+        """Whether all text is read in lower case, so that decoded text is in lower case too.
+
+        >>> tokenizer = Words(lowercase=True).train(["to be"])
+        >>> tokenizer.lowercases, tokenizer.decode(tokenizer.encode("TO be"))
+        (True, 'to be')
+        """
+        return self._lowercases
 
     def surfaces(self, text: str) -> list[str]:
         """The stretch of the text that each token stands for; a word has the space before it.
@@ -242,6 +253,8 @@ class ByteLevelBPE:
     """The size of the vocabulary: 4 special tokens, 256 bytes, and as many merges as the text allows."""
     min_count: int = 2
     """How often two neighbours must occur to be merged."""
+    lowercase: bool = False
+    """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
         """Check the ranges once."""
@@ -256,6 +269,8 @@ class ByteLevelBPE:
         """
         library = tokenizers_library()
         backend = library.Tokenizer(library.models.BPE())
+        if self.lowercase:
+            backend.normalizer = library.normalizers.Lowercase()
         backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
@@ -284,6 +299,8 @@ class Words:
     """The largest size of the vocabulary, including the 4 special tokens; the most frequent words are kept."""
     min_count: int = 1
     """How often a word must occur to be in the vocabulary."""
+    lowercase: bool = False
+    """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
         """Check the ranges once."""
@@ -299,9 +316,9 @@ class Words:
         library = tokenizers_library()
         normalizers, decoders = library.normalizers, library.decoders
         backend = _word_level(library, r" ?\w+| ?[^\w\s]+")
-        backend.normalizer = normalizers.Sequence(
-            [normalizers.Replace(library.Regex(r"\s+"), " "), normalizers.Strip(), normalizers.Prepend(" ")]
-        )
+        cases = [normalizers.Lowercase()] if self.lowercase else []
+        spaces = [normalizers.Replace(library.Regex(r"\s+"), " "), normalizers.Strip(), normalizers.Prepend(" ")]
+        backend.normalizer = normalizers.Sequence([*cases, *spaces])
         backend.decoder = decoders.Sequence(
             [decoders.Replace(SPECIAL_TOKENS[UNK], f" {REPLACEMENT}"), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
@@ -319,6 +336,8 @@ class Characters:
 
     vocab_size: int = 8000
     """The largest size of the vocabulary, including the 4 special tokens; the most frequent characters are kept."""
+    lowercase: bool = False
+    """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
         """Check the range once."""
@@ -333,23 +352,25 @@ class Characters:
         library = tokenizers_library()
         decoders = library.decoders
         backend = _word_level(library, r"[\s\S]")
+        if self.lowercase:
+            backend.normalizer = library.normalizers.Lowercase()
         backend.decoder = decoders.Sequence([decoders.Replace(SPECIAL_TOKENS[UNK], REPLACEMENT), decoders.Fuse()])
         return _trained(backend, _word_level_trainer(library, self.vocab_size, 1), texts)
 
 
-def recipe(name: str, vocab_size: int) -> Recipe:
+def recipe(name: str, vocab_size: int, *, lowercase: bool = False) -> Recipe:
     """The recipe with this name: "bpe", "words" or "characters".
 
     Raises:
         ArgumentError: there is no such recipe, or the vocabulary is too small for it.
 
     >>> recipe("bpe", 4000)
-    ByteLevelBPE(vocab_size=4000, min_count=2)
+    ByteLevelBPE(vocab_size=4000, min_count=2, lowercase=False)
     """
     recipes = {"bpe": ByteLevelBPE, "words": Words, "characters": Characters}
     if name not in recipes:
         raise ArgumentError(f"expected a tokenizer out of {', '.join(recipes)}, got {name!r}")
-    made: Recipe = recipes[name](vocab_size=vocab_size)
+    made: Recipe = recipes[name](vocab_size=vocab_size, lowercase=lowercase)
     return made
 
 

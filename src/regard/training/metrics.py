@@ -31,13 +31,14 @@ def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None]) ->
     return 100.0 * equal / len(hypotheses)
 
 
-def bleu(hypotheses: Sequence[str], *references: Sequence[str | None]) -> CorpusScore:
+def bleu(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase: bool = False) -> CorpusScore:
     """Corpus BLEU (0..100) of sacrebleu, on plain text with its standard tokenisation (13a).
 
     Args:
         hypotheses: one translation a sentence, as plain text.
         references: one or more sets of reference translations, each in the order of the hypotheses; None where a
             sentence has fewer.
+        lowercase: whether case does not count; the signature says so.
 
     Raises:
         ArgumentError: the numbers of hypotheses and references differ, or there are none.
@@ -49,7 +50,7 @@ def bleu(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Corpus
     100.0
     """
     _check_counts(hypotheses, *references)
-    metric = _bleu()
+    metric = _bleu(lowercase=lowercase)
     score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
     # The score is cut at 100 because sacrebleu's geometric mean can give 100.00000000000004.
     return CorpusScore(min(score, 100.0), str(metric.get_signature()))
@@ -88,13 +89,14 @@ class BleuCounts:
         return min(float(score), 100.0)
 
 
-def chrf(hypotheses: Sequence[str], *references: Sequence[str | None]) -> CorpusScore:
+def chrf(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase: bool = False) -> CorpusScore:
     """Corpus chrF (0..100) of sacrebleu: the F2 score of character n-grams up to 6.
 
     Args:
         hypotheses: one translation a sentence, as plain text.
         references: one or more sets of reference translations, each in the order of the hypotheses; None where a
             sentence has fewer.
+        lowercase: whether case does not count; the signature says so.
 
     Raises:
         ArgumentError: the numbers of hypotheses and references differ, or there are none.
@@ -110,17 +112,17 @@ def chrf(hypotheses: Sequence[str], *references: Sequence[str | None]) -> Corpus
         from sacrebleu.metrics.chrf import CHRF
     except ImportError:
         raise MissingExtraError("sacrebleu", extra="text") from None
-    metric = CHRF()
+    metric = CHRF(lowercase=lowercase)
     score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
     return CorpusScore(min(score, 100.0), str(metric.get_signature()))
 
 
-def _bleu() -> Any:
+def _bleu(*, lowercase: bool = False) -> Any:
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
         raise MissingExtraError("sacrebleu", extra="text") from None
-    return BLEU()
+    return BLEU(lowercase=lowercase)
 
 
 def _check_counts(hypotheses: Sequence[str], *references: Sequence[str | None]) -> None:

@@ -29,12 +29,22 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
             require_files(() if given is None else (given,), setting=setting)
         if config.warm_start is not None:
             before = RunFolder(config.warm_start).read_config(task, type(config))
-            tokenizer = getattr(before, "tokenizer", None)
-            if getattr(config, "bpe_dropout", 0) and tokenizer != "bpe":
-                raise ArgumentError(
-                    f"bpe_dropout leaves out merges, and the tokenizers of {config.warm_start}, which it would take, "
-                    f"have none ({tokenizer}): leave it out"
-                )
+            _refuse_tokenizers(config, before)
+
+
+def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
+    """Refuse what the tokenizers of the run with which this one begins, and which it takes, cannot do."""
+    tokenizer = getattr(before, "tokenizer", None)
+    if getattr(config, "bpe_dropout", 0) and tokenizer != "bpe":
+        raise ArgumentError(
+            f"bpe_dropout leaves out merges, and the tokenizers of {config.warm_start}, which it would take, "
+            f"have none ({tokenizer}): leave it out"
+        )
+    if getattr(config, "lowercase", False) and not getattr(before, "lowercase", False):
+        raise ArgumentError(
+            f"lowercase needs tokenizers that read lower case, and those of {config.warm_start}, which it would take, "
+            "read both cases: leave it out"
+        )
 
 
 def require_files(paths: Iterable[Path], *, setting: str) -> None:

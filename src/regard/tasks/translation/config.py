@@ -39,6 +39,8 @@ class TranslationConfig(TrainingConfig):
     """How text is cut: byte-level BPE learnt from the data, words, or characters."""
     vocab_size: int = 8_000
     """The most tokens of a vocabulary."""
+    lowercase: bool = False
+    """Read source and target in lower case, and write translations in lower case."""
     shared_vocabulary: bool = False
     """One vocabulary for source and target instead of one each."""
     max_length: int = 256

@@ -194,7 +194,8 @@ def _train_tokenizers(config: TranslationConfig, folder: RunFolder, read: Spool)
         source.save(source_file)
         target.save(target_file)
         return source, target
-    recipe_, every = recipe(config.tokenizer, config.vocab_size), -(-len(read) // MOST_TOKENIZER_PAIRS)
+    recipe_ = recipe(config.tokenizer, config.vocab_size, lowercase=config.lowercase)
+    every = -(-len(read) // MOST_TOKENIZER_PAIRS)
 
     def pairs() -> Iterator[LinkedPair]:
         return islice(_part(config, "train", read), None, None, every)

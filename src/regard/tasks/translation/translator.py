@@ -277,7 +277,8 @@ class Translator:
 
         Args:
             pairs: each a source and its reference or references. BLEU and chrF compare a translation with all of
-                them as sacrebleu does, an exact match equals one of them, and the loss is taken over all of them.
+                them as sacrebleu does, an exact match equals one of them, and the loss is taken over all of them. If
+                the translator writes lower case, references are taken in lower case.
             beam: as for `translate`.
             tell: is called with what is done, how many sentences are done, and of how many.
 
@@ -287,7 +288,10 @@ class Translator:
         sets = [(source, [target] if isinstance(target, str) else list(target)) for source, target in pairs]
         if not sets:
             raise DataError("there are no pairs to evaluate on")
+        lowercase = self.target_tokenizer.lowercases
         references = [[normalise(target) for target in targets] for _, targets in sets]
+        if lowercase:
+            references = [[target.lower() for target in targets] for targets in references]
         # Sources of any length that the model takes: a test set is not to lose its long sentences.
         longest, found = self.model.max_length or sys.maxsize, list[str]()
         for begin in range(0, len(sets), EVALUATED_TOGETHER):
@@ -300,8 +304,8 @@ class Translator:
                 found.append(one.text)
         streams = list(zip_longest(*references))  # the first reference of each source, the second of each, ...
         return Evaluation(
-            bleu(found, *streams),
-            chrf(found, *streams),
+            bleu(found, *streams, lowercase=lowercase),
+            chrf(found, *streams, lowercase=lowercase),
             exact_match(found, *streams),
             self.loss([(source, target) for source, targets in sets for target in targets]),
             len(sets),

@@ -6,10 +6,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from regard.generation.config import Beam
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.tags import TAG, put_back, taken_out, units
+from regard.tasks.translation.tags import TAG, aligned_units, put_back, taken_out, units
 from regard.text.tokenizers import ByteLevelBPE, Characters, Words
 from tests.tasks.test_translate_options import make
 
@@ -82,6 +83,13 @@ def test_a_translator_translates_without_the_tags_and_puts_them_back(tokenizer: 
         assert sorted(TAG.findall(one.text)) == sorted(TAG.findall(source))
         assert re.sub(r"\s", "", TAG.sub("", one.text)) == re.sub(r"\s", "", text)
     assert tagged[1].text == "{name}"
+
+
+def test_a_unit_is_aligned_with_the_unit_that_its_tokens_look_at_most() -> None:
+    """The source is "so nice here", whose second word has two tokens; the third token of the translation is a mark."""
+    source_places, target_places = [(0, 2), (2, 5), (5, 7), (7, 12)], [(0, 3), (3, 7), (7, 7)]
+    alignment = torch.tensor([[0.1, 0.2, 0.1, 0.6, 0.0], [0.4, 0.3, 0.2, 0.1, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]])
+    assert aligned_units(alignment, source_places, target_places, "so nice here", "ici bon") == [2, 1]
 
 
 def test_a_pair_stands_around_what_is_aligned_with_its_word() -> None:

@@ -133,6 +133,7 @@ def _laid_out(weight: Tensor, bias: Tensor | None, activation: Activation) -> _L
         product, row = _LaidOut(weight, bias, activation), weight.new_zeros(1, weight.shape[1])
         product.added(row, product(row))
     except (AttributeError, RuntimeError, NotImplementedError, TorchVersionError):
+        # There is no public question whether oneDNN is built in and takes this type: one row is tried instead.
         return None
     return product
 

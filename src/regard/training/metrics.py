@@ -13,12 +13,13 @@ class CorpusScore(NamedTuple):
     signature: str
 
 
-def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None]) -> float:
+def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase: bool = False) -> float:
     """The percentage (0..100) of hypotheses that equal one of their references, character for character.
 
     Args:
         hypotheses: one translation a sentence.
         references: one or more sets, each in the order of the hypotheses; None where a sentence has fewer.
+        lowercase: whether case does not count.
 
     Raises:
         ArgumentError: the numbers of hypotheses and references differ, or there are none.
@@ -27,7 +28,9 @@ def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None]) ->
     75.0
     """
     _check_counts(hypotheses, *references)
-    equal = sum(ours in theirs for ours, *theirs in zip(hypotheses, *references, strict=True))
+    fold = str.lower if lowercase else str
+    sides = [[text if text is None else fold(text) for text in side] for side in (hypotheses, *references)]
+    equal = sum(ours in theirs for ours, *theirs in zip(*sides, strict=True))
     return 100.0 * equal / len(hypotheses)
 
 

@@ -92,6 +92,7 @@ def _viewed(
             **{key: probe if arg is tensor else arg for key, arg in kwargs.items()},
         )
     except (RuntimeError, NotImplementedError, TypeError):
+        # The function refuses the probe's sizes, or has no kernel without memory: where the axes are is not known.
         return [None for _ in axes]
     moved = moved[place] if isinstance(moved, tuple | list) else moved
     return [None if axis is None else _found(probe, axis, moved, slices=slices) for axis in axes]

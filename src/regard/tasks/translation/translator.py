@@ -278,7 +278,7 @@ class Translator:
         Args:
             pairs: each a source and its reference or references. BLEU and chrF compare a translation with all of
                 them as sacrebleu does, an exact match equals one of them, and the loss is taken over all of them. If
-                the translator writes lower case, references are taken in lower case.
+                the translator writes lower case, case does not count.
             beam: as for `translate`.
             tell: is called with what is done, how many sentences are done, and of how many.
 
@@ -288,10 +288,7 @@ class Translator:
         sets = [(source, [target] if isinstance(target, str) else list(target)) for source, target in pairs]
         if not sets:
             raise DataError("there are no pairs to evaluate on")
-        lowercase = self.target_tokenizer.lowercases
         references = [[normalise(target) for target in targets] for _, targets in sets]
-        if lowercase:
-            references = [[target.lower() for target in targets] for targets in references]
         # Sources of any length that the model takes: a test set is not to lose its long sentences.
         longest, found = self.model.max_length or sys.maxsize, list[str]()
         for begin in range(0, len(sets), EVALUATED_TOGETHER):
@@ -303,10 +300,11 @@ class Translator:
                     raise DataError(f"line {number}: {one.problem}")
                 found.append(one.text)
         streams = list(zip_longest(*references))  # the first reference of each source, the second of each, ...
+        lowercase = self.target_tokenizer.lowercases
         return Evaluation(
             bleu(found, *streams, lowercase=lowercase),
             chrf(found, *streams, lowercase=lowercase),
-            exact_match(found, *streams),
+            exact_match(found, *streams, lowercase=lowercase),
             self.loss([(source, target) for source, targets in sets for target in targets]),
             len(sets),
         )

@@ -44,6 +44,7 @@ def evaluate_interpreter(
     """Translate sources word by word, and compare with the references.
 
     Words are what spaces part, in sources, translations and references. Lengths of references count for AL and LAAL.
+    If the translator writes lower case, case does not count.
 
     Raises:
         DataError: there are no pairs, or a source has more tokens than the model takes.
@@ -65,7 +66,11 @@ def evaluate_interpreter(
     ]
     count = max(len(lags), 1)
     return SimultaneousEvaluation(
-        bleu([state.text for state in found], [target for _, target in pairs]),
+        bleu(
+            [state.text for state in found],
+            [target for _, target in pairs],
+            lowercase=translator.target_tokenizer.lowercases,
+        ),
         sum(average_lagging(*lag) for lag in lags) / count,
         sum(length_adaptive_average_lagging(*lag) for lag in lags) / count,
         len(pairs),

@@ -123,9 +123,7 @@ def why_not(model: Any) -> str | None:
     if model.encoder_bias is not None or model.decoder_bias is not None:
         return "its attention has a relative bias"
     for module in model.modules():
-        if isinstance(module, MultiHeadAttention) and not (
-            type(module.score) is ScaledDot and len(module.in_weights) == 1
-        ):
+        if isinstance(module, MultiHeadAttention) and not (type(module.score) is ScaledDot and module.is_packed):
             return "its attention is not plain scaled dot products of one width"
     layers = [*model.encoder, *model.decoder]
     known = all(

@@ -2,6 +2,8 @@
 
 Such a process is one of its own like any other: it has computed nothing, is killed, interrupted and waited for. Only
 the three seconds of imports are not its own; `tests/test_start.py` and the tests of `torchrun` start real ones.
+
+Windows cannot fork, and macOS not once torch has begun its threads: there `run` and `run_ranks` start real ones too.
 """
 
 import atexit
@@ -18,11 +20,19 @@ import traceback
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import IO, Any
 
 from tests import ROOT
 
 PROGRAM = "regard.cli.main:program"
+CALL = """
+import sys
+from importlib import import_module
+sys.argv = sys.argv[1:]
+module, _, function = sys.argv[0].partition(":")
+getattr(import_module(module), function)()
+"""
+"""What a process does that is not forked."""
 NUMBER = 12
 """The bytes in which the server tells a number."""
 IMPORTED = (
@@ -108,6 +118,42 @@ class Forked:
         return int(os.read(self._told, NUMBER) or b"-9")  # a watcher never ends without a word
 
 
+class Started:
+    """The same without a server and without signals, for other systems than Linux."""
+
+    def __init__(self, *arguments: str, function: str = PROGRAM, **more: str) -> None:
+        self._files = [tempfile.TemporaryFile("w+", encoding="utf-8") for _ in range(2)]  # noqa: SIM115  (by _whole)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CALL, function, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._files[0],
+            stderr=self._files[1],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path(), **more},
+        )
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    def communicate(self, timeout: float = 180.0) -> tuple[str, str]:
+        self._process.wait(timeout)
+        out, err = (_whole(file) for file in self._files)
+        return out, err
+
+
+PROCESS = Forked if sys.platform == "linux" else Started
+
+
+def _whole(file: IO[str]) -> str:
+    with file:
+        file.seek(0)
+        return file.read()
+
+
+def _path() -> str:
+    return os.pathsep.join([str(ROOT / "src"), str(ROOT), *sys.path])
+
+
 def _nameless_file() -> int:
     file, path = tempfile.mkstemp()
     os.unlink(path)
@@ -116,7 +162,7 @@ def _nameless_file() -> int:
 
 def run(*arguments: str, function: str = PROGRAM, **more: str) -> subprocess.CompletedProcess[str]:
     """Call a function in a process, and wait for its end."""
-    process = Forked(*arguments, function=function, **more)
+    process = PROCESS(*arguments, function=function, **more)
     out, err = process.communicate()
     assert process.returncode is not None
     return subprocess.CompletedProcess(list(arguments), process.returncode, out, err)
@@ -129,7 +175,7 @@ def run_ranks(count: int, *arguments: str, function: str = PROGRAM) -> list[subp
         port = free.getsockname()[1]
     both = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     ranks = [
-        Forked(*arguments, function=function, **both, MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
+        PROCESS(*arguments, function=function, **both, MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
         for rank in range(count)
     ]
     said = [rank.communicate() for rank in ranks]
@@ -147,7 +193,7 @@ def _server() -> socket.socket:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()},
             pass_fds=[theirs.fileno()],
         )
 

@@ -109,7 +109,7 @@ def run_row(row: Row, parts: list[str], *, whole: bool, say: Callable[[str], Non
             return {**result, "skipped": reason}
         result["installed"] = versions(own)
         for part in parts:
-            result["parts"][part] = run_part(row, own, part, whole=whole)
+            result["parts"][part] = {**run_part(row, own, part, whole=whole), "date": result["date"]}
             say(f"{part}: {shown(result['parts'][part])}")
     finally:
         if not os.environ.get("KEEP"):
@@ -205,6 +205,15 @@ def shown(part: dict[str, Any]) -> str:
     return ", ".join(words) or "nothing ran"
 
 
+def gathered(names: list[str]) -> list[str]:
+    """The tests that failed, the cases of one test together."""
+    cases: dict[str, list[str]] = {}
+    for name in names:
+        test, _, case = name.partition("[")
+        cases.setdefault(test, []).append(case.removesuffix("]"))
+    return [f"`{test}`" + f" ({'; '.join(own)})" * (own != [""]) for test, own in cases.items()]
+
+
 def machine() -> str:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
@@ -237,8 +246,11 @@ def table(found: dict[str, Any]) -> str:
         if result["skipped"]:
             cells = ["skipped"] * len(PARTS)
             notes.append(f"- {row.name}: skipped, because {result['skipped']}.")
-        lines.append(f"| {' | '.join([python, torch, transformers, *cells, result['date']])} |")
-        notes += [f"- {row.name}, failed: `{name}`" for part in result["parts"].values() for name in part["names"]]
+        dates = sorted({part["date"] for part in result["parts"].values()} or {result["date"]})
+        date = " to ".join(dict.fromkeys([dates[0], dates[-1]]))
+        lines.append(f"| {' | '.join([python, torch, transformers, *cells, date])} |")
+        names = [name for part in result["parts"].values() for name in part["names"]]
+        notes += [f"- {row.name}, failed: {one}" for one in gathered(names)]
     machines = sorted({result["machine"] for result in found.values()})
     return "\n".join([*lines, "", *notes, "", f"Machine: {'; '.join(machines)}. Command: `make compat`.", ""])
 

@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import regard
 import regard.nn
-from regard.backends import tiled
+from regard.backends import flex, tiled
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 
@@ -226,6 +226,7 @@ def test_multi_head_attention_and_a_transformer_compile() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif(not flex._has_compiler(), reason="inductor needs a C++ compiler")
 def test_inductor_compiles_it_too() -> None:
     attend = regard.nn.MultiHeadAttention(8, 2)
     x = torch.randn(2, 5, 8)

@@ -1,4 +1,4 @@
-"""What only Linux or POSIX has is not needed: modules, functions and folders that can be opened."""
+"""What only Linux or POSIX has is not needed: modules, functions, folders that can be opened, files in use replaced."""
 
 import os
 import subprocess
@@ -12,12 +12,13 @@ from regard.errors import RunFolderError
 from regard.storage import atomic, locks
 from regard.storage.atomic import write_atomically
 from regard.storage.locks import locked
+from tests import ROOT
 
 # What Windows lacks is hidden before anything of ours is imported, but not from the standard library and from torch,
-# which have other ways there. Then all of our modules are imported but for the two that are Triton's programs, and a
-# model is trained and used.
-WITHOUT = """
+# which have other ways there. Then all of our modules are imported but for the two that are Triton's programs.
+HIDING = """
 import importlib, os, pkgutil, signal, subprocess, sys
+from tests.storage.windows import refuse_as_windows_does
 import lightning_fabric, matplotlib.backends.backend_agg, rich.progress, tokenizers, tyro
 import torch.utils.tensorboard
 hidden = ["fcntl", "grp", "posix", "pwd", "resource", "termios"]
@@ -39,22 +40,47 @@ import regard
 for found in pkgutil.walk_packages(regard.__path__, "regard."):
     if "." in found.name and not found.name.endswith(("__main__", ".worker", ".triton_rows", ".triton_additive")):
         importlib.import_module(found.name)
-from regard.cli.main import run_command
+from regard.storage import atomic, locks
 from regard.training.reporting.memory import resident_bytes
 assert resident_bytes() == 0
+atomic.OPENS_FOLDERS = locks.OPENS_FOLDERS = False
+refuse_as_windows_does(sys.argv[1])
+"""
+
+# A model is trained, goes on, is replaced and used. On Linux what Windows refuses is refused meanwhile.
+USING = """
+import importlib.util, json, sys
+from pathlib import Path
+from regard.cli.main import run_command
 folder = Path(sys.argv[1])
-(folder / "pairs.tsv").write_text("".join(f"{n} times {m}\\t{m} mal {n}\\n" for n in range(8) for m in range(8)))
+lines = [f"{n} times {m}" for n in range(8) for m in range(8)]
+(folder / "lines").write_text("\\n".join(lines) + "\\n")
+(folder / "pairs.tsv").write_text("".join(f"{line}\\t{line[::-1]}\\n" for line in lines))
 tiny = "--transformer.dim 8 --transformer.num-heads 2 --transformer.feed-forward-dim 8 --tokenizer characters"
 tiny += " --transformer.encoder-layers 1 --transformer.decoder-layers 1 --warmup-steps 1 --device cpu --pictures 0"
+tiny += " --validate-every 1 --save-every 1 --keep 1 --ema-decay 0.5"
 run = str(folder / "run")
 where = ["--data", str(folder / "pairs.tsv"), "--out", run]
-assert run_command(["train", *where, "--steps", "2", *tiny.split()]) == 0
-assert run_command(["translate", run, "1 times 2", "--device", "cpu"]) == 0
+def do(*arguments):
+    assert run_command(arguments) == 0, arguments
+do("train", *where, "--steps", "2", *tiny.split())
+do("train", "--resume", "--out", run, "--steps", "4")
+named = json.loads((folder / "run" / "last" / "checkpoint.json").read_text())["files"].values()
+left = {path.name for path in (folder / "run" / "last").iterdir()}
+assert left == {"checkpoint.json", *(file["name"] for file in named)}, left  # no checkpoint before could be removed
+do("train", "--overwrite", *where, "--steps", "2", *tiny.split())
+for more in ([], ["--overwrite"]):
+    output = ["--output", str(folder / "answers"), *more, "--device", "cpu"]
+    do("translate", run, "--input", str(folder / "lines"), *output)
+engine = ["--engine", "ctranslate2"] if importlib.util.find_spec("ctranslate2") else []
+do("translate", run, "1 times 2", "--device", "cpu", *engine)
 """
 
 
 def test_nothing_that_only_posix_has_is_needed(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT, str(tmp_path)], capture_output=True, text=True, check=False)
+    script = HIDING + USING if sys.platform == "linux" else USING
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "the best model is in" in done.stderr
 
@@ -78,6 +104,36 @@ def test_files_are_replaced_where_folders_cannot_be_opened(windows: None, tmp_pa
     for content in ("old", "new"):
         write_atomically(tmp_path / "file", content)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_file_that_somebody_reads_is_replaced_later(
+    windows: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real, refusals = os.replace, iter([True, True, False])
+
+    def replace(source: Path, target: Path) -> None:
+        if next(refusals):
+            raise PermissionError(13, "Access is denied", str(target))
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    write_atomically(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "new"
+
+
+def test_a_file_that_stays_in_use_stays_as_it_was(
+    windows: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_atomically(tmp_path / "file", "old")
+
+    def replace(source: Path, target: Path) -> None:
+        raise PermissionError(13, "Access is denied", str(target))
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(atomic, "PATIENCE_S", 0.05)
+    with pytest.raises(PermissionError, match="file"):
+        write_atomically(tmp_path / "file", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
 
 
 def test_folders_are_locked_where_they_cannot_be_opened(windows: None, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The ranks of a start agree on a name, whatever the ranks of earlier starts left behind."""
 
+import os
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +41,21 @@ def test_every_start_has_a_name_of_its_own() -> None:
     names = [start(store, late) for late in (0, 2, 1, 0, 2)]
     assert all(len(set(told)) == 1 for told in names)
     assert len({told[0] for told in names}) == len(names)
+
+
+@pytest.mark.parametrize(("said", "has_libuv"), [(None, os.name != "nt"), ("0", False)])
+def test_a_store_without_libuv(said: str | None, has_libuv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's builds for Windows have none."""
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if said is None:
+        monkeypatch.delenv("USE_LIBUV", raising=False)
+    else:
+        monkeypatch.setenv("USE_LIBUV", said)
+    store: Any = rendezvous.common_store()
+    store.set("a", "1")
+    assert (store.get("a"), store.underlying_store.libuvBackend) == (b"1", has_libuv)
 
 
 def test_one_rank_waits_for_nobody() -> None:

@@ -1,7 +1,6 @@
 """A training small enough for tests, and runnable in a process of its own, so that a test can kill it."""
 
 import argparse
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,7 +69,7 @@ def killer(step: int, number: int) -> Callback:
 
     def kill(event: Event) -> None:
         if isinstance(event, Stepped) and event.step == step:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
 
     return kill
 

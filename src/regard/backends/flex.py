@@ -22,6 +22,9 @@ MOST_KERNELS = 256
 HANDS_BACK_LSE = torch.__version__ >= "2.9"
 """Whether FlexAttention hands back its log-sum-exp in the way that is asked for here."""
 
+COMPILERS = ("cl",) if os.name == "nt" else ("c++", "g++", "clang++")
+"""The C++ compilers that `torch.compile` looks for on this system."""
+
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """The function (score, batch, head, query, key) -> score that FlexAttention calls for each pair."""
 
@@ -105,12 +108,13 @@ def _why_not_here(call: Call) -> str | None:
     if torch.is_grad_enabled() and any(t.requires_grad for t in (call.query, call.key, *call.learned())):
         return _NO_GRADIENTS
     if not _has_compiler():
-        return "torch.compile needs a C++ compiler (c++, g++ or clang++, or the one that CXX names), and finds none"
+        known = " or ".join(COMPILERS)
+        return f"torch.compile needs a C++ compiler ({known}, or the one that CXX names), and finds none"
     return None
 
 
 def _has_compiler() -> bool:
-    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++") if name)
+    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), *COMPILERS) if name)
 
 
 def _dot_and_cap(score: Score, dim: int) -> tuple[float, float | None] | None:

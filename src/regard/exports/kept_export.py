@@ -109,7 +109,7 @@ def _make(trained: ExportedRun, folder: Path, content: Mapping[str, Any]) -> Non
         for name in ENGINE_FILES:
             (folder / name).unlink(missing_ok=True)
         for name in files:
-            with (half_done / name).open("rb") as file:
+            with (half_done / name).open("rb+") as file:  # Windows brings only files that may be written to the disk
                 to_disk(file)
             rename(half_done / name, folder / name)
         write_sealed(folder / RECORD, {**content, "files": files})

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from regard.storage.untrusted import parse_json
 
 OPENS_FOLDERS = os.name != "nt"
 """Whether the system opens a folder as it opens a file, so that it can be synced and locked; Windows refuses to."""
+PATIENCE_S = 2.0
+"""How long Windows is asked again to replace a file: it refuses while anybody, such as a virus scanner, reads it."""
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9]+\.tmp", re.DOTALL)
 
 
@@ -81,7 +84,7 @@ def rename(source: Path, target: Path) -> None:
         OSError: the folder cannot be written to.
     """
     with naming(target):
-        os.replace(source, target)
+        _replace(source, target)
         _sync(target.parent)
 
 
@@ -159,6 +162,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} holds a JSON {type(value).__name__}, expected an object")
     return value
+
+
+def _replace(source: Path, target: Path) -> None:
+    deadline = time.monotonic() + (0.0 if OPENS_FOLDERS else PATIENCE_S)
+    while True:
+        try:
+            return os.replace(source, target)
+        except PermissionError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.02)
 
 
 def _sync(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Lines of text from a file, gzipped or not, or from standard input. Only the line feed ends a line."""
 
+import errno
 import gzip
 import os
 import sys
@@ -159,6 +160,8 @@ def _without_end(place: str, raw: bytes) -> bytes:
 
 def why_not_read(name: str, error: OSError) -> str:
     """Why a file could not be read, and what to do."""
+    if isinstance(error, PermissionError) and os.path.isdir(name):  # which is how Windows refuses to open a folder
+        error = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     advice = {
         FileNotFoundError: "check the path",
         IsADirectoryError: "name a file in it",

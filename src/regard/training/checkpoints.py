@@ -13,6 +13,7 @@ manifest says which file has which rows, so that any number of ranks can read th
 
 import re
 from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -299,6 +300,9 @@ def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
 def unflatten_optimizer(tensors: Tensors, current: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
     """The `state_dict` from the tensors that `flatten_optimizer` made, with the hyper-parameters of `current`.
 
+    The tensors are copied. An optimizer keeps them, and those that were read are parts of a file that is mapped: it
+    could not be removed on Windows as long as the optimizer lives.
+
     Raises:
         RunFolderError: the tensors belong to parameters that this optimizer does not have.
     """
@@ -308,7 +312,7 @@ def unflatten_optimizer(tensors: Tensors, current: Mapping[str, Any], *, source:
         name, _, quantity = key.rpartition(":")
         if name not in indices:
             raise RunFolderError(f"{source} does not fit the optimizer: it has state for {name or key}")
-        state.setdefault(indices[name], {})[quantity] = value
+        state.setdefault(indices[name], {})[quantity] = value.clone()
     return {"state": state, "param_groups": current["param_groups"]}
 
 
@@ -353,13 +357,15 @@ def _finish(folder: Path, files: Mapping[str, Any], position: Position) -> None:
 def _remove_leftovers(folder: Path, *, but: Iterable[str] = (), before: Container[str] = ()) -> None:
     """Remove the files that we wrote in a folder, but not those of these names. Files of others stay.
 
-    What the manifest before named is ours, and so is what is named after the checksum of its content.
+    What the manifest before named is ours, and so is what is named after the checksum of its content. Windows does not
+    let a file be removed that another process is reading: it stays, and the next checkpoint removes it.
     """
     spared = {"checkpoint.json", *but}
     for path in [path for path in folder.iterdir() if path.name not in spared and not path.is_symlink()]:
         is_half_written = _is_own_name(temporary_of(path) or "")
         if is_half_written or (path.name in before and is_own_name(path.name)) or is_own_file(path):
-            path.unlink(missing_ok=True)
+            with suppress(PermissionError):
+                path.unlink(missing_ok=True)
 
 
 def _is_own_name(name: str) -> bool:

@@ -55,7 +55,9 @@ def common_store() -> Any:
     rank, count = own_rank(), world_size()
     is_host = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank == 0
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = distributed.TCPStore(address, port, count, is_master=is_host, wait_for_workers=False)
+    # torch's own variable; torch's builds for Windows lack this library, and a store asks for it all the same.
+    has_libuv = os.environ.get("USE_LIBUV", "0" if os.name == "nt" else "1") == "1"
+    store = distributed.TCPStore(address, port, count, is_master=is_host, wait_for_workers=False, use_libuv=has_libuv)
     return distributed.PrefixStore(agree(store, rank, count), store)
 
 

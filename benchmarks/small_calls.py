@@ -64,17 +64,17 @@ def modules() -> list[Row]:
 
 
 class TorchEncoder(nn.Module):
-    """The stack as torch has it, between the same embedding and output layer as ours has."""
+    """The stack as torch has it, between the embedding, the head and the output layer that ours has."""
 
     def __init__(self, model: EncoderOnly) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(DIM, HEADS, HIDDEN, batch_first=True, norm_first=False)
         self.stack = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.embedding, self.output = model.embedding, model.output
+        self.embedding, self.head, self.output = model.embedding, model.head, model.output
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden: Tensor = self.stack(self.embedding(tokens))
-        return self.output(hidden)
+        return self.output(self.head(hidden))
 
 
 def models() -> list[Row]:

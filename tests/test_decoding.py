@@ -363,6 +363,7 @@ def test_arguments_outside_their_range() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"size": 10**9}, "a beam has at most 10,000 hypotheses, got 1,000,000,000: 5 are usual"),
         ({"size": 0}, "num_best must be in 1..size, got num_best=1 and size=0"),
         ({"num_best": 0}, "got num_best=0 and size=3"),
         ({"num_best": 4}, "got num_best=4 and size=3"),

@@ -134,6 +134,8 @@ def attention(
         output, lse = settled.run(query, key, value, mask)
         if not return_weights:
             return output
+        assert isinstance(score, ScaledDot)  # Only such calls are settled.
+        assert not isinstance(mask, Tensor)
         return _with_late_map(settled, output, lse, (query, key, value), score, mask, keep_values=keep_values)
     query, key, value = as_autocast(query, key, value)
     call, values = make_call(
@@ -151,8 +153,8 @@ def _with_late_map(
     output: Tensor,
     lse: Tensor,
     vectors: tuple[Tensor, Tensor, Tensor],
-    score: AnyScore,
-    mask: Mask | Tensor | None,
+    score: ScaledDot,
+    mask: Mask | None,
     *,
     keep_values: bool,
 ) -> Attended:
@@ -160,14 +162,10 @@ def _with_late_map(
     # Gradients are not recorded here, and would be wrong if the scores had one when they are read.
     query, key = (tensor.detach() for tensor in vectors[:2])
 
-    def make() -> Call:
-        call, _ = make_call(
-            query, key, key, score=score, normalization=Softmax(), mask=mask, bias=None, dropout=0.0
-        )  # fmt: skip
-        return call
-
     # In half precision the kernel's log-sum-exp is not exact enough to be kept.
-    factors = LateFactors(settled.sizes, make, lse if query.dtype == lse.dtype else None)
+    factors = LateFactors(
+        settled.sizes, lambda: settled.call(query, key, score, mask), lse if query.dtype == lse.dtype else None
+    )
     weights = AttentionMap(CallSource(factors, settled.sizes.leading, BACKENDS["fused"]))
     return Attended(output, weights.with_values(vectors[2]) if keep_values else weights)
 

@@ -65,6 +65,20 @@ class Settled:
             lse = lse.masked_fill(valid[..., 0] <= 0, -torch.inf)
         return output, lse
 
+    def call(self, query: Tensor, key: Tensor, score: ScaledDot, mask: Mask | None) -> Call:
+        """The whole call, for those who read its weights; tensors of this kind are canonical as they come."""
+        bound = None if mask is None else mask.bind(self.sizes, query.device)
+        return Call(
+            query=query,
+            key=key,
+            score=score,
+            normalization=Softmax(),
+            mask=bound,
+            bias=None,
+            dropout=0.0,
+            sizes=self.sizes,
+        )
+
 
 def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, mask: Any) -> CallKind | None:
     """What decides about a call without bias and dropout, if all of it can be told at once; None for others."""

@@ -59,6 +59,8 @@ def test_what_cannot_be_chosen_is_said(run: Path, tmp_path: Path) -> None:
         choose_checkpoint(tmp_path)
     with pytest.raises(ArgumentError, match="validation_beam must be at least 1"):
         choose_checkpoint(run, by="bleu", beam_size=0)
+    with pytest.raises(ArgumentError, match="a beam has at most 10,000 hypotheses, got 1,000,000,000"):
+        choose_checkpoint(run, by="bleu", beam_size=10**9)
 
 
 def test_best_by_bleu_in_training(tmp_path: Path) -> None:

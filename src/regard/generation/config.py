@@ -4,6 +4,9 @@ from dataclasses import KW_ONLY, dataclass
 
 from regard.errors import ArgumentError
 
+MOST = 10_000
+"""The largest beam: each hypothesis is a row of the model, with a number for each token of the vocabulary."""
+
 
 @dataclass(frozen=True, slots=True)
 class Beam:
@@ -17,7 +20,7 @@ class Beam:
     """
 
     size: int = 5
-    """Hypotheses of each source that are continued at each step; 1 is greedy search."""
+    """Hypotheses of each source that are continued at each step, 1 to 10,000; 1 is greedy search."""
     _: KW_ONLY
     num_best: int = 1
     """Hypotheses that are returned, 1 to `size`."""
@@ -26,6 +29,8 @@ class Beam:
 
     def __post_init__(self) -> None:
         """Check the numbers once."""
+        if self.size > MOST:
+            raise ArgumentError(f"a beam has at most {MOST:,} hypotheses, got {self.size:,}: 5 are usual")
         if not 1 <= self.num_best <= self.size:
             raise ArgumentError(f"num_best must be in 1..size, got num_best={self.num_best} and size={self.size}")
         if not 0 <= self.length_penalty < float("inf"):

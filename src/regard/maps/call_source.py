@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Protocol
 
 import torch
@@ -93,7 +92,8 @@ class LateFactors(GivenFactors):
     """
 
     def __init__(self, sizes: Sizes, make: Callable[[], Call], state: Tensor | None) -> None:
-        self._sizes, self._make, self._state = sizes, cache(make), state
+        self._sizes, self._make, self._state = sizes, make, state
+        self._made: Call | None = None
 
     @property
     def sizes(self) -> Sizes:
@@ -103,7 +103,9 @@ class LateFactors(GivenFactors):
     @property
     def call(self) -> Call:
         """The call, put together at the first reading."""
-        return self._make()
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
 
 @dataclass(frozen=True, slots=True, eq=False)

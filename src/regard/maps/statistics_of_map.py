@@ -100,15 +100,15 @@ class MapStatistics:
             TooLargeError: the block would take more than `limit_bytes`.
             NotKeptError: only statistics were kept of the map.
         """
-        source = self.source
+        source, (*leading, queries, keys) = self.source, self.shape
         if not source.has_blocks:
             source.refuse("a block of weights")
-        rows = positions(rows, self.shape[-2], "query", self.device) if isinstance(rows, Tensor) else rows
-        columns = positions(columns, self.shape[-1], "key", self.device) if isinstance(columns, Tensor) else columns
-        for name, asked, length in (("queries", rows, self.shape[-2]), ("keys", columns, self.shape[-1])):
+        rows = positions(rows, queries, "query", self.device) if isinstance(rows, Tensor) else rows
+        columns = positions(columns, keys, "key", self.device) if isinstance(columns, Tensor) else columns
+        for name, asked, length in (("queries", rows, queries), ("keys", columns, keys)):
             if isinstance(asked, range) and (asked.step != 1 or asked.start < 0 or asked.stop > length):
                 raise ShapeError(f"a block takes a range of {name} by ones within 0 and {length}, got {asked}")
-        cost = math.prod(self.leading) * len(rows) * len(columns) * self.dtype.itemsize
+        cost = math.prod(leading) * len(rows) * len(columns) * self.dtype.itemsize
         if cost > limit_bytes:
             raise TooLargeError(
                 f"{len(rows)} x {len(columns)} weights of a map {tuple(self.shape)} take {human(cost)}, above the "

@@ -123,9 +123,7 @@ def why_not(model: Any) -> str | None:
     if model.encoder_bias is not None or model.decoder_bias is not None:
         return "its attention has a relative bias"
     for module in model.modules():
-        if isinstance(module, MultiHeadAttention) and not (
-            type(module.score) is ScaledDot and len(module.in_weights) == 1
-        ):
+        if isinstance(module, MultiHeadAttention) and not (type(module.score) is ScaledDot and module.is_packed):
             return "its attention is not plain scaled dot products of one width"
     layers = [*model.encoder, *model.decoder]
     known = all(
@@ -342,7 +340,7 @@ class _DecoderLayer:
 
     def look_back(self, x: Float[Tensor, "N M"], cache: Float[Tensor, "N T W"], position: int) -> Float[Tensor, "N M"]:
         """Self-attention of the last of T positions. Its key and value are written into the cache."""
-        attention, shape, residual = self.back, self.back.shape, self._residuals[0]
+        attention, shape, residual, count = self.back, self.back.shape, self._residuals[0], x.shape[0]
         projected = attention.into(residual.enter(x), dtype=x.dtype)
         query = projected[:, : shape.width]
         if attention.rotary is not None:
@@ -355,20 +353,21 @@ class _DecoderLayer:
             cache[:, -1] = projected[:, shape.width :]
         key, value = shape.split_kv(cache)
         # The heads of a group are the queries of one call.
-        heads = attention.attend(query.view(len(x), shape.groups, -1, shape.dim), key, value, None)
-        return residual.leave(x, attention.out, heads.reshape(len(x), -1))
+        heads = attention.attend(query.view(count, shape.groups, -1, shape.dim), key, value, None)
+        return residual.leave(x, attention.out, heads.reshape(count, -1))
 
     def look_across(
         self, x: Float[Tensor, "N M"], key: Float[Tensor, "A G S D"], value: Tensor, bias: Tensor | None
     ) -> tuple[Float[Tensor, "N M"], Float[Tensor, "A G Q D"]]:
         """Attention to the source: the new x, and the queries. The hypotheses of a source are queries of one call."""
         attention, shape, residual = self.across, self.across.shape, self._residuals[1]
-        sources, hypotheses, shared = len(key), len(x) // len(key), shape.heads // shape.groups
+        count, sources, shared = x.shape[0], key.shape[0], shape.heads // shape.groups
+        hypotheses = count // sources
         query = attention.into(residual.enter(x), dtype=x.dtype)
         by_group = query.view(sources, hypotheses, shape.groups, shared, shape.dim).transpose(1, 2)
         query = by_group.reshape(sources, shape.groups, hypotheses * shared, shape.dim)
         heads = attention.attend(query, key, value, bias)
-        heads = heads.view(sources, shape.groups, hypotheses, shared, shape.dim).transpose(1, 2).reshape(len(x), -1)
+        heads = heads.view(sources, shape.groups, hypotheses, shared, shape.dim).transpose(1, 2).reshape(count, -1)
         return residual.leave(x, attention.out, heads), query
 
 

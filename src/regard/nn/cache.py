@@ -32,12 +32,12 @@ class KeyValue:
     @property
     def key(self) -> Float[Tensor, "*batch G S D"]:
         """The filled part of the keys, a view."""
-        return self.key_buffer[..., : self.length, :]
+        return _first(self.key_buffer, self.length)
 
     @property
     def value(self) -> Float[Tensor, "*batch G S D"]:
         """The filled part of the values, a view."""
-        return self.value_buffer[..., : self.length, :]
+        return _first(self.value_buffer, self.length)
 
     def append(self, new: "KeyValue") -> "KeyValue":
         """These positions followed by the new ones.
@@ -64,3 +64,8 @@ class KeyValue:
             torch.nn.functional.pad(self.value, (0, 0, 0, free)),
             self.length,
         )
+
+
+def _first(buffer: Tensor, length: int) -> Tensor:
+    """The first positions of a buffer; the buffer itself if it is full, because even a view takes microseconds."""
+    return buffer if buffer.shape[-2] == length else buffer[..., :length, :]

@@ -8,6 +8,7 @@ from regard.functional import attention
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import DenseMask, causal, predicate
 from regard.mechanisms.shapes import is_autocasting
+from regard.nn.linear import linear
 
 
 class MisfitError(ShapeError, AssertionError):
@@ -45,14 +46,14 @@ class MultiheadAttention(nn.MultiheadAttention):
             MisfitError: the inputs or masks do not fit. It is a `ShapeError` and an `AssertionError`.
         """
         self._check_inputs(query, key, value)
-        batched = query.dim() == 3
+        batched, itself = query.dim() == 3, key is query and value is query
         if not batched:
             query, key, value = (x[None] if self.batch_first else x[:, None] for x in (query, key, value))
         if not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         sizes = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
         key_padding_mask, attn_mask = _checked_masks(key_padding_mask, attn_mask, sizes, batched=batched)
-        q, k, v = self._heads(query, key, value)
+        q, k, v = self._own_heads(query) if itself else self._heads(query, key, value)
         k, v = self._extended(k, v)
         mask, bias = _as_mask_and_bias(
             *(_for_more_keys(given, k.shape[2] - sizes[3]) for given in (key_padding_mask, attn_mask)),
@@ -109,6 +110,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         if set(dtypes) != {dtype} and not is_autocasting(query.device.type):
             raise MisfitError(f"query, key and value must be of the weights' dtype, {dtype}; got {dtypes}")
 
+    def _own_heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Projected heads (N, H, length, D) of self-attention, by one product where the widths are one."""
+        if self.in_proj_weight is None:
+            return self._heads(x, x, x)
+        heads = linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.num_heads, self.head_dim))
+        return tuple(part.transpose(1, 2) for part in heads.unbind(2))
+
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """Projected heads (N, H, length, D)."""
         if self.in_proj_weight is not None:
@@ -116,9 +124,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        projected = (
-            nn.functional.linear(x, w, b) for x, w, b in zip((query, key, value), matrices, biases, strict=True)
-        )
+        projected = (linear(x, w, b) for x, w, b in zip((query, key, value), matrices, biases, strict=True))
         return tuple(x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in projected)
 
     def _extended(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

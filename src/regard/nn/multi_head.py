@@ -93,10 +93,12 @@ class MultiHeadAttention(nn.Module):
             raise ArgumentError(f"rotary must turn heads of width {self.head_dim}, got Rotary({rotary.dim})")
         self.dropout, self.rotary, self.score = dropout, rotary, score
         inner, kv_inner = num_heads * self.head_dim, num_kv_heads * self.head_dim
-        # Inputs of the same width share one matrix: one product is faster than three.
+        self.counts = (num_heads, num_kv_heads, num_kv_heads)
         self.widths = (dim, key_dim, value_dim)
         self.sizes = (inner, kv_inner, kv_inner)
-        if len(set(self.widths)) == 1:
+        # Inputs of the same width share one matrix: one product is faster than three.
+        self.is_packed = len(set(self.widths)) == 1
+        if self.is_packed:
             self.in_weights = nn.ParameterList([torch.empty(sum(self.sizes), dim)])
         else:
             self.in_weights = nn.ParameterList(
@@ -194,7 +196,7 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ShapeError: the inputs do not fit each other, or have no batch dimension.
         """
-        if key is None and value is None and len(self.in_weights) == 1:
+        if key is None and value is None and self.is_packed:
             heads, k, v = self.project_heads(query, 0, 1, 2)
             heads, k = self._turned(0, heads, k)
             return self._attend(heads, KeyValue.of(k, v), mask, bias, backend, return_weights)
@@ -207,7 +209,7 @@ class MultiHeadAttention(nn.Module):
         self, key: Float[Tensor, "*batch S key_dim"], value: Float[Tensor, "*batch S value_dim"] | None = None
     ) -> KeyValue:
         """Keys and values as heads, which `attend` can use once or many times. If `value` is None, it is the key."""
-        if (value is None or value is key) and len(self.in_weights) == 1:
+        if (value is None or value is key) and self.is_packed:
             return KeyValue.of(*self.project_heads(key, 1, 2))
         return KeyValue.of(*self.project_heads(key, 1), *self.project_heads(key if value is None else value, 2))
 
@@ -267,7 +269,7 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ShapeError: the inputs do not fit each other.
         """
-        if len(self.in_weights) > 1:
+        if not self.is_packed:
             raise ShapeError(f"self-attention needs keys and values as wide as the queries, here {self.widths}")
         heads, k, v = self.project_heads(x, 0, 1, 2)
         if offset is None:
@@ -310,7 +312,7 @@ class MultiHeadAttention(nn.Module):
     def _weights(self) -> tuple[Tensor, ...]:
         """W_q, W_k and W_v as views."""
         packed = self.in_weights[0]
-        return packed.split(self.sizes) if len(self.in_weights) == 1 else tuple(self.in_weights)
+        return packed.split(self.sizes) if self.is_packed else tuple(self.in_weights)
 
     def project_heads(self, x: Tensor, *parts: int) -> list[Tensor]:
         """Project one input by one product, as heads (batch..., heads, T, D) for each part.
@@ -328,11 +330,12 @@ class MultiHeadAttention(nn.Module):
         if x.shape[-1] != self.widths[first]:
             name = ("query", "key", "value")[first]
             raise ShapeError(f"the {name} must be {self.widths[first]} wide, got {x.shape[-1]}")
-        rows = slice(sum(self.sizes[:first]), sum(self.sizes[:last]))
-        whole = len(self.in_weights) == 1 and (first, last) == (0, 3)
-        weight = self.in_weights[0 if len(self.in_weights) == 1 else first]
-        # (A slice of all rows would cost a copy in the backward pass.)
-        weight = weight if whole or len(self.in_weights) > 1 else weight[rows]
-        bias = self.in_bias if whole or self.in_bias is None else self.in_bias[rows]
-        projected = linear(x, weight, bias).split(self.sizes[first:last], dim=-1)
-        return [part.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2) for part in projected]
+        weight: Tensor = self.in_weights[0 if self.is_packed else first]
+        bias: Tensor | None = self.in_bias
+        if (first, last) != (0, 3):  # A slice of all rows would cost a copy in the backward pass.
+            rows = slice(sum(self.sizes[:first]), sum(self.sizes[:last]))
+            weight = weight[rows] if self.is_packed else weight
+            bias = None if bias is None else bias[rows]
+        heads = linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
+        # To split behind the transpose would cost a copy there, too.
+        return [part.transpose(-3, -2) for part in heads.split_with_sizes(self.counts[first:last], dim=-2)]

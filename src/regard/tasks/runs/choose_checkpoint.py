@@ -64,7 +64,7 @@ def choose_checkpoint(
 
     Raises:
         RunFolderError: the folder holds no run, or one that is cut short.
-        ArgumentError: BLEU is asked of a language model, or the beam is below 1.
+        ArgumentError: BLEU is asked of a language model, or the beam is outside 1..10,000.
 
     Source: checkpoint averaging, Vaswani et al. 2017, section 6.1.
     """

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from regard.errors import ArgumentError
+from regard.generation.config import Beam
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.ranges import require_above, require_at_least, require_share
 from regard.tasks.config import TrainingConfig, check_r_drop
@@ -74,6 +75,7 @@ class TranslationConfig(TrainingConfig):
             )
         counts = {"vocab_size": self.vocab_size, "validation_beam": self.validation_beam}
         require_at_least(1, **counts, max_length=self.max_length)
+        Beam(self.validation_beam)
         require_share(label_smoothing=self.label_smoothing, bpe_dropout=self.bpe_dropout)
         if self.bpe_dropout and self.tokenizer != "bpe":
             raise ArgumentError(f"bpe_dropout leaves out merges, which only --tokenizer bpe has, got {self.tokenizer}")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.maps.attention_map import AttentionMap
+from regard.mechanisms.precision import widest_dtype
 
 BLOCK_NUMBERS = 1 << 23
 """How many weights of all heads are held at once: 32 MiB in float32."""
@@ -190,7 +191,8 @@ def _moments(heads_of: Callable[[range], Tensor], blocks: list[range]) -> tuple[
         deviation, mean = torch.std_mean(heads_of(blocks[0]), dim=-2, keepdim=True, unbiased=False)
         return mean, deviation
     count = blocks[-1].stop
-    mean = sum((heads_of(rows).double().sum(-2, keepdim=True) for rows in blocks), start=torch.zeros(())) / count
+    sums = (wide.sum(-2, keepdim=True, dtype=widest_dtype(wide.device)) for wide in map(heads_of, blocks))
+    mean = sum(sums, start=torch.zeros(())) / count
     squares = ((heads_of(rows) - mean).square().sum(-2, keepdim=True) for rows in blocks)
     return mean, (sum(squares, start=torch.zeros(())) / count).sqrt()
 

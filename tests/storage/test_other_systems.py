@@ -40,6 +40,9 @@ import regard
 for found in pkgutil.walk_packages(regard.__path__, "regard."):
     if "." in found.name and not found.name.endswith(("__main__", ".worker", ".triton_rows", ".triton_additive")):
         importlib.import_module(found.name)
+def refused(*_, **__):
+    raise TypeError("Fabric moves what it sums to the device, and Apple's GPUs have no float64")
+lightning_fabric.Fabric.all_reduce = refused
 from regard.storage import atomic, locks
 from regard.training.reporting.memory import resident_bytes
 assert resident_bytes() == 0

@@ -13,6 +13,7 @@ from regard.errors import ShapeError
 from regard.maps.source import Piece, Source, Statistic
 from regard.maps.statistics import joined
 from regard.maps.tiles import ask
+from regard.mechanisms.precision import widest_dtype
 
 Spans = Sequence[tuple[int, int]] | Tensor
 """(first, stop) of each span, in tokens; the token `stop` is not part of it."""
@@ -70,7 +71,7 @@ class Cut:
         self.owners = torch.arange(self.count, device=device).repeat_interleave(lengths, output_size=total)
         before = lengths.cumsum(0) - lengths
         self.places = torch.arange(len(self.owners), device=device) - (before - first)[self.owners]
-        self.shares = (1.0 / lengths.double())[self.owners]
+        self.shares = (1.0 / lengths.to(widest_dtype(device)))[self.owners]
 
     def within(self, window: range) -> tuple[Tensor, Tensor, Tensor]:
         """The owners, the places and the shares of the tokens in a window; the places count from its start."""

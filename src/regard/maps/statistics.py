@@ -15,6 +15,7 @@ from regard.backends.tiled import Tile
 from regard.maps.pooling import Grid
 from regard.maps.source import Piece, Source, Statistic
 from regard.mechanisms.fast_topk import Candidates, candidates, largest, places_of
+from regard.mechanisms.precision import widest_dtype
 from regard.mechanisms.transforms import has_values
 
 LOWEST_LOG = -1e4
@@ -297,14 +298,15 @@ class QuantileMass(PerQuery):
         positive = (weights > 0).sum(-1)
         if self.share == 1:
             return (positive,)
-        goal = self.share * weights.sum(-1, keepdim=True, dtype=torch.float64) * (1 - MISSED)
+        wide = widest_dtype(weights.device)
+        goal = self.share * weights.sum(-1, keepdim=True, dtype=wide) * (1 - MISSED)
         few = min(SORTED, weights.shape[-1])
-        mass = weights.gather(-1, largest(weights, few)).cumsum(-1, dtype=torch.float64)
+        mass = weights.gather(-1, largest(weights, few)).cumsum(-1, dtype=wide)
         count = (mass < goal).sum(-1) + 1
         more = count > few
         if few < weights.shape[-1] and has_values(more) and bool(more.any()):
             ordered = weights[more].sort(-1, descending=True).values
-            count[more] = (ordered.cumsum(-1, dtype=torch.float64) < goal[more]).sum(-1) + 1
+            count[more] = (ordered.cumsum(-1, dtype=wide) < goal[more]).sum(-1) + 1
         return (count.minimum(positive),)
 
     def __str__(self) -> str:

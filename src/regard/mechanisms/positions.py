@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.mechanisms.precision import widest_dtype
 
 
 def require_even(dim: int) -> None:
@@ -42,7 +43,7 @@ def sinusoidal(
     """
     require_even(dim)
     device = positions.device
-    wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    wide = widest_dtype(device)
     frequencies = torch.exp(torch.arange(0, dim, 2, device=device, dtype=wide) * (-math.log(base) / dim))
     angles = positions[..., None] * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)

@@ -30,7 +30,7 @@ def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs], before:
     worst = 0.0
     for mine, theirs in zip(one, other, strict=True):
         for name in mine.keys() & theirs.keys():
-            a, b = (side[name].values.detach().double() for side in (mine, theirs))
+            a, b = (side[name].values.detach().cpu().double() for side in (mine, theirs))
             if before is not None:
                 a, b = a[:before], b[:before]
             if a.shape != b.shape or not a.numel():

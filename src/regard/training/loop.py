@@ -216,8 +216,7 @@ class _Run:
                 self.fabric.backward(loss.total)
             totals += torch.tensor([loss.total.item(), loss.count.item(), *size, 0.0], dtype=torch.float64)
         totals[4] = wish.signal
-        summed = self.fabric.all_reduce(totals, reduce_op="sum") if self.fabric.world_size > 1 else totals
-        return _Sums(*summed.tolist())
+        return _Sums(*Ranks.of(self.fabric).sum(totals).tolist())
 
     def passes_over(self, group: "_Group", wrong: str | None) -> bool:
         """Whether these batches are skipped. All ranks know the same sums, so they all give the same answer."""

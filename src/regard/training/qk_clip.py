@@ -14,6 +14,7 @@ from regard.errors import ArgumentError
 from regard.inspection.watch import Seen, watch
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import source_of_call
+from regard.mechanisms.precision import widest_dtype
 from regard.nn.multi_head import MultiHeadAttention
 from regard.training.distributed.ranks import Ranks
 
@@ -135,7 +136,8 @@ class QKClip:
             self._fresh = _of_all_ranks(self.model, self._fresh)
         for name, (largest, heads) in sorted(self._fresh.items()):
             self.largest[name] = largest
-            gamma = (self.tau / largest.double().clamp_min(self.tau)).clamp_max(1.0)
+            wide = largest.to(widest_dtype(largest.device))
+            gamma = (self.tau / wide.clamp_min(self.tau)).clamp_max(1.0)
             if bool((gamma < 1).any()):
                 heads.scale(gamma)
                 factors[name] = gamma

@@ -188,7 +188,7 @@ def position_table(table: Tensor, *, title: str = "", theme: Theme = LIGHT) -> "
     require_matplotlib()
     if not isinstance(table, Tensor) or table.dim() != 2 or 0 in table.shape:
         raise ShapeError(f"a table of positions is a tensor (T, D); got {tuple(getattr(table, 'shape', ()))}")
-    numbers = table.detach().double().cpu()
+    numbers = table.detach().cpu().double()
     if not torch.isfinite(numbers).all():
         raise NonFiniteError("a table of positions must be finite; NaN or infinity came")
     unit = torch.nn.functional.normalize(numbers, dim=-1)

@@ -20,6 +20,7 @@ from regard.maps.call_source import CallSource
 from regard.mechanisms.masks.base import And
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.precision import widest_dtype
 from regard.mechanisms.tile_sizes import fitting, ranges
 
 
@@ -130,7 +131,8 @@ class _Counted:
         """The mean of numbers (..., T) over the rows that count."""
         if not bool(self.counts.any()):
             return None
-        return float(of_rows.reshape(*self.cells, self.queries)[self.counts].double().mean().clamp(0.0, 1.0))
+        counted = of_rows.reshape(*self.cells, self.queries)[self.counts]
+        return float(counted.mean(dtype=widest_dtype(counted.device)).clamp(0.0, 1.0))
 
     def later(self, offset: int) -> float | None:
         """The share on keys after the query's own position."""

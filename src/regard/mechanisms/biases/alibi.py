@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.biases.relative import Relative, bound_offset, query_offset, require_heads
+from regard.mechanisms.precision import widest_dtype
 from regard.mechanisms.shapes import Sizes
 from regard.mechanisms.transforms import has_values
 
@@ -91,7 +92,7 @@ class ALiBi(Relative):
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
         """Resolve the offset, and check that there is one slope for each head."""
         require_heads("ALiBi", "slopes", self._m.shape[0], sizes)
-        slopes = self._m.float() if device.type == "mps" else self._m  # which has no float64
+        slopes = self._m.to(widest_dtype(device)) if self._m.dtype == torch.float64 else self._m
         return ALiBi(slopes.to(device), query_offset(self.offset, sizes))
 
     def of(self, head: Tensor, distance: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.mechanisms.precision import widest_dtype
 
 
 class Scaling(ABC):
@@ -236,11 +237,6 @@ class LongRoPE(Scaling):
         if self.attention_factor is not None:
             return self.attention_factor
         return math.sqrt(1.0 + math.log(self.factor) / math.log(self.original_length)) if self.factor > 1 else 1.0
-
-
-def widest_dtype(device: torch.device) -> torch.dtype:
-    """The most precise floating-point type that the device has."""
-    return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 
 def require_factor(name: str, factor: float) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.block_gradient import pull_through_graph
+from regard.mechanisms.precision import widest_dtype
 
 ScorePull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 """From the gradient of a block of scores to the gradients of the block's queries and keys.
@@ -259,7 +260,8 @@ def per_head(value: float | Tensor, query: Tensor) -> Tensor:
         ShapeError: there is neither one number nor one number for each head.
     """
     # As float64, a Python number keeps all its digits until it is multiplied.
-    tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device=query.device)
+    wide = widest_dtype(query.device)
+    tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=wide, device=query.device)
     if tensor.dim() != 1:
         return tensor
     if len(tensor) not in (1, query.shape[-3]):

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.mechanisms.precision import widest_dtype
 from regard.text.tokenizers import PAD
 
 
@@ -28,7 +29,7 @@ def likelihoods(logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"], *, 
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
     own = precise.gather(-1, targets[..., None])[..., 0] - precise.logsumexp(-1)
     counted = targets != pad_id
-    sums = own.double().masked_fill(~counted, 0.0).sum(-1)
+    sums = own.to(widest_dtype(own.device)).masked_fill(~counted, 0.0).sum(-1)
     return [Likelihood(*pair) for pair in zip(sums.tolist(), counted.sum(-1).tolist(), strict=True)]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.errors import DataError
+from regard.mechanisms.precision import widest_dtype
 from regard.models.encoder_only import EncoderOnly
 from regard.tasks.language_modelling.causal import BATCH_PLACES, WINDOW_LINES
 from regard.tasks.language_modelling.config import MaskedLanguageModelConfig
@@ -217,7 +218,8 @@ class MaskedLanguageModel:
             here = TextBatch(*(part.to(self.device) for part in batch))
             logits, targets = self._at_masks(here)
             done += len(here.tokens)
-            yield cross_entropy(logits.float(), targets, reduction="none").double(), logits.argmax(-1) == targets, done
+            losses = cross_entropy(logits.float(), targets, reduction="none")
+            yield losses.to(widest_dtype(losses.device)), logits.argmax(-1) == targets, done
 
     def _at_masks(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
         """The logits of the masked tokens, and these tokens. The output layer reads no other: it is a large part."""

@@ -221,7 +221,7 @@ def _validation(
         for batch, counts in Ranks.of(fabric).share_out(batches):
             part = loss(model, fabric.to_device(batch))
             sums += counts * torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
-        total, count = fabric.all_reduce(sums, reduce_op="sum").tolist()
+        total, count = Ranks.of(fabric).sum(sums).tolist()
         metrics = {"loss": total / max(count, 1.0)}
         if text_bytes is None:
             return metrics

@@ -42,7 +42,7 @@ def confidence_of(
         surfaces: the stretch of the sentence that each of its tokens stands for.
         looked_at: the labels of the source's tokens.
     """
-    precise = alignment.double()
+    precise = alignment.cpu().double()
     entropies = torch.special.entr(precise).sum(-1)
     columns = precise.sum(0)
     return Confidence(

@@ -149,7 +149,7 @@ def place_of(alignment: Tensor, columns: Sequence[int], pieces: Sequence[str], f
     if not units:
         end = next((n for n in range(first, len(pieces)) if not pieces[n]), len(pieces))
         return (begins[0] if begins else end,) * 2
-    rows = torch.stack([alignment[begin:end].double().mean(0) for begin, end in units])
+    rows = torch.stack([alignment[begin:end].cpu().double().mean(0) for begin, end in units])
     low = high = int(rows[:, list(columns)].sum(-1).argmax())
     looks = [best in columns for best in rows.argmax(-1).tolist()]
     while low and looks[low - 1] and units[low - 1][1] == units[low][0]:

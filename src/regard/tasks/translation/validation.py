@@ -69,7 +69,7 @@ class Validation:
         for batch, counts in self._share():
             part: LossSum = self._loss(self._model, batch)
             sums += counts * torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
-        total, count = self._fabric.all_reduce(sums, reduce_op="sum").tolist()
+        total, count = Ranks.of(self._fabric).sum(sums).tolist()
         return total / max(count, 1.0)
 
     def _alignment_error(self) -> float | None:
@@ -80,7 +80,7 @@ class Validation:
             for some in chunks(mine, TOGETHER_PAIRS):
                 found = links_found(self._model, [one.pair for one in some], alignment)
                 counts += torch.tensor(links_counted(found, [one.links for one in some]), dtype=torch.float64)
-        right, total = self._fabric.all_reduce(counts, reduce_op="sum").tolist()
+        right, total = Ranks.of(self._fabric).sum(counts).tolist()
         return 100.0 * (1 - right / total) if total else None
 
     def _bleu(self) -> float:
@@ -92,7 +92,7 @@ class Validation:
                     ours.add(
                         self._translations(decoder, batch), [self._text(row) for row in batch.target_output.tolist()]
                     )
-        whole = self._fabric.all_reduce(torch.tensor(ours.values, dtype=torch.float64), reduce_op="sum")
+        whole = Ranks.of(self._fabric).sum(torch.tensor(ours.values, dtype=torch.float64))
         return BleuCounts(whole.tolist()).score()
 
     def _translations(self, decoder: Decodable, batch: Batch) -> list[str]:

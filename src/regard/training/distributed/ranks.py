@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -61,6 +62,18 @@ class Ranks:
                 text += f" (on rank {rank})"
                 raise OSError(number, text, name) if number else OSError(text)
         return [one["answer"] for one in found]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over all ranks. Of one process it is the tensor itself, and stays where it is.
+
+        Every rank must call this method. Fabric's own moves what it sums to the device in any case, and Apple's GPUs
+        have no float64.
+        """
+        if self.world_size == 1:
+            return values
+        total = values.to(self.device, copy=True)
+        torch.distributed.all_reduce(total)
+        return total
 
     def share_out(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
         """Every `world_size`-th item, and whether it counts. All ranks get equally many items.

@@ -21,6 +21,7 @@ from regard.maps.source import Source
 from regard.maps.statistics import Distance, Entropy, TopKeys
 from regard.maps.statistics_by_name import pooled, top_weights
 from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.precision import widest_dtype
 from regard.views.html.arrays import Floats
 
 THUMBNAIL = 64
@@ -225,7 +226,8 @@ def _known_sums(source: Source) -> Tensor | None:
     normalization = source.call.normalization
     if not isinstance(normalization, Softmax) or normalization.base is not normalization:
         return None
-    return source.laid_out((source.state > -torch.inf).flatten(0, 1).double())
+    has_keys = (source.state > -torch.inf).flatten(0, 1)
+    return source.laid_out(has_keys.to(widest_dtype(has_keys.device)))
 
 
 def _statistics(

@@ -8,6 +8,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource, GivenFactors
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.precision import widest_dtype
 from regard.mechanisms.scores.base import ScaledDot
 
 MASK_CHOICES = ("own", "none", "causal")
@@ -62,7 +63,8 @@ def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionM
     assert scale is not None
     chosen = {"own": call.mask, "none": None, "causal": Causal().bind(call.sizes, call.query.device)}[mask]
     # In float64: scores of a low temperature are large, and float32 keeps few digits of their sum of exponentials.
+    wide = widest_dtype(call.query.device)
     changed = replace(
-        call, query=call.query.double(), key=call.key.double(), score=ScaledDot(scale / temperature), mask=chosen
+        call, query=call.query.to(wide), key=call.key.to(wide), score=ScaledDot(scale / temperature), mask=chosen
     )
     return AttentionMap(CallSource(GivenFactors(changed, None), source.layout))

@@ -1,0 +1,86 @@
+"""Where the device has no float64, as on Apple's GPUs, none is made there: its calls are refused here on the CPU."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import regard
+from regard.maps.attention_map import AttentionMap
+from regard.mechanisms import fast_topk, precision
+from regard.mechanisms.positions import sinusoidal
+from regard.nn import MultiHeadAttention
+from regard.training.qk_clip import QKClip
+
+
+class NoDoubles(TorchDispatchMode):
+    """Refuses whatever would hand back float64."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in tree_leaves(found)):
+            raise TypeError(f"this device has no float64, and {function} makes it")
+        return found
+
+
+@pytest.fixture(autouse=True)
+def _as_on_mps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of such a device is known of the CPU; and as on any GPU, values do not decide what is computed."""
+    monkeypatch.setattr(fast_topk, "can_look", lambda _rows: False)
+    real = precision.widest_dtype
+    for name, module in list(sys.modules.items()):
+        if name.startswith("regard.") and vars(module).get("widest_dtype") is real:
+            monkeypatch.setattr(module, "widest_dtype", lambda _device: torch.float32)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal and scaled": {"mask": regard.causal(), "score": regard.ScaledDot(0.3)},
+    "cosine": {"score": regard.Cosine(7.0)},
+    "capped": {"score": regard.SoftCapped(regard.ScaledDot(), 5.0), "mask": regard.window(3)},
+    "ALiBi": {"bias": regard.ALiBi(2), "mask": regard.causal()},
+    "sigmoid": {"normalization": regard.Sigmoid()},
+    "entmax": {"normalization": regard.Entmax15()},
+}
+
+
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_attention_and_its_gradients(name: str, backend: str | None) -> None:
+    q, k, v = (torch.randn(1, 2, 6, 4, requires_grad=True) for _ in range(3))
+    with NoDoubles():
+        regard.attention(q, k, v, backend=backend, **OPTIONS[name]).sum().backward()
+    assert q.grad is not None
+
+
+STATISTICS: dict[str, Any] = {
+    "entropy": AttentionMap.entropy,
+    "quantile_mass": lambda weights: weights.quantile_mass(0.9),
+    "distance": AttentionMap.distance,
+    "received": AttentionMap.received,
+    "spans": lambda weights: weights.spans(keys=[(0, 2), (1, 40)], queries=[(0, 5), (5, 40)]),
+    "pooled": lambda weights: weights.pooled(2, 2),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics(name: str) -> None:
+    q, k = torch.randn(1, 2, 40, 4), torch.randn(1, 2, 40, 4)
+    expected = STATISTICS[name](regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights)
+    with NoDoubles():
+        weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
+        torch.testing.assert_close(STATISTICS[name](weights), expected)
+
+
+def test_positions_and_clipping() -> None:
+    layer, x = MultiHeadAttention(8, 2, rotary=regard.Rotary(4)), torch.randn(1, 6, 8)
+    clip = QKClip(layer, tau=1e-3)
+    with NoDoubles():
+        sinusoidal(torch.arange(6), 8)
+        with clip.watching():
+            layer(x).sum().backward()
+        assert clip.step()

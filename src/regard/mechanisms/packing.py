@@ -16,7 +16,7 @@ from regard.mechanisms.masks.patterns import documents
 class Packed:
     """Sequences in one row, one after the other, with the place where each begins."""
 
-    values: Float[Tensor, "total *rest"]
+    values: Float[Tensor, " total *rest"]
     """The sequences, concatenated along their first dimension."""
     offsets: Int[Tensor, " documents_plus_one"]
     """0, n_1, n_1 + n_2, ..., the total."""

@@ -203,7 +203,7 @@ def test_a_killed_rank_is_restarted_and_the_file_is_that_of_one_process(tmp_path
     enough = {"steps": 60, "validate_every": 60, "save_every": 60}  # answers end, instead of being cut off
     translator = train_translation(small_config(tmp_path, model="transformer", **enough))
     given, target = tmp_path / "in", tmp_path / "two"
-    given.write_text("".join(f"{source}\n" for source, _ in PAIRS * 120))
+    given.write_text("".join(f"{source}\n" for source, _ in PAIRS * 240))
     command = ["translate", str(tmp_path / "run"), "--input", str(given), "--device", "cpu", "--beam", "1"]
     command += ["--workers", "1"]
     launcher = torchrun("--max-restarts", "1", "-m", "regard", *command, "--output", str(target), "--resume")

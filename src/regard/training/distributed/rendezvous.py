@@ -45,6 +45,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def was_restarted() -> bool:
+    """Whether `torchrun` had started this process before, and another of them, or this one, had died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def common_store() -> Any:
     """A `torch.distributed.Store` that the processes of this start share, and no other start.
 

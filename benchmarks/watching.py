@@ -15,6 +15,7 @@ import torch
 
 import regard
 from benchmarks.harness import Row, compare
+from regard.inspection.watch import Seen
 
 TITLE = "Watching a model against not watching it, and against output_attentions=True"
 SHAPES = ("GPT-2", "Llama")
@@ -58,7 +59,7 @@ def unwatched(of: torch.nn.Module, ids: torch.Tensor) -> object:
         return of(ids, use_cache=False)
 
 
-def watched(of: torch.nn.Module, ids: torch.Tensor, **settings: Any) -> regard.inspection.watch.Seen:
+def watched(of: torch.nn.Module, ids: torch.Tensor, **settings: Any) -> Seen:
     with torch.no_grad(), regard.watch(of, **settings) as seen:
         of(ids, use_cache=False)
     return seen
@@ -116,7 +117,7 @@ print(read("VmHWM") - before, read("VmHWM"), w.held(kept))
 
 def held(kept: object) -> float:
     """What a watch says that it holds, in MiB."""
-    return kept.report().held_bytes / 2**20 if isinstance(kept, regard.inspection.watch.Seen) else 0.0
+    return kept.report().held_bytes / 2**20 if isinstance(kept, Seen) else 0.0
 
 
 def peak_mib(run: str, shape: str, length: int, settings: str = "") -> tuple[float, float, float]:

@@ -75,7 +75,7 @@ class TranslationConfig(TrainingConfig):
             )
         counts = {"vocab_size": self.vocab_size, "validation_beam": self.validation_beam}
         require_at_least(1, **counts, max_length=self.max_length)
-        Beam(self.validation_beam)
+        Beam(self.validation_beam)  # It refuses sizes that no machine has room for, before training begins.
         require_share(label_smoothing=self.label_smoothing, bpe_dropout=self.bpe_dropout)
         if self.bpe_dropout and self.tokenizer != "bpe":
             raise ArgumentError(f"bpe_dropout leaves out merges, which only --tokenizer bpe has, got {self.tokenizer}")

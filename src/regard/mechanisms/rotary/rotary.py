@@ -10,6 +10,7 @@ is passed in, computes them.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +19,10 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.rotary.layouts import Half, Layout
 from regard.mechanisms.rotary.scalings import Scaling, plain_frequencies
+from regard.mechanisms.transforms import may_be_kept
+
+MOST_KEPT = 4_096
+"""Up to so many positions the sines and cosines are kept for the next call: 2 MiB for heads of 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +136,24 @@ class Rotary:
         True
         """
         where = self._where(x, offset, positions)
-        if length is None and positions is None and isinstance(offset, int):
-            length = offset + x.shape[-2]  # This needs no value from the device.
+        if isinstance(where, range):
+            # The length of these needs no value from the device.
+            return self.turn(x, *self._cos_sin_of(where, where.stop if length is None else length, x))
         cos, sin = self.cos_sin(where, length)
         has_heads = x.dim() >= 4 and where.dim() > 1
         return self.turn(x, *(t.unsqueeze(-3) if has_heads else t for t in (cos, sin)))
 
-    def _where(self, x: Tensor, offset: int | Tensor, positions: Tensor | None) -> Tensor:
-        """The positions, (T,) or (batch..., T)."""
+    def _cos_sin_of(self, where: range, length: int | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The cosine and sine for x; all layers of a model and its queries and keys ask for the same."""
+        if len(where) <= MOST_KEPT and isinstance(length, int) and may_be_kept(x):
+            try:
+                return _kept(self, where, length, torch.promote_types(x.dtype, torch.float32))
+            except TypeError:  # A scaling of the user that has no hash.
+                pass
+        return self.cos_sin(torch.arange(where.start, where.stop, device=x.device), length)
+
+    def _where(self, x: Tensor, offset: int | Tensor, positions: Tensor | None) -> Tensor | range:
+        """The positions: the same for all sequences, or (T,) or (batch..., T)."""
         if x.dim() < 2:
             raise ShapeError(f"rotate() takes (..., T, D) with D = {self.dim}, got {tuple(x.shape)}")
         batch, steps = x.shape[: -3 if x.dim() >= 4 else -2], x.shape[-2]
@@ -149,11 +164,18 @@ class Rotary:
                 expected = f"({steps},) or {(*batch, steps)}"
                 raise ShapeError(f"positions must have shape {expected}, got {tuple(positions.shape)}")
             return positions
-        steps_of = torch.arange(steps, device=x.device)
         if isinstance(offset, int):
-            return steps_of + offset
+            return range(offset, offset + steps)
         if offset.dim() and offset.shape != batch:
             raise ShapeError(
                 f"offset must be a number or have the batch's shape {tuple(batch)}, got {tuple(offset.shape)}"
             )
-        return offset.to(x.device)[..., None] + steps_of
+        return offset.to(x.device)[..., None] + torch.arange(steps, device=x.device)
+
+
+@lru_cache(maxsize=8)
+def _kept(rotary: Rotary, where: range, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    # A tensor that is made for inference alone could not be used in training later.
+    with torch.inference_mode(False):
+        cos, sin = rotary.cos_sin(torch.arange(where.start, where.stop), length)
+        return cos.to(dtype), sin.to(dtype)

@@ -80,7 +80,7 @@ def test_what_training_computed_holds_no_graph() -> None:
     forget()
     x = torch.randn(1, 2, 5, 8, requires_grad=True)
     Rotary(8).rotate(x).sum().backward()
-    assert not any(kept.requires_grad for kept in rotary_file._kept(Rotary(8), range(5), 5, torch.float32))
+    assert not any(kept.requires_grad for kept in rotary_file._kept(Rotary(8), 0, 5, 5, torch.float32))
 
 
 def test_long_sequences_are_not_kept() -> None:

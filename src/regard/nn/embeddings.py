@@ -99,7 +99,7 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """x plus the vectors of positions offset .. offset + T - 1."""
-        if isinstance(offset, int) and 0 <= offset <= MOST_KEPT - x.shape[-2] and may_be_kept(x):
+        if isinstance(offset, int) and may_be_kept(x) and 0 <= offset <= MOST_KEPT - x.shape[-2]:
             size = 1 << max(offset + x.shape[-2] - 1, 1).bit_length()
             return x + _table(size, self.dim, self.layout, x.dtype)[offset : offset + x.shape[-2]]
         return x + _waves(_positions(x, offset), self.dim, self.layout, x.dtype)

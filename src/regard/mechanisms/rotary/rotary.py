@@ -135,25 +135,31 @@ class Rotary:
         >>> torch.equal(rotary.rotate(x, offset=2)[..., 0, :], rotary.rotate(x[..., :1, :], offset=2)[..., 0, :])
         True
         """
+        kept = self._cos_sin_of(x, offset, length) if positions is None else None
+        if kept is not None:
+            return self.turn(x, *kept)
         where = self._where(x, offset, positions)
-        if isinstance(where, range):
-            # The length of these needs no value from the device.
-            return self.turn(x, *self._cos_sin_of(where, where.stop if length is None else length, x))
+        if length is None and positions is None and isinstance(offset, int):
+            length = offset + x.shape[-2]  # This needs no value from the device.
         cos, sin = self.cos_sin(where, length)
         has_heads = x.dim() >= 4 and where.dim() > 1
         return self.turn(x, *(t.unsqueeze(-3) if has_heads else t for t in (cos, sin)))
 
-    def _cos_sin_of(self, where: range, length: int | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The cosine and sine for x; all layers of a model and its queries and keys ask for the same."""
-        if len(where) <= MOST_KEPT and isinstance(length, int) and may_be_kept(x):
-            try:
-                return _kept(self, where, length, torch.promote_types(x.dtype, torch.float32))
-            except TypeError:  # A scaling of the user that has no hash.
-                pass
-        return self.cos_sin(torch.arange(where.start, where.stop, device=x.device), length)
+    def _cos_sin_of(self, x: Tensor, offset: int | Tensor, length: int | Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """The cosine and sine that all layers of a model ask for, for queries and for keys; None if they are not kept."""
+        # In a graph that is traced, to compare a length would fix it.
+        if not isinstance(offset, int) or isinstance(length, Tensor) or not may_be_kept(x) or x.dim() < 2:
+            return None
+        end, dtype = offset + x.shape[-2], torch.promote_types(x.dtype, torch.float32)
+        if x.shape[-2] > MOST_KEPT:
+            return None
+        try:
+            return _kept(self, offset, end, end if length is None else length, dtype)
+        except TypeError:  # A scaling of the user that has no hash.
+            return None
 
-    def _where(self, x: Tensor, offset: int | Tensor, positions: Tensor | None) -> Tensor | range:
-        """The positions: the same for all sequences, or (T,) or (batch..., T)."""
+    def _where(self, x: Tensor, offset: int | Tensor, positions: Tensor | None) -> Tensor:
+        """The positions, (T,) or (batch..., T)."""
         if x.dim() < 2:
             raise ShapeError(f"rotate() takes (..., T, D) with D = {self.dim}, got {tuple(x.shape)}")
         batch, steps = x.shape[: -3 if x.dim() >= 4 else -2], x.shape[-2]
@@ -164,18 +170,19 @@ class Rotary:
                 expected = f"({steps},) or {(*batch, steps)}"
                 raise ShapeError(f"positions must have shape {expected}, got {tuple(positions.shape)}")
             return positions
+        steps_of = torch.arange(steps, device=x.device)
         if isinstance(offset, int):
-            return range(offset, offset + steps)
+            return steps_of + offset
         if offset.dim() and offset.shape != batch:
             raise ShapeError(
                 f"offset must be a number or have the batch's shape {tuple(batch)}, got {tuple(offset.shape)}"
             )
-        return offset.to(x.device)[..., None] + torch.arange(steps, device=x.device)
+        return offset.to(x.device)[..., None] + steps_of
 
 
 @lru_cache(maxsize=8)
-def _kept(rotary: Rotary, where: range, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _kept(rotary: Rotary, start: int, stop: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     # A tensor that is made for inference alone could not be used in training later.
     with torch.inference_mode(False):
-        cos, sin = rotary.cos_sin(torch.arange(where.start, where.stop), length)
+        cos, sin = rotary.cos_sin(torch.arange(start, stop), length)
         return cos.to(dtype), sin.to(dtype)

@@ -146,7 +146,7 @@ class Rotary:
         return self.turn(x, *(t.unsqueeze(-3) if has_heads else t for t in (cos, sin)))
 
     def _cos_sin_of(self, x: Tensor, offset: int | Tensor, length: int | Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """The cosine and sine that all layers of a model ask for, for queries and for keys; None if they are not kept."""
+        """The cosine and sine that all layers ask for, for queries and for keys; None if they are not kept."""
         # In a graph that is traced, to compare a length would fix it.
         if not isinstance(offset, int) or isinstance(length, Tensor) or not may_be_kept(x) or x.dim() < 2:
             return None

@@ -1,7 +1,8 @@
 """For every test and documented example: shapes in signatures are checked, and random numbers are seeded."""
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,7 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests compare processes bit by bit: none of them may find another product the fastest on a busy machine.
 os.environ.setdefault("REGARD_CACHE", "off")
 
-from jaxtyping import install_import_hook
+import jaxtyping
+
+from tests.checked_shapes import checked_once
 
 # Not the doors (functional, masks, shapes), whose own checks and messages are under test, nor methods
 # that return `Self`, of which beartype wants to decorate the whole class.
@@ -22,7 +25,8 @@ CHECKED = {
 # Nor where beartype is not installed, as on a machine with a GPU that has only what `make gpu` needs.
 if "REGARD_UNCHECKED_SHAPES" not in os.environ and find_spec("beartype") is not None:
     modules = [f"regard.{package}.{name}" for package, names in CHECKED.items() for name in names]
-    install_import_hook(["regard.nn", "regard.models", *modules], "beartype.beartype")
+    vars(jaxtyping)["jaxtyped"] = checked_once(jaxtyping.jaxtyped)
+    jaxtyping.install_import_hook(["regard.nn", "regard.models", *modules], "beartype.beartype")
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
@@ -37,10 +41,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("regard")
 
-# These are Triton's programs, and cannot be imported without it.
-collect_ignore = (
-    [] if find_spec("triton") else ["src/regard/maps/triton_rows.py", "src/regard/mechanisms/scores/triton_additive.py"]
-)
+# Without Triton its programs cannot be imported. To import numba's is to compile it, where it is new for ten seconds:
+# by each process at once, if that is done to look for examples. Neither has any.
+collect_ignore = ["src/regard/maps/row_loop.py"]
+if not find_spec("triton"):
+    collect_ignore += ["src/regard/maps/triton_rows.py", "src/regard/mechanisms/scores/triton_additive.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,6 +71,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave what the tests themselves are made of to no garbage collection, now or later.
+
+    Eight thousand tests, torch and transformers are millions of objects that live to the end. Whoever asks for a
+    collection, as the tests of what a watch holds do, waits for those that a test has made, and not for all.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

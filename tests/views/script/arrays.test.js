@@ -30,6 +30,12 @@ test("an array that is cut short is refused", () => {
   assert.throws(() => fromPlanes(new Uint8Array(5), "f16", 3), /3 f16 has 5 bytes/);
 });
 
+test("bytes that are not deflated, or cut short, are refused", async () => {
+  const { data, ...rest } = packed(VALUES, "f32");
+  await assert.rejects(decoded({ ...rest, data: data.slice(0, 400) }));
+  await assert.rejects(decoded({ ...rest, data: "AAAA" }));
+});
+
 test("without threads the page decodes, and each array once", async () => {
   const read = arrayReader([packed(VALUES, "f32")]);
   assert.equal(read.where(), "page");

@@ -1,6 +1,6 @@
 // Large arrays are decoded in a thread of their own, so that a large page is drawn and can be used meanwhile. Where the
 // browser allows no such thread, they are decoded in that of the page. So are small ones: a thread would answer only after
-// the page has loaded, and whoever takes a picture of a page, or prints it, as soon as it has loaded would get empty maps.
+// the page has loaded, and a program that takes a picture of a page, or prints it, when it has loaded would get empty maps.
 
 import { decodeBase64, decoded, fromHalves, fromPlanes, halfToNumber, inflate, WIDTH } from "./page_codec.js";
 

@@ -1,7 +1,8 @@
 """For every test and documented example: shapes in signatures are checked, and random numbers are seeded."""
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -37,10 +38,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("regard")
 
-# These are Triton's programs, and cannot be imported without it.
-collect_ignore = (
-    [] if find_spec("triton") else ["src/regard/maps/triton_rows.py", "src/regard/mechanisms/scores/triton_additive.py"]
-)
+# Without Triton its programs cannot be imported. To import numba's is to compile it, where it is new for ten seconds:
+# by each process at once, if that is done to look for examples. Neither has any.
+collect_ignore = ["src/regard/maps/row_loop.py"]
+if not find_spec("triton"):
+    collect_ignore += ["src/regard/maps/triton_rows.py", "src/regard/mechanisms/scores/triton_additive.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,6 +68,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave what the tests themselves are made of to no garbage collection, now or later.
+
+    Eight thousand tests, torch and transformers are millions of objects that live to the end. Whoever asks for a
+    collection, as the tests of what a watch holds do, waits for those that a test has made, and not for all.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ An arrow says that a room imports another one. Arrows that others imply are left
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from itertools import pairwise, permutations, product
 from pathlib import Path
@@ -69,8 +70,11 @@ rect { stroke: #9aa0ad; stroke-width: 1 }
 <path d="M0 0L8 4L0 8z" fill="#5b6070"/></marker></defs>"""
 
 Graph = Mapping[str, frozenset[str]]
+Step = tuple[str, str]
+"""An arrow from one floor to the next, as the rooms or passages at its ends."""
 
 
+@cache
 def imports() -> Graph:
     """The parts of regard that each part imports, anywhere in it: in functions and for type checkers too."""
     found: dict[str, set[str]] = {}
@@ -123,7 +127,7 @@ def by_length(graph: Graph, storeys: list[list[str]]) -> tuple[Graph, Graph]:
     return {part: graph[part] - far[part] for part in graph}, far
 
 
-def passages(graph: Graph, storeys: list[list[str]]) -> tuple[list[list[str]], list[tuple[str, str]]]:
+def passages(graph: Graph, storeys: list[list[str]]) -> tuple[list[list[str]], list[Step]]:
     """Storeys with a passage in each floor that an arrow crosses, and the arrows from floor to floor."""
     height = {part: floor for floor, parts in enumerate(storeys) for part in parts}
     storeys, steps = [list(parts) for parts in storeys], []
@@ -136,7 +140,7 @@ def passages(graph: Graph, storeys: list[list[str]]) -> tuple[list[list[str]], l
     return storeys, steps
 
 
-def in_order(storeys: list[list[str]], steps: list[tuple[str, str]]) -> list[list[str]]:
+def in_order(storeys: list[list[str]], steps: list[Step]) -> list[list[str]]:
     """Rooms of each floor in the order in which arrows cross least, then are shortest.
 
     It is looked for floor by floor, from every order of the fullest one.
@@ -144,28 +148,30 @@ def in_order(storeys: list[list[str]], steps: list[tuple[str, str]]) -> list[lis
     storeys = [sorted(parts) for parts in storeys]
     crowded = [floor for floor, parts in enumerate(storeys) if len(parts) > 1]
     fullest = max(range(len(storeys)), key=lambda floor: len(storeys[floor]))
+    level = {room: i for i, parts in enumerate(storeys) for room in parts}
+    may_cross = [(one, other) for one, other in product(steps, steps)
+                 if one[0] < other[0] and level[one[0]] == level[other[0]]]  # fmt: skip
+
+    def tangle(orders: list[list[str]]) -> tuple[float, ...]:
+        return _tangle(orders, steps, may_cross)
+
     found = []
     for start in permutations(storeys[fullest]):
         tried = _with(storeys, fullest, start)
         for floor in crowded * 2:
             orders = [_with(tried, floor, order) for order in permutations(tried[floor])]
-            tried = min(orders, key=lambda orders: _tangle(orders, steps))
+            tried = min(orders, key=tangle)
         found.append(tried)
-    return min(found, key=lambda orders: _tangle(orders, steps))
+    return min(found, key=tangle)
 
 
 def _with(storeys: list[list[str]], floor: int, order: Iterable[str]) -> list[list[str]]:
     return [*storeys[:floor], list(order), *storeys[floor + 1 :]]
 
 
-def _tangle(storeys: list[list[str]], steps: list[tuple[str, str]]) -> tuple[float, ...]:
+def _tangle(storeys: list[list[str]], steps: list[Step], may_cross: list[tuple[Step, Step]]) -> tuple[float, ...]:
     place = {room: (i + 0.5) / len(parts) for parts in storeys for i, room in enumerate(parts)}
-    level = {room: i for i, parts in enumerate(storeys) for room in parts}
-    crossings = sum(
-        (place[a] - place[c]) * (place[b] - place[d]) < 0
-        for (a, b), (c, d) in product(steps, steps)
-        if a < c and level[a] == level[c]
-    )
+    crossings = sum((place[a] - place[c]) * (place[b] - place[d]) < 0 for (a, b), (c, d) in may_cross)
     return crossings, round(sum(abs(place[a] - place[b]) for a, b in steps), 6)
 
 

@@ -30,9 +30,15 @@ def drawing() -> ModuleType:
     return module
 
 
-def test_the_picture_is_the_house_as_it_is(drawing: ModuleType) -> None:
+@pytest.fixture(scope="module")
+def sound(drawing: ModuleType) -> str:
+    """The picture that the imports ask for."""
+    return str(drawing.svg())
+
+
+def test_the_picture_is_the_house_as_it_is(sound: str) -> None:
     drawn = (ROOT / "docs/images/architecture.svg").read_text(encoding="utf-8")
-    assert drawn == drawing.svg(), "the imports have changed: python docs/make_architecture.py draws them anew"
+    assert drawn == sound, "the imports have changed: python docs/make_architecture.py draws them anew"
 
 
 def test_every_room_says_what_it_is_for(drawing: ModuleType) -> None:
@@ -51,9 +57,8 @@ def test_arrows_lead_down_and_imply_every_import(drawing: ModuleType) -> None:
     assert all(graph[part] <= reached(part) for part in graph)
 
 
-def test_an_arrow_more_is_another_picture(drawing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arrow_more_is_another_picture(drawing: ModuleType, sound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = dict(drawing.imports())
-    sound = drawing.svg()
     graph["text"] |= {"nn"}
     monkeypatch.setattr(drawing, "imports", lambda: graph)
     assert drawing.svg() != sound

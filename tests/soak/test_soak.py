@@ -1,19 +1,16 @@
-"""Ten kills of the soak, in a process of its own: it forks, which a process that has computed should not."""
+"""Ten kills of the soak, and faults that it must notice, in processes that have computed nothing: the soak forks."""
 
-import subprocess
-import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from tests import ROOT
+from tests import forked
 
 
 def test_ten_kills_lose_nothing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.soak.soak", "--kills", "10", "--only", "transformer", "language-model"],
-        cwd=ROOT,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = forked.run("--kills", "10", "--only", "transformer", "language-model", function="tests.soak.soak:main")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split(" in ")[0] for line in lines if "nothing lost" in line] == [
@@ -23,30 +20,47 @@ def test_ten_kills_lose_nothing() -> None:
     assert sum(int(line.split()[0]) for line in lines if line.startswith("  ")) == 10
 
 
-# What a careless hand might do to the code; the soak must notice each.
-FAULTS = {
-    "random state forgotten": "import regard.training.loop as l; l.set_random_state = lambda *a: None",
-    "named before it is complete": """
-import regard.training.checkpoints as c
-real = c.write_part
-def early(folder, part, *rest):
-    if part == "model" and folder.name == "last":
-        for path in folder.glob("*.safetensors"): path.unlink()
-    return real(folder, part, *rest)
-c.write_part = early
-""",
-}
+# -- what a careless hand might do to the code ------------------------------------------------------------------
+
+
+def the_random_state_is_forgotten() -> None:
+    with patch("regard.training.loop.set_random_state"):
+        _soak_by_events()
+
+
+def a_checkpoint_is_named_before_it_is_complete() -> None:
+    from regard.training import checkpoints
+
+    real = vars(checkpoints)["write_part"]
+
+    def early(folder: Path, part: str, *rest: Any) -> Any:
+        if part == "model" and folder.name == "last":
+            for path in folder.glob("*.safetensors"):
+                path.unlink()
+        return real(folder, part, *rest)
+
+    with patch.object(checkpoints, "write_part", early):
+        _soak_by_events()
+
+
+def _soak_by_events() -> None:
+    """Kills between file events alone: these do not depend on how fast the machine is today."""
+    from tests.soak import soak
+
+    with patch.object(soak, "WAYS", ("event",)):
+        soak.main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_soak_notices(fault: str) -> None:
-    code = f"from tests.soak import soak\n{FAULTS[fault]}\nsoak.main()"
-    done = subprocess.run(
-        # As many as it takes: it ends at the first that shows the fault, and some kills are by the clock.
-        [sys.executable, "-c", code, "--kills", "100", "--only", "transformer", "--seed", "3"],
-        cwd=ROOT,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "seed", "said"),
+    [
+        ("the_random_state_is_forgotten", 0, "differ from the undisturbed run's"),
+        ("a_checkpoint_is_named_before_it_is_complete", 0, "is missing, and the checkpoint needs it"),
+    ],
+)
+def test_the_soak_notices(fault: str, seed: int, said: str) -> None:
+    kills = ("--kills", "3", "--only", "transformer", "--seed", str(seed))
+    done = forked.run(*kills, function=f"tests.soak.test_soak:{fault}")
     assert done.returncode != 0
-    assert "Error" in done.stderr
+    assert said in done.stderr

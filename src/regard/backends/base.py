@@ -45,8 +45,10 @@ class Call:
 
     def scores(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:
         """The masked and biased scores (B, H, t, s) of some rows and columns; -inf for excluded pairs."""
-        query = take(self.query, rows).to(self.compute_dtype)
-        key = take(self.key, columns).to(self.compute_dtype)
+        query, key = take(self.query, rows), take(self.key, columns)
+        dtype = self.compute_dtype
+        if query.dtype != dtype or key.dtype != dtype:  # (A `to` that has nothing to do takes microseconds.)
+            query, key = query.to(dtype), key.to(dtype)
         return self.scores_of(query, key.repeat_interleave(self.group, dim=1) if self.group > 1 else key, rows, columns)
 
     def scores_of(self, query: Tensor, key: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:

@@ -387,8 +387,10 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
     state = take_rows(state, rows)
     if not isinstance(call.normalization, Softmax):
         return Piece(call.normalization.weights(scores, state).flatten(0, 1))
-    # With +inf in place of -inf, the weights of a row with no key are exp(-inf) = 0.
-    logs = (scores - state.masked_fill(state == -torch.inf, torch.inf)[..., None]).flatten(0, 1) / LN_2
+    if call.mask is not None or call.bias is not None:
+        # With +inf in place of -inf, the weights of a row with no key are exp(-inf) = 0.
+        state = state.masked_fill(state == -torch.inf, torch.inf)
+    logs = (scores - state[..., None]).flatten(0, 1) / LN_2
     return Piece(torch.exp2(logs), logs, LN_2)
 
 

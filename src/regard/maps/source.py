@@ -306,7 +306,9 @@ class Source(ABC):
 
     def laid_out(self, answer: Tensor) -> Tensor:
         """An answer (cells, ...) with the leading dimensions, in the dtype of answers."""
-        answer = answer.to(self.answer_dtype) if answer.is_floating_point() else answer
+        dtype = self.answer_dtype
+        if answer.dtype != dtype and answer.is_floating_point():
+            answer = answer.to(dtype)
         return answer.reshape(*self.leading, *answer.shape[1:])
 
 

@@ -115,7 +115,7 @@ class MapStatistics:
                 f"limit of {human(limit_bytes)}: read fewer rows at a time, or call block() or dense() with a "
                 "higher limit_bytes"
             )
-        return source.laid_out(source.part(range(source.cells))(rows, columns).weights)
+        return source.laid_out(source.part(range(math.prod(leading)))(rows, columns).weights)
 
     def dense(self, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
         """All of P as a tensor of shape (batch..., H, T, S).

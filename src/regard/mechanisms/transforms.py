@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.torch_private import (
     DispatchModeKind,
     TransformType,
+    count_dispatch_modes,
     forward_level,
     get_dispatch_mode,
     get_interpreter_stack,
@@ -66,3 +67,16 @@ def has_values(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling() or tensor.device.type == "meta":
         return False
     return not hasattr(tensor, "fake_mode") and get_dispatch_mode(DispatchModeKind.FAKE) is None
+
+
+def may_be_kept(tensor: Tensor) -> bool:
+    """Whether what is computed beside this tensor, and not from it, may be kept for later calls.
+
+    It may where the code runs as it stands, on the CPU. On a GPU the next call may be on another stream.
+
+    >>> may_be_kept(torch.ones(2))
+    True
+    """
+    if torch.compiler.is_compiling() or not tensor.is_cpu:
+        return False
+    return not count_dispatch_modes() and peek_interpreter_stack() is None

@@ -1,5 +1,7 @@
 """Tokens and positions as vectors."""
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -8,9 +10,12 @@ from regard.errors import ArgumentError
 from regard.mechanisms.biases.t5 import T5Bias
 from regard.mechanisms.positions import require_even, sinusoidal
 from regard.mechanisms.rotary.layouts import Interleaved, Layout
+from regard.mechanisms.transforms import may_be_kept
 from regard.nn.arguments import require_sizes
 from regard.ranges import require_above
 
+MOST_KEPT = 4_096
+"""Sinusoidal positions below this number are kept for the next call: 8 MiB for vectors of 512."""
 Offset = int | Int[Tensor, "*batch"]
 """The position of a sequence's first vector: a number, or one number for each sequence of the batch."""
 
@@ -94,9 +99,22 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """x plus the vectors of positions offset .. offset + T - 1."""
-        positions = _positions(x, offset)
-        waves = Interleaved().split(sinusoidal(positions, self.dim, dtype=x.dtype))
-        return x + self.layout.join(*waves)
+        if isinstance(offset, int) and may_be_kept(x) and 0 <= offset <= MOST_KEPT - x.shape[-2]:
+            size = 1 << max(offset + x.shape[-2] - 1, 1).bit_length()
+            return x + _table(size, self.dim, self.layout, x.dtype)[offset : offset + x.shape[-2]]
+        return x + _waves(_positions(x, offset), self.dim, self.layout, x.dtype)
+
+
+def _waves(positions: Int[Tensor, "*shape"], dim: int, layout: Layout, dtype: torch.dtype) -> Tensor:
+    return layout.join(*Interleaved().split(sinusoidal(positions, dim, dtype=dtype)))
+
+
+@lru_cache(maxsize=8)
+def _table(size: int, dim: int, layout: Layout, dtype: torch.dtype) -> Float[Tensor, "size dim"]:
+    """The waves of the first positions."""
+    # A tensor that is made for inference alone could not be used in training later.
+    with torch.inference_mode(False):
+        return _waves(torch.arange(size), dim, layout, dtype)
 
 
 class NoPositions(nn.Module):

@@ -10,6 +10,7 @@ is passed in, computes them.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +19,10 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.rotary.layouts import Half, Layout
 from regard.mechanisms.rotary.scalings import Scaling, plain_frequencies
+from regard.mechanisms.transforms import may_be_kept
+
+MOST_KEPT = 4_096
+"""Up to so many positions the sines and cosines are kept for the next call: 2 MiB for heads of 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +135,28 @@ class Rotary:
         >>> torch.equal(rotary.rotate(x, offset=2)[..., 0, :], rotary.rotate(x[..., :1, :], offset=2)[..., 0, :])
         True
         """
+        kept = self._cos_sin_of(x, offset, length) if positions is None else None
+        if kept is not None:
+            return self.turn(x, *kept)
         where = self._where(x, offset, positions)
         if length is None and positions is None and isinstance(offset, int):
             length = offset + x.shape[-2]  # This needs no value from the device.
         cos, sin = self.cos_sin(where, length)
         has_heads = x.dim() >= 4 and where.dim() > 1
         return self.turn(x, *(t.unsqueeze(-3) if has_heads else t for t in (cos, sin)))
+
+    def _cos_sin_of(self, x: Tensor, offset: int | Tensor, length: int | Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """The cosine and sine that all layers ask for, for queries and for keys; None if they are not kept."""
+        # In a graph that is traced, to compare a length would fix it.
+        if not isinstance(offset, int) or isinstance(length, Tensor) or not may_be_kept(x) or x.dim() < 2:
+            return None
+        end, dtype = offset + x.shape[-2], torch.promote_types(x.dtype, torch.float32)
+        if x.shape[-2] > MOST_KEPT:
+            return None
+        try:
+            return _kept(self, offset, end, end if length is None else length, dtype)
+        except TypeError:  # A scaling of the user that has no hash.
+            return None
 
     def _where(self, x: Tensor, offset: int | Tensor, positions: Tensor | None) -> Tensor:
         """The positions, (T,) or (batch..., T)."""
@@ -157,3 +178,11 @@ class Rotary:
                 f"offset must be a number or have the batch's shape {tuple(batch)}, got {tuple(offset.shape)}"
             )
         return offset.to(x.device)[..., None] + steps_of
+
+
+@lru_cache(maxsize=8)
+def _kept(rotary: Rotary, start: int, stop: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    # A tensor that is made for inference alone could not be used in training later.
+    with torch.inference_mode(False):
+        cos, sin = rotary.cos_sin(torch.arange(start, stop), length)
+        return cos.to(dtype), sin.to(dtype)

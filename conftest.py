@@ -11,7 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests compare processes bit by bit: none of them may find another product the fastest on a busy machine.
 os.environ.setdefault("REGARD_CACHE", "off")
 
-from jaxtyping import install_import_hook
+import jaxtyping
+
+from tests.checked_shapes import checked_once
 
 # Not the doors (functional, masks, shapes), whose own checks and messages are under test, nor methods
 # that return `Self`, of which beartype wants to decorate the whole class.
@@ -23,7 +25,8 @@ CHECKED = {
 # Nor where beartype is not installed, as on a machine with a GPU that has only what `make gpu` needs.
 if "REGARD_UNCHECKED_SHAPES" not in os.environ and find_spec("beartype") is not None:
     modules = [f"regard.{package}.{name}" for package, names in CHECKED.items() for name in names]
-    install_import_hook(["regard.nn", "regard.models", *modules], "beartype.beartype")
+    vars(jaxtyping)["jaxtyped"] = checked_once(jaxtyping.jaxtyped)
+    jaxtyping.install_import_hook(["regard.nn", "regard.models", *modules], "beartype.beartype")
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402

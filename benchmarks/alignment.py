@@ -107,7 +107,7 @@ def step_by_step(settings: TranslationConfig) -> Row:
     prepare_corpus(settings, folder, print)
     stored = open_corpus(settings, folder)
     sizes = {"source_vocab_size": len(stored.source_tokenizer), "target_vocab_size": len(stored.target_tokenizer)}
-    model = make_model(settings, **sizes)
+    model = make_model(settings.sizes, **sizes)
     limits: dict[str, Any] = {"max_length": settings.max_length, "max_tokens": settings.batch_tokens, "seed": 0}
     batches = iter(list(TokenBatches(stored.train, stored.links, **limits).epoch(0, 0)) * 99)
     plain = TeacherForcing(settings.label_smoothing)

@@ -37,21 +37,21 @@ def sources() -> list[str]:
     )
 
 
-def lacking(archive: Path) -> list[str]:
-    """The files that a wheel or an sdist lacks."""
+def lacking(archive: Path, files: list[str]) -> list[str]:
+    """Which of the package's files a wheel or an sdist lacks."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             names = wheel.namelist()
-        wanted = [f"regard/{name}" for name in sources()]
+        wanted = [f"regard/{name}" for name in files]
     else:
         with tarfile.open(archive) as sdist:
             names = [name.partition("/")[2] for name in sdist.getnames()]
-        wanted = [*(f"src/regard/{name}" for name in sources()), "LICENSE", "README.md", "pyproject.toml"]
+        wanted = [*(f"src/regard/{name}" for name in files), "LICENSE", "README.md", "pyproject.toml"]
     return sorted(set(wanted) - set(names))
 
 
-def used(archive: Path, *, demo: bool) -> None:
-    """Install an archive into an empty environment, and use it in an empty folder."""
+def used(archive: Path, files: list[str], *, demo: bool) -> None:
+    """Install an archive into an empty environment, see that the package's files are there, and use it elsewhere."""
     home = FOLDER / ("wheel" if archive.suffix == ".whl" else "sdist")
     venv.create(home, with_pip=True, clear=True)
     folder = home / ("Scripts" if os.name == "nt" else "bin")
@@ -74,7 +74,7 @@ def used(archive: Path, *, demo: bool) -> None:
     )
     run(*pip, "torch", "numpy")
     run(*pip, f"{archive}[text,view]")
-    run(folder / "python", "-I", "-c", CHECK, *sources())
+    run(folder / "python", "-I", "-c", CHECK, *files)
     run(folder / "regard", "--version")
     if demo:
         run(folder / "regard", "demo", "--out", "demo")
@@ -88,17 +88,18 @@ def main() -> int:
     out = FOLDER / "dist"
     for old in out.glob("*"):
         old.unlink()
+    files = sources()  # those of now: the checkout may change while the demos run
     # It makes the sdist from the checkout, and the wheel from the sdist.
     subprocess.run(
         [sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)], check=True, stdout=subprocess.DEVNULL
     )
     archives = sorted(out.iterdir())
     for archive in archives:
-        if missing := lacking(archive):
+        if missing := lacking(archive, files):
             print(f"{archive.name} lacks {', '.join(missing)}")
             return 1
     for archive in archives:
-        used(archive, demo=demo)
+        used(archive, files, demo=demo)
     return 0
 
 

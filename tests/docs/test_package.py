@@ -36,12 +36,12 @@ def test_a_planted_loss_is_seen(lost: str, tmp_path: Path) -> None:
         for name in package.sources():
             if name != lost:
                 wheel.write(ROOT / "src" / "regard" / name, f"regard/{name}")
-    assert package.lacking(tmp_path / "regard.whl") == [f"regard/{lost}"]
+    assert package.lacking(tmp_path / "regard.whl", package.sources()) == [f"regard/{lost}"]
     with tarfile.open(tmp_path / "regard.tar.gz", "w") as sdist:
         for name in package.sources():
             if name != lost:
                 sdist.add(ROOT / "src" / "regard" / name, f"regard-1/src/regard/{name}")
-    assert package.lacking(tmp_path / "regard.tar.gz") == [
+    assert package.lacking(tmp_path / "regard.tar.gz", package.sources()) == [
         "LICENSE",
         "README.md",
         "pyproject.toml",

@@ -31,11 +31,6 @@ pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 BEAMS = (Beam(1), Beam(4, num_best=2), Beam(3, num_best=3, length_penalty=0.0), Beam(5, length_penalty=2.0))
 
 
-@pytest.fixture(scope="module")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("runs"))
-
-
 @pytest.fixture
 def run(run_of: Runs, tmp_path: Path) -> Path:
     """A run of one's own, without an export."""

@@ -26,13 +26,6 @@ from regard.text.tokenizers import Words
 from regard.training.fit_config import FitConfig
 from tests.exports.exported_runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
-
-@pytest.fixture(scope="module")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """A run by its name."""
-    return Runs(tmp_path_factory.mktemp("runs"))
-
-
 # -- Hugging Face -------------------------------------------------------------------------------------------
 
 

@@ -300,3 +300,18 @@ def test_heads_that_do_not_exist_are_not_among_the_largest() -> None:
     numbers = HeadTable(("a", "b"), {"x": torch.tensor([[-3.0, -2.0], [-1.0, torch.nan]])})
     assert numbers.top("x", 2) == [("b", 0, -1.0), ("a", 1, -2.0)]
     assert numbers.top("x", 9) == [("b", 0, -1.0), ("a", 1, -2.0), ("a", 0, -3.0)]
+
+
+def test_maps_have_the_names_that_the_caller_gives() -> None:
+    one, two = maps_of(None, 2)
+    assert head_table({"first": one, "second": two}).layers == ("first", "second")
+    others = cast(Any, {3: one, ("a", "b", "c"): two})
+    assert head_table(others).layers == ("3", "('a', 'b', 'c')")
+
+
+@pytest.mark.parametrize("wrong", [5, None, "abc", {"a": 3}, torch.ones(2, 2), [torch.ones(2, 2)]], ids=repr)
+def test_what_is_no_map_is_refused(wrong: Any) -> None:
+    takers: list[Callable[[Any], Any]] = [head_table, lambda maps: rollout(maps, 0), regard.view]
+    for take in takers:
+        with pytest.raises(ArgumentError, match=f"got {'int' if wrong == {'a': 3} else ''}"):
+            take(wrong)

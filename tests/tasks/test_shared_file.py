@@ -218,9 +218,9 @@ def test_a_killed_rank_is_restarted_and_the_file_is_that_of_one_process(tmp_path
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert said.count("going on after line") == 1
-    expected = [one.text for one in translator.translate(given.read_text().splitlines(), beam=Beam(1))]
-    assert len(set(expected)) > 10
-    assert target.read_text().splitlines() == expected
+    answers = [one.text for one in translator.translate([source for source, _ in PAIRS], beam=Beam(1))]
+    assert len(set(answers)) > 10
+    assert target.read_text().splitlines() == answers * 240
     assert sorted(path.name for path in tmp_path.glob("two*")) == ["two"]
 
 

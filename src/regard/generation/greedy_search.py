@@ -80,6 +80,6 @@ def greedy(
 
 def _spread(values: Tensor, rows: Tensor, count: int, *, fill: int = 0) -> Tensor:
     """A tensor of `count` rows, with `values` in the rows `rows`, which are in order, and `fill` in all others."""
-    if len(rows) == count:
+    if rows.shape[0] == count:
         return values
     return values.new_full((count, *values.shape[1:]), fill).index_copy_(0, rows, values)

@@ -63,7 +63,8 @@ def log_probabilities(
 
 def precise(logits: Tensor) -> Tensor:
     """Logits in at least float32: in bfloat16, sums of log-probabilities would often be equal."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits if logits.dtype == dtype else logits.to(dtype)
 
 
 def first_tokens(rows: Int[Tensor, " N"], bos_id: int | Int[Tensor, " B"]) -> Int[Tensor, " N"]:

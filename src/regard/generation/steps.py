@@ -62,7 +62,7 @@ def steps(
     check_source(source, source_lengths, max_steps)
     state, rows = model.start(source, source_lengths), torch.arange(len(source), device=source.device)
     tokens, ended = first_tokens(rows, bos_id), torch.zeros_like(rows, dtype=torch.bool)
-    written = tokens.new_empty((len(rows), max_steps))
+    written = tokens.new_empty((rows.shape[0], max_steps))  # (len() of a tensor takes microseconds.)
     for length in range(max_steps):
         logits, alignment, state = model.step(state, tokens)
         progress = Progress(rows, written[:, :length], None if before is None else before[rows])
@@ -70,10 +70,10 @@ def steps(
         yield TextStep(rows, tokens, gains, ended, alignment)
         written[:, length] = tokens
         ended = ended | (tokens == eos_id)
-        left = len(rows) - int(ended.sum())
+        left = rows.shape[0] - int(ended.sum())
         if not left:
             return
-        if is_worth_leaving(len(rows), left):
+        if is_worth_leaving(rows.shape[0], left):
             running = (~ended).nonzero()[:, 0]
             state = model.reorder(state, running)
             rows, tokens, ended, written = (x[running] for x in (rows, tokens, ended, written))

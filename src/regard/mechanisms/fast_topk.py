@@ -86,7 +86,7 @@ def largest_of_groups(
 
 def candidates(rows: Tensor, k: int) -> Candidates:
     """The k chunks of each row (rows, n) whose maxima are the largest; a short row is one chunk."""
-    length, chunk = rows.shape[-1], _chunk_size(len(rows), rows.shape[-1], k)
+    length, chunk = rows.shape[-1], _chunk_size(rows.shape[0], rows.shape[-1], k)
     if not chunk:
         return Candidates(rows, torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device))
     count = length // chunk
@@ -109,7 +109,7 @@ def places_of(found: Candidates, where: Tensor) -> Tensor:
 
 
 def _places(rows: Tensor, k: int) -> Tensor:
-    if not _chunk_size(len(rows), rows.shape[-1], k):
+    if not _chunk_size(rows.shape[0], rows.shape[-1], k):
         return _sorted(rows, k) if _is_sortable(rows, k) else _top(rows, k)[1]
     found = candidates(rows, k)
     return places_of(found, _places(found.values, k))

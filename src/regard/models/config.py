@@ -172,3 +172,7 @@ class RNNConfig:
             encoder_layers=self.encoder_layers,
         )
         require_dropout(dropout=self.dropout)
+
+
+ModelConfig = StackConfig | RNNConfig
+"""The settings of any model."""

@@ -182,7 +182,7 @@ class FixedTransformer:
             x, query = layer.look_across(x, memory.key[number], memory.value[number], memory.bias)
             x = layer.feed_forward(x)
         logits = self._output(self._decoder_norm(x))
-        alignment = FixedAlignment(query, memory.key[-1], memory.bias, layer.across.scale, len(tokens))
+        alignment = FixedAlignment(query, memory.key[-1], memory.bias, layer.across.scale, tokens.shape[0])
         return logits, alignment, FixedState(memory, state.sources, state.cache, position + 1, state.spare)
 
     @torch.no_grad()
@@ -225,9 +225,9 @@ class _Embedding:
 
     def __call__(self, tokens: Int[Tensor, "*shape"], start: int, stop: int) -> Float[Tensor, "*shape M"]:
         """Vectors of tokens at the positions from `start` to `stop`: one per token of a row, or one for all tokens."""
-        if stop > len(self._table):
+        if stop > self._table.shape[0]:
             limit = cast(Any, self._positions).max_length
-            size = max(stop, 2 * len(self._table), 64)
+            size = max(stop, 2 * self._table.shape[0], 64)
             size = size if limit is None else max(stop, min(size, limit))
             self._table = self._positions(self._weight.new_zeros(1, size, self._weight.shape[1]))[0]
         return self._norm(torch.embedding(self._weight, tokens).add_(self._table[start:stop]))

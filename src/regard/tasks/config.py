@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from regard.errors import ArgumentError
+from regard.models.config import ModelConfig
 from regard.ranges import require_above, require_at_least
 from regard.training.distributed.choices import Precision, Strategy
 from regard.training.fit_config import FitConfig
@@ -75,6 +76,11 @@ class TrainingConfig:
         require_at_least(1 if self.schedule == "inverse-square-root" else 0, warmup_steps=self.warmup_steps)
         if not re.fullmatch("auto|cpu|mps|cuda(:[0-9]+)?", self.device):
             raise ArgumentError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}")
+
+    @property
+    def sizes(self) -> ModelConfig:
+        """The settings of the model that is trained. Every task says which of its settings they are."""
+        raise NotImplementedError
 
 
 def check_r_drop(r_drop: float, model: object) -> None:

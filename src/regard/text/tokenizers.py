@@ -23,6 +23,8 @@ letters and punctuation, or between all characters."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 BYTE_ALPHABET_SIZE = 256
+MOST_PIECES = 2**24
+"""The largest vocabulary of a byte-level BPE, for all of which its trainer takes room before it reads: 1.5 GiB."""
 
 
 def is_byte_level(backend: Any) -> bool:
@@ -250,7 +252,7 @@ class ByteLevelBPE:
     """
 
     vocab_size: int = 8000
-    """The size of the vocabulary: 4 special tokens, 256 bytes, and as many merges as the text allows."""
+    """The size of the vocabulary, 2**24 at most: 4 special tokens, 256 bytes, and as many merges as the text allows."""
     min_count: int = 2
     """How often two neighbours must occur to be merged."""
     lowercase: bool = False
@@ -260,6 +262,10 @@ class ByteLevelBPE:
         """Check the ranges once."""
         _check_at_least("vocab_size of a byte-level BPE", self.vocab_size, BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS))
         _check_at_least("min_count", self.min_count, 1)
+        if self.vocab_size > MOST_PIECES:
+            raise ArgumentError(
+                f"vocab_size of a byte-level BPE must be at most {MOST_PIECES:,}, got {self.vocab_size:,}"
+            )
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
         """Learn the merges from texts, which are read once.

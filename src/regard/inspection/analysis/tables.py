@@ -1,6 +1,6 @@
 """Tables of numbers for every head of every layer, and the maps from which they come."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
@@ -13,13 +13,15 @@ from regard.maps.attention_map import AttentionMap
 if TYPE_CHECKING:
     from regard.inspection.watch import Seen
 
-Maps = Union["Seen", AttentionMap, Iterable[AttentionMap]]
+Maps = Union["Seen", AttentionMap, Mapping[str, AttentionMap], Iterable[AttentionMap]]
+"""What a watch saw, one map, maps by name, or maps in order."""
 SHOWN = 24
 """The most heads that are printed; `top` and `[...]` know all."""
 
 
 def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
-    """Give each map (batch..., H, T, S) a name: the path of the module that made it, or a number.
+    """Give each map (batch..., H, T, S) a name: the path of the module that made it, the name that the caller gave it,
+    or a number.
 
     The dimension before queries and keys counts as the dimension of the heads; a map (T, S) gets one.
 
@@ -32,10 +34,13 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
     if isinstance(maps, AttentionMap):
         found = [("0", maps)]
     elif callable(items):
-        calls = [name for (name, _), _ in items()]
-        found = [(name if calls.count(name) == 1 else f"{name} [{call}]", m) for (name, call), m in items()]
-    else:
+        keyed = [(_name_and_call(key), one) for key, one in items()]
+        calls = [name for (name, _), _ in keyed]
+        found = [(name if calls.count(name) == 1 else f"{name} [{call}]", one) for (name, call), one in keyed]
+    elif isinstance(maps, Iterable):
         found = [(str(number), one) for number, one in enumerate(maps)]
+    else:
+        found = [("", maps)]
     if not found:
         raise ArgumentError("there are no maps to look at: nothing was seen")
     if wrong := [type(one).__name__ for _, one in found if not isinstance(one, AttentionMap)]:
@@ -43,6 +48,11 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
     for name, one in found:
         one.source.require_heads(f"this, for {name!r},")
     return [(name, one if one.leading else one.with_heads()) for name, one in found]
+
+
+def _name_and_call(key: Any) -> tuple[str, Any]:
+    """What a watch has for a key; any other key is a name that the caller gave."""
+    return key if isinstance(key, tuple) and len(key) == 2 else (str(key), 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,6 +69,11 @@ class LanguageModelConfig(TextConfig):
         _check_positions(self.block_length, self.model)
         check_r_drop(self.r_drop, self.model)
 
+    @property
+    def sizes(self) -> DecoderOnlyConfig:
+        """The settings of the model that is trained."""
+        return self.model
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedLanguageModelConfig(TextConfig):
@@ -82,6 +87,11 @@ class MaskedLanguageModelConfig(TextConfig):
         TextConfig.__post_init__(self)
         _check_positions(self.block_length, self.model)
         check_r_drop(self.r_drop, self.model)
+
+    @property
+    def sizes(self) -> EncoderOnlyConfig:
+        """The settings of the model that is trained."""
+        return self.model
 
 
 def _check_positions(block_length: int, model: StackConfig) -> None:

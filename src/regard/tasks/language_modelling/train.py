@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.maps.attention_map import AttentionMap
+from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_only import EncoderOnly
 from regard.tasks.language_modelling.causal import LanguageModel
@@ -18,7 +19,7 @@ from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.validation_examples import attend_to_text, look_at_text
 from regard.tasks.runs.chosen_optimizer import chosen_optimizer
-from regard.tasks.runs.made_models import made_of
+from regard.tasks.runs.model_size import made_for_training
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.blocks import (
@@ -91,12 +92,12 @@ def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpa
     return train_run(MASKED_LANGUAGE_MODEL, config, prepare_text, masked_job, _encoder, **options)
 
 
-def _decoder(config: LanguageModelConfig, vocab_size: int = 8) -> DecoderOnly:
-    return DecoderOnly(config.model, vocab_size=vocab_size)
+def _decoder(sizes: DecoderOnlyConfig, vocab_size: int = 8) -> DecoderOnly:
+    return DecoderOnly(sizes, vocab_size=vocab_size)
 
 
-def _encoder(config: MaskedLanguageModelConfig, vocab_size: int = 8) -> EncoderOnly:
-    return EncoderOnly(config.model, vocab_size=vocab_size + 1)  # the mask is one token more
+def _encoder(sizes: EncoderOnlyConfig, vocab_size: int = 8) -> EncoderOnly:
+    return EncoderOnly(sizes, vocab_size=vocab_size + 1)  # the mask is one token more
 
 
 class TextBatches:
@@ -146,7 +147,7 @@ def masked_loss_twice(model: nn.Module, batch: TextBatch, *, alpha: float) -> Lo
 def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """Make the model, batches, loss and validation of a language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
-    model = made_of(lambda: _decoder(config, len(corpus.tokenizer)))
+    model = made_for_training(partial(_decoder, vocab_size=len(corpus.tokenizer)), config.sizes, config)
     warm_up(model, config, folder)
     batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=1), next_tokens)
 
@@ -164,7 +165,7 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
     """Make the same of a masked language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
     vocab_size = len(corpus.tokenizer)
-    model = made_of(lambda: _encoder(config, vocab_size))
+    model = made_for_training(partial(_encoder, vocab_size=vocab_size), config.sizes, config)
     warm_up(model, config, folder)
     make = partial(mask_tokens, vocab_size=vocab_size, mask_id=vocab_size)
     batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=0), make)

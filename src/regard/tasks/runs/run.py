@@ -16,6 +16,7 @@ from regard.storage.own_files import appended_to
 from regard.tasks.config import TrainingConfig, make_schedule
 from regard.tasks.pictures.snapshots import Look, Snapshots
 from regard.tasks.runs.made_models import made_of
+from regard.tasks.runs.model_size import refuse_too_large
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
@@ -95,7 +96,7 @@ def train_run(
     config: C,
     prepare: Prepare[C],
     make_job: Callable[[C, RunFolder, Any], TrainingJob],
-    make_model: Callable[[C], nn.Module],
+    make_model: Callable[[Any], nn.Module],
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -112,7 +113,7 @@ def train_run(
         config: the settings.
         prepare: reads the data.
         make_job: makes what the training loop needs.
-        make_model: makes a model of these settings, for a vocabulary of any size.
+        make_model: makes a model of the sizes in these settings, for a vocabulary of a few tokens.
         resume: go on with the run in the folder, if there is one.
         overwrite: replace the run in the folder.
         progress: where progress is shown.
@@ -131,6 +132,7 @@ def train_run(
     if os.environ.get("RANK", "0") == "0":  # the others may come when it has begun
         refuse_settings(task, config, resume=resume, overwrite=overwrite)
         _refuse_unfit_weights(config, make_model)
+    refuse_too_large(make_model, config.sizes, config)
     config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
     fabric = start_fabric(config.device, config.precision, config.strategy)
     for setting in ("log_attention", "qk_clip"):
@@ -208,7 +210,7 @@ def _never_reached(config: TrainingConfig) -> str | None:
     )
 
 
-def _refuse_unfit_weights(config: C, make_model: Callable[[C], nn.Module]) -> None:
+def _refuse_unfit_weights(config: TrainingConfig, make_model: Callable[[Any], nn.Module]) -> None:
     """Refuse a run to begin with whose model has weights of other names or shapes.
 
     Both models are made without memory (on the `meta` device). The vocabulary is that of the other run in any case.
@@ -218,7 +220,7 @@ def _refuse_unfit_weights(config: C, make_model: Callable[[C], nn.Module]) -> No
     before = RunFolder(config.warm_start)
     settings = before.read_config(before.task(), type(config))
     with torch.device("meta"):
-        ours, theirs = (made_of(partial(make_model, one)) for one in (config, settings))
+        ours, theirs = (made_of(partial(make_model, one.sizes)) for one in (config, settings))
     try:
         check_fit(ours, theirs.state_dict(), source=before.path)
     except RunFolderError:

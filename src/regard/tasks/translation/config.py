@@ -79,8 +79,7 @@ class TranslationConfig(TrainingConfig):
         require_share(label_smoothing=self.label_smoothing, bpe_dropout=self.bpe_dropout)
         if self.bpe_dropout and self.tokenizer != "bpe":
             raise ArgumentError(f"bpe_dropout leaves out merges, which only --tokenizer bpe has, got {self.tokenizer}")
-        used = self.rnn if self.model == "rnn" else self.transformer
-        check_r_drop(self.r_drop, used)
+        check_r_drop(self.r_drop, self.sizes)
         if self.model == "transformer" and self.transformer.shared_embeddings and not self.shared_vocabulary:
             raise ArgumentError("shared embeddings need one vocabulary: add --shared-vocabulary")
         self._check_alignment()
@@ -90,6 +89,11 @@ class TranslationConfig(TrainingConfig):
                 f"the model has {self.transformer.max_length} positions and trains on sentences of up to "
                 f"{self.max_length} tokens: lower --max-length or raise --transformer.max-length"
             )
+
+    @property
+    def sizes(self) -> TransformerConfig | RNNConfig:
+        """The settings of the model that is trained."""
+        return self.rnn if self.model == "rnn" else self.transformer
 
     def _check_alignment(self) -> None:
         require_above(0, alignment_weight=self.alignment_weight)

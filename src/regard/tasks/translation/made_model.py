@@ -1,17 +1,17 @@
 """The model of a translator, made as its settings describe it."""
 
+from regard.models.config import RNNConfig, TransformerConfig
 from regard.models.ensemble import Ensemble
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
-from regard.tasks.translation.config import TranslationConfig
 
 Model = Transformer | RNNSeq2Seq | Ensemble
 
 
 def make_model(
-    config: TranslationConfig, *, source_vocab_size: int, target_vocab_size: int
+    sizes: TransformerConfig | RNNConfig, *, source_vocab_size: int, target_vocab_size: int
 ) -> Transformer | RNNSeq2Seq:
-    """The model that the configuration describes, with fresh weights."""
-    if config.model == "rnn":
-        return RNNSeq2Seq(config.rnn, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
-    return Transformer(config.transformer, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
+    """The model of these sizes, with fresh weights."""
+    if isinstance(sizes, RNNConfig):
+        return RNNSeq2Seq(sizes, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
+    return Transformer(sizes, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)

@@ -1,14 +1,16 @@
 """Train a translator on pairs of sentences; the result is a `Translator` and its run folder."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import IO, Any, Unpack
 
 from torch import nn
 
+from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.validation_examples import attend_to_pairs, look_at_pairs
 from regard.tasks.runs.chosen_optimizer import chosen_optimizer
-from regard.tasks.runs.made_models import made_of
+from regard.tasks.runs.model_size import made_for_training
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import taught_head
@@ -63,15 +65,16 @@ def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) ->
     return train_run(TRANSLATION, config, prepare_corpus, translation_job, _model, **options)
 
 
-def _model(config: TranslationConfig) -> nn.Module:
-    return make_model(config, source_vocab_size=8, target_vocab_size=8)
+def _model(sizes: TransformerConfig | RNNConfig) -> nn.Module:
+    return make_model(sizes, source_vocab_size=8, target_vocab_size=8)
 
 
 def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """Make the model, batches, loss and validation of a translator, from a folder that `prepare_corpus` filled."""
     corpus = open_corpus(config, folder)
     source_size, target_size = len(corpus.source_tokenizer), len(corpus.target_tokenizer)
-    model = made_of(lambda: make_model(config, source_vocab_size=source_size, target_vocab_size=target_size))
+    make = partial(make_model, source_vocab_size=source_size, target_vocab_size=target_size)
+    model = made_for_training(make, config.sizes, config)
     warm_up(model, config, folder)
     shares: dict[str, Any] = {"rank": fabric.global_rank, "world_size": fabric.world_size}
     cuts = new_cuts(config, corpus)

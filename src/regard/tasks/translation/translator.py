@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -125,9 +125,9 @@ class Translator:
         run = RunFolder(Path(folder))
         config = run.read_config(TRANSLATION, TranslationConfig)
         source_tokenizer, target_tokenizer = load_tokenizers(config, run)
-        sizes = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
-        tensors, settings = run.checkpoints.load_model(checkpoint), getattr(config, config.model)
-        model = filled(lambda: make_model(config, **sizes), settings, tensors, source=run.path / checkpoint)
+        vocabularies = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
+        tensors, make = run.checkpoints.load_model(checkpoint), partial(make_model, config.sizes, **vocabularies)
+        model = filled(make, config.sizes, tensors, source=run.path / checkpoint)
         return cls(
             model.to(find_device(device)),
             source_tokenizer,

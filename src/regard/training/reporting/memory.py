@@ -1,6 +1,9 @@
-"""The memory that training uses, as the operating system and the GPU count it."""
+"""The memory that training uses and may use, as the operating system and the GPU count it."""
 
 import os
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 import torch
 
@@ -34,3 +37,53 @@ def device_peak_bytes(device: torch.device) -> int:
     0
     """
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def most_bytes(device: torch.device) -> int:
+    """The most memory that tensors on a device can have in all, used or not; 0 if the system does not tell.
+
+    That of the CPU is the memory of the machine with its swap, or what a container leaves of it. It is told by Linux
+    alone.
+
+    >>> most_bytes(torch.device("meta"))
+    0
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type != "cpu":
+        return 0
+    try:
+        told = dict(re.findall(r"^(MemTotal|SwapTotal): +(\d+) kB$", _read("/proc/meminfo"), re.MULTILINE))
+    except OSError:
+        return 0
+    if "MemTotal" not in told:
+        return 0
+    return min([int(told["MemTotal"]) * 1024, *_limits()]) + int(told.get("SwapTotal", 0)) * 1024
+
+
+def _limits() -> Iterator[int]:
+    """The limits on the memory of the control groups that this process is in, of either version."""
+    try:
+        groups = _read("/proc/self/cgroup").splitlines()
+    except OSError:
+        return
+    for group in groups:
+        _, controllers, path = group.split(":", 2)
+        if "memory" in controllers.split(","):
+            root, file = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        elif controllers == "":
+            root, file = "/sys/fs/cgroup", "memory.max"
+        else:
+            continue
+        for folder in (PurePosixPath(path), *PurePosixPath(path).parents):
+            try:
+                limit = _read(str(PurePosixPath(root + str(folder), file))).strip()
+            except OSError:  # no limit can be set there, or the group is called otherwise inside a container
+                continue
+            if limit.isdecimal():  # "max" is none
+                yield int(limit)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()

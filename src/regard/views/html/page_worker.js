@@ -1,7 +1,11 @@
-// Arrays are decoded in a thread of their own, so that a large page is drawn and can be used meanwhile. Where the browser
-// allows no such thread, they are decoded in that of the page.
+// Large arrays are decoded in a thread of their own, so that a large page is drawn and can be used meanwhile. Where the
+// browser allows no such thread, they are decoded in that of the page. So are small ones: a thread would answer only after
+// the page has loaded, and a program that takes a picture of a page, or prints it, when it has loaded would get empty maps.
 
 import { decodeBase64, decoded, fromHalves, fromPlanes, halfToNumber, inflate, WIDTH } from "./page_codec.js";
+
+/** The bytes of the largest array that is decoded in the page: some milliseconds. */
+const SMALL_BYTES = 2 ** 18;
 
 /** The program of the thread: functions of the codec as they stand in this page, since a page loads nothing. */
 function program() {
@@ -35,22 +39,29 @@ function threadOf(failed) {
   }
 }
 
-/** What decodes arrays: decode(array) is a promise of its numbers; `where()` says in which thread; close() ends it. */
+/**
+ * What decodes arrays: decode(array) is a promise of its numbers; `where()` says whether there is a thread for large ones,
+ * which begins with the first of them; close() ends it.
+ */
 export function decoder() {
   const waiting = new Map();
-  let number = 0;
-  let worker = threadOf(() => {
-    worker = null;
-    for (const { array, done, refused } of waiting.values()) decoded(array).then(done, refused);
-    waiting.clear();
-  });
-  worker?.addEventListener("message", ({ data: [which, values, error] }) => {
-    const { done, refused } = waiting.get(which);
-    waiting.delete(which);
-    if (error) refused(new Error(error)); else done(values);
-  });
+  let number = 0, worker;
+  function begin() {
+    worker = threadOf(() => {
+      worker = null;
+      for (const { array, done, refused } of waiting.values()) decoded(array).then(done, refused);
+      waiting.clear();
+    });
+    worker?.addEventListener("message", ({ data: [which, values, error] }) => {
+      const { done, refused } = waiting.get(which);
+      waiting.delete(which);
+      if (error) refused(new Error(error)); else done(values);
+    });
+  }
   return {
     decode: (array) => {
+      if (WIDTH[array.kind] * array.length <= SMALL_BYTES) return decoded(array);
+      if (worker === undefined) begin();
       if (!worker) return decoded(array);
       return new Promise((done, refused) => {
         waiting.set(number += 1, { array, done, refused });

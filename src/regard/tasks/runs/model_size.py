@@ -1,0 +1,99 @@
+"""The parameters of a model, counted before it is made, and whether the machine has the memory to train it."""
+
+import os
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError
+from regard.mechanisms.byte_size import human
+from regard.models.config import RNNConfig, StackConfig
+from regard.tasks.config import TrainingConfig
+from regard.tasks.runs.made_models import made_of
+from regard.training.distributed.devices import find_device
+from regard.training.reporting.memory import most_bytes
+
+M = TypeVar("M", bound=nn.Module)
+S = TypeVar("S", bound=StackConfig | RNNConfig)
+
+NUMBER_BYTES = 4
+"""The bytes of a weight, a gradient and a number of the optimizer: autocast leaves all of them in float32."""
+OPTIMIZER_NUMBERS = {"adamw": 2, "muon": 1}
+"""The least numbers that each optimizer keeps for a parameter. Muon keeps one for a hidden matrix, and AdamW, which
+updates all else beside it, keeps two."""
+
+
+def count_parameters(make: Callable[[S], nn.Module], sizes: S) -> int:
+    """The number of parameters of the model that `make` makes of these settings.
+
+    Nothing of those sizes is made: models of one and of two layers are made on the `meta` device, where they take no
+    memory. The layers of a stack have the same shapes from the second on, so that these models tell of all layers.
+
+    Raises:
+        ArgumentError: the sizes are those of no model.
+
+    >>> from regard.models import DecoderOnly, DecoderOnlyConfig
+    >>> sizes = DecoderOnlyConfig(dim=8, num_heads=2, feed_forward_dim=16, num_layers=10**9)
+    >>> f"{count_parameters(partial(DecoderOnly, vocab_size=100), sizes):,}"
+    '600,000,000,816'
+    """
+    depths = {one.name: getattr(sizes, one.name) for one in fields(sizes) if one.name.endswith("layers")}
+    deep = {name: depth for name, depth in depths.items() if depth > 2}
+    two = dict.fromkeys(deep, 2)
+
+    def count(**layers: int) -> int:
+        with torch.device("meta"):
+            model = made_of(partial(make, cast(S, replace(cast(Any, sizes), **layers))))
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    few = count(**two)
+    return few + sum((depth - 2) * (few - count(**{**two, name: 1})) for name, depth in deep.items())
+
+
+def refuse_too_large(make: Callable[[S], nn.Module], sizes: S, config: TrainingConfig) -> None:
+    """Refuse a model whose training needs more memory than the device, or the machine, has in all.
+
+    Counted are the weights, their gradients, their moving average and what the optimizer keeps; what batches need comes
+    on top. Nothing is refused where the system does not tell how much memory it has.
+
+    Args:
+        make: makes the model.
+        sizes: its settings.
+        config: the settings of the run.
+
+    Raises:
+        ArgumentError: there is too little memory, or the sizes are those of no model.
+    """
+    device = find_device(config.device)
+    there, count = most_bytes(device), count_parameters(make, sizes)
+    numbers = 2 + OPTIMIZER_NUMBERS[config.optimizer] + (config.fit.ema_decay > 0)
+    needed = count * numbers * NUMBER_BYTES * _copies(config, device)
+    if there and needed > there:
+        average = ", their average" if config.fit.ema_decay else ""
+        owner = f"the device {device}" if device.type == "cuda" else "this machine, with its swap,"
+        raise ArgumentError(
+            f"a model of these sizes has at least {count:,} parameters, whose training takes at least {human(needed)} "
+            f"(weights, gradients{average}, and what {config.optimizer} keeps), but {owner} has {human(there)} of "
+            "memory: take a smaller model"
+        )
+
+
+def _copies(config: TrainingConfig, device: torch.device) -> float:
+    """How many copies of the model one device holds for the ranks that `torchrun` started; a share is part of one."""
+    local, world = (int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    here = local if device.type == "cpu" else 1
+    return here / world if config.strategy == "fsdp" else here
+
+
+def made_for_training(make: Callable[[S], M], sizes: S, config: TrainingConfig) -> M:
+    """The model that `make` makes of these settings, if there is memory to train it.
+
+    Raises:
+        ArgumentError: there is not, or the sizes are those of no model.
+    """
+    refuse_too_large(make, sizes, config)
+    return made_of(partial(make, sizes))

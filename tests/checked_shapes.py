@@ -1,0 +1,62 @@
+"""Shapes in signatures, checked at every call of a test: parameters before it, and what comes back after it.
+
+jaxtyping's own decorator checks all parameters a second time after the call, and keeps a book of axes for functions
+that name none. In the small steps of a search that was most of the time of a test.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from types import FunctionType
+from typing import Any, get_args, get_type_hints
+
+import jaxtyping
+
+Decorator = Callable[[Any], Any]
+
+
+def checked_once(jaxtyped: Callable[..., Any]) -> Callable[..., Decorator]:
+    """What stands for `jaxtyping.jaxtyped`, by which jaxtyping's import hook decorates functions and classes."""
+
+    def jaxtyped_once(*, typechecker: Decorator) -> Decorator:
+        def decorate(thing: Any) -> Any:
+            if not isinstance(thing, FunctionType) or inspect.isgeneratorfunction(thing):
+                return jaxtyped(thing, typechecker=typechecker)
+            return _checked(thing, jaxtyped, typechecker)
+
+        return decorate
+
+    return jaxtyped_once
+
+
+def _checked(function: FunctionType, jaxtyped: Callable[..., Any], typechecker: Decorator) -> Callable[..., Any]:
+    function.__annotations__ = {name: _resolved(hint, function) for name, hint in function.__annotations__.items()}
+    checked = typechecker(function)
+    if any(map(_names_axes, function.__annotations__.values())):
+        checked = jaxtyped(checked, typechecker=None)  # axes of one name are of one length, from here to its return
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        if jaxtyping.config.jaxtyping_disable:
+            return function(*arguments, **named)
+        return checked(*arguments, **named)
+
+    return call
+
+
+def _resolved(hint: Any, function: FunctionType) -> Any:
+    """An annotation without quotes; as jaxtyping has it, one of something that is defined below says nothing."""
+
+    def one() -> None: ...
+
+    one.__annotations__ = {"value": hint}
+    try:
+        return get_type_hints(one, function.__globals__, include_extras=True)["value"]
+    except Exception:  # whatever an expression in quotes can raise
+        return Any
+
+
+def _names_axes(hint: Any) -> bool:
+    if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
+        return True
+    return any(map(_names_axes, get_args(hint)))

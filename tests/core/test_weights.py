@@ -254,7 +254,9 @@ def near(query: Tensor, key: Tensor) -> Tensor:
     return scores.masked_fill(torch.cdist(query, key) > 1.0, -torch.inf)
 
 
-@pytest.mark.parametrize("score", [regard.Boxcar(), regard.Epanechnikov(), regard.Triangular(), near], ids=str)
+@pytest.mark.parametrize(
+    "score", [regard.Boxcar(), regard.Epanechnikov(), regard.Triangular(), near], ids=["box", "square", "hat", "own"]
+)
 @pytest.mark.parametrize("is_short", [True, False])
 def test_a_query_that_no_key_is_near_has_zeros_without_a_mask(score: Any, is_short: bool) -> None:
     queries, keys = (3, 4) if is_short else (70, 90)

@@ -192,9 +192,9 @@ def _moments(heads_of: Callable[[range], Tensor], blocks: list[range]) -> tuple[
         return mean, deviation
     count = blocks[-1].stop
     sums = (wide.sum(-2, keepdim=True, dtype=widest_dtype(wide.device)) for wide in map(heads_of, blocks))
-    mean = sum(sums, start=torch.zeros(())) / count
+    mean = sum(sums, start=torch.zeros((), device="cpu")) / count
     squares = ((heads_of(rows) - mean).square().sum(-2, keepdim=True) for rows in blocks)
-    return mean, (sum(squares, start=torch.zeros(())) / count).sqrt()
+    return mean, (sum(squares, start=torch.zeros((), device="cpu")) / count).sqrt()
 
 
 def _median_over_keys(scores: Tensor, width: int) -> Tensor:

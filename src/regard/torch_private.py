@@ -34,6 +34,7 @@ PRIVATE = {
     "count_dispatch_modes": "torch._C:_len_torch_dispatch_stack",
     "get_dispatch_mode": "torch._C:_get_dispatch_mode",
     "DispatchModeKind": "torch._C:_TorchDispatchModeKey",
+    "is_tracing": "torch._C:_is_tracing",
     "graph_task_id": "torch._C:_current_graph_task_id",
     # Functions of torch on their way to an operator.
     "DisableTorchFunction": "torch._C:DisableTorchFunction",

@@ -236,3 +236,41 @@ def test_a_choice_of_a_choice_of_heads_keeps_what_each_head_has_for_its_own() ->
         chosen, dense = weights[1][1:], weights.dense()[1][1:]
         torch.testing.assert_close(chosen.dense(), dense, rtol=0, atol=1e-14)
         torch.testing.assert_close(chosen @ x, dense @ x, rtol=0, atol=1e-14)
+
+
+def test_a_block_takes_what_an_index_takes(weights: Any) -> None:
+    dense, columns = weights.dense(), [True, False, True, False, True, False, True]
+    assert torch.equal(weights.block([1, -1], columns), dense[..., [1, -1], :][..., columns])
+    assert torch.equal(weights.block(slice(1, 4, 2), slice(None, 3)), dense[..., 1:4:2, :3])
+    assert torch.equal(weights.block(2, -1), dense[..., 2:3, 6:7])
+    for wrong in ([5], [0.5], "1", None):
+        with pytest.raises(ShapeError, match="query index"):
+            weights.block(wrong, range(2))
+
+
+def near(query: Tensor, key: Tensor) -> Tensor:
+    """A score of the user that hides what is far."""
+    scores = query @ key.mT
+    return scores.masked_fill(torch.cdist(query, key) > 1.0, -torch.inf)
+
+
+@pytest.mark.parametrize(
+    "score", [regard.Boxcar(), regard.Epanechnikov(), regard.Triangular(), near], ids=["box", "square", "hat", "own"]
+)
+@pytest.mark.parametrize("is_short", [True, False])
+def test_a_query_that_no_key_is_near_has_zeros_without_a_mask(score: Any, is_short: bool) -> None:
+    queries, keys = (3, 4) if is_short else (70, 90)
+    k = torch.rand(2, 2, keys, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    q = k[..., :queries, :] + 0.01
+    q[:, 1, 1] = 9.0
+    output, weights = regard.attention(q, k, k, score=score, return_weights=True)
+    dense = weights.dense()
+    torch.testing.assert_close(dense @ k, output)
+    for read in (dense, weights[0], weights[0, 1], weights[:, 1, 1], weights.block(range(1, 2), range(2))):
+        numbers = read if isinstance(read, Tensor) else read.dense()
+        assert bool(numbers.isfinite().all())
+    assert not dense[:, 1, 1].any()
+    assert bool((dense.sum(-1) > 0.99).logical_not().sum() == 2)
+    assert not weights.entropy()[:, 1, 1].any()
+    assert bool((weights.top_keys(2).indices[:, 1, 1] == -1).all())
+    torch.testing.assert_close(weights.received(), dense.sum(-2))

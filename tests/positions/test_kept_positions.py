@@ -1,6 +1,7 @@
 """Sines and cosines of positions that are kept for the next call: the same numbers, wherever they come from."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from regard.mechanisms.positions import sinusoidal
 from regard.mechanisms.rotary import rotary as rotary_file
-from regard.mechanisms.rotary.layouts import Half, Interleaved
+from regard.mechanisms.rotary.layouts import Half, Interleaved, Layout
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.rotary.scalings import DynamicNTK, PositionInterpolation, Scaling
+from regard.mechanisms.rotary.scalings import DynamicNTK, PositionInterpolation, Scaling, plain_frequencies
 from regard.mechanisms.transforms import may_be_kept
 from regard.nn import SinusoidalPositions, embeddings
 
@@ -80,7 +81,7 @@ def test_what_training_computed_holds_no_graph() -> None:
     forget()
     x = torch.randn(1, 2, 5, 8, requires_grad=True)
     Rotary(8).rotate(x).sum().backward()
-    assert not any(kept.requires_grad for kept in rotary_file._kept(Rotary(8), 0, 5, 5, torch.float32))
+    assert not any(kept.requires_grad for kept in rotary_file._kept(10_000.0, 8, None, 0, 5, 5, torch.float32))
 
 
 def test_long_sequences_are_not_kept() -> None:
@@ -120,6 +121,92 @@ def test_a_scaling_without_a_hash_is_asked_each_time() -> None:
     scaling.factor[0] = 0.0
     assert torch.equal(rotary.rotate(x), x)
     assert not torch.equal(first, x)
+
+
+class Settings(Scaling):
+    """A scaling with a hash, whose factor is a tensor that somebody changes or trains."""
+
+    def __init__(self, factor: Tensor) -> None:
+        self.factor = factor
+
+    def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
+        return plain_frequencies(base, dim, length.device) / self.factor
+
+
+class OfItsOwn(Rotary):
+    """A user's kind of rotary positions."""
+
+    def cos_sin(self, positions: Tensor, length: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
+        cos, sin = super().cos_sin(positions, length)
+        return cos * GAIN, sin * GAIN
+
+
+GAIN = torch.ones((), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", [Settings, PositionInterpolation, OfItsOwn])
+def test_settings_that_learn_are_asked_each_time(kind: Any) -> None:
+    factor, x = torch.full((), 2.0, dtype=torch.float64), torch.randn(1, 2, 5, 8)
+    rotary = OfItsOwn(8) if kind is OfItsOwn else Rotary(8, scaling=kind(factor))
+    factor = GAIN if kind is OfItsOwn else factor
+    with torch.no_grad():  # Somebody looks first, and trains then.
+        first = rotary.rotate(x)
+    try:
+        factor.requires_grad_()
+        for _ in range(2):
+            gradient = torch.autograd.grad(rotary.rotate(x).square()[..., :2].sum(), factor)[0]
+            assert gradient != 0
+        with torch.no_grad():
+            factor.mul_(2.0)
+            assert not torch.equal(rotary.rotate(x), first)
+    finally:
+        factor.detach_()
+        GAIN.fill_(1.0)
+
+
+@dataclass
+class Mirrored(Layout):
+    """A user's layout, which has no hash and may change."""
+
+    turned: bool = False
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = Half().split(x)
+        return (second, first) if self.turned else (first, second)
+
+    def join(self, first: Tensor, second: Tensor) -> Tensor:
+        return Half().join(*((second, first) if self.turned else (first, second)))
+
+
+def test_a_layout_of_the_user_is_asked_each_time() -> None:
+    layout, x = Mirrored(), torch.zeros(1, 3, 4)
+    first = SinusoidalPositions(4, layout)(x)
+    assert torch.equal(first, SinusoidalPositions(4, Half())(x))
+    layout.turned = True
+    assert torch.equal(SinusoidalPositions(4, layout)(x), first.roll(2, -1))
+
+
+@pytest.mark.parametrize("module", ["rotary", "sinusoidal"])
+def test_another_default_device_is_not_kept(module: str) -> None:
+    forget()
+    x = torch.randn(1, 2, 5, 8)
+    turn = Rotary(8).rotate if module == "rotary" else SinusoidalPositions(8)
+    with torch.device("meta"):
+        first = turn(x)
+    assert torch.equal(first, turn(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("module", ["rotary", "sinusoidal"])
+def test_a_traced_module_serves_other_lengths(module: str) -> None:
+    class Positions(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Rotary(8).rotate(x) if module == "rotary" else SinusoidalPositions(8)(x)
+
+    forget()
+    positions, longer = Positions(), torch.randn(1, 2, 9, 8)
+    traced = torch.jit.trace(positions, torch.randn(1, 2, 5, 8))
+    assert torch.equal(traced(longer), positions(longer))
 
 
 @pytest.mark.parametrize("module", ["rotary", "sinusoidal"])

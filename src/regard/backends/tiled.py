@@ -159,7 +159,7 @@ class Tiling:
             return kept_at(self.seed.to(weights.device), rows, columns, dropout).to(weights.dtype) / (1.0 - dropout)
         seed = self.seed + tile.cells.start * self.call.sizes.queries + tile.rows.start
         generator = torch.Generator(weights.device).manual_seed(seed)
-        kept = torch.rand(weights.shape, generator=generator, device=weights.device) >= dropout
+        kept = torch.rand(weights.shape, generator=generator, dtype=torch.float32, device=weights.device) >= dropout
         return kept.to(weights.dtype) / (1.0 - dropout)
 
     def forward(

@@ -1,5 +1,6 @@
 """How far two maps are from one another, query by query: the losses of distillation, without either matrix."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -254,7 +255,7 @@ class JensenShannon(Compared):
     def compare(self, p: Piece, q: Piece) -> Tensor:
         """The logarithm of m comes from those of p and q."""
         of_p, of_q = _logs(p), _logs(q)
-        of_m = torch.logaddexp(of_p, of_q) - torch.log(torch.tensor(2.0, dtype=of_p.dtype))
+        of_m = torch.logaddexp(of_p, of_q) - math.log(2.0)
         return (torch.linalg.vecdot(p.weights, of_p - of_m) + torch.linalg.vecdot(q.weights, of_q - of_m)) / 2
 
     def __str__(self) -> str:

@@ -150,9 +150,10 @@ def try_source(source: Source) -> None:
         if source.cells * queries * keys * source.width <= SMALL:
             names = [name for name in STATISTICS if name != "pooled"]
             ask_all(source, [*by_name(names, queries, keys, k=1, p=0.5, rows=2, columns=2, how="mean").values()])
-            ask_all(source, [st.Squares(), st.TransposedProduct(torch.ones(1, queries, 1, dtype=source.dtype))])
-            source.product(torch.ones(keys, 1, dtype=source.dtype))
-            source.choose(torch.arange(source.cells), (source.cells,)).product(torch.ones(keys, 1, dtype=source.dtype))
+            by_queries, by_keys = (torch.ones(n, 1, dtype=source.dtype, device=source.device) for n in (queries, keys))
+            ask_all(source, [st.Squares(), st.TransposedProduct(by_queries[None])])
+            source.product(by_keys)
+            source.choose(torch.arange(source.cells, device=source.device), (source.cells,)).product(by_keys)
 
 
 def _try_corners(source: CallSource) -> None:
@@ -165,8 +166,11 @@ def _try_corners(source: CallSource) -> None:
                 raise ValueError(f"its mask shows the keys {seen} of {source.keys}")
             for columns in across:
                 part(rows, columns)
-                part(torch.tensor(rows), torch.tensor(columns))
-    queries, keys = (torch.tensor([place for corner in corners for place in corner]) for corners in (down, across))
+                part(*(torch.tensor(places, device=source.device) for places in (rows, columns)))
+    queries, keys = (
+        torch.tensor([place for corner in corners for place in corner], device=source.device)
+        for corners in (down, across)
+    )
     count = min(len(queries), len(keys))
     source.pairs(queries[:count], keys[:count])
     source.row_anew(range(source.queries - 1, source.queries))

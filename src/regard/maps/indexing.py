@@ -80,7 +80,7 @@ def _as_entry(entry: Any) -> Any:
     try:
         # An empty list would become a tensor of float32.
         empty = isinstance(entry, list) and not entry
-        found = torch.as_tensor(entry, dtype=torch.long if empty else None)
+        found = as_index(entry, torch.long if empty else None)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(
             f"a map takes integers, slices, None, ... and index tensors, got {reprlib.repr(entry)}"
@@ -89,6 +89,11 @@ def _as_entry(entry: Any) -> Any:
         raise ShapeError(f"an index tensor has integers or bools, got {tuple(found.shape)} {found.dtype}")
     # torch takes tensors of uint8 as masks too.
     return found.bool() if found.dtype == torch.uint8 else found
+
+
+def as_index(given: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor as it is, and anything else as one on the CPU: the default device may be one without numbers."""
+    return torch.as_tensor(given, dtype=dtype, device=given.device if isinstance(given, Tensor) else "cpu")
 
 
 def _dimensions(entry: Any) -> int:
@@ -130,7 +135,7 @@ def positions(index: Any, length: int, name: str, device: torch.device) -> range
     given = index
     try:
         # An empty list would become a tensor of float32. Numbers are checked where they are: a meta device has none.
-        index = torch.as_tensor(index, dtype=torch.long if isinstance(given, list) and not given else None)
+        index = as_index(index, torch.long if isinstance(given, list) and not given else None)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(f"a {name} index must be integers or bools, got {reprlib.repr(given)}") from error
     if index.dtype in (torch.bool, torch.uint8) and index.shape == (length,) and has_values(index):

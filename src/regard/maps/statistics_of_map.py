@@ -103,8 +103,8 @@ class MapStatistics:
         source, (*leading, queries, keys) = self.source, self.shape
         if not source.has_blocks:
             source.refuse("a block of weights")
-        rows = positions(rows, queries, "query", self.device) if isinstance(rows, Tensor) else rows
-        columns = positions(columns, keys, "key", self.device) if isinstance(columns, Tensor) else columns
+        rows = rows if isinstance(rows, range) else positions(rows, queries, "query", self.device)
+        columns = columns if isinstance(columns, range) else positions(columns, keys, "key", self.device)
         for name, asked, length in (("queries", rows, queries), ("keys", columns, keys)):
             if isinstance(asked, range) and (asked.step != 1 or asked.start < 0 or asked.stop > length):
                 raise ShapeError(f"a block takes a range of {name} by ones within 0 and {length}, got {asked}")

@@ -133,7 +133,7 @@ def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any
         return NOT_LAZY
     first, numbers = 0, []
     for source in sources:
-        numbers.append(torch.arange(first, first + source.cells).view(source.leading)[..., None, None])
+        numbers.append(torch.arange(first, first + source.cells, device="cpu").view(source.leading)[..., None, None])
         first += source.cells
     try:
         found = how(numbers, dim)
@@ -143,7 +143,7 @@ def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any
         return NOT_LAZY
     cells, layout = found.reshape(-1), tuple(found.shape[:-2])
     whole = side_by_side(sources, (first,))
-    in_order = torch.equal(cells, torch.arange(first))
+    in_order = torch.equal(cells, torch.arange(first, device="cpu"))
     return whole.choose(None if in_order else cells.to(sources[0].device), layout)
 
 

@@ -14,6 +14,7 @@ from regard.torch_private import (
     forward_level,
     get_dispatch_mode,
     get_interpreter_stack,
+    is_tracing,
     peek_interpreter_stack,
 )
 
@@ -77,6 +78,6 @@ def may_be_kept(tensor: Tensor) -> bool:
     >>> may_be_kept(torch.ones(2))
     True
     """
-    if torch.compiler.is_compiling() or not tensor.is_cpu:
+    if torch.compiler.is_compiling() or not tensor.is_cpu or is_tracing():
         return False
     return not count_dispatch_modes() and peek_interpreter_stack() is None

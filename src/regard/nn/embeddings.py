@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.mechanisms.biases.t5 import T5Bias
 from regard.mechanisms.positions import require_even, sinusoidal
-from regard.mechanisms.rotary.layouts import Interleaved, Layout
+from regard.mechanisms.rotary.layouts import Half, Interleaved, Layout
 from regard.mechanisms.transforms import may_be_kept
 from regard.nn.arguments import require_sizes
 from regard.ranges import require_above
@@ -99,7 +99,8 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """x plus the vectors of positions offset .. offset + T - 1."""
-        if isinstance(offset, int) and may_be_kept(x) and 0 <= offset <= MOST_KEPT - x.shape[-2]:
+        is_ours = type(self.layout) in (Interleaved, Half)  # A layout of the user may change, or have no hash.
+        if isinstance(offset, int) and is_ours and may_be_kept(x) and 0 <= offset <= MOST_KEPT - x.shape[-2]:
             size = 1 << max(offset + x.shape[-2] - 1, 1).bit_length()
             return x + _table(size, self.dim, self.layout, x.dtype)[offset : offset + x.shape[-2]]
         return x + _waves(_positions(x, offset), self.dim, self.layout, x.dtype)
@@ -112,9 +113,9 @@ def _waves(positions: Int[Tensor, "*shape"], dim: int, layout: Layout, dtype: to
 @lru_cache(maxsize=8)
 def _table(size: int, dim: int, layout: Layout, dtype: torch.dtype) -> Float[Tensor, "size dim"]:
     """The waves of the first positions."""
-    # A tensor that is made for inference alone could not be used in training later.
+    # A tensor that is made for inference alone could not be used in training later. The default device may be another.
     with torch.inference_mode(False):
-        return _waves(torch.arange(size), dim, layout, dtype)
+        return _waves(torch.arange(size, device="cpu"), dim, layout, dtype)
 
 
 class NoPositions(nn.Module):

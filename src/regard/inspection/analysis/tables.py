@@ -120,7 +120,7 @@ def table(layers: list[str], rows: list[dict[str, Tensor]]) -> HeadTable:
     heads = max(len(numbers) for row in rows for numbers in row.values())
 
     def column(name: str) -> Tensor:
-        known = [row[name].cpu() if name in row else torch.empty(0) for row in rows]
+        known = [row[name].cpu() if name in row else torch.empty(0, device="cpu") for row in rows]
         return torch.stack([torch.nn.functional.pad(one, (0, heads - len(one)), value=torch.nan) for one in known])
 
     names = dict.fromkeys(name for row in rows for name in row)

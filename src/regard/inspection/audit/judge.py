@@ -143,8 +143,7 @@ def _unlike_their_like(known: list[tuple[Observed, Facts]]) -> Iterator[Finding]
         seen = [_keys(facts) for _, facts in layers]
         if len({one.shape for one in seen}) > 1:
             seen = list(torch.broadcast_tensors(*seen))
-        hidden = sum((~one).long() for one in seen)
-        padding = torch.as_tensor(hidden) * 2 > len(layers)
+        padding = torch.stack([~one for one in seen]).sum(0) * 2 > len(layers)
         for (call, _), keys in zip(layers, seen, strict=True):
             if bool((keys & padding).any()):
                 count = int((keys & padding).sum())

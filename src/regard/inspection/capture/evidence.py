@@ -105,8 +105,10 @@ def _memory(tensor: Tensor) -> Any:
 
 @lru_cache(maxsize=256)
 def _directions(groups: int, dim: int, device: torch.device) -> Tensor:
-    return torch.randn(groups, dim, DIRECTIONS, generator=torch.Generator().manual_seed(0)).to(device)
+    # They are kept, so that neither the default dtype nor the default device of the first call may be in them.
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(groups, dim, DIRECTIONS, generator=generator, dtype=torch.float32, device="cpu").to(device)
 
 
 def _weights(length: int, device: torch.device) -> Tensor:
-    return torch.linspace(1.0, 2.0, length, device=device)[:, None]
+    return torch.linspace(1.0, 2.0, length, dtype=torch.float32, device=device)[:, None]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.rotary.layouts import Half, Layout
-from regard.mechanisms.rotary.scalings import Scaling, plain_frequencies
+from regard.mechanisms.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
 from regard.mechanisms.transforms import may_be_kept
 
 MOST_KEPT = 4_096
@@ -150,13 +150,19 @@ class Rotary:
         # In a graph that is traced, to compare a length would fix it.
         if not isinstance(offset, int) or isinstance(length, Tensor) or not may_be_kept(x) or x.dim() < 2:
             return None
+        if x.shape[-2] > MOST_KEPT or not self._is_fixed():
+            return None
         end, dtype = offset + x.shape[-2], torch.promote_types(x.dtype, torch.float32)
-        if x.shape[-2] > MOST_KEPT:
-            return None
-        try:
-            return _kept(self, offset, end, end if length is None else length, dtype)
-        except TypeError:  # A scaling of the user that has no hash.
-            return None
+        return _kept(self.base, self.rotated, self.scaling, offset, end, end if length is None else length, dtype)
+
+    def _is_fixed(self) -> bool:
+        """Whether the angles can never change, because they follow from numbers alone.
+
+        A scaling of the user may change between two calls, and a tensor among the settings may learn.
+        """
+        if type(self) is not Rotary or not isinstance(self.base, int | float):
+            return False
+        return self.scaling is None or has_fixed_numbers(self.scaling)
 
     def _where(self, x: Tensor, offset: int | Tensor, positions: Tensor | None) -> Tensor:
         """The positions, (T,) or (batch..., T)."""
@@ -181,8 +187,10 @@ class Rotary:
 
 
 @lru_cache(maxsize=8)
-def _kept(rotary: Rotary, start: int, stop: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    # A tensor that is made for inference alone could not be used in training later.
+def _kept(
+    base: float, dim: int, scaling: Scaling | None, start: int, stop: int, length: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    # A tensor that is made for inference alone could not be used in training later. The default device may be another.
     with torch.inference_mode(False):
-        cos, sin = rotary.cos_sin(torch.arange(start, stop), length)
+        cos, sin = Rotary(dim, base, scaling=scaling).cos_sin(torch.arange(start, stop, device="cpu"), length)
         return cos.to(dtype), sin.to(dtype)

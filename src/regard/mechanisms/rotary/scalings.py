@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float
@@ -237,6 +237,27 @@ class LongRoPE(Scaling):
         if self.attention_factor is not None:
             return self.attention_factor
         return math.sqrt(1.0 + math.log(self.factor) / math.log(self.original_length)) if self.factor > 1 else 1.0
+
+
+FIXED = (PositionInterpolation, DynamicNTK, YaRN, Llama3, LongRoPE)
+
+
+def has_fixed_numbers(scaling: Scaling) -> bool:
+    """Whether it is one of the scalings above and has numbers only, so that its frequencies can never change.
+
+    >>> has_fixed_numbers(PositionInterpolation(2.0)), has_fixed_numbers(PositionInterpolation(torch.tensor(2.0)))
+    (True, False)
+    """
+    # A class of the user that is derived from one of these may change.
+    if not isinstance(scaling, FIXED) or type(scaling) not in FIXED:
+        return False
+    return all(_is_number(getattr(scaling, one.name)) for one in fields(scaling))
+
+
+def _is_number(setting: object) -> bool:
+    if isinstance(setting, tuple):
+        return all(map(_is_number, setting))
+    return setting is None or isinstance(setting, int | float)
 
 
 def require_factor(name: str, factor: float) -> None:

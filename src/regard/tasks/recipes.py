@@ -112,8 +112,8 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
         ),
         "characters-long": TrainingRecipe(
             task=LANGUAGE_MODEL,
-            purpose="a megabyte of text, character by character, in two hours on two cores",
-            measured="tinyshakespeare: XXX nats a character",
+            purpose="a megabyte of text, character by character, in two hours",
+            measured="tinyshakespeare: 1.46 nats a character after two hours on one core",
             settings={
                 "tokenizer": "characters",
                 "block_length": 256,

@@ -63,7 +63,7 @@ def test_flags_and_files_win_and_the_same_command_goes_on(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--recipe nonsense", "the recipe must be one of small-data, short-sentences, recurrent, characters, got"),
+        ("--recipe nonsense", f"the recipe must be one of {', '.join(TRAINING_RECIPES)}, got"),
         ("masked-language-model --recipe characters", "the recipe characters is for the task language-model"),
     ],
 )

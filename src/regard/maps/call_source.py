@@ -387,11 +387,9 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
     state = take_rows(state, rows)
     if not isinstance(call.normalization, Softmax):
         return Piece(call.normalization.weights(scores, state).flatten(0, 1))
-    # A row may have no key without a mask too: a compact kernel with no key near it, or a function that hides keys.
-    # Dot products of finite vectors are finite.
-    if call.mask is not None or call.bias is not None or _dot_scale(call) is None:
-        # With +inf in place of -inf, the weights of a row with no key are exp(-inf) = 0.
-        state = state.masked_fill(state == -torch.inf, torch.inf)
+    # With +inf in place of -inf, the weights of a row with no key are exp(-inf) = 0. A row may have none without a mask
+    # too: a compact kernel with no key near it, a function that hides keys, an infinite query.
+    state = state.masked_fill(state == -torch.inf, torch.inf)
     logs = (scores - state[..., None]).flatten(0, 1) / LN_2
     return Piece(torch.exp2(logs), logs, LN_2)
 

@@ -14,8 +14,8 @@ from regard.mechanisms.transforms import may_be_kept
 from regard.nn.arguments import require_sizes
 from regard.ranges import require_above
 
-MOST_KEPT = 4_096
-"""Sinusoidal positions below this number are kept for the next call: 8 MiB for vectors of 512."""
+MOST_KEPT = 1 << 20
+"""Tables of sinusoidal positions with up to so many numbers are kept for the next call: 4 MiB in float32."""
 Offset = int | Int[Tensor, "*batch"]
 """The position of a sequence's first vector: a number, or one number for each sequence of the batch."""
 
@@ -100,9 +100,11 @@ class SinusoidalPositions(nn.Module):
     def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """x plus the vectors of positions offset .. offset + T - 1."""
         is_ours = type(self.layout) in (Interleaved, Half)  # A layout of the user may change, or have no hash.
-        if isinstance(offset, int) and is_ours and may_be_kept(x) and 0 <= offset <= MOST_KEPT - x.shape[-2]:
-            size = 1 << max(offset + x.shape[-2] - 1, 1).bit_length()
-            return x + _table(size, self.dim, self.layout, x.dtype)[offset : offset + x.shape[-2]]
+        if isinstance(offset, int) and offset >= 0 and is_ours and may_be_kept(x):
+            end = offset + x.shape[-2]
+            size = 1 << max(end - 1, 1).bit_length()
+            if size * self.dim <= MOST_KEPT:
+                return x + _table(size, self.dim, self.layout, x.dtype)[offset:end]
         return x + _waves(_positions(x, offset), self.dim, self.layout, x.dtype)
 
 

@@ -59,7 +59,7 @@ export function markHeads(holder, now) {
   }
 }
 
-/** Draw some thumbnails between two frames, those in view first, so that a page of many heads reacts meanwhile. */
+/** Draw some thumbnails between two frames, in their order, so that a page of many heads reacts meanwhile. */
 export function drawHeads(holder, now, weightsOf, painterOf) {
   const waiting = [...holder.children];
   holder.drawing = waiting;

@@ -1,6 +1,7 @@
 """The settings of a training run; the command line makes its flags from these fields."""
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from regard.training.schedules import Schedule, constant, cosine, inverse_square
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingConfig:
+class TrainingConfig(ABC):
     """The settings that runs of all tasks have: where a run goes, how long and how fast it learns, on what device."""
 
     out: Path
@@ -78,9 +79,9 @@ class TrainingConfig:
             raise ArgumentError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}")
 
     @property
+    @abstractmethod
     def sizes(self) -> ModelConfig:
         """The settings of the model that is trained. Every task says which of its settings they are."""
-        raise NotImplementedError
 
 
 def check_r_drop(r_drop: float, model: object) -> None:

@@ -240,6 +240,7 @@ class LongRoPE(Scaling):
 
 
 FIXED = (PositionInterpolation, DynamicNTK, YaRN, Llama3, LongRoPE)
+"""The scalings of this file, which never change unless one of their settings is a tensor."""
 
 
 def has_fixed_numbers(scaling: Scaling) -> bool:

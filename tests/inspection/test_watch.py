@@ -760,6 +760,56 @@ def test_threads_at_once() -> None:
     assert traces() == (0,) * 7
 
 
+def test_one_watch_is_open_once_in_a_thread_and_closes_where_it_was_opened() -> None:
+    model = Two()
+    with torch.no_grad(), regard.watch(model) as seen:
+        with pytest.raises(ArgumentError, match="open in this thread already"), seen:
+            raise AssertionError
+        model(x())
+    assert len(seen) == 2
+
+    # Two threads, of which neither closes the watch before the other has opened it.
+    is_open, may_close, stacks = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        with torch.no_grad(), seen:
+            is_open.set()
+            may_close.wait(10)
+            model(x())
+        stacks.append(traces()[3:])
+
+    thread = threading.Thread(target=work)
+    with torch.no_grad(), seen:
+        thread.start()
+        is_open.wait(10)
+    assert traces()[3:] == (0,) * 4
+    may_close.set()
+    thread.join()
+    assert stacks == [(0,) * 4]
+    assert len(seen) == 4
+    assert traces() == (0,) * 7
+
+
+def test_a_generator_that_another_thread_ends_leaves_the_next_watch_as_it_should_be() -> None:
+    model = Two()
+
+    def work() -> Any:
+        with regard.watch(model) as seen:
+            yield model(x())
+        yield seen
+
+    found: list[Any] = []
+    steps = work()
+    next(steps)
+    thread = threading.Thread(target=lambda: found.append(next(steps)))
+    thread.start()
+    thread.join()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+    assert [len(one) for one in (*found, seen)] == [2, 2]
+    assert traces() == (0,) * 7
+
+
 # -- refused, and told apart -------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.module_names import chooser
 from regard.inspection.capture.module_stack import (
     TORCHS,
+    Entries,
     Frame,
     Thread,
     is_in_backward,
@@ -94,7 +95,7 @@ class EditRun:
         self._places: dict[str, CallPlace] = {}
         """Where the latest call of each module stood."""
         self._lock = RLock()
-        self._entered: list[tuple[Thread, int]] = []
+        self._entered = Entries()
 
     @classmethod
     def of(cls, model: nn.Module, edits: Mapping[Any, Edit | Sequence[Edit]]) -> "EditRun":
@@ -116,11 +117,11 @@ class EditRun:
     # -- entering ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "EditRun":
-        self._entered.append(self._enter())
+        self._enter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._leave(*self._entered.pop())
+        self._leave()
         if kind is not None:
             return
         if self.refusal is not None:
@@ -128,15 +129,11 @@ class EditRun:
         if not self._entered and (missed := self._not_reached()):
             raise ArgumentError(f"{'; '.join(missed)}")
 
-    def _enter(self) -> tuple[Thread, int]:
-        thread = this_thread()
-        mark = thread.enter(self, OBSERVERS)
-        thread.editors.append(self)
-        return thread, mark
+    def _enter(self) -> None:
+        self._entered.enter(self, OBSERVERS).editors.append(self)
 
-    def _leave(self, thread: Thread, mark: int) -> None:
-        thread.editors.remove(self)
-        thread.leave(self, mark)
+    def _leave(self) -> None:
+        self._entered.leave(self).editors.remove(self)
 
     @contextmanager
     def attach(self) -> Iterator["EditRun"]:
@@ -149,11 +146,11 @@ class EditRun:
             raise ArgumentError(
                 "attach() belongs into another thread than the one whose `with regard.edit(...)` is open"
             )
-        place = self._enter()
+        self._enter()
         try:
             yield self
         finally:
-            self._leave(*place)
+            self._leave()
 
     # -- calls -------------------------------------------------------------------------------------------
 

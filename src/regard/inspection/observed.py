@@ -15,7 +15,7 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, undisturbed, with_graph
 from regard.inspection.capture.module_stack import Frame, Thread, is_in_backward, looks_like_attention
 from regard.inspection.capture.observed_call import ObservedCall
-from regard.inspection.capture.output_gradients import NO_GRAPH, called
+from regard.inspection.capture.output_gradients import ITSELF, NO_GRAPH, called
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import Moment, Sequences
 from regard.inspection.capture.shared_keys import share_keys
@@ -169,7 +169,7 @@ class Record:
         return with_graph()
 
     def _read(self, path: str, index: int, source: ObservedCall, when: Moment) -> Observed:
-        reading = source.read(self.keeper, path)
+        reading = source.read(self.keeper, path or ITSELF)
         weights, softmax = reading.source, reading.softmax
         observed = Observed(
             path, index, source.how, AttentionMap(weights), reading.factors,

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, get_args, overload
+from typing import TYPE_CHECKING, NoReturn, get_args, overload
 
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
 from regard.inspection.capture.module_names import Names, chooser, not_seen
-from regard.inspection.capture.module_stack import Thread, this_thread
+from regard.inspection.capture.module_stack import Entries, this_thread
 from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper, Where
 from regard.inspection.generations import OfRuns, joined_map, separate
@@ -110,7 +110,18 @@ class Seen:
     def __init__(self, record: Record) -> None:
         self.record = record
         """The observed calls, and what was passed over."""
-        self._entered: list[tuple[Thread, int]] = []
+        self._entered = Entries()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse `pickle` and `copy`.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            "what a watch has seen is bound to its model and can be neither copied nor pickled: copy or save its maps, "
+            "as in copy.deepcopy(dict(seen.items())) or seen[name].save(path)"
+        )
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -125,13 +136,11 @@ class Seen:
     # -- watching ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Seen":
-        thread = this_thread()
-        self._entered.append((thread, thread.enter(self.record, OBSERVERS)))
+        self._entered.enter(self.record, OBSERVERS)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        thread, mark = self._entered.pop()
-        thread.leave(self.record, mark)
+        self._entered.leave(self.record)
 
     @contextmanager
     def attach(self) -> Iterator["Seen"]:
@@ -140,16 +149,12 @@ class Seen:
         Raises:
             ArgumentError: the watch itself is not entered, or it watches this thread already.
         """
-        thread = this_thread()
-        if not self._entered or self.record in thread.watches:
+        if not self._entered or self.record in this_thread().watches:
             raise ArgumentError(
                 "attach() belongs into another thread than the one whose `with regard.watch(...)` is open"
             )
-        mark = thread.enter(self.record, OBSERVERS)
-        try:
+        with self:
             yield self
-        finally:
-            thread.leave(self.record, mark)
 
     # -- reading -----------------------------------------------------------------------------------------
 

@@ -95,6 +95,10 @@ class LateFactors(GivenFactors):
         self._sizes, self._make, self._state = sizes, make, state
         self._made: Call | None = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy (`copy`, `pickle`) is put together at once."""
+        return GivenFactors, (self.call, self.known_state)
+
     @property
     def sizes(self) -> Sizes:
         """The sizes of the call."""

@@ -2,11 +2,33 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, GradientError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made(Generic[T]):
+    """A function that returns what is there already; unlike a lambda, it can be pickled."""
+
+    made: T
+
+    def __call__(self) -> T:
+        """What is there."""
+        return self.made
+
+
+def read_now(make: Callable[[], Tensor] | None) -> Made[Tensor] | None:
+    """The same function, run already; None for a gradient that nobody has handed over."""
+    try:
+        return None if make is None else Made(make())
+    except GradientError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,11 +45,16 @@ class CallValues:
     @classmethod
     def given(cls, value: Tensor) -> "CallValues":
         """Values (cells, S, E) that a caller has given."""
-        return cls(value=lambda: value)
+        return cls(value=Made(value))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy (`copy`, `pickle`) has what can be read now; a gradient that comes later is not in it."""
+        made = [read_now(make) for make in (self.value, self.grad_output)]
+        return CallValues, (*made, Made([one() for one in made if one is not None]))
 
     def with_value(self, value: Tensor) -> "CallValues":
         """Other values (cells, S, E), and the same gradient."""
-        return CallValues(lambda: value, self.grad_output, self.held)
+        return CallValues(Made(value), self.grad_output, self.held)
 
     def values_for(self, asked: str) -> Tensor:
         """The values (cells, S, E).

@@ -466,7 +466,7 @@ class MapStatistics:
 
         >>> import regard
         >>> x = 2 * torch.eye(4)
-        >>> regard.attention(x, x, x, return_weights=True).weights.max_logit()
+        >>> regard.attention(x, x, x, return_weights=True).weights.max_logit().round(decimals=4)
         tensor([2., 2., 2., 2.])
         """
         return largest_score(self.source)

@@ -108,6 +108,10 @@ class Factors:
         elif not BACKENDS["fused"].has_exact_state(call):
             self._state = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy (`copy`, `pickle`) is read at once, since the model goes on to own what this is read from."""
+        return GivenFactors, (self.call, self.state)
+
     def follow(self, keys: "Keys") -> None:
         """Read the keys from `keys`, which grow with the steps, and drop the copy of our own."""
         assert isinstance(self._call, Call)

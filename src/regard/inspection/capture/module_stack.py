@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from regard.errors import FunctionError, RegardError
+from regard.errors import ArgumentError, FunctionError, RegardError
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
 from regard.torch_private import (
@@ -175,7 +175,9 @@ class Thread:
         if not self.watches:
             self.observers = observers
             _install()
-            push_function_mode(self.mode)
+            # Another thread may have closed the last watch, and could not take the mode off this thread's stack.
+            if not any(mode is self.mode for mode in get_function_modes()):
+                push_function_mode(self.mode)
         self.watches.append(watch)
         return len(self.stack)
 
@@ -187,6 +189,7 @@ class Thread:
             self.hide(was_hidden)
         self.watches.remove(watch)
         if not self.watches:
+            # The stack of modes is that of the running thread. If it is another, our mode stays where it is, and rests.
             _take_out(self.mode)
             self.hidden = False
             self.traces.clear()
@@ -315,6 +318,43 @@ class Thread:
         return any(looks_like_attention(frame.module) for frame in self.stack)
 
 
+class Entries:
+    """The threads in which one watch is open, and the mark that each needs to leave it."""
+
+    def __init__(self) -> None:
+        self._open: dict[Thread, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def enter(self, watch: Watcher, observers: Observers) -> Thread:
+        """Open the watch in this thread.
+
+        Raises:
+            ArgumentError: it is open here already, and would see every call twice.
+        """
+        thread = this_thread()
+        if watch in thread.watches:
+            raise ArgumentError(
+                "this `with` is open in this thread already, and would see each call twice: open it once"
+            )
+        self._open[thread] = thread.enter(watch, observers)
+        return thread
+
+    def leave(self, watch: Watcher) -> Thread:
+        """Close the watch in this thread; if it is not open here, where it was opened last.
+
+        A generator that is watched may be ended by another thread than the one that began it.
+        """
+        thread = this_thread()
+        if thread in self._open:
+            mark = self._open.pop(thread)
+        else:
+            thread, mark = self._open.popitem()
+        thread.leave(watch, mark)
+        return thread
+
+
 OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
 """The kinds of functions that are operators of torch or of somebody else."""
 
@@ -340,7 +380,7 @@ class _Functions(TorchFunctionMode):
             return result
         thread = self._thread
         observers = thread.observers
-        if thread.is_reading:
+        if thread.is_reading or not thread.watches:
             return func(*args, **(kwargs or {}))
         if thread.editors and (edit := thread.editors[0].functions.get(func)) is not None:
             return edit(thread, func, args, kwargs or {})

@@ -9,6 +9,8 @@ from regard.inspection.capture.snapshot import Kept
 
 Change = Callable[[Tensor], Tensor]
 
+ITSELF = "the model itself"
+"""Stands in messages for the path of the model, which is empty."""
 NO_GRAPH = (
     "{} ran without gradients (under torch.no_grad, torch.inference_mode, or torch.utils.checkpoint with "
     "use_reentrant=True), so that no backward pass reaches it: run the model with gradients, and checkpoint with "
@@ -114,7 +116,7 @@ def called(path: str) -> str:
     >>> called("encoder.0"), called("")
     ("this call of 'encoder.0'", 'this call of the model itself')
     """
-    return f"this call of {path!r}" if path else "this call of the model itself"
+    return f"this call of {path!r}" if path not in ("", ITSELF) else f"this call of {ITSELF}"
 
 
 def refusing(reason: str) -> Callable[[], Tensor]:

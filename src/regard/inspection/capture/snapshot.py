@@ -34,6 +34,11 @@ class Kept:
                 "or read the map before the model runs on"
             )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy (`copy`, `pickle`) is nobody else's; what was overwritten before is not copied."""
+        self.check()
+        return Kept, (self.tensor, self.what)
+
     @property
     def bytes(self) -> int:
         """The bytes of memory that it keeps alive."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.inspection.capture.snapshot import Kept
-from regard.maps.call_values import widened
+from regard.maps.call_values import read_now, widened
 from regard.maps.combined_sources import ScaledSource
 from regard.maps.given_source import TensorSource
 
@@ -26,6 +26,11 @@ class StoredSource(TensorSource):
     """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
     received: Callable[[], Tensor] | None = None
     """Gives the gradient of the weights (cells, T, S), if a watch waits for it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy (`copy`, `pickle`) has the gradient that was received until now."""
+        parts = (self.held, self.layout, self.name, self.is_with_heads, self.mixed, read_now(self.received))
+        return StoredSource, parts
 
     @property
     def tensor(self) -> Tensor:

@@ -11,6 +11,7 @@ from regard.inspection.capture.module_names import Names, chooser
 from regard.inspection.capture.module_stack import Frame, Thread, is_in_backward, this_thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.observers import OBSERVERS
+from regard.inspection.capture.output_gradients import ITSELF
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.door.cut_caches import CutCaches, arguments_of, mask_of_layer, parts_with_positions
 from regard.inspection.door.cut_tokens import CutTokens, layer_of
@@ -106,7 +107,7 @@ class Door:
         here = self._running.layer_around(path)
         try:
             with torch.no_grad():
-                reading = source.read(self._keeper, path)
+                reading = source.read(self._keeper, path or ITSELF)
                 vectors = source.query_key_value()
         except Exception as error:
             self.missed.append((path, f"{type(error).__name__}: {error}"))

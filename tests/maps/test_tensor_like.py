@@ -1,6 +1,7 @@
 """A map passes for the tensor that it stands for: idioms on the map and on the dense tensor give equal answers."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -320,6 +321,79 @@ def test_wrong_arguments_are_told_by_torch() -> None:
         a.to("nowhere")
     with pytest.raises(ArgumentError, match=r"torch\.int32"):
         a.to(torch.int32)
+
+
+SAID: dict[str, Callable[[Any], Any]] = {
+    "no dimensions": lambda a: a.sum([]),
+    "no dimensions, mean": lambda a: torch.mean(a, dim=[]),
+    "a dimension twice": lambda a: a.sum((1, -3)),
+    "a dimension twice, largest": lambda a: a.amax((0, 0)),
+    "a sum of integers": lambda a: a.sum(dtype=torch.int64),
+    "a mean of integers": lambda a: a.mean(dtype=torch.int64),
+    "an axis": lambda a: a.argmax(axis=1),
+    "bmm of more dimensions": lambda a: torch.bmm(a, torch.ones(7, 2)),
+    "complex values": lambda a: a @ torch.ones(7, 2, dtype=torch.complex64),
+    "complex values from the left": lambda a: torch.ones(2, 5, dtype=torch.complex64) @ a,
+    "numbers below the smallest inverse": lambda a: a / 1e-40,
+    "tensors of them": lambda a: a / torch.full((7,), 1e-40),
+    "zeros": lambda a: a / torch.zeros(7),
+    "is in": lambda a: (0.0 in a, 7.0 in a),
+    "as an integer": lambda a: int(2.5 * a[0, 0, :1, :1] / a[0, 0, :1, :1]),
+    "as an integer, several": int,
+    "a set of bits": lambda a: a.bitwise_not(),
+}
+
+
+@pytest.mark.parametrize("asked", SAID.values(), ids=SAID)
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["float32", "float64"])
+def test_what_torch_says_is_said(dtype: torch.dtype, asked: Callable[[Any], Any]) -> None:
+    q, k = (torch.randn(2, 3, n, 4, dtype=dtype) for n in (5, 7))
+    one = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
+    try:
+        expected = asked(one.dense())
+    except Exception as error:
+        with pytest.raises(type(error), match=re.escape(str(error).splitlines()[0])):
+            asked(one)
+    else:
+        torch.testing.assert_close(as_tensor(asked(one)), expected, equal_nan=True)
+
+
+def test_an_array_beside_a_map_is_no_number() -> None:
+    one, array = some(), np.ones((5, 7))
+    for found in (one + array, one - array, one * array):
+        assert torch.as_tensor(found).shape == one.shape
+
+
+OTHERS = {
+    "float16": torch.full((7,), 0.3, dtype=torch.float16),
+    "float32": torch.full((5, 1), 0.3),
+    "float64": torch.full((1, 7), 0.3, dtype=DOUBLE),
+    "int64": torch.full((7,), 3),
+    "bool": torch.ones(5, 7, dtype=torch.bool),
+    "one number of float64": torch.tensor(0.3, dtype=DOUBLE),
+    "a number": 0.3,
+    "an integer": 3,
+    "NumPy's float32": np.float32(0.25),
+    "NumPy's int64": np.int64(3),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, DOUBLE], ids=str)
+def test_arithmetic_has_the_dtype_that_torch_gives_it(dtype: torch.dtype, other: Any) -> None:
+    one = some().to(torch.float32).to(dtype)
+    exact, divisor = some().dense(), other.double() if isinstance(other, Tensor) else other
+    with strict_maps():
+        answers = one * other, other * one, one / other
+    for found, expected, as_torch in zip(
+        answers,
+        (exact * divisor, exact * divisor, exact / divisor),
+        (one.dense() * other, other * one.dense(), one.dense() / other),
+        strict=True,
+    ):
+        assert found.dtype == found.dense().dtype == as_torch.dtype
+        # It is computed before it is rounded.
+        torch.testing.assert_close(found.dense(), expected.to(as_torch.dtype))
 
 
 def test_only_statistics_were_kept() -> None:

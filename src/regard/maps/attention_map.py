@@ -120,7 +120,7 @@ class AttentionMap(TensorLike):
                 [0.2645],
                 [0.2645]])
         """
-        if isinstance(other, Tensor) and other.dim() > 1:
+        if isinstance(other, Tensor) and other.dim() > 1 and not other.is_complex():
             return product(self.source, other).to(self.dtype)
         this: Any = self
         return torch.matmul(this, other)

@@ -19,6 +19,17 @@ NOT_LAZY: Any = object()
 """The answer of an entry that has none without the matrix."""
 
 
+def dimensions(dim: Any, rank: int) -> list[int] | None:
+    """The dimensions that `dim` names, from the first on; None if torch has something to say against it.
+
+    >>> dimensions(None, 2), dimensions([], 2), dimensions((-1, 0), 2), dimensions((1, -1), 2)
+    ([0, 1], [0, 1], [0, 1], None)
+    """
+    given = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    found = sorted({d % rank for d in given if -rank <= d < rank})
+    return None if len(found) < len(given) else found or list(range(rank))
+
+
 def max_(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
     """As `torch.max`: of all weights a number; over the keys values and indices."""
     if dim is None:
@@ -49,10 +60,8 @@ def argmin(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
 def amax(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """As `torch.amax`: over heads and batches alone a map again."""
     source, rank = input, len(input.shape)
-    given = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    if any(not -rank <= d < rank for d in given):
+    if (dims := dimensions(dim, rank)) is None:
         return NOT_LAZY
-    dims = sorted({d % rank for d in given} or set(range(rank)))
     last = {d - rank for d in dims} & {-1, -2}
     if not last:
         return _largest_of(source, dims, keepdim)

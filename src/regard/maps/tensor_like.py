@@ -164,6 +164,13 @@ class TensorLike(MapStatistics, ABC):
     def __float__(self) -> float:
         return float(as_matrix(self, "float()"))
 
+    def __int__(self) -> int:
+        return int(as_matrix(self, "int()"))
+
+    def __contains__(self, weight: Any) -> bool:
+        """Whether any weight is this number."""
+        return weight in as_matrix(self, "in")
+
     def __setitem__(self, index: Any, value: Any) -> None:
         """Refuse to change a map.
 
@@ -197,9 +204,9 @@ class TensorLike(MapStatistics, ABC):
         """The smallest of all weights, or values and indices over one dimension, as of a tensor."""
         return self._as("min", *args, **kwargs)
 
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Any:
+    def argmax(self, *args: Any, **kwargs: Any) -> Any:
         """Where the largest weight is, as in a tensor. `top_key()` is that of each query, and -1 without any key."""
-        return self._as("argmax", dim, keepdim)
+        return self._as("argmax", *args, **kwargs)
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
         """The k largest along a dimension and their indices, as of a tensor: every index is that of a key.

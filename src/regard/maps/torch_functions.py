@@ -8,6 +8,7 @@ import inspect
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from regard.maps.source import Source
 from regard.maps.stack_source import StackSource
 from regard.maps.tiles import ask
 from regard.maps.transposed_source import TransposedSource
+from regard.mechanisms.transforms import has_values
 
 VIEWS = frozenset(
     {
@@ -161,10 +163,10 @@ def _mean(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: torch.dt
 def _reduced(source: Any, dim: Any, keepdim: bool, dtype: torch.dtype | None, *, mean: bool) -> Any:
     """A sum or mean: over leading dimensions a map, over queries what keys receive, over keys the sums of rows."""
     rank = len(source.shape)
-    given = range(rank) if dim is None or dim == () else [dim] if isinstance(dim, int) else list(dim)
-    if any(not -rank <= d < rank for d in given):
+    dims = extremes.dimensions(dim, rank)
+    if dims is None or not (dtype is None or _is_floating(dtype)):
         return NOT_LAZY
-    dims = sorted({d % rank for d in given}, reverse=True)
+    dims = dims[::-1]
     lead, last = ([d for d in dims if (d < rank - 2) is is_lead] for is_lead in (True, False))
     found: Source = source
     for d in lead:
@@ -194,6 +196,8 @@ def _over_last(source: Source, dims: set[int]) -> Tensor:
 
 
 def _matmul(input: Any, other: Any) -> Any:
+    if any(isinstance(one, Tensor) and one.is_complex() for one in (input, other)):
+        return NOT_LAZY
     if isinstance(input, Source) and isinstance(other, Tensor):
         if other.dim() == 1:
             return _cast(input, product(input, other[:, None]))[..., 0]
@@ -266,27 +270,43 @@ def _spelled_out(labels: list[str], out: str, given: list[Any], at: int) -> tupl
 
 def _mul(input: Any, other: Any) -> Any:
     source, factor = (input, other) if isinstance(input, Source) else (other, input)
-    if isinstance(factor, Source | complex):
+    factor = _number(factor)
+    if factor is None:
         return NOT_LAZY
     given = factor if isinstance(factor, Tensor) else torch.as_tensor(factor, dtype=source.dtype, device=source.device)
     if given.dim() > len(source.shape) or given.is_complex():
         return NOT_LAZY
+    shadow = torch.empty(source.shape, dtype=source.answer_dtype, device="meta")
+    answer = torch.result_type(shadow, factor)
     given = given.reshape(*[1] * (len(source.shape) - given.dim()), *given.shape).to(source.dtype)
     if any(n not in (1, m) for n, m in zip(given.shape, source.shape, strict=True)):
         return NOT_LAZY
     if any(n != 1 for n in given.shape[:-2]):
         given = given.expand(*source.leading, *given.shape[-2:])
-    return ScaledSource(source, given.reshape(-1, *given.shape[-2:]))
+    return CastSource.of_dtype(ScaledSource(source, given.reshape(-1, *given.shape[-2:])), answer)
+
+
+def _number(given: Any) -> Tensor | int | float | None:
+    """A tensor or a real number, NumPy's too; None if it is neither."""
+    if isinstance(given, Tensor | int | float):
+        return given
+    return float(given) if isinstance(given, Real) else None
 
 
 def _div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
-    if not isinstance(input, Source) or isinstance(other, Source) or rounding_mode is not None:
+    other = _number(other)
+    if not isinstance(input, Source) or other is None or rounding_mode is not None:
         return NOT_LAZY
-    return _mul(input, 1 / other if isinstance(other, Tensor) else 1 / float(other)) if _is_number(other) else NOT_LAZY
-
-
-def _is_number(other: Any) -> bool:
-    return isinstance(other, Tensor) or (isinstance(other, int | float) and other != 0)
+    divisor = other if isinstance(other, Tensor) else torch.as_tensor(other, dtype=input.dtype, device=input.device)
+    if divisor.is_complex() or not has_values(divisor):
+        return NOT_LAZY
+    inverse = 1 / divisor.to(input.dtype)
+    # 0 / 1e-40 is 0, and the inverse of 1e-40 is infinite: 0 times that would be NaN.
+    if bool((inverse.isinf() & (divisor != 0)).any()):
+        return NOT_LAZY
+    # The inverse is as exact as the map, and the answer has the dtype that the divisor gives it.
+    found = _mul(input, inverse)
+    return found if found is NOT_LAZY else CastSource.of_dtype(found, _dtype_of(_mul(input, other)))
 
 
 def _neg(input: Any) -> Any:
@@ -297,7 +317,7 @@ def _add(input: Any, other: Any, *, alpha: float = 1) -> Any:
     if not isinstance(input, Source) or not isinstance(other, Source):
         # sum(maps) begins with 0 + map.
         source, number = (input, other) if isinstance(input, Source) else (other, input)
-        return source if not isinstance(number, Tensor) and number == 0 else NOT_LAZY
+        return source if _is_zero(number) else NOT_LAZY
     if input.shape != other.shape or input.device != other.device:
         return NOT_LAZY
     before = input.parts if isinstance(input, SumSource) else (input,)
@@ -307,7 +327,11 @@ def _add(input: Any, other: Any, *, alpha: float = 1) -> Any:
 def _sub(input: Any, other: Any, *, alpha: float = 1) -> Any:
     if isinstance(input, Source) and isinstance(other, Source):
         return _add(input, other, alpha=-alpha)
-    return input if isinstance(input, Source) and not isinstance(other, Tensor) and other == 0 else NOT_LAZY
+    return input if isinstance(input, Source) and _is_zero(other) else NOT_LAZY
+
+
+def _is_zero(other: Any) -> bool:
+    return isinstance(other, int | float) and other == 0
 
 
 def _abs(input: Any) -> Any:
@@ -387,7 +411,8 @@ ENTRIES: Mapping[str, Callable[..., Any]] = {
     "argmax": extremes.argmax,
     "argmin": extremes.argmin,
     "topk": extremes.topk,
-    **dict.fromkeys(("matmul", "bmm", "__matmul__"), _matmul),
+    **dict.fromkeys(("matmul", "__matmul__"), _matmul),
+    "bmm": lambda input, mat2: _matmul(input, mat2) if len(input.shape) == len(mat2.shape) == 3 else NOT_LAZY,
     "__rmatmul__": lambda input, other: _matmul(other, input),
     "einsum": _einsum,
     **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), _mul),

@@ -27,7 +27,7 @@ from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.mechanisms.scores.custom import as_score
 from regard.mechanisms.shapes import as_autocast, canonical, restore, without_autocast
 from regard.mechanisms.tensor_tree import tensors_mapped
-from regard.mechanisms.transforms import has_values
+from regard.mechanisms.transforms import has_values, in_trace
 from regard.settled_calls import Settled
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
@@ -183,7 +183,8 @@ def run_call(
 ) -> Tensor | Attended:
     """Run a call that `make_call` has made, with its canonical values; `value` are the same as the caller gave them."""
     chosen = choose_backend(call, backend)
-    if torch.compiler.is_compiling() and chosen.name == "fused" and not return_weights:
+    is_graph = (torch.compiler.is_compiling() and chosen.name == "fused") or (in_trace() and backend is None)
+    if is_graph and not return_weights:
         # Others can read, optimise and export this graph: it is the same kernel under torch's own name.
         plain = as_sdpa(call, values)
         if plain is not None:

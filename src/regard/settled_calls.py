@@ -26,6 +26,7 @@ from regard.torch_private import (
     count_dispatch_modes,
     flash_cpu,
     forward_level,
+    is_tracing,
     peek_interpreter_stack,
 )
 
@@ -90,7 +91,7 @@ def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, 
         return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return None
-    if torch.is_autocast_enabled("cpu") or is_checking() or count_dispatch_modes():
+    if torch.is_autocast_enabled("cpu") or is_checking() or count_dispatch_modes() or is_tracing():
         return None
     if peek_interpreter_stack() is not None or forward_level() >= 0:
         return None

@@ -1,15 +1,18 @@
-"""Tensors that have shapes and no values: on the `meta` device and in a `FakeTensorMode`."""
+"""Tensors that have shapes and no values: on the `meta` device, in a `FakeTensorMode`, and in a trace."""
 
 from collections.abc import Callable
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import regard
 from regard.maps import TopKeys
+from regard.settled_calls import SEEN
 
 Ask = Callable[[Tensor], Tensor]
 
@@ -115,3 +118,24 @@ def test_rows_too_long_to_be_sorted_whole_have_shapes() -> None:
     assert ask(torch.randn(1, 1, 200, 4, device="meta")).shape == (1, 1, 200)
     with FakeTensorMode():
         assert ask(torch.randn(1, 1, 200, 4)).shape == (1, 1, 200)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("return_weights", [True, False])
+def test_a_trace_keeps_nothing_that_follows_from_lengths(
+    return_weights: bool, learns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # in a trace, sizes are tensors
+
+    def attend(x: Tensor, lengths: Tensor) -> Tensor:
+        answer: Any = regard.attention(x, x, x, mask=regard.lengths(lengths), return_weights=return_weights)
+        return answer.weights.dense() if return_weights else answer
+
+    x, full, few = torch.randn(2, 3, 5, 4), torch.tensor([5, 5]), torch.tensor([2, 0])
+    with torch.set_grad_enabled(learns):
+        attend(x.requires_grad_(learns), full)
+        settled = len(SEEN)
+        for traced in (torch.jit.trace(attend, (x, full), check_trace=False), make_fx(attend)(x, full)):
+            torch.testing.assert_close(traced(x, few), attend(x, few), rtol=0, atol=1e-6)
+    assert len(SEEN) == settled

@@ -1,11 +1,14 @@
 """The drop-in MultiheadAttention against torch's, and what it does better."""
 
 import itertools
+import warnings
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import regard
 from regard.nn.compat import MisfitError, MultiheadAttention
@@ -161,8 +164,13 @@ def test_what_torch_refuses_is_refused_in_words(batch_first: bool) -> None:
             ours(q, k, k, **given)
     with pytest.raises(MisfitError, match="`None` or 1-D but found 2-D tensor instead"):
         ours(one, two, two, key_padding_mask=no(1, 3, dtype=torch.bool))
-    with pytest.raises(MisfitError, match="nested tensors are not taken"):
+    with pytest.raises(MisfitError, match=r"does not support NestedTensor .* Pad them and give key_padding_mask"):
         ours(*[torch.nested.nested_tensor([one, two], layout=torch.jagged)] * 3)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(MisfitError, match=r"weights' dtype, torch.float64; got \(torch.float32, torch.float32"),
+    ):
+        ours(*[q.float()] * 3)  # autocast casts neither to float64 nor from it
 
 
 @pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 5, "vdim": 3}])
@@ -189,3 +197,85 @@ def test_any_masks_together_are_torchs(options: dict[str, Any]) -> None:
             torch.testing.assert_close(weights, their_weights.nan_to_num(), rtol=0, atol=1e-12)
             alive = ~expected.isnan()
             torch.testing.assert_close(output[alive], expected[alive], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_first": True}])
+def test_the_output_lies_in_memory_as_torchs_does(options: dict[str, Any]) -> None:
+    ours, theirs = both(**options)
+    x = torch.randn(5, 3, 8, dtype=torch.float64)
+    for need_weights in (True, False):
+        assert theirs(x, x, x, need_weights=need_weights)[0].mT.mT.is_contiguous() == (not options)
+        assert ours(x, x, x, need_weights=need_weights)[0].is_contiguous()
+
+
+@pytest.mark.parametrize("low", [-1e6, -1e30, torch.finfo(torch.float32).min])
+def test_weights_of_a_row_of_low_numbers_sum_to_one(low: float) -> None:
+    """Other libraries write finfo.min where ours writes -inf; a row of padding has nothing else."""
+    ours, theirs = (module.float() for module in both(batch_first=True))
+    x, mask = torch.randn(2, 5, 8), torch.zeros(5, 5)
+    mask[1], mask[2, :3] = low, low
+    padding = torch.zeros(2, 5)
+    padding[1] = low
+    for masks in ({"attn_mask": mask}, {"key_padding_mask": padding}):
+        output, weights = ours(x, x, x, **masks)
+        expected, their_weights = theirs(x, x, x, **masks)
+        torch.testing.assert_close(weights, their_weights, rtol=0, atol=1e-6)
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
+
+
+def test_a_float_mask_has_a_gradient_also_where_there_is_no_key() -> None:
+    for queries, keys in ((3, 0), (0, 3), (3, 4)):
+        ours, _ = both(batch_first=True)
+        query, key = (torch.randn(2, length, 8, dtype=torch.float64) for length in (queries, keys))
+        mask = torch.zeros(queries, keys, dtype=torch.float64, requires_grad=True)
+        ours(query, key, key, attn_mask=mask)[0].sum().backward()
+        assert mask.grad is not None
+        assert mask.grad.shape == (queries, keys)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_with_hooks_may_nest_the_sequences() -> None:
+    """torch's encoder drops the padding in evaluation. With hooks it calls the attention on what is left."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    layer: Any = encoder.layers[0]
+    ours = MultiheadAttention(8, 2, batch_first=True).eval()
+    ours.load_state_dict(layer.self_attn.state_dict())
+    x, padding = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=padding)
+        layer.self_attn, calls = ours, []
+        ours.register_forward_hook(lambda module, inputs, output: calls.append(inputs[0].is_nested))
+        torch.testing.assert_close(encoder(x, src_key_padding_mask=padding), expected, rtol=0, atol=1e-5)
+    assert calls == [True]
+
+
+def test_a_trace_keeps_neither_masks_nor_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # in a trace, sizes are tensors
+
+    class Attend(nn.Module):
+        def __init__(self, need_weights: bool) -> None:
+            super().__init__()
+            self.attend, self.need_weights = MultiheadAttention(8, 2, batch_first=True).eval(), need_weights
+
+        def forward(self, x: torch.Tensor, padding: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            output, weights = self.attend(x, x, x, key_padding_mask=padding, need_weights=self.need_weights)
+            return (output,) if weights is None else (output, weights)
+
+    x, none = torch.randn(2, 5, 8), torch.zeros(2, 5, dtype=torch.bool)
+    some = torch.tensor([[False] * 5, [False, False, False, True, True]])
+    for need_weights, learns in itertools.product((True, False), (True, False)):
+        module = Attend(need_weights)
+        with torch.set_grad_enabled(learns):
+            traced = _traced(module, x, none)
+            torch.testing.assert_close(traced(x, some), module(x, some), rtol=0, atol=1e-6)
+            if not need_weights:
+                longer, more = torch.cat([x, x], 1), torch.cat([some, some], 1)
+                torch.testing.assert_close(traced(longer, more), module(longer, more), rtol=0, atol=1e-6)
+        graph = make_fx(module)(x, none)
+        torch.testing.assert_close(graph(x, some), module(x, some), rtol=0, atol=1e-6)
+
+
+def _traced(module: nn.Module, *inputs: torch.Tensor) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, and warns of every size that is looked at.
+        return torch.jit.trace(module, inputs, check_trace=False)

@@ -42,6 +42,6 @@ def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
     query, key, value = one_width(call.query, call.key, value.to(call.query.dtype))
     query, scale = with_positive_scale(query, scale)
     output = scaled_dot_product_attention(
-        query, key, value, attn_mask=additive, is_causal=is_causal, scale=scale, enable_gqa=call.group > 1
+        query, key, value, attn_mask=additive, is_causal=is_causal, scale=scale, enable_gqa=bool(call.group > 1)
     )
     return output[..., :width].to(dtype)

@@ -13,7 +13,7 @@ from regard.backends.fused_plan import Block, Plan, plan
 from regard.backends.kernel_arguments import one_width, with_positive_scale
 from regard.errors import BackendError
 from regard.mechanisms.normalizations import Softmax
-from regard.mechanisms.transforms import in_forward_mode, in_transform
+from regard.mechanisms.transforms import in_forward_mode, in_trace, in_transform
 from regard.torch_private import missing
 
 
@@ -33,6 +33,8 @@ class Fused(Backend):
             return f"torch's fused kernels normalise by softmax, not by {call.normalization}"
         if in_forward_mode():
             return "torch's fused kernels have no forward-mode derivative"
+        if in_trace():
+            return "torch.jit.trace would keep the blocks of this call's lengths for calls of other lengths"
         if in_transform("Vmap", "Grad"):
             return "torch.vmap and torch.func have no rule for torch's fused kernels"
         if call.dropout > 0:

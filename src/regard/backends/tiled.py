@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.backends.base import Backend, Call
 from regard.backends.counter_rng import kept_at
 from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
-from regard.mechanisms.transforms import has_values, in_forward_mode, in_transform
+from regard.mechanisms.transforms import has_values, in_forward_mode, in_trace, in_transform
 from regard.torch_private import CHECKPOINTS_IN_TRANSFORMS
 
 TILE_ELEMENTS = 1 << 20
@@ -42,6 +42,8 @@ class Tiled(Backend):
 
     def why_not(self, call: Call) -> str | None:
         """It runs every call, except under transforms of torch.func that would look into its backward pass."""
+        if in_trace():
+            return "torch.jit.trace would keep the tiles of this call's lengths for calls of other lengths"
         if in_transform("Grad"):
             return "torch.func.grad cannot look into the backward pass of the tiles; torch.autograd.grad can"
         if in_transform("Vmap") and torch.is_grad_enabled():

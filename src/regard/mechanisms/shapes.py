@@ -93,11 +93,18 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
     if not is_autocasting(kind):
         return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(
-        t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64 else t
-        for t in tensors
-    )
+    return tuple(t.to(autocast_dtype(t.dtype, kind)) if isinstance(t, Tensor) else t for t in tensors)
+
+
+def autocast_dtype(dtype: torch.dtype, kind: str) -> torch.dtype:
+    """The dtype that numbers of this dtype get from autocast on this kind of device, if it is on there.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     [autocast_dtype(dtype, "cpu") for dtype in (torch.float32, torch.float64, torch.int64)]
+    [torch.bfloat16, torch.float64, torch.int64]
+    """
+    is_cast = is_autocasting(kind) and dtype.is_floating_point and dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if is_cast else dtype
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:

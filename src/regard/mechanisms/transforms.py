@@ -45,6 +45,15 @@ def in_transform(*kinds: str) -> bool:
     return any(interpreter.key() in wanted for interpreter in stack)
 
 
+def in_trace() -> bool:
+    """Whether `torch.jit.trace` records what runs here. What follows from a length or a value would stay in its graph.
+
+    >>> in_trace()
+    False
+    """
+    return not torch.compiler.is_compiling() and is_tracing()
+
+
 def can_look(tensor: Tensor) -> bool:
     """Whether the values of a tensor may decide what is computed.
 
@@ -59,15 +68,20 @@ def can_look(tensor: Tensor) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether the tensor holds numbers. It does not on the `meta` device, in a `FakeTensorMode` or while compiling.
+    """Whether the tensor holds numbers that are those of every later run.
+
+    It does not on the `meta` device, in a `FakeTensorMode`, while compiling, and in a trace (`make_fx`,
+    `torch.jit.trace`): what is decided by these numbers would be kept for others.
 
     >>> import torch
     >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
     (True, False)
     """
-    if torch.compiler.is_compiling() or tensor.device.type == "meta":
+    if torch.compiler.is_compiling() or tensor.device.type == "meta" or is_tracing():
         return False
-    return not hasattr(tensor, "fake_mode") and get_dispatch_mode(DispatchModeKind.FAKE) is None
+    if hasattr(tensor, "fake_mode") or not count_dispatch_modes():
+        return not hasattr(tensor, "fake_mode")
+    return all(get_dispatch_mode(kind) is None for kind in (DispatchModeKind.FAKE, DispatchModeKind.PROXY))
 
 
 def may_be_kept(tensor: Tensor) -> bool:

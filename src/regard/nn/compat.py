@@ -1,5 +1,7 @@
 """`torch.nn.MultiheadAttention`'s signature and state dict over `regard.attention`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -7,7 +9,7 @@ from regard.errors import ShapeError
 from regard.functional import attention
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import DenseMask, causal, predicate
-from regard.mechanisms.shapes import is_autocasting
+from regard.mechanisms.shapes import autocast_dtype
 from regard.nn.linear import linear
 
 
@@ -18,9 +20,16 @@ class MisfitError(ShapeError, AssertionError):
 class MultiheadAttention(nn.MultiheadAttention):
     """A drop-in `torch.nn.MultiheadAttention`: the same arguments, parameters and state dict.
 
-    There are three differences. `need_weights=True` computes the weights apart, and changes neither the output nor its
-    gradients. A row whose keys are all masked is 0, with finite gradients, where torch has NaN. `is_causal=True` needs
-    no mask. Masks keep torch's meaning here: True = drop, and a float mask is added.
+    Masks keep torch's meaning here: True = drop, and a float mask is added. These are the differences:
+
+    - `need_weights=True` computes the weights apart, and changes neither the output nor its gradients. They are those
+      before dropout, where torch has those after it. Under autocast they have the query's dtype.
+    - A row whose keys are all masked is 0, with finite gradients, where torch has NaN.
+    - `is_causal=True` needs no mask. With an `attn_mask` that mask holds; torch without weights passes over it.
+    - A float mask may have another dtype than the query, and a dropout of 1 is refused in training.
+    - `torch.jit.script` does not take this module. `torch.jit.trace` does; with weights, for the traced lengths alone.
+    - The fast path of `nn.TransformerEncoderLayer` in evaluation reads the parameters and calls no module: there a row
+      whose keys are all masked is NaN. `torch.backends.mha.set_fastpath_enabled(False)` turns it off.
 
     >>> ours, theirs = MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2)
     >>> _ = ours.load_state_dict(theirs.state_dict())
@@ -45,6 +54,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         Raises:
             MisfitError: the inputs or masks do not fit. It is a `ShapeError` and an `AssertionError`.
         """
+        if query.is_nested or key.is_nested or value.is_nested:
+            masks_and_wishes = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            return self._nested(query, key, value, *masks_and_wishes)
         self._check_inputs(query, key, value)
         batched, itself = query.dim() == 3, key is query and value is query
         if not batched:
@@ -60,8 +72,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             causal=_causal_before(sizes[3], k.shape[2]) if is_causal and attn_mask is None else None,
         )
         attended, weights = self._attend(q, k, v, mask, bias, need_weights=need_weights)
-        output = self.out_proj(attended.transpose(1, 2).flatten(2))
-        output = output if self.batch_first else output.transpose(0, 1)
+        # As torch's, the output is contiguous in its own layout: programs call `view` on it.
+        attended = attended.transpose(1, 2) if self.batch_first else attended.permute(2, 0, 1, 3)
+        output = self.out_proj(attended.flatten(2))
         if weights is not None:
             weights = weights.to(query.dtype)
             weights = weights.mean(1) if average_attn_weights else weights
@@ -69,24 +82,37 @@ class MultiheadAttention(nn.MultiheadAttention):
             return output, weights
         return output.squeeze(0 if self.batch_first else 1), None if weights is None else weights.squeeze(0)
 
+    def _nested(self, *arguments: Any) -> tuple[Tensor, Tensor | None]:
+        """What torch's module makes of nested tensors; its encoder makes them in evaluation, for a kernel of its own.
+
+        Raises:
+            MisfitError: torch's module refuses them.
+        """
+        try:
+            return super().forward(*arguments)
+        except AssertionError as error:
+            raise MisfitError(f"{error}. Pad them and give key_padding_mask") from error
+
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, *, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The output (N, H, T, D) and, if they are needed, the weights (N, H, T, S)."""
         if not (q.shape[2] and k.shape[2]):
             # `attention` refuses empty sequences, but torch's module returns empty weights for them, with a gradient.
-            weights = q @ k.mT
+            weights = q @ k.mT if bias is None else q @ k.mT + bias.to(q.dtype)
             return weights @ v, weights if need_weights else None
         dropout = self.dropout if self.training else 0.0
         if not need_weights:
             return attention(q, k, v, mask=mask, bias=bias, dropout=dropout), None
         output, lazy = attention(q, k, v, mask=mask, bias=bias, dropout=dropout, return_weights=True)
-        return output, lazy.dense(limit_bytes=2**62)
+        weights = lazy.dense(limit_bytes=2**62)
+        if bias is None:
+            return output, weights
+        # In a row of numbers as low as finfo.min the log-sum-exp has no digits left for the number of keys.
+        return output, weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Refuse the ranks, lengths, batches and widths that torch's module refuses; here they could broadcast."""
-        if query.is_nested or key.is_nested or value.is_nested:
-            raise MisfitError("nested tensors are not taken: pad them and give key_padding_mask")
         ranks = query.dim(), key.dim(), value.dim()
         if ranks[0] not in (2, 3):
             raise MisfitError(
@@ -107,7 +133,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[batch] != key.shape[batch]):
             raise MisfitError(f"key and value must have one length, and query, key and value one batch; got {shapes}")
         dtype, dtypes = self.out_proj.weight.dtype, (query.dtype, key.dtype, value.dtype)
-        if set(dtypes) != {dtype} and not is_autocasting(query.device.type):
+        if len({autocast_dtype(kind, query.device.type) for kind in (dtype, *dtypes)}) != 1:
             raise MisfitError(f"query, key and value must be of the weights' dtype, {dtype}; got {dtypes}")
 
     def _own_heads(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -300,7 +300,7 @@ def explain(
 
 
 def _why_not(other: Backend, chosen: Backend, call: Call) -> str | None:
-    if other is chosen:
+    if other.name == chosen.name:
         return None
     return other.why_not(call) or other.only_by_name or f"{chosen.name!r} came first"
 

@@ -107,11 +107,24 @@ def test_gradcheck(backend: str) -> None:
     assert torch.autograd.gradcheck(attend_and_read, (q, k, v))
 
 
-@pytest.mark.parametrize("backend", ["reference", "tiled"])
-def test_gradgradcheck(backend: str) -> None:
+@pytest.mark.parametrize("backend", ["reference", "tiled", None])
+def test_gradgradcheck(backend: str | None) -> None:
     q, k, v = (torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4))
     mask = regard.causal(-1)
     assert torch.autograd.gradgradcheck(lambda *t: regard.attention(*t, mask=mask, backend=backend), (q, k, v))
+
+
+def test_second_derivatives_of_whoever_names_no_backend() -> None:
+    """The kernels have none, so the tiles give them: of the weights too, and where the values are padded for a kernel."""
+    q, k, v = (torch.randn(1, n, 3, d, dtype=torch.float64, requires_grad=True) for n, d in ((2, 3), (1, 3), (1, 2)))
+    score, bias = regard.ScaledDot(-0.7), torch.randn(3, 3, dtype=torch.float64)
+
+    def attend_and_read(*t: Tensor) -> tuple[Tensor, Tensor]:
+        output, weights = regard.attention(*t, score=score, bias=bias, mask=regard.causal(), return_weights=True)
+        return output, weights.dense()
+
+    assert regard.explain(q, k, v, score=score, bias=bias, mask=regard.causal()).backend == "fused"
+    assert torch.autograd.gradgradcheck(attend_and_read, (q, k, v))
 
 
 def test_fused_refuses_a_second_derivative_by_name() -> None:

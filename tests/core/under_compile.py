@@ -251,3 +251,9 @@ def test_a_module_exports_as_torchs_own_attention(mask: regard.Mask | None) -> N
     names = [str(node.target) for node in program.graph.nodes if "attention" in str(node.target)]
     assert names == ["aten.scaled_dot_product_attention.default"]
     torch.testing.assert_close(program.module()(x), model(x), rtol=0, atol=1e-6)
+
+
+def test_tiles_export_strictly() -> None:
+    attend, query, key = regard.nn.AdditiveAttention(4, 6, 8).eval(), torch.randn(2, 3, 4), torch.randn(2, 5, 6)
+    program = torch.export.export(attend, (query, key), strict=True)
+    torch.testing.assert_close(program.module()(query, key), attend(query, key), rtol=0, atol=1e-6)

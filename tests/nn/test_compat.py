@@ -249,6 +249,18 @@ def test_an_encoder_with_hooks_may_nest_the_sequences() -> None:
     assert calls == [True]
 
 
+def test_second_derivatives_are_torchs() -> None:
+    """A penalty on the gradient of a critic needs them."""
+    ours, theirs = both(batch_first=True)
+    padding, found = torch.tensor([[False] * 5, [False, False, False, True, True]]), []
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    for module in (ours, theirs):
+        output, weights = module(x, x, x, key_padding_mask=padding)
+        (grad,) = torch.autograd.grad(output.square().sum() + weights.square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), [x, *module.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
 def test_a_trace_keeps_neither_masks_nor_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # in a trace, sizes are tensors
 

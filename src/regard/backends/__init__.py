@@ -67,4 +67,4 @@ def choose_backend(call: Call, name: str | None) -> Backend:
     first = next(b for b in BACKENDS.values() if b.only_by_name is None and not b.why_not(call))
     if name is not None:
         BACKENDS[name].require(call, others=f"backend=None would take {first.name!r}")
-    return first
+    return first.unnamed()

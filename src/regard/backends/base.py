@@ -168,6 +168,10 @@ class Backend(ABC):
         The state is None if the kernel does not return it; it is then computed when somebody needs it.
         """
 
+    def unnamed(self) -> "Backend":
+        """This backend for a caller who named none; it may leave to others what it cannot do itself."""
+        return self
+
     def has_exact_state(self, call: Call) -> bool:
         """Whether the row state that `run` returns is as exact as the call's compute dtype; a map keeps no other."""
         return True

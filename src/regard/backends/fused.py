@@ -1,5 +1,7 @@
 """torch's fused kernels, with the log-sum-exp that they compute anyway."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +13,10 @@ from regard.backends.cuda_kernels import cuda_kernel
 from regard.backends.fused_kernels import CpuFlash, Kernel
 from regard.backends.fused_plan import Block, Plan, plan
 from regard.backends.kernel_arguments import one_width, with_positive_scale
+from regard.backends.tiled import Tiled
 from regard.errors import BackendError
 from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.transforms import in_forward_mode, in_trace, in_transform
 from regard.torch_private import missing
 
@@ -20,10 +24,19 @@ from regard.torch_private import missing
 class Fused(Backend):
     """Softmax of scaled dot products at the speed of the kernels; no tensor of T x S numbers is ever allocated.
 
-    The row state is the log-sum-exp, -inf for rows with no key, and it has a gradient.
+    The row state is the log-sum-exp, -inf for rows with no key, and it has a gradient. The kernels have no second
+    derivative: a caller who named no backend gets it from the tiles.
     """
 
     name = "fused"
+
+    def __init__(self, second: Backend | None = None) -> None:
+        self._second = second
+        """Who gives second derivatives, which the kernels do not have; None to refuse them."""
+
+    def unnamed(self) -> Backend:
+        """The same with second derivatives from the tiles."""
+        return _WITH_SECOND
 
     def why_not(self, call: Call) -> str | None:
         """It runs scaled dot products under softmax, without dropout and without a learned bias."""
@@ -67,7 +80,10 @@ class Fused(Backend):
         query, key, value_ = (t if t.stride(-1) == 1 else t.contiguous() for t in same)
         query, scale = with_positive_scale(query, scale)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value_)):
-            output, lse = _FusedBlocks.apply(kernel, covering, scale, query, key, value_)
+            again = None
+            if self._second is not None and not torch.compiler.is_compiling():
+                again = Again(self._second, call, scale)
+            output, lse = _FusedBlocks.apply(kernel, covering, scale, again, query, key, value_)
         else:
             output, lse, _ = _forward_blocks(kernel, covering, scale, query, key, value_)
         lse = lse if covering.per_row is None else lse + covering.per_row.to(lse.dtype)
@@ -82,26 +98,58 @@ def kernel_for(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | 
     return CpuFlash() if query.device.type == "cpu" and known else None
 
 
+_WITH_SECOND = Fused(Tiled())
+
+
+class Again:
+    """A call whose gradients are computed by another backend, so that they can be differentiated again."""
+
+    def __init__(self, backend: Backend, call: Call, scale: float) -> None:
+        nothing = call.query.new_empty(0)
+        self._backend, self._call = backend, replace(call, query=nothing, key=nothing, score=ScaledDot(scale))
+
+    def gradients(
+        self, vectors: Sequence[Tensor], grad_output: Tensor, grad_lse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of the query, the key and the value that the kernel got."""
+        query, key, value = vectors
+        output, lse = self._backend.run(replace(self._call, query=query, key=key), value)
+        assert lse is not None, "it has a row state"
+        outputs, grads = ((output,), (grad_output,)) if grad_lse is None else ((output, lse), (grad_output, grad_lse))
+        inputs = [t for t in vectors if t.requires_grad]
+        found = iter(torch.autograd.grad(outputs, inputs, grads, create_graph=True, allow_unused=True))
+        return tuple(next(found) if t.requires_grad else None for t in vectors)
+
+
 class _FusedBlocks(torch.autograd.Function):
     """A kernel over the blocks of a plan: (query, key, value) -> (output, lse), both with gradients."""
 
     @staticmethod
     def forward(
-        ctx: Any, kernel: Kernel, covering: Plan, scale: float, query: Tensor, key: Tensor, value: Tensor
+        ctx: Any,
+        kernel: Kernel,
+        covering: Plan,
+        scale: float,
+        again: Again | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
     ) -> tuple[Tensor, Tensor]:
         output, lse, extras = _forward_blocks(kernel, covering, scale, query, key, value)
-        ctx.kernel, ctx.covering, ctx.scale, ctx.extras = kernel, covering, scale, extras
+        ctx.kernel, ctx.covering, ctx.scale, ctx.extras, ctx.again = kernel, covering, scale, extras, again
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.set_materialize_grads(False)
         return output, lse
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and ctx.again is None:
             raise BackendError("backend 'fused' has no second derivative; backend='tiled' has, in linear memory")
         query, key, value, output, lse = ctx.saved_tensors
         if grad_output is None:
             grad_output = torch.zeros_like(output)
+        if torch.is_grad_enabled():
+            return None, None, None, None, *ctx.again.gradients((query, key, value), grad_output, grad_lse)
         grad_output = grad_output if grad_output.stride(-1) == 1 else grad_output.contiguous()
         blocks = ctx.covering.every
         is_whole = len(blocks) == 1 and blocks[0].count * len(blocks[0].columns) == key.shape[2]
@@ -118,10 +166,10 @@ class _FusedBlocks(torch.autograd.Function):
             grad_rows = None if grad_lse_ is None else _part(grad_lse_, block.rows, block)
             pieces = _backward_block(ctx, number, saved, _part(grad_output_, block.rows, block), grad_rows, buffer)
             if is_whole:
-                return None, None, None, *(_whole(piece, block) for piece in pieces)
+                return None, None, None, None, *(_whole(piece, block) for piece in pieces)
             for grad, where, piece in zip(grads, (rows, columns, columns), pieces, strict=True):
                 _add_part(grad, where, block, piece)
-        return None, None, None, *grads
+        return None, None, None, None, *grads
 
 
 def _without(

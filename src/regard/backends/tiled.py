@@ -185,7 +185,9 @@ class Tiling:
         """All tiles as checkpointed parts of one graph, which can be differentiated any number of times."""
         outputs, states = [], []
         run: Callable[..., tuple[Tensor, Tensor]] = self.forward
-        if CHECKPOINTS_IN_TRANSFORMS or not (in_forward_mode() or in_transform("Vmap")):
+        # Nobody goes back through an exported program, and a strict export cannot hold a checkpoint.
+        goes_back = torch.is_grad_enabled() and not torch.compiler.is_exporting()
+        if goes_back and (CHECKPOINTS_IN_TRANSFORMS or not (in_forward_mode() or in_transform("Vmap"))):
             run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
         for tile in self.tiles():
             vectors = tile.take(query, key, value)

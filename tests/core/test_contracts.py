@@ -115,7 +115,7 @@ def test_gradgradcheck(backend: str | None) -> None:
 
 
 def test_second_derivatives_of_whoever_names_no_backend() -> None:
-    """The kernels have none, so the tiles give them: of the weights too, and where the values are padded for a kernel."""
+    """The kernels have none, so the tiles give them: of the weights too, and where the values were padded."""
     q, k, v = (torch.randn(1, n, 3, d, dtype=torch.float64, requires_grad=True) for n, d in ((2, 3), (1, 3), (1, 2)))
     score, bias = regard.ScaledDot(-0.7), torch.randn(3, 3, dtype=torch.float64)
 

@@ -79,7 +79,7 @@ class NotSeenError(RegardError, KeyError):
 
 
 class OverwrittenError(RegardError, RuntimeError):
-    """A watched model has overwritten the tensors that a map is computed from."""
+    """The tensors that a map is computed from have been written to since: by a watched model, or by their owner."""
 
 
 class GradientError(RegardError, RuntimeError):

@@ -161,11 +161,11 @@ def _with_late_map(
     """The output and the map of a call whose kind was seen before; the call is put together when the map is read."""
     # Gradients are not recorded here, and would be wrong if the scores had one when they are read.
     query, key = (tensor.detach() for tensor in vectors[:2])
-
     # In half precision the kernel's log-sum-exp is not exact enough to be kept.
     factors = LateFactors(
-        settled.sizes, lambda: settled.call(query, key, score, mask), lse if query.dtype == lse.dtype else None
-    )
+        settled.sizes, lambda query, key: settled.call(query, key, score, mask), (query, key),
+        lse if query.dtype == lse.dtype else None,
+    )  # fmt: skip
     weights = AttentionMap(CallSource(factors, settled.sizes.leading, BACKENDS["fused"]))
     return Attended(output, weights.with_values(vectors[2]) if keep_values else weights)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ShapeError
+from regard.maps.strictness import strict_maps
 
 INDICES: dict[str, Any] = {
     "integers of NumPy": (0, 1, np.int64(3), np.int32(-1)),
@@ -131,6 +132,24 @@ def test_maps_of_no_sequence_answer_with_shapes(options: dict[str, Any], leading
     assert q.grad is not None
     for name, (ask, tail) in QUESTIONS.items():
         assert ask(weights, q.detach()).shape == (*leading, *tail), name
+
+
+def test_reductions_of_no_sequence_are_those_of_torch() -> None:
+    q = torch.randn(0, 2, 5, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    with strict_maps():
+        for ask in (
+            lambda w: w.sum(), lambda w: w.sum(0), lambda w: w.mean((0, 1)), lambda w: w.amax(1),
+            lambda w: w.sum((1, 2)),
+            lambda w: w.max(-1).values, lambda w: (2 * w).sum(-1), lambda w: w.mean(1, keepdim=True),
+        ):  # fmt: skip
+            found: Any = ask(weights)
+            expected = ask(torch.zeros(0, 2, 5, 5))
+            found = found.dense() if isinstance(found, regard.AttentionMap) else found
+            torch.testing.assert_close(found, expected, equal_nan=True)
+        with pytest.raises(RuntimeError, match="numel"):
+            weights.max()
+    assert regard.divergence(weights, weights.detach()).shape == (0, 2, 5)
 
 
 @pytest.mark.parametrize("backend", ["fused", "tiled", "reference"])

@@ -50,6 +50,20 @@ def test_averages(name: str, case: Case, data: st.DataObject) -> None:
         check(weights.average(0)[-1], dense.mean(0)[-1], **k_of(dense))
 
 
+def test_an_average_with_weights_below_zero() -> None:
+    """Weights of 0 beyond the mask may be the largest, and absolute values are others."""
+    q = torch.randn(1, 3, 5, 4)
+    weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    one: Any = weights.average(weights=[1.0, -4.0, 2.0])
+    dense = -(weights.dense() * torch.tensor([1.0, -4.0, 2.0])[:, None, None]).sum(1)
+    for found, expected in (
+        (one.dense(), dense), (one.top_weight(), dense.amax(-1)), (one.abs().sum(-1), dense.abs().sum(-1)),
+        (one.argmax(-1), dense.argmax(-1)), (one.topk(5).values, dense.topk(5).values), (one.min(), dense.min()),
+        (one.pooled(2, 2, "max")[0, 0, 1], dense[:, :3, 3:].amax()),
+    ):  # fmt: skip
+        torch.testing.assert_close(found, expected)
+
+
 @settings(max_examples=30)
 @given(case=cases(), data=st.data())
 def test_selections(case: Case, data: st.DataObject) -> None:

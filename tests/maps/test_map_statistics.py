@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from torch import Tensor
 import regard
 from regard.backends import row_state
 from regard.errors import ArgumentError, ShapeError
+from regard.maps.statistics import TopKeys
 from regard.mechanisms.normalizations import Normalization
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
@@ -356,9 +358,22 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.received("max"), ArgumentError, "'sum' or 'mean', got 'max'"),
         (lambda w: w.top_keys(0), ArgumentError, r"k in \[1, 7\], the number of keys; got 0"),
         (lambda w: w.top_keys(8), ArgumentError, "got 8"),
+        (lambda w: w.top_keys(1.5), ArgumentError, r"k in \[1, 7\], .* got 1.5"),
+        (lambda w: w.top_keys("3"), ArgumentError, "got '3'"),
+        (lambda w: w.top_keys(True), ArgumentError, "got True"),
+        (lambda w: w.summary("top_keys", k=None) and w.summary("top_keys", k=8), ArgumentError, "got 8"),
+        (lambda w: w.quantile_mass("most"), ArgumentError, r"p in \(0, 1\], got 'most'"),
+        (lambda w: w.pooled(3, 1.5), ArgumentError, "bin of keys, a whole number, got 1.5"),
+        (lambda w: w.pooled(None, 3), ArgumentError, "bin of queries, a whole number, got None"),
+        (lambda w: w.expected("mean"), ShapeError, "are numbers or a function"),
+        (lambda w: w.expected(None), ShapeError, "are numbers or a function"),
+        (lambda w: w.expected(torch.ones(7, dtype=torch.complex64)), ShapeError, "torch.complex64"),
+        (lambda w: w.singular_values(1.5), ArgumentError, "got 1.5"),
+        (lambda w: w.average(weights=[1.0, -1.0, 2.0, -2.0]), ArgumentError, "by their sum, which is 0.0"),
+        (lambda w: w.average(weights=[1.0, math.nan, 2.0, 0.0]), ArgumentError, "by their sum, which is nan"),
         (lambda w: w.quantile_mass(0.0), ArgumentError, r"p in \(0, 1\], got 0.0"),
         (lambda w: w.quantile_mass(float("nan")), ArgumentError, "got nan"),
-        (lambda w: w.pooled(0, 3), ArgumentError, "at least 1 bin of queries, got 0"),
+        (lambda w: w.pooled(0, 3), ArgumentError, "at least 1 bin of queries, a whole number, got 0"),
         (lambda w: w.pooled(3, 3, "min"), ArgumentError, "'mean', 'sum' or 'max', got 'min'"),
         (lambda w: w.expected(torch.ones(5)), ShapeError, r"shape \(7,\) or \(7, N\), got \(5,\)"),
         (lambda w: w.mT @ torch.ones(7, 2), ShapeError, r"x of shape \(..., 5, N\) .* got \(7, 2\)"),
@@ -384,6 +399,32 @@ def test_a_wrong_argument_is_named(ask: Callable[..., Any], error: type[regard.R
     q, k = torch.randn(2, 4, 5, 3), torch.randn(2, 2, 7, 3)
     with pytest.raises(error, match=message):
         ask(regard.attention(q, k, k, return_weights=True).weights)
+
+
+def test_a_short_map_has_a_summary() -> None:
+    q = torch.randn(2, 3, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    strongest = weights.summary()["top_keys"]
+    assert isinstance(strongest, TopKeys)
+    assert strongest.indices.shape == (2, 3, 3)
+
+
+def test_values_of_keys_may_be_numbers_of_any_kind() -> None:
+    q = torch.randn(2, 3, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    expected = weights.expected(torch.arange(3.0))
+    values: Any
+    for values in ([0, 1, 2], np.arange(3), torch.arange(3), lambda j: j.tolist()):
+        torch.testing.assert_close(weights.expected(values), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_singular_values_of_a_map_in_half_precision_are_rounded_at_the_end(dtype: torch.dtype) -> None:
+    q = torch.randn(2, 5, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    found, expected = (one.singular_values(2) for one in (weights.to(dtype), weights))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other.to(dtype))
 
 
 @pytest.mark.parametrize("sink", [60.0, 80.0, -5.0])

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import OverwrittenError, ShapeError
 from regard.maps import files
 from regard.maps.call_source import source_of_call
 from regard.maps.derived_sources import SelectionSource, WeightedSource, average, mean_of_positive
@@ -182,7 +182,8 @@ class AttentionMap(TensorLike):
         Sums and products of the average are averages of those of the heads; other statistics go by tiles.
 
         Raises:
-            ArgumentError: the dimension is not before queries and keys, or the number of weights is wrong.
+            ArgumentError: the dimension is not before queries and keys, or the number of weights is wrong, or their sum
+                is 0 or no number.
 
         >>> import regard
         >>> q = torch.randn(2, 4, 5, 3)
@@ -387,6 +388,12 @@ class AttentionMap(TensorLike):
 
     def __repr__(self) -> str:
         """The shape and the source, the memory that it holds, and the memory that `dense()` would take."""
+        try:
+            return self._described()
+        except OverwrittenError as error:
+            return f"AttentionMap{tuple(self.shape)}, which cannot be read: {error}"
+
+    def _described(self) -> str:
         held = human(sum(t.numel() * t.element_size() for t in self.source.tensors()))
         dense = f", dense() would take {human(self.dense_bytes)}" if self.source.has_blocks else ""
         kind = str(self.dtype).removeprefix("torch.")

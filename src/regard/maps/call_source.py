@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.backends import choose_backend, execute, row_state
 from regard.backends.base import Backend, Call
-from regard.errors import ShapeError
+from regard.errors import OverwrittenError, ShapeError
 from regard.maps import statistics as st
 from regard.maps.call_values import NOTHING, CallValues, of_heads
 from regard.maps.derived_sources import WeightedSource
@@ -20,6 +20,7 @@ from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.shapes import Sizes
 from regard.mechanisms.tensor_tree import tensors_mapped
+from regard.torch_private import version_counter
 
 
 class CallFactors(Protocol):
@@ -45,21 +46,64 @@ class CallFactors(Protocol):
         """The same with the tensors changed."""
 
 
+class Unwritten:
+    """The queries and keys of a call, as they were when it ran: a map holds the caller's own tensors, and no copy."""
+
+    __slots__ = ("_tensors", "_versions")
+
+    def __init__(self, query: Tensor, key: Tensor) -> None:
+        self._tensors = query, key
+        # While compiling there are no versions, and an inference tensor has none.
+        if torch.compiler.is_compiling() or query.is_inference() or key.is_inference():
+            self._versions = None
+        else:
+            self._versions = version_counter(query), version_counter(key)
+
+    def check(self) -> None:
+        """Check that nobody has written to them since then.
+
+        A part of something larger passes, because the rest may have been written to: a cache with room for more keys.
+
+        Raises:
+            OverwrittenError: somebody has.
+        """
+        for tensor, version, name in zip(self._tensors, self._versions or (), ("queries", "keys"), strict=False):
+            if version_counter(tensor) != version and not _is_part(tensor):
+                raise OverwrittenError(
+                    f"the {name} {tuple(tensor.shape)} of this map have been written to since its call, and a map "
+                    f"holds them, not a copy: hand the call a clone() of its {name}, or read the map before"
+                )
+
+
+def _is_part(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+
+
 class GivenFactors:
     """A given call and its row state; if there is no exact one from the kernel, it is computed at the first read."""
 
     def __init__(self, call: Call, state: Tensor | None) -> None:
         self._call = call
         self._state = state
+        self._vectors = Unwritten(call.query, call.key)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy (`copy`, `pickle`) is nobody else's."""
+        return GivenFactors, (self.call, self.known_state)
 
     @property
     def sizes(self) -> Sizes:
         """The sizes of the call."""
-        return self.call.sizes
+        return self._call.sizes
 
     @property
     def call(self) -> Call:
-        """The call."""
+        """The call.
+
+        Raises:
+            OverwrittenError: somebody has written to its queries or keys.
+        """
+        self._vectors.check()
         return self._call
 
     @property
@@ -78,7 +122,7 @@ class GivenFactors:
 
     def tensors(self) -> list[Tensor]:
         """Queries, keys and the row state."""
-        return [self.call.query, self.call.key, *(() if self._state is None else (self._state,))]
+        return [self._call.query, self._call.key, *(() if self._state is None else (self._state,))]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
         """The same with the tensors changed; a row state that nobody has read stays unread."""
@@ -88,16 +132,15 @@ class GivenFactors:
 class LateFactors(GivenFactors):
     """The factors of a call that is put together when it is asked for, because most maps of short calls are not read.
 
-    The call that `make` gives has these sizes.
+    The call that `make` gives of the vectors (queries and keys) has these sizes.
     """
 
-    def __init__(self, sizes: Sizes, make: Callable[[], Call], state: Tensor | None) -> None:
-        self._sizes, self._make, self._state = sizes, make, state
+    def __init__(
+        self, sizes: Sizes, make: Callable[[Tensor, Tensor], Call], vectors: tuple[Tensor, Tensor], state: Tensor | None
+    ) -> None:
+        self._sizes, self._make, self._given, self._state = sizes, make, vectors, state
+        self._vectors = Unwritten(*vectors)
         self._made: Call | None = None
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) is put together at once."""
-        return GivenFactors, (self.call, self.known_state)
 
     @property
     def sizes(self) -> Sizes:
@@ -106,10 +149,19 @@ class LateFactors(GivenFactors):
 
     @property
     def call(self) -> Call:
-        """The call, put together at the first reading."""
+        """The call, put together at the first reading.
+
+        Raises:
+            OverwrittenError: somebody has written to its queries or keys.
+        """
+        self._vectors.check()
         if self._made is None:
-            self._made = self._make()
+            self._made = self._make(*self._given)
         return self._made
+
+    def tensors(self) -> list[Tensor]:
+        """Queries, keys and the row state."""
+        return [*self._given, *(() if self._state is None else (self._state,))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,7 @@ from regard.errors import ArgumentError
 from regard.maps import statistics as st
 from regard.maps.pooling import Grid
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
+from regard.mechanisms.transforms import has_values
 
 
 class DerivedSource(Source):
@@ -128,6 +129,20 @@ class AverageSource(OverLastSource):
 
     of: Source
     shares: Tensor | None = None
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether the other's weights or a share are below 0."""
+        shares = self.shares
+        return self.of.has_signs or (shares is not None and has_values(shares) and bool((shares.detach() < 0).any()))
+
+    def tensors(self) -> list[Tensor]:
+        """The other's and the shares."""
+        return [*self.of.tensors(), *(() if self.shares is None else (self.shares,))]
+
+    def columns(self, rows: range) -> range:
+        """The other's. With signs it is all keys: a 0 beyond may be the largest."""
+        return range(self.keys) if self.has_signs else self.of.columns(rows)
 
     def __str__(self) -> str:
         return f"the mean over {self.count} of a map {tuple(self.of.shape)}: {self.of}"
@@ -417,7 +432,8 @@ def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None) -> A
     """The mean over a leading dimension. See `AttentionMap.average`.
 
     Raises:
-        ArgumentError: the dimension is not one of those before queries and keys, or not as many weights.
+        ArgumentError: the dimension is not one of those before queries and keys, or not as many weights, or their sum
+            is 0 or no number.
     """
     of.require_heads("average()")
     leading = of.leading
@@ -431,7 +447,10 @@ def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None) -> A
         shares = torch.as_tensor(weights, dtype=of.dtype, device=of.device)
         if shares.shape != (leading[place],):
             raise ArgumentError(f"average() needs one weight for each of {leading[place]}, got {tuple(shares.shape)}")
-        shares = shares / shares.sum()
+        total = shares.sum()
+        if has_values(total) and not (bool(total.isfinite()) and bool(total)):
+            raise ArgumentError(f"average() divides its weights by their sum, which is {float(total)}")
+        shares = shares / total
     if place == len(leading) - 1:
         return AverageSource(of, shares)
     cells = torch.arange(math.prod(leading), device=of.device).view(leading).movedim(place, -1)

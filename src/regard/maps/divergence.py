@@ -137,7 +137,8 @@ def _by_product(p: Source, q: Source) -> Tensor | None:
     query = call.query.flatten(0, 1).to(dtype)
     # The number after the keys is 1, whose mean is the sum of p's row.
     values = torch.nn.functional.pad(key, (0, 1), value=1.0)
-    means = product(p, p.laid_out(values)).reshape(*query.shape[:-1], -1)
+    means = product(p, p.laid_out(values))
+    means = means.reshape(*query.shape[:-1], means.shape[-1])
     dots = scale * torch.linalg.vecdot(query, means[..., :-1])
     state = q.state.flatten(0, 1)
     lse = state.masked_fill(state == -torch.inf, 0.0)

@@ -60,7 +60,7 @@ def argmin(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
 def amax(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """As `torch.amax`: over heads and batches alone a map again."""
     source, rank = input, len(input.shape)
-    if (dims := dimensions(dim, rank)) is None:
+    if (dims := dimensions(dim, rank)) is None or 0 in source.shape:
         return NOT_LAZY
     last = {d - rank for d in dims} & {-1, -2}
     if not last:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.maps.indexing import is_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class Bins:
         Raises:
             ArgumentError: the count is below 1.
         """
-        if count < 1:
-            raise ArgumentError(f"pooled() needs at least 1 bin of {name}, got {count}")
-        return cls(length, min(count, length))
+        if not is_integer(count) or count < 1:
+            raise ArgumentError(f"pooled() needs at least 1 bin of {name}, a whole number, got {count!r}")
+        return cls(length, min(int(count), length))
 
     @classmethod
     def of_size(cls, size: int, length: int, name: str) -> "Bins":

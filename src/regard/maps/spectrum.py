@@ -7,6 +7,8 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError
 from regard.maps import statistics as st
+from regard.maps.cast_source import CastSource
+from regard.maps.indexing import is_integer
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
 from regard.maps.tiles import ask
@@ -40,11 +42,13 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
     $(10 \sqrt{2/\pi} \max_{l \le r} \lVert (E E^T)^p E \omega_l \rVert)^{1/(2p+1)}$ for Gaussian $\omega_l$ (Halko,
     Martinsson & Tropp 2011, arXiv:0909.4061, equation 4.3, for the power of E). The smaller of the two is taken.
     """
-    queries, keys = of.queries, of.keys
-    if not 1 <= k <= min(queries, keys):
-        raise ArgumentError(f"singular_values needs k in [1, {min(queries, keys)}], got {k}")
-    if iterations < 0:
-        raise ArgumentError(f"singular_values needs iterations of at least 0, got {iterations}")
+    queries, keys, answer = of.queries, of.keys, of.answer_dtype
+    if not is_integer(k) or not 1 <= k <= min(queries, keys):
+        raise ArgumentError(f"singular_values needs k in [1, {min(queries, keys)}], got {k!r}")
+    if not is_integer(iterations) or iterations < 0:
+        raise ArgumentError(f"singular_values needs iterations of at least 0, got {iterations!r}")
+    # Of a map in half precision they are computed in its own dtype, and rounded at the end.
+    of = CastSource.of_dtype(of, of.dtype)
     # A meta device has no numbers, and no generator of them.
     generator = None if of.device.type == "meta" else torch.Generator(of.device).manual_seed(seed)
 
@@ -63,7 +67,7 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
     norm = torch.minimum(frobenius.clamp_min(0.0).sqrt(), _norm_of_residual(of, basis, normal(PROBES)))
     # Rounding may have lowered the values and the difference of squares by this much.
     slack = norm.square() + 8 * torch.finfo(of.dtype).eps * total
-    return Spectrum(values, (values.square() + slack[..., None]).sqrt() - values)
+    return Spectrum(values.to(answer), ((values.square() + slack[..., None]).sqrt() - values).to(answer))
 
 
 def _krylov(of: Source, start: Tensor, iterations: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.tiled import Tile
+from regard.errors import ShapeError
 from regard.maps.pooling import Grid
 from regard.maps.source import Piece, Source, Statistic
 from regard.mechanisms.fast_topk import Candidates, candidates, largest, places_of
@@ -388,8 +389,16 @@ def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def key_values(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:
-    """The values of a function of the key, or the function's own tensor."""
-    return f if isinstance(f, Tensor) else torch.as_tensor(f(torch.arange(keys, device=device)))
+    """The values of a function of the key, or those that are given in its place.
+
+    Raises:
+        ShapeError: they are no numbers.
+    """
+    values = f(torch.arange(keys, device=device)) if callable(f) else f
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"the values of {keys} keys are numbers or a function that makes them; {error}") from error
 
 
 def _slice(where: range) -> slice:

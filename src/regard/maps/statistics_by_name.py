@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Literal
 
 from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.maps import statistics as st
+from regard.maps.indexing import is_integer
 from regard.maps.pooling import Grid
 from regard.maps.source import Source, Statistic
 from regard.maps.statistics import TopKeys
@@ -81,9 +83,9 @@ def top_weights(k: int, keys: int) -> Statistic:
     Raises:
         ArgumentError: k is not in [1, S].
     """
-    if not 1 <= k <= keys:
-        raise ArgumentError(f"top_keys needs k in [1, {keys}], the number of keys; got {k}")
-    return st.TopWeights(k)
+    if not is_integer(k) or not 1 <= k <= keys:
+        raise ArgumentError(f"top_keys needs k in [1, {keys}], the number of keys; got {k!r}")
+    return st.TopWeights(int(k))
 
 
 def quantile_mass(p: float) -> Statistic:
@@ -92,9 +94,9 @@ def quantile_mass(p: float) -> Statistic:
     Raises:
         ArgumentError: p is not in (0, 1].
     """
-    if not 0 < p <= 1:
-        raise ArgumentError(f"quantile_mass needs a share p in (0, 1], got {p}")
-    return st.QuantileMass(p)
+    if not isinstance(p, Real | Tensor) or not 0 < p <= 1:
+        raise ArgumentError(f"quantile_mass needs a share p in (0, 1], got {p!r}")
+    return st.QuantileMass(float(p))
 
 
 def pooled(rows: int, columns: int, queries: int, keys: int, how: str) -> Statistic:

@@ -260,12 +260,13 @@ class MapStatistics:
         tensor([0.0000, 0.5000, 1.0000])
         """
         keys = self.shape[-1]
-        values = st.key_values(f, keys, self.device).to(self.device, self.source.dtype)
-        if values.dim() not in (1, 2) or values.shape[0] != keys:
+        values = st.key_values(f, keys, self.device)
+        if values.dim() not in (1, 2) or values.shape[0] != keys or values.is_complex():
             raise ShapeError(
                 f"expected(f) needs one number or one vector for each of {keys} keys: shape ({keys},) or ({keys}, N), "
-                f"got {tuple(values.shape)}"
+                f"got {tuple(values.shape)} {values.dtype}"
             )
+        values = values.to(self.device, self.source.dtype)
         means = product(self.source, values[:, None] if values.dim() == 1 else values)
         return means[..., 0] if values.dim() == 1 else means
 
@@ -476,7 +477,7 @@ class MapStatistics:
     def summary(
         self,
         *names: str,
-        k: int = 8,
+        k: int | None = None,
         p: float = 0.9,
         rows: int = 256,
         columns: int = 256,
@@ -488,7 +489,7 @@ class MapStatistics:
             names: received, entropy, participation, distance, top_weight, top_key, top_keys, quantile_mass,
                 pooled, pooled_mean, pooled_sum or pooled_max; without names they are received, entropy, top_keys and
                 pooled.
-            k: for top_keys.
+            k: for top_keys; None for 8, or for all keys of a map that has fewer.
             p: for quantile_mass.
             rows: for pooled.
             columns: for pooled.
@@ -506,6 +507,7 @@ class MapStatistics:
             [2]]))
         """
         queries, keys = self.shape[-2:]
+        k = min(8, keys) if k is None else k
         return self._told(by_name(names or USUAL, queries, keys, k=k, p=p, rows=rows, columns=columns, how=how))
 
     @property

@@ -323,7 +323,8 @@ def as_matrix(one: Any, asked: str) -> Any:
     """
     if not isinstance(one, TensorLike):
         return one
-    refuse_if_strict(asked, tuple(one.shape))
+    if one.numel():
+        refuse_if_strict(asked, tuple(one.shape))
     return one.dense()
 
 

@@ -164,7 +164,7 @@ def _reduced(source: Any, dim: Any, keepdim: bool, dtype: torch.dtype | None, *,
     """A sum or mean: over leading dimensions a map, over queries what keys receive, over keys the sums of rows."""
     rank = len(source.shape)
     dims = extremes.dimensions(dim, rank)
-    if dims is None or not (dtype is None or _is_floating(dtype)):
+    if dims is None or 0 in source.shape or not (dtype is None or _is_floating(dtype)):
         return NOT_LAZY
     dims = dims[::-1]
     lead, last = ([d for d in dims if (d < rank - 2) is is_lead] for is_lead in (True, False))

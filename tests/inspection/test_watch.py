@@ -145,6 +145,18 @@ def test_a_row_of_finfo_min_is_even_as_the_model_computed_it() -> None:
     close(seen[""].entropy()[1, :, 3], torch.full((H,), T).log())
 
 
+def test_the_lowest_number_under_the_causal_flag_hides_a_key_only_beside_others() -> None:
+    """Of a query that sees low keys alone the kernel makes an even row, whatever stands after it."""
+    mask = torch.zeros(T, T).masked_fill(torch.arange(T) < 3, MIN)
+    model, inputs = Attend(), x()
+    seen = watched(model, inputs, attn_mask=mask, is_causal=True)
+    with torch.no_grad():
+        expected = dense(model, inputs, mask.masked_fill(~TRIL, -torch.inf))
+    close(seen[""], expected)
+    close(seen[""].dense()[0, 0, 2, :4], torch.tensor([1 / 3, 1 / 3, 1 / 3, 0]))
+    assert seen.calls[0].error < 1e-6
+
+
 def test_a_row_of_several_low_numbers_is_even_over_the_largest() -> None:
     mask = torch.zeros(T, T)
     mask[2] = torch.tensor([-1e9, MIN, -1e9, MIN, MIN, MIN, MIN])
@@ -298,6 +310,16 @@ def test_names(names: Any, expected: list[str]) -> None:
     assert [name for name, _ in seen] == expected
     skipped = 3 - len(expected)
     assert ("not asked for" in str(seen.report())) == bool(skipped)
+
+
+@pytest.mark.parametrize("key", [0, None, ("first",), ("first", "0"), ("first", 0.0), ("first", True), (0, "first")])
+def test_what_is_no_key_is_refused(key: Any) -> None:
+    with torch.no_grad(), regard.watch(model := Two()) as seen:
+        model(x())
+    with pytest.raises(ArgumentError, match=r"takes the path of a module, or \(path, number"):
+        seen[key]
+    with pytest.raises(ArgumentError, match="a list of names or a function; got 3"):
+        regard.watch(model, 3)  # type: ignore[arg-type]
 
 
 def test_unknown_names_are_refused_at_the_door() -> None:

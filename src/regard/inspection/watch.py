@@ -1,8 +1,9 @@
 """`regard.watch`: every attention call of a PyTorch model becomes an `AttentionMap`."""
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn, get_args, overload
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, overload
 
 from torch import Tensor, nn
 
@@ -15,6 +16,7 @@ from regard.inspection.generations import OfRuns, joined_map, separate
 from regard.inspection.observed import Observed, Record
 from regard.inspection.report import Report, count, missed_by, report
 from regard.maps.attention_map import AttentionMap
+from regard.maps.indexing import is_integer
 from regard.maps.summary_source import Summarize
 from regard.torch_private import how_compiled
 
@@ -172,8 +174,9 @@ class Seen:
 
         Raises:
             NotSeenError: the call was not seen, or could not be read; the message says why.
+            ArgumentError: the key is neither a path nor a path with a number.
         """
-        name, index = (key, None) if isinstance(key, str) else key
+        name, index = _name_and_number(key)
         calls = [call for call in self.calls if call.name == name]
         if index is not None:
             calls = [call for call in calls if call.index == (index if index >= 0 else self.record.count[name] + index)]
@@ -339,3 +342,19 @@ def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
                 f"and {done} it would run uncompiled and stay so: {do} a model that is not compiled, "
                 "such as one with the same state_dict"
             )
+
+
+def _name_and_number(key: Any) -> tuple[str, int | None]:
+    """What a key of `Seen` names.
+
+    Raises:
+        ArgumentError: it is no key.
+    """
+    match key:
+        case str():
+            return key, None
+        case (str() as name, number) if is_integer(number):
+            return name, operator.index(number)
+    raise ArgumentError(
+        f"seen[...] takes the path of a module, or (path, number of its call); got {key!r}. seen.maps has all in order"
+    )

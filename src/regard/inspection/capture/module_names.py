@@ -15,7 +15,7 @@ def chooser(names: Names, paths: Collection[str]) -> Callable[[str], bool]:
     A name stands for its module and everything inside it; `*`, `?` and `[...]` match as in file names.
 
     Raises:
-        ArgumentError: no module has one of the names.
+        ArgumentError: no module has one of the names, or they are no names.
 
     >>> wanted = chooser(["encoder", "decoder.*.cross"], ["encoder.0", "decoder.0.cross", "decoder.0.self"])
     >>> [wanted(path) for path in ("encoder.0", "decoder.0.cross", "decoder.0.self")]
@@ -25,6 +25,8 @@ def chooser(names: Names, paths: Collection[str]) -> Callable[[str], bool]:
         return lambda path: True
     if callable(names):
         return names
+    if not isinstance(names, Iterable):
+        raise ArgumentError(f"names must be None, a name, a list of names or a function; got {names!r}")
     patterns = [names] if isinstance(names, str) else list(names)
     for pattern in patterns:
         if not isinstance(pattern, str):

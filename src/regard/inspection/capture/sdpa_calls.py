@@ -60,10 +60,13 @@ class Sdpa(ObservedCall):
         )  # fmt: skip
         evidence = Evidence(call.query, call.key, self.key)
         mixed = self.folding if isinstance(self.folding, str) else ""
-        given = GivenMask()
-        if self.attn_mask is not None:
-            given = keeper.mask(self.attn_mask, call.sizes, dtype=dtype)
-        call = masked(call, given, causal(0) if self.is_causal else None)
+        given, mask, is_causal = GivenMask(), self.attn_mask, self.is_causal
+        if is_causal and mask is not None and mask.is_floating_point():
+            # What the lowest number hides depends on the other keys of the row, and some of these are not seen.
+            mask, is_causal = _with_causal(mask, call.sizes), False
+        if mask is not None:
+            given = keeper.mask(mask, call.sizes, dtype=dtype)
+        call = masked(call, given, causal(0) if is_causal else None)
         # If there are even rows, `masked` has made a new query tensor, which the model cannot overwrite.
         queries = kept[0] if given.even is None else Kept(call.query, kept[0].what)
         notes = [note_of(self.folding)] if self.folding else []
@@ -148,6 +151,12 @@ class Sdpa(ObservedCall):
             return output_error(weighted(call, factors.state, value), output, value)
 
         return error
+
+
+def _with_causal(mask: Tensor, sizes: Sizes) -> Tensor:
+    """Numbers to add that hide the keys after each query too."""
+    later = torch.ones(sizes.queries, sizes.keys, dtype=torch.bool, device=mask.device).triu(1)
+    return mask.masked_fill(later, -torch.inf)
 
 
 def _laid_out_value(value: Tensor, sizes: Sizes, rank: int) -> Tensor:

@@ -125,6 +125,9 @@ def test_second_derivatives_of_whoever_names_no_backend() -> None:
 
     assert regard.explain(q, k, v, score=score, bias=bias, mask=regard.causal()).backend == "fused"
     assert torch.autograd.gradgradcheck(attend_and_read, (q, k, v))
+    loss = torch.cat([t.flatten() for t in attend_and_read(q, k, v)]).square().sum()
+    first, again = (torch.autograd.grad(loss, (q, k, v), create_graph=on, retain_graph=True) for on in (False, True))
+    torch.testing.assert_close(again, first, rtol=1e-9, atol=1e-9)
 
 
 def test_fused_refuses_a_second_derivative_by_name() -> None:

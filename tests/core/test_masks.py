@@ -104,3 +104,18 @@ def test_a_predicate_that_does_not_answer_with_bools_is_named() -> None:
     x = torch.ones(2, 4)
     with pytest.raises(ShapeError, match="must return a bool tensor"):
         regard.attention(x, x, x, mask=regard.predicate(lambda b, h, q, k: q - k))
+
+
+@pytest.mark.parametrize(
+    ("shape", "meant"),
+    [
+        ((2, 7), r"regard\.padding\(mask\)"),
+        ((2, 5, 7), r"for all heads alike it is mask\[\.\.\., None, :, :\]"),
+        ((6, 5, 7), r"it is mask\.unflatten\(0, \(2, 3\)\)"),
+        ((3, 5, 7), r"got \(3, 5, 7\)$"),
+    ],
+)
+def test_masks_as_other_libraries_take_them_are_refused_with_what_to_write(shape: tuple[int, ...], meant: str) -> None:
+    query, key, mask = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.ones(shape, dtype=torch.bool)
+    with pytest.raises(regard.RegardError, match=meant):
+        regard.attention(query, key, key, mask=mask)

@@ -147,7 +147,7 @@ def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
     if not (fits or plain):
         raise ShapeError(
             f"{name} must have the rank of the input with each dimension full or 1, here {full}, "
-            f"or be 2-D {full[-2:]}; got {tuple(tensor.shape)}"
+            f"or be 2-D {full[-2:]}; got {tuple(tensor.shape)}{_meant(tuple(tensor.shape), sizes, name)}"
         )
     if not fits:
         return tensor[None, None]
@@ -157,6 +157,17 @@ def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
     else:
         tensor = tensor.expand(*sizes.batch, *tensor.shape[len(lead) :]).flatten(0, len(lead) - 1)
     return tensor if sizes.has_heads else tensor.unsqueeze(1)
+
+
+def _meant(shape: tuple[int, ...], sizes: Sizes, name: str) -> str:
+    """What other libraries take, said in our words; empty if the shape is none of these."""
+    if name == "mask" and shape == (*sizes.batch, sizes.keys):
+        return ": the keys of each sequence that may be attended go in as regard.padding(mask)"
+    if sizes.has_heads and shape == (*sizes.batch, sizes.queries, sizes.keys):
+        return f": for all heads alike it is {name}[..., None, :, :]"
+    if sizes.has_heads and shape == (sizes.flat_batch * sizes.heads, sizes.queries, sizes.keys):
+        return f": with sequences and heads apart it is {name}.unflatten(0, {(*sizes.batch, sizes.heads)})"
+    return ""
 
 
 def canonical_per_sequence(tensor: Tensor, sizes: Sizes, *trailing: int, name: str) -> Tensor:

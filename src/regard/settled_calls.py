@@ -141,7 +141,8 @@ def _settled(call: Call, value: Tensor) -> Settled | None:
     scale, sizes = call.score.dot_scale(call.query.shape[-1]), call.sizes
     if scale is None or scale <= 0 or BACKENDS["fused"].why_not(call) or value.shape[-1] != call.query.shape[-1]:
         return None
-    if not call.query.shape[0] == call.key.shape[0] == value.shape[0] == sizes.batch[0]:
+    # Of no lengths there are no fewest, so that calls of no sequence go the long way.
+    if not call.query.shape[0] == call.key.shape[0] == value.shape[0] == sizes.batch[0] or not sizes.batch[0]:
         return None
     # The kernel takes these whole: causality from the first key by its flag, and lengths as a bias per key.
     factors = excluding_factors(call)

@@ -136,6 +136,15 @@ def test_what_goes_the_long_way(runs: list[settled_calls.Settled]) -> None:
         regard.attention(q * torch.nan, q, q)
 
 
+def test_calls_of_no_sequence(runs: list[settled_calls.Settled]) -> None:
+    q, k = torch.randn(0, 2, 3, 4), torch.randn(0, 1, 5, 4)
+    for mask in (None, regard.causal(0), regard.lengths(torch.zeros(0, dtype=torch.long))):
+        short, long = both_ways(q, k, k, mask=mask)
+        assert short.output.shape == (0, 2, 3, 4)
+        assert_same(short, long)
+    assert not runs
+
+
 def test_a_gradient_after_calls_without_one() -> None:
     q = torch.randn(1, 2, 6, 8)
     with torch.no_grad():

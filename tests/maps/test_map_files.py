@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 
 import regard
 from regard.backends import BACKENDS
-from regard.errors import ArgumentError, DataError
-from regard.maps.call_source import CallSource
+from regard.errors import ArgumentError, DataError, ShapeError
+from regard.maps.call_source import CallSource, source_of_call
 from regard.mechanisms.masks.basic import Predicate
 from regard.mechanisms.tensor_tree import tensors_mapped
 from tests.core.random_calls import Case, cases
@@ -76,9 +76,34 @@ def test_what_the_random_calls_do_not_draw(tmp_path: Path, options: dict[str, An
     for kept in (weights, weights[1][1:], weights[:, 0].with_heads()):
         kept.save(tmp_path / "map.safetensors")
         loaded = regard.AttentionMap.load(tmp_path / "map.safetensors")
+        assert loaded.source.has_heads == kept.source.has_heads
         assert torch.equal(loaded.dense(), kept.dense())
         assert torch.equal(loaded.received(), kept.received())
         assert torch.equal(loaded.value_norms().dense(), kept.value_norms().dense())
+
+
+def test_a_file_says_what_its_map_was_told(tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    path, q = tmp_path / "map.safetensors", torch.randn(2, 3, 5, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    source = source_of_call(weights.source, "a test")
+    mixed = regard.AttentionMap(replace(source, mixed="heads and sequences in one", name="one of a model"))
+    mixed.save(path)
+    loaded = regard.AttentionMap.load(path)
+    assert repr(loaded) == repr(mixed)
+    with pytest.raises(ShapeError, match="heads and sequences in one"):
+        loaded.average()
+    # One sequence of three heads is three heads again.
+    weights[1:].save(path)
+    torch.testing.assert_close(regard.AttentionMap.load(path).average().dense(), weights[1:].average().dense())
+    for told in ('{"heads": 1}', '{"mixed": true}', '{"more": ""}', "[]", '{"heads": "yes"}'):
+        with safe_open(path, "pt") as file:
+            tensors, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+        save_file(tensors, path, {**header, "told": told})
+        with pytest.raises(DataError, match="does not hold a map"):
+            regard.AttentionMap.load(path)
 
 
 def test_a_function_is_refused_by_name(tmp_path: Path) -> None:

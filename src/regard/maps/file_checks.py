@@ -40,6 +40,15 @@ class CallParts(NamedTuple):
     value: Tensor | None
 
 
+class Told(NamedTuple):
+    """What the source of a call was told beside its call; a file without it has what most maps have."""
+
+    heads: bool | None = None
+    """Whether the last dimension of a chosen part is that of the heads; None if nothing was chosen."""
+    mixed: str = ""
+    name: str = ""
+
+
 class SummaryParts(NamedTuple):
     """The parts of a map of which only statistics were kept."""
 
@@ -98,6 +107,17 @@ def check_call(parts: CallParts) -> None:
         raise ValueError(f"its values are {_said(value)}")
     if not 0 <= call.dropout < 1:
         raise ValueError(f"its dropout is {call.dropout}")
+
+
+def check_told(told: Told, layout: tuple[int, ...]) -> None:
+    """Check what the source was told.
+
+    Raises:
+        ValueError: it is of another type, or there are no heads.
+    """
+    check_fields(Told, told._asdict())
+    if told.heads and not layout:
+        raise ValueError("it has heads, and no dimension for them")
 
 
 def check_summary(parts: SummaryParts) -> None:

@@ -19,7 +19,16 @@ from regard.errors import ArgumentError, BackendError, DataError
 from regard.maps import fused_statistics, pooling, statistics
 from regard.maps.call_source import CallSource, GivenFactors
 from regard.maps.call_values import CallValues
-from regard.maps.file_checks import CallParts, SummaryParts, check_call, check_fields, check_summary, try_source
+from regard.maps.file_checks import (
+    CallParts,
+    SummaryParts,
+    Told,
+    check_call,
+    check_fields,
+    check_summary,
+    check_told,
+    try_source,
+)
 from regard.maps.source import Source
 from regard.maps.statistics import TopKeys
 from regard.maps.statistics_by_name import Summary
@@ -69,7 +78,11 @@ def save(path: str | PathLike[str], source: CallSource) -> None:
         MissingExtraError: safetensors is not installed.
     """
     tree, tensors = _packed((source.call, source.state, source.layout, source.value))
-    _write(path, tensors, {"format": FORMAT, "backend": source.backend.name, "map": tree})
+    header = {"format": FORMAT, "backend": source.backend.name, "map": tree}
+    told = Told(source.keeps_heads, source.mixed, source.name)
+    if told != Told():
+        header["told"] = json.dumps(told._asdict())
+    _write(path, tensors, header)
 
 
 def load(path: str | PathLike[str], device: torch.device) -> Source:
@@ -170,7 +183,9 @@ def _call_source(path: str | PathLike[str], header: dict[str, str], tensors: dic
         factors = GivenFactors(parts.call, parts.state)
         backend = _backend(header.get("backend"), parts.call)
         beside = CallValues() if parts.value is None else CallValues.given(parts.value)
-        source = CallSource(factors, parts.layout, backend, beside)
+        told = Told(**parse_json(header.get("told", "{}")))
+        check_told(told, parts.layout)
+        source = CallSource(factors, parts.layout, backend, beside, told.name, told.mixed, told.heads)
         try_source(source)
     return source
 

@@ -451,7 +451,7 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
 
 
 def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
-    """The logarithms (cells, t, s) of weights that are a softmax of plain dot products, in as few steps as there are."""
+    """The logarithms (cells, t, s) of weights that are a softmax of plain dot products, in few steps."""
     query, key = (
         take(tensor, asked).to(call.compute_dtype).flatten(0, 1)
         for tensor, asked in ((call.query, rows), (call.key, columns))

@@ -18,7 +18,9 @@ from numba.np.numpy_support import carray
 
 from regard.maps import weights_block
 from regard.maps.row_work import TILE, WORK
-from regard.maps.weights_block import LANES, PANEL, first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
+from regard.maps.weights_block import first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
+from regard.mechanisms import vector_code
+from regard.mechanisms.vector_code import LANES, PANEL
 
 LN_2 = np.float32(0.6931471805599453)
 ZERO, TINY = np.float32(0), np.finfo(np.float32).tiny
@@ -313,4 +315,4 @@ def _compiled(version: int) -> tuple[Any, Any]:
     return prepare, read_rows
 
 
-prepare, read_rows = _compiled(crc32(inspect.getsource(weights_block).encode()))
+prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, (weights_block, vector_code))).encode()))

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from regard.mechanisms.vector_code import FLOAT, FLOATS, INT, INTS, LANES, LARGEST, LONG, SMALLEST, VectorCode
+from regard.compiled.vector_code import FLOAT, FLOATS, INT, INTS, LANES, LARGEST, LONG, SMALLEST, VectorCode
 
 
 def _kernel(rows: int) -> Any:

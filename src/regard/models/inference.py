@@ -8,16 +8,20 @@ source are queries of one call, and a step writes its keys and values in place.
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.compiled.step_work import MOST_ROWS
 from regard.errors import ArgumentError
 from regard.mechanisms.scores.base import ScaledDot
+from regard.models.compiled_step import CompiledStep, LateStep
 from regard.models.ensemble import Ensemble, EnsembleDecoder
 from regard.models.stack import SelfAttentionLayer
+from regard.models.step_parts import step_parts
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
 from regard.nn.fixed_linear import Activation, FixedLinear
@@ -70,6 +74,8 @@ class FixedState:
     """The number of filled positions in the cache."""
     spare: tuple[Float[Tensor, "N capacity W"], ...] = ()
     """Buffers like those of the cache, which are no longer in use."""
+    compiled: CompiledStep | None = None
+    """What does the steps of this one sentence; None for the operations of torch."""
 
 
 def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
@@ -150,6 +156,7 @@ class FixedTransformer:
         self._memory = _joined([_projection(attention, 1, 3) for attention in across], dtype)
         # Logits stay in the model's own dtype: in bfloat16, 1.5 % of a trained model's scores changed by over 1e-2.
         self._output = FixedLinear(model.output.weight, model.output.bias)
+        self._late_step = LateStep(step_parts(model, dtype))
 
     @torch.no_grad()
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:
@@ -169,7 +176,15 @@ class FixedTransformer:
             values.append(value.contiguous())
         cache = tuple(x.new_empty(count, FIRST_ROOM, 2 * layer.back.shape.kv_width) for layer in self._decoder)
         sources = torch.arange(count, device=source.device)
-        return FixedState(Memory(tuple(keys), tuple(values), bias), sources, cache, 0)
+        state = FixedState(Memory(tuple(keys), tuple(values), bias), sources, cache, 0)
+        if count > 1 or bias is not None:
+            return state
+        # A sentence is decoded in one way from its first step to its last: its bits depend on nothing in between.
+        return replace(state, compiled=self._late_step.chosen(partial(self._trial, state)))
+
+    def _trial(self, state: FixedState, compiled: CompiledStep | None, tokens: Tensor) -> Tensor:
+        """One step, to see how long it takes."""
+        return self.step(replace(state, compiled=compiled), tokens)[0]
 
     @torch.no_grad()
     def step(self, state: FixedState, tokens: Int[Tensor, " N"]) -> tuple[Tensor, FixedAlignment, FixedState]:
@@ -177,13 +192,24 @@ class FixedTransformer:
         state = _with_room(state)
         position, memory = state.position, state.memory
         x = self._target(tokens, position, position + 1)
+        if memory.key[0].shape[0] == 1:
+            self._late_step.count += 1
+        if state.compiled is not None and x.shape[0] <= MOST_ROWS:
+            logits, flat = state.compiled(x, position, state.cache, memory.key, memory.value)
+            return self._stepped(state, logits, self._decoder[-1].across.shape.of_sources(flat, 1))
         for number, layer in enumerate(self._decoder):
             x = layer.look_back(x, state.cache[number][:, : position + 1], position)
             x, query = layer.look_across(x, memory.key[number], memory.value[number], memory.bias)
             x = layer.feed_forward(x)
-        logits = self._output(self._decoder_norm(x))
-        alignment = FixedAlignment(query, memory.key[-1], memory.bias, layer.across.scale, tokens.shape[0])
-        return logits, alignment, FixedState(memory, state.sources, state.cache, position + 1, state.spare)
+        return self._stepped(state, self._output(self._decoder_norm(x)), query)
+
+    def _stepped(
+        self, state: FixedState, logits: Tensor, query: Float[Tensor, "A G Q D"]
+    ) -> tuple[Tensor, FixedAlignment, FixedState]:
+        """What `step` returns."""
+        memory, scale = state.memory, self._decoder[-1].across.scale
+        alignment = FixedAlignment(query, memory.key[-1], memory.bias, scale, logits.shape[0])
+        return logits, alignment, replace(state, position=state.position + 1)
 
     @torch.no_grad()
     def reorder(self, state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
@@ -208,7 +234,7 @@ class FixedTransformer:
             tuple(value.index_select(0, rows) for value in known.value),
             None if known.bias is None else known.bias.index_select(0, rows),
         )
-        return FixedState(memory, sources, cache, position)
+        return FixedState(memory, sources, cache, position, compiled=state.compiled)
 
 
 # -- the parts ---------------------------------------------------------------------------------------------
@@ -248,6 +274,11 @@ class _Shape:
     @property
     def kv_width(self) -> int:
         return self.groups * self.dim
+
+    def of_sources(self, query: Float[Tensor, "N W"], sources: int) -> Float[Tensor, "A G Q D"]:
+        """The queries of N hypotheses by source: those of one group and source are queries of one call."""
+        by_group = query.view(sources, -1, self.groups, self.heads // self.groups, self.dim).transpose(1, 2)
+        return by_group.reshape(sources, self.groups, -1, self.dim)
 
     def split_kv(self, both: Float[Tensor, "N S W"]) -> tuple[Float[Tensor, "N G S D"], Float[Tensor, "N G S D"]]:
         """The keys and the values, which stand side by side in `both`, as views."""
@@ -363,9 +394,7 @@ class _DecoderLayer:
         attention, shape, residual = self.across, self.across.shape, self._residuals[1]
         count, sources, shared = x.shape[0], key.shape[0], shape.heads // shape.groups
         hypotheses = count // sources
-        query = attention.into(residual.enter(x), dtype=x.dtype)
-        by_group = query.view(sources, hypotheses, shape.groups, shared, shape.dim).transpose(1, 2)
-        query = by_group.reshape(sources, shape.groups, hypotheses * shared, shape.dim)
+        query = shape.of_sources(attention.into(residual.enter(x), dtype=x.dtype), sources)
         heads = attention.attend(query, key, value, bias)
         heads = heads.view(sources, shape.groups, hypotheses, shared, shape.dim).transpose(1, 2).reshape(count, -1)
         return residual.leave(x, attention.out, heads), query

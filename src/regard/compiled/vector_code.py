@@ -10,7 +10,9 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
 
 LANES = 16
 """The numbers in one vector. A processor with shorter registers takes several of them."""
@@ -86,21 +88,33 @@ class VectorCode:
         exponent = self.builder.add(self.builder.fptosi(whole, INTS), self.ints(BIAS))
         return self.builder.fmul(found, self.builder.bitcast(self.builder.shl(exponent, self.ints(MANTISSA)), FLOATS))
 
-    def products(self, query: Any, stride: Any, keys: Any, depth: Any, rows: int) -> list[list[Any]]:
-        """The products of `rows` queries with a panel of keys: a loop over the numbers of a vector."""
+    def load_half(self, address: Any) -> Any:
+        """The vector of bfloat16 numbers at an address, as float32: their bits are the upper half of a float32's."""
+        kind = ir.VectorType(ir.IntType(16), LANES)
+        bits = self.builder.load(self.builder.inttoptr(address, ir.PointerType(kind)), align=2, typ=kind)
+        return self.builder.bitcast(self.builder.shl(self.builder.zext(bits, INTS), self.ints(16)), FLOATS)
+
+    def products(
+        self, rows_at: Any, stride: Any, panel_at: Any, depth: Any, rows: int, *, halves: bool = False
+    ) -> list[list[Any]]:
+        """The products of `rows` rows with a panel (depth, PANEL): a loop over the numbers of a row.
+
+        `halves` says that the panel is bfloat16.
+        """
         builder, before = self.builder, self.builder.block
-        starts = [self.at(query, builder.mul(stride, self.long(row))) for row in range(rows)]
-        loop, after = builder.append_basic_block("products"), builder.append_basic_block("weights")
+        starts = [self.at(rows_at, builder.mul(stride, self.long(row))) for row in range(rows)]
+        loop, after = builder.append_basic_block("products"), builder.append_basic_block("after_products")
         builder.branch(loop)
         builder.position_at_end(loop)
         place = builder.phi(LONG)
         sums = [[builder.phi(FLOATS) for _ in range(VECTORS)] for _ in range(rows)]
-        line = self.at(keys, builder.mul(place, self.long(PANEL)))
-        panel = [self.load(self.at(line, vector * LANES)) for vector in range(VECTORS)]
+        number_bytes, load = (2, self.load_half) if halves else (4, self.load)
+        line = builder.add(panel_at, builder.mul(place, self.long(PANEL * number_bytes)))
+        panel = [load(builder.add(line, self.long(vector * LANES * number_bytes))) for vector in range(VECTORS)]
         found = []
         for start, row in zip(starts, sums, strict=True):
             number = self.one(self.at(start, place))
-            found.append([self.call("fmuladd", number, key, held) for key, held in zip(panel, row, strict=True)])
+            found.append([self.call("fmuladd", number, column, held) for column, held in zip(panel, row, strict=True)])
         following = builder.add(place, self.long(1))
         builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
         self._carry(place, (self.long(0), before), (following, loop))
@@ -148,3 +162,44 @@ class VectorCode:
         for value in others:
             found = combine(found, value)
         return found
+
+
+# -- addresses and counters ------------------------------------------------------------------------
+
+
+def pointers_to(kind: Any) -> Any:
+    """A function that makes a pointer to numbers of a kind from an address."""
+
+    def pointer(_typing: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return intrinsic(pointer)
+
+
+def _next_of(_typing: Any, _counter: Any) -> Any:
+    """Read a counter, given by its address, and add 1, without another thread in between.
+
+    What this thread has written before is seen by a thread that reads the counter after.
+    """
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], ir.PointerType(LONG))
+        return builder.atomic_rmw("add", place, ir.Constant(LONG, 1), "acq_rel")
+
+    return types.int64(types.int64), generate
+
+
+def _value_of(_typing: Any, _counter: Any) -> Any:
+    """Read a counter, given by its address, before all that this thread reads next."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], ir.PointerType(LONG)), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+next_of: Any = intrinsic(_next_of)
+value_of: Any = intrinsic(_value_of)

@@ -1,6 +1,7 @@
 """The compiled step of a decoder, against the operations of torch and the model itself."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from regard.compiled.step_work import MOST_ROWS
 from regard.generation.beam import beam_search
 from regard.generation.config import Beam
 from regard.generation.greedy_search import greedy
+from regard.mechanisms.rotary.rotary import Rotary
+from regard.mechanisms.rotary.scalings import PositionInterpolation
+from regard.mechanisms.scores.base import Dot
 from regard.models import Transformer, TransformerConfig, compiled_step, step_parts
 from regard.models.compiled_step import CompiledStep, LateStep
 from regard.models.inference import FIRST_ROOM, FixedTransformer, prepare
@@ -27,6 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "post": {"norm_position": "post", "embedding_gain": 3.0},
     "one key": {"num_kv_heads": 1},
     "two keys, learned": {"num_kv_heads": 2, "positions": "learned", "max_length": 40, "tied_output": False},
+    "modern": {"num_kv_heads": 2, "norm": "rms", "activation": "swiglu", "positions": "rotary"},
+    "gelu": {"activation": "gelu", "norm_position": "post", "norm": "rms"},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 SOURCE, LENGTHS = torch.tensor([[7, 12, 45, 9, 30, 3, 17]]), torch.tensor([7])
@@ -197,7 +203,7 @@ def test_what_was_slower_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Choices, "fastest", first)
     assert [is_compiled(ready), is_compiled(ready)] == [False, False]
     threads = torch.get_num_threads()
-    assert asked == [f"step of 2 layers, 24 x 31, 331 outputs, float32, threads: {threads}"]
+    assert asked == [f"step of 6 sublayers, 24 x 31, 331 outputs, float32, threads: {threads}"]
 
 
 def test_with_nothing_measured_all_goes_by_operations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,15 +216,19 @@ def test_with_nothing_measured_all_goes_by_operations(monkeypatch: pytest.Monkey
         product_choice.choices.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"activation": "gelu"}, {"norm": "rms"}, {"activation": "swiglu"}, {"positions": "rotary"}],
-    ids=lambda change: next(iter(change.values())),
-)
-def test_other_parts_go_by_operations(change: Any, always: None) -> None:
-    model = untrained(change)
-    assert step_parts.step_parts(model, torch.float32) is None
-    assert not is_compiled(prepare(model))
+def test_other_parts_go_by_operations(always: None) -> None:
+    changes: list[Callable[[Any], None]] = [
+        lambda layer: setattr(layer.feed_forward, "activation", nn.functional.tanh),
+        lambda layer: setattr(layer.residuals[1], "norm", nn.Identity()),
+        lambda layer: setattr(layer.self_attention, "rotary", Rotary(6, scaling=PositionInterpolation(2.0))),
+        lambda layer: setattr(layer.self_attention, "rotary", Rotary(6)),  # in one layer alone
+        lambda layer: setattr(layer.self_attention, "score", Dot()),
+    ]
+    for change in changes:
+        model = untrained({})
+        assert step_parts.step_parts(model, torch.float32) is not None
+        change(model.decoder[0])
+        assert (step_parts.step_parts(model, torch.float32) is None) == (change is not changes[-1])
 
 
 def test_other_numbers_sizes_and_installations_go_by_operations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ stands between them. Here the threads share out each stage, and go on to the nex
 """
 
 import inspect
-from math import exp, sqrt
+from math import erf, exp, pi, sqrt, tanh
 from typing import Any
 from zlib import crc32
 
@@ -16,12 +16,15 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from regard.compiled import vector_code
-from regard.compiled.step_work import NORM, PRODUCT, STAGE, WORK
+from regard.compiled.step_work import ATTEND, GELU, GELU_TANH, NORM, PRODUCT, RELU, STAGE, WORK
 from regard.compiled.vector_code import LANES, PANEL, VectorCode, next_of, pointers_to, value_of
 
 TOGETHER = 5
 """The most rows that are multiplied together: a beam of five. Their sums fill twenty of 32 vector registers."""
-ZERO = np.float32(0)
+GATED = 256
+"""The numbers that are gated in one share."""
+ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
+ROOT_HALF, TANH_SCALE, CUBIC = np.float32(sqrt(0.5)), np.float32(sqrt(2 / pi)), np.float32(0.044715)
 # Sums may be reordered, so that loops use vector registers. NaN and infinities keep their meaning.
 FAST = {"nsz", "reassoc", "contract", "arcp"}
 
@@ -103,18 +106,41 @@ def _product(stage: Any, rows: int, panel: int, scratch: Any) -> None:
                 plus = carray(_floats(stage.plus + place), count)
                 for j in range(count):
                     found[j] += plus[j]
-            if stage.is_relu:
-                for j in range(count):
-                    # A comparison with NaN is false, so that NaN stays, as it does in torch.
-                    found[j] = ZERO if found[j] < ZERO else found[j]
+            if stage.activation:
+                _activate(stage.activation, found)
             for j in range(count):
                 target[j] = found[j]
         row += together
 
 
+@numba.njit(nogil=True)
+def _activate(activation: int, numbers: Any) -> None:
+    for j in range(numbers.size):
+        x = numbers[j]
+        if activation == RELU:
+            # A comparison with NaN is false, so that NaN stays, as it does in torch.
+            numbers[j] = ZERO if x < ZERO else x
+        elif activation == GELU:
+            numbers[j] = HALF * x * (ONE + np.float32(erf(x * ROOT_HALF)))
+        elif activation == GELU_TANH:
+            numbers[j] = HALF * x * (ONE + np.float32(tanh(TANH_SCALE * (x + CUBIC * x * x * x))))
+
+
+@numba.njit(nogil=True)
+def _gate(stage: Any, row: int, part: int) -> None:
+    """Some numbers of one row, gated: the SiLU of the one times the other."""
+    first = part * GATED
+    count = min(GATED, stage.outputs - first)
+    source = stage.source + 4 * (row * stage.source_stride + first)
+    gates, numbers = carray(_floats(source), count), carray(_floats(source + 4 * stage.outputs), count)
+    target = carray(_floats(stage.target + 4 * (row * stage.target_stride + first)), count)
+    for j in range(count):
+        target[j] = gates[j] / (ONE + np.float32(exp(-gates[j]))) * numbers[j]
+
+
 @numba.njit(fastmath=FAST, nogil=True)
 def _norm(stage: Any, row: int) -> None:
-    """The layer norm of one row."""
+    """The norm of one row."""
     width = stage.inputs
     source = carray(_floats(stage.source + 4 * row * stage.source_stride), width)
     target = carray(_floats(stage.target + 4 * row * stage.target_stride), width)
@@ -122,7 +148,7 @@ def _norm(stage: Any, row: int) -> None:
     total = ZERO
     for j in range(width):
         total += source[j]
-    mean, spread = total / np.float32(width), ZERO
+    mean, spread = ZERO if stage.is_rms else total / np.float32(width), ZERO
     for j in range(width):
         spread += (source[j] - mean) * (source[j] - mean)
     factor = np.float32(1 / sqrt(spread / width + stage.number))
@@ -145,6 +171,8 @@ def _attend(stage: Any, row: int, group: int) -> None:
         last = 4 * (length - 1) * stage.key_stride
         new_key = carray(_floats(source + 4 * (stage.groups * shared + group) * width), width)
         new_value = carray(_floats(source + 4 * (stage.values_at + group * width)), width)
+        if stage.turned:
+            _turn(stage, new_key)
         kept_key, kept_value = carray(_floats(keys + last), width), carray(_floats(values + last), width)
         for d in range(width):
             kept_key[d] = new_key[d]
@@ -153,8 +181,22 @@ def _attend(stage: Any, row: int, group: int) -> None:
     for i in range(shared):
         head = group * shared + i
         query = carray(_floats(source + 4 * head * width), width)
+        if stage.turned:
+            _turn(stage, query)
         target = carray(_floats(stage.target + 4 * (row * stage.target_stride + head * width)), width)
         _attend_one(query, keys, values, stage.key_stride, np.float32(stage.number), weights, target)
+
+
+@numba.njit(nogil=True)
+def _turn(stage: Any, vector: Any) -> None:
+    """Turn a vector by the angles of its position, pair by pair of its numbers."""
+    planes = stage.turned // 2
+    cosines, sines = carray(_floats(stage.cosines), planes), carray(_floats(stage.sines), planes)
+    for n in range(planes):
+        place = n * stage.between_pairs
+        x, y = vector[place], vector[place + stage.within_pair]
+        vector[place] = x * cosines[n] - y * sines[n]
+        vector[place + stage.within_pair] = y * cosines[n] + x * sines[n]
 
 
 @numba.njit(fastmath=FAST, nogil=True)
@@ -184,7 +226,9 @@ def _shares_of(stage: Any, rows: int) -> int:
     """Into how many shares a stage is divided."""
     if stage.kind == PRODUCT:
         return (stage.outputs + PANEL - 1) // PANEL
-    return rows if stage.kind == NORM else rows * stage.groups
+    if stage.kind == NORM:
+        return int(rows)
+    return rows * (stage.groups if stage.kind == ATTEND else (stage.outputs + GATED - 1) // GATED)
 
 
 @numba.njit(nogil=True)
@@ -193,8 +237,10 @@ def _do(stage: Any, rows: int, share: int, scratch: Any) -> None:
         _product(stage, rows, share, scratch)
     elif stage.kind == NORM:
         _norm(stage, share)
-    else:
+    elif stage.kind == ATTEND:
         _attend(stage, share // stage.groups, share % stage.groups)
+    else:
+        _gate(stage, share % rows, share // rows)
 
 
 def _compiled(version: int) -> Any:

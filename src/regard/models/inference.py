@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from regard.compiled.step_work import MOST_ROWS
 from regard.errors import ArgumentError
 from regard.mechanisms.scores.base import ScaledDot
-from regard.models.compiled_step import CompiledStep, LateStep
+from regard.models.compiled_step import CompiledStep, HeldKeys, LateStep
+from regard.models.decoder_only import DecoderOnly
 from regard.models.ensemble import Ensemble, EnsembleDecoder
 from regard.models.stack import SelfAttentionLayer
-from regard.models.step_parts import step_parts
+from regard.models.step_parts import StepParts, may_be_compiled, step_parts
+from regard.models.text_inference import FixedDecoderOnly
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
 from regard.nn.fixed_linear import Activation, FixedLinear
@@ -83,7 +85,8 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
 
     It exists for encoder-decoder Transformers on the CPU whose parts are those of `TransformerConfig`, or of a Marian
     or BART folder: the model has no relative biases, and its only score is the scaled dot product. Of an ensemble each
-    member is made ready that can be.
+    member is made ready that can be. A language model of float32 stays as it is, but for texts that go on by a compiled
+    step: see `regard.models.text_inference`.
 
     Args:
         model: in evaluation mode. Its weights are copied, so later changes of the model have no effect.
@@ -106,6 +109,8 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
     True
     """
     reason = why_not(model)
+    if type(model) is DecoderOnly and dtype in (None, torch.float32) and may_be_compiled(model, torch.float32):
+        return FixedDecoderOnly(model)
     if isinstance(model, Ensemble) and (reason is None or dtype is None):
         return EnsembleDecoder([prepare(member, dtype) for member in model.members])
     if reason is None:
@@ -156,7 +161,7 @@ class FixedTransformer:
         self._memory = _joined([_projection(attention, 1, 3) for attention in across], dtype)
         # Logits stay in the model's own dtype: in bfloat16, 1.5 % of a trained model's scores changed by over 1e-2.
         self._output = FixedLinear(model.output.weight, model.output.bias)
-        self._late_step = LateStep(step_parts(model, dtype))
+        self._late_step = LateStep(partial(_given, step_parts(model, dtype)))
 
     @torch.no_grad()
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:
@@ -195,13 +200,25 @@ class FixedTransformer:
         if memory.key[0].shape[0] == 1:
             self._late_step.count += 1
         if state.compiled is not None and x.shape[0] <= MOST_ROWS:
-            logits, flat = state.compiled(x, position, state.cache, memory.key, memory.value)
+            back, across = self._held(state)
+            logits, flat = state.compiled(x, position, back, across, memory.key[0].shape[2])
             return self._stepped(state, logits, self._decoder[-1].across.shape.of_sources(flat, 1))
         for number, layer in enumerate(self._decoder):
             x = layer.look_back(x, state.cache[number][:, : position + 1], position)
             x, query = layer.look_across(x, memory.key[number], memory.value[number], memory.bias)
             x = layer.feed_forward(x)
         return self._stepped(state, self._output(self._decoder_norm(x)), query)
+
+    def _held(self, state: FixedState) -> tuple[list[HeldKeys], list[HeldKeys]]:
+        """Where the caches and the source's keys and values of one sentence stand."""
+        back, across = [], []
+        for number, layer in enumerate(self._decoder):
+            cache, key = state.cache[number], state.memory.key[number]
+            at, (_, room, both) = cache.data_ptr(), cache.shape
+            back.append(HeldKeys(at, at + 4 * layer.back.shape.kv_width, room * both, layer.back.shape.dim, both))
+            stride = key.shape[2] * key.shape[3]
+            across.append(HeldKeys(key.data_ptr(), state.memory.value[number].data_ptr(), 0, stride, key.shape[3]))
+        return back, across
 
     def _stepped(
         self, state: FixedState, logits: Tensor, query: Float[Tensor, "A G Q D"]
@@ -398,6 +415,11 @@ class _DecoderLayer:
         heads = attention.attend(query, key, value, bias)
         heads = heads.view(sources, shape.groups, hypotheses, shared, shape.dim).transpose(1, 2).reshape(count, -1)
         return residual.leave(x, attention.out, heads), query
+
+
+def _given(parts: StepParts | None) -> StepParts | None:
+    """What was copied when the decoder was made."""
+    return parts
 
 
 def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -5,7 +5,7 @@ stands between them. Here the threads share out each stage, and go on to the nex
 """
 
 import inspect
-from math import erf, exp, pi, sqrt, tanh
+from math import erf, pi, sqrt
 from typing import Any
 from zlib import crc32
 
@@ -24,7 +24,7 @@ TOGETHER = 5
 GATED = 256
 """The numbers that are gated in one share."""
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
-ROOT_HALF, TANH_SCALE, CUBIC = np.float32(sqrt(0.5)), np.float32(sqrt(2 / pi)), np.float32(0.044715)
+ROOT_HALF, TANH_SCALE, CUBIC = np.float32(sqrt(0.5)), np.float32(-2 * sqrt(2 / pi)), np.float32(0.044715)
 # Sums may be reordered, so that loops use vector registers. NaN and infinities keep their meaning.
 FAST = {"nsz", "reassoc", "contract", "arcp"}
 
@@ -45,6 +45,18 @@ def _multiply(rows: int, halves: bool) -> Any:
     return intrinsic(multiply)
 
 
+def _exponential(_typing: Any, _address: Any) -> Any:
+    """Put e^x in the place of each of the LANES numbers at an address."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        code, (address,) = VectorCode(builder), arguments
+        code.store(code.exp(code.load(address)), address)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+_exp_of_lanes: Any = intrinsic(_exponential)
 _floats: Any = pointers_to(types.float32)
 _stages: Any = pointers_to(numba.from_dtype(STAGE))
 _whole_1, _whole_2, _whole_3, _whole_4, _whole_5 = (_multiply(rows, False) for rows in range(1, TOGETHER + 1))
@@ -114,16 +126,30 @@ def _product(stage: Any, rows: int, panel: int, scratch: Any) -> None:
 
 
 @numba.njit(nogil=True)
+def _exponentials(numbers: Any) -> None:
+    """Put e^x in the place of each x; the size is a multiple of LANES."""
+    for j in range(0, numbers.size, LANES):
+        _exp_of_lanes(numbers.ctypes.data + 4 * j)
+
+
+@numba.njit(nogil=True)
 def _activate(activation: int, numbers: Any) -> None:
-    for j in range(numbers.size):
-        x = numbers[j]
-        if activation == RELU:
+    """Apply an activation to PANEL numbers."""
+    if activation == RELU:
+        for j in range(numbers.size):
             # A comparison with NaN is false, so that NaN stays, as it does in torch.
-            numbers[j] = ZERO if x < ZERO else x
-        elif activation == GELU:
-            numbers[j] = HALF * x * (ONE + np.float32(erf(x * ROOT_HALF)))
-        elif activation == GELU_TANH:
-            numbers[j] = HALF * x * (ONE + np.float32(tanh(TANH_SCALE * (x + CUBIC * x * x * x))))
+            numbers[j] = ZERO if numbers[j] < ZERO else numbers[j]
+    elif activation == GELU:
+        for j in range(numbers.size):
+            numbers[j] = HALF * numbers[j] * (ONE + np.float32(erf(numbers[j] * ROOT_HALF)))
+    elif activation == GELU_TANH:
+        # (1 + tanh z) / 2 is 1 / (1 + e^(-2 z)).
+        powers = np.empty(PANEL, np.float32)
+        for j in range(PANEL):
+            powers[j] = TANH_SCALE * (numbers[j] + CUBIC * numbers[j] * numbers[j] * numbers[j])
+        _exponentials(powers)
+        for j in range(PANEL):
+            numbers[j] /= ONE + powers[j]
 
 
 @numba.njit(nogil=True)
@@ -134,8 +160,12 @@ def _gate(stage: Any, row: int, part: int) -> None:
     source = stage.source + 4 * (row * stage.source_stride + first)
     gates, numbers = carray(_floats(source), count), carray(_floats(source + 4 * stage.outputs), count)
     target = carray(_floats(stage.target + 4 * (row * stage.target_stride + first)), count)
+    powers = np.zeros(GATED, np.float32)
     for j in range(count):
-        target[j] = gates[j] / (ONE + np.float32(exp(-gates[j]))) * numbers[j]
+        powers[j] = -gates[j]
+    _exponentials(powers)
+    for j in range(count):
+        target[j] = gates[j] / (ONE + powers[j]) * numbers[j]
 
 
 @numba.njit(fastmath=FAST, nogil=True)
@@ -177,14 +207,14 @@ def _attend(stage: Any, row: int, group: int) -> None:
         for d in range(width):
             kept_key[d] = new_key[d]
             kept_value[d] = new_value[d]
-    weights = np.empty(length, np.float32)
+    weights = np.empty((length + LANES - 1) // LANES * LANES, np.float32)
     for i in range(shared):
         head = group * shared + i
         query = carray(_floats(source + 4 * head * width), width)
         if stage.turned:
             _turn(stage, query)
         target = carray(_floats(stage.target + 4 * (row * stage.target_stride + head * width)), width)
-        _attend_one(query, keys, values, stage.key_stride, np.float32(stage.number), weights, target)
+        _attend_one(query, keys, values, stage.key_stride, length, np.float32(stage.number), weights, target)
 
 
 @numba.njit(nogil=True)
@@ -200,10 +230,12 @@ def _turn(stage: Any, vector: Any) -> None:
 
 
 @numba.njit(fastmath=FAST, nogil=True)
-def _attend_one(query: Any, keys: int, values: int, stride: int, scale: Any, weights: Any, target: Any) -> None:
-    """The softmax of scaled dot products of one query, times the values."""
+def _attend_one(
+    query: Any, keys: int, values: int, stride: int, length: int, scale: Any, weights: Any, target: Any
+) -> None:
+    """The softmax of scaled dot products of one query, times the values. The weights have room for whole vectors."""
     width, largest = query.size, np.float32(-np.inf)
-    for t in range(weights.size):
+    for t in range(length):
         key, score = carray(_floats(keys + 4 * t * stride), width), ZERO
         for d in range(width):
             score += query[d] * key[d]
@@ -211,11 +243,13 @@ def _attend_one(query: Any, keys: int, values: int, stride: int, scale: Any, wei
         largest = max(largest, weights[t])
     total = ZERO
     for t in range(weights.size):
-        weights[t] = np.float32(exp(weights[t] - largest))
+        weights[t] = weights[t] - largest if t < length else ZERO
+    _exponentials(weights)
+    for t in range(length):
         total += weights[t]
     for d in range(width):
         target[d] = ZERO
-    for t in range(weights.size):
+    for t in range(length):
         value, weight = carray(_floats(values + 4 * t * stride), width), weights[t] / total
         for d in range(width):
             target[d] += weight * value[d]

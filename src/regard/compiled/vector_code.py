@@ -22,6 +22,7 @@ PANEL = LANES * VECTORS
 """The columns of a panel."""
 SMALLEST, LARGEST = -126.0, 127.0
 """The exponents between which 2^x is a normal float32; below them a weight is 0."""
+LOG2_E = 1.4426950408889634
 BIAS, MANTISSA = 127, 23
 """The bias of the exponent of a float32, and the bits that stand below it."""
 POWER = (1.5353359e-4, 1.3398875e-3, 9.618437e-3, 5.5503324e-2, 2.4022648e-1, 6.931472e-1, 1.0)
@@ -87,6 +88,12 @@ class VectorCode:
             found = self.call("fmuladd", found, fraction, self.floats(coefficient))
         exponent = self.builder.add(self.builder.fptosi(whole, INTS), self.ints(BIAS))
         return self.builder.fmul(found, self.builder.bitcast(self.builder.shl(exponent, self.ints(MANTISSA)), FLOATS))
+
+    def exp(self, x: Any) -> Any:
+        """e^x, between 2^SMALLEST and 2^LARGEST; NaN stays NaN."""
+        power = self.builder.fmul(x, self.floats(LOG2_E))
+        power = self.larger(self.call("minnum", power, self.floats(LARGEST)), self.floats(SMALLEST))
+        return self.builder.select(self.builder.fcmp_unordered("uno", x, x), x, self.power_of_2(power))
 
     def load_half(self, address: Any) -> Any:
         """The vector of bfloat16 numbers at an address, as float32: their bits are the upper half of a float32's."""

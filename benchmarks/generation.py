@@ -3,7 +3,7 @@
     python -m benchmarks generation
 
 A Llama and a GPT-2 of 6 layers of 256 with random weights, made here in a temporary folder and read by both. A prompt
-of 20 tokens, 100 tokens more, greedily. The 500 steps that ours does by operations of torch come before the clock
+of 20 tokens, 100 tokens more, greedily. The 200 steps that ours does by operations of torch come before the clock
 starts; the row "by operations" never leaves them.
 """
 
@@ -16,9 +16,9 @@ import torch
 
 from benchmarks.harness import Row, compare
 from regard.generation.greedy_search import greedy
-from regard.models.compiled_step import FIRST_STEPS
 from regard.models.convert import from_huggingface
 from regard.models.inference import prepare
+from regard.models.text_inference import FIRST_STEPS
 
 TITLE = "One text of a language model, against Hugging Face's generate"
 DIM, LAYERS, HEADS, VOCABULARY, PROMPT, STEPS = 256, 6, 4, 8_000, 20, 100

@@ -18,7 +18,7 @@ from regard.generation.greedy_search import greedy
 from regard.mechanisms.rotary.rotary import Rotary
 from regard.mechanisms.rotary.scalings import PositionInterpolation
 from regard.mechanisms.scores.base import Dot
-from regard.models import Transformer, TransformerConfig, compiled_step, step_parts
+from regard.models import Transformer, TransformerConfig, compiled_step, inference, step_parts
 from regard.models.compiled_step import CompiledStep, LateStep
 from regard.models.inference import FIRST_ROOM, FixedTransformer, prepare
 from regard.nn import product_choice
@@ -54,7 +54,7 @@ def untrained(kind: dict[str, Any], **sizes: int) -> Transformer:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sentence that can be is decoded by the compiled step."""
-    monkeypatch.setattr(compiled_step, "FIRST_STEPS", 0)
+    monkeypatch.setattr(inference, "FIRST_STEPS", 0)
     monkeypatch.setattr(Choices, "fastest", lambda _self, _kind, ways, _x: [*ways][-1])
 
 
@@ -180,7 +180,7 @@ def test_several_sentences_and_padded_ones_go_by_operations(always: None) -> Non
 
 def test_a_sentence_is_decoded_in_one_way_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Choices, "fastest", lambda _self, _kind, ways, _x: [*ways][-1])
-    monkeypatch.setattr(compiled_step, "FIRST_STEPS", 10)
+    monkeypatch.setattr(inference, "FIRST_STEPS", 10)
     ready, ways = prepare(untrained({})), []
     for _ in range(3):
         state = ready.start(SOURCE, LENGTHS)
@@ -198,9 +198,9 @@ def test_what_was_slower_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
         assert [way()(x).shape for way in ways.values()] == [(1, VOCAB)] * 2
         return "operations"
 
-    ready = prepare(untrained({}))
-    monkeypatch.setattr(compiled_step, "FIRST_STEPS", 0)
+    monkeypatch.setattr(inference, "FIRST_STEPS", 0)
     monkeypatch.setattr(Choices, "fastest", first)
+    ready = prepare(untrained({}))
     assert [is_compiled(ready), is_compiled(ready)] == [False, False]
     threads = torch.get_num_threads()
     assert asked == [f"step of 6 sublayers, 24 x 31, 331 outputs, float32, threads: {threads}"]
@@ -208,7 +208,7 @@ def test_what_was_slower_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_with_nothing_measured_all_goes_by_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(product_choice.FOLDER, product_choice.OFF)
-    monkeypatch.setattr(compiled_step, "FIRST_STEPS", 0)
+    monkeypatch.setattr(inference, "FIRST_STEPS", 0)
     product_choice.choices.cache_clear()
     try:
         assert not is_compiled(prepare(untrained({})))
@@ -241,7 +241,7 @@ def test_other_numbers_sizes_and_installations_go_by_operations(monkeypatch: pyt
         assert step_parts.step_parts(model, torch.float32) is None
     monkeypatch.setattr(step_parts, "find_spec", lambda _name: None)
     assert step_parts.step_parts(model, torch.float32) is None
-    assert LateStep(lambda: None).chosen(lambda _way, tokens: tokens) is None
+    assert LateStep(lambda: None, 0).chosen(lambda _way, tokens: tokens) is None
 
 
 def test_what_is_done_to_the_model_later_does_not_show(always: None) -> None:

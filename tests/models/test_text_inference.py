@@ -14,7 +14,7 @@ from regard.compiled.step_work import MOST_ROWS
 from regard.generation.greedy_search import greedy
 from regard.mechanisms.rotary.layouts import Interleaved
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.models import DecoderOnly, DecoderOnlyConfig, compiled_step
+from regard.models import DecoderOnly, DecoderOnlyConfig, text_inference
 from regard.models.inference import prepare
 from regard.models.text_inference import FIRST_ROOM, FixedDecoderOnly
 from regard.nn.product_choice import Choices
@@ -41,7 +41,7 @@ def untrained(kind: dict[str, Any]) -> DecoderOnly:
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every text that can be goes on by the compiled step."""
-    monkeypatch.setattr(compiled_step, "FIRST_STEPS", 0)
+    monkeypatch.setattr(text_inference, "FIRST_STEPS", 0)
     monkeypatch.setattr(Choices, "fastest", lambda _self, _kind, ways, _x: [*ways][-1])
 
 

@@ -28,8 +28,6 @@ from regard.models.step_parts import (
 from regard.nn.product_choice import Way, choices
 from regard.torch_private import count_dispatch_modes, get_function_mode
 
-FIRST_STEPS = 500
-"""So many steps are done by operations: to load compiled code takes as long, and to compile it once some seconds."""
 TRIAL_S = 0.05
 """The time that it may take to see which is faster. One step of each is run four times in any case."""
 FIRST_TURNS = 64
@@ -220,10 +218,13 @@ class LateStep:
 
     Args:
         parts: gives what it is made of; None if the decoder has parts that it does not know.
+        first_steps: so many steps are done by operations, because to load compiled code takes half a second, and to
+            compile it once some seconds.
     """
 
-    def __init__(self, parts: Callable[[], StepParts | None]) -> None:
+    def __init__(self, parts: Callable[[], StepParts | None], first_steps: int) -> None:
         self._parts: Callable[[], StepParts | None] | None = parts
+        self._first_steps = first_steps
         self._made: CompiledStep | None = None
         self.count = 0
         """The steps so far that a compiled one could have done."""
@@ -236,7 +237,7 @@ class LateStep:
         """
         if get_function_mode() is not None or count_dispatch_modes():
             return None  # Whoever looks at the operations of torch would see nothing.
-        if self._parts is None or self.count < FIRST_STEPS:
+        if self._parts is None or self.count < self._first_steps:
             return self._made
         parts, self._parts = self._parts(), None
         if parts is None:

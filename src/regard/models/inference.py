@@ -31,6 +31,8 @@ from regard.nn.product_choice import choices
 
 FIRST_ROOM = 32
 """The number of positions that a cache has room for at first. The room doubles when it is full."""
+FIRST_STEPS = 500
+"""So many steps of single sentences go by operations, which take about half a second, before one is compiled."""
 
 
 class FixedAlignment:
@@ -161,7 +163,7 @@ class FixedTransformer:
         self._memory = _joined([_projection(attention, 1, 3) for attention in across], dtype)
         # Logits stay in the model's own dtype: in bfloat16, 1.5 % of a trained model's scores changed by over 1e-2.
         self._output = FixedLinear(model.output.weight, model.output.bias)
-        self._late_step = LateStep(partial(_given, step_parts(model, dtype)))
+        self._late_step = LateStep(partial(_given, step_parts(model, dtype)), FIRST_STEPS)
 
     @torch.no_grad()
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:

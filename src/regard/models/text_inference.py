@@ -17,6 +17,8 @@ from regard.torch_private import has_forward_hooks, version_counter
 
 FIRST_ROOM = 32
 """The number of positions that the cache of an empty text has room for at first."""
+FIRST_STEPS = 200
+"""So many steps go by operations, which take about a second, before one is compiled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,14 +49,14 @@ class FixedDecoderOnly:
     def __init__(self, model: DecoderOnly) -> None:
         self._model, self.max_length = model, model.max_length
         self._heads = [layer.self_attention for layer in model.each_layer()]
-        self._late_step, self._read = LateStep(self._parts), self._versions()
+        self._late_step, self._read = LateStep(self._parts, FIRST_STEPS), self._versions()
 
     @torch.no_grad()
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> TextState:
         """Read all but the last tokens of the texts; see `DecoderOnly.start`."""
         state, versions = self._model.start(source, source_lengths), self._versions()
         if versions != self._read:
-            steps, self._late_step, self._read = self._late_step.count, LateStep(self._parts), versions
+            steps, self._late_step, self._read = self._late_step.count, LateStep(self._parts, FIRST_STEPS), versions
             self._late_step.count = steps
         if state.seen is not None or source.shape[0] > MOST_ROWS or not self._is_as_read():
             return TextState(state, None)

@@ -199,8 +199,8 @@ def test_what_was_slower_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
         return "operations"
 
     monkeypatch.setattr(inference, "FIRST_STEPS", 0)
-    monkeypatch.setattr(Choices, "fastest", first)
     ready = prepare(untrained({}))
+    monkeypatch.setattr(Choices, "fastest", first)
     assert [is_compiled(ready), is_compiled(ready)] == [False, False]
     threads = torch.get_num_threads()
     assert asked == [f"step of 6 sublayers, 24 x 31, 331 outputs, float32, threads: {threads}"]

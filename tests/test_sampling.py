@@ -109,11 +109,13 @@ def test_draws_follow_the_probabilities() -> None:
 
 
 def test_a_token_that_no_rounding_can_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    almost = 1.0 - 2.0**-53
-    monkeypatch.setattr(torch, "rand", lambda *_, **settings: torch.full((1, 1), almost, dtype=settings["dtype"]))
-    for weights in ([0.1, 0.2, 0.0], [1e-30, 3e-30], [0.0, 1e30, 0.0, 0.0]):
-        probabilities = torch.tensor([weights])
-        assert probabilities[0, draw_tokens(probabilities)[0, 0]] > 0
+    for number in (0.0, 1.0 - 2.0**-53):
+        monkeypatch.setattr(
+            torch, "rand", lambda *_, number=number, **made: torch.full((1, 1), number, dtype=made["dtype"])
+        )
+        for weights in ([0.1, 0.2, 0.0], [1e-30, 3e-30], [0.0, 1e30, 0.0, 0.0], [0.0, 1.0]):
+            probabilities = torch.tensor([weights])
+            assert probabilities[0, draw_tokens(probabilities)[0, 0]] > 0
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [float("nan"), 1.0], [1.0, float("nan")]], ids=str)

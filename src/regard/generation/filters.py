@@ -171,7 +171,7 @@ class TopK:
         return logits.masked_fill(logits < least, -torch.inf)
 
 
-NUCLEUS = 256
+NUCLEI = (256, 4_096)
 """So many of the most probable tokens are looked at before all are."""
 
 
@@ -197,8 +197,11 @@ class TopP:
             return logits
         probabilities, vocab_size = logits.softmax(-1), logits.shape[-1]
         # To sort all tokens takes longer than a step of a small model, and the nucleus is mostly among a few.
-        likely, order = probabilities.topk(min(NUCLEUS, vocab_size), -1)
-        if vocab_size > NUCLEUS and bool((likely.sum(-1) < self.p).any()):
+        for count in NUCLEI:
+            likely, order = probabilities.topk(min(count, vocab_size), -1)
+            if count >= vocab_size or not bool((likely.sum(-1) < self.p).any()):
+                break
+        else:
             likely, order = probabilities.sort(-1, descending=True)
         kept = likely.cumsum(-1, dtype=torch.float64) - likely < self.p
         return torch.full_like(logits, -torch.inf).scatter(1, order, logits.gather(1, order).where(kept, -torch.inf))

@@ -43,9 +43,8 @@ def draw_tokens(probabilities: Float[Tensor, "N V"], generator: torch.Generator 
     if not bool((totals > 0).all()):
         raise NonFiniteError(f"a token is drawn from probabilities whose sum is above 0, got sums of {totals[:, 0]}")
     below = torch.rand(totals.shape, dtype=dtype, device=sums.device, generator=generator)
-    # A product with a number below 1 may be rounded to the total, behind which no token stands.
-    bounds = (below * totals).minimum(totals.nextafter(torch.zeros_like(totals)))
-    return torch.searchsorted(sums, bounds, right=True)
+    # Random numbers are at most 1 - 2^-53 (in float32 2^-24), and no product with that is rounded up to the total.
+    return torch.searchsorted(sums, below * totals, right=True)
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ ROOMS = {
         "what you pass in: scores, masks, biases, positions, normalizations; checks of shapes",
         "pass",
     ),
+    "compiled": ("loops that numba compiles, and the threads that run them", "compute"),
     "backends": ("who computes: the frozen call; fused kernels, tiles, FlexAttention, the reference", "compute"),
     "maps": ("what a map answers: blocks, products, statistics, averages, spectra, files", "compute"),
     "functional": ("attention() and explain(), the one door to the maths", "compute"),

@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
+import torch
 
 Decorator = Callable[[Any], Any]
 
@@ -37,7 +38,7 @@ def _checked(function: FunctionType, jaxtyped: Callable[..., Any], typechecker: 
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        if jaxtyping.config.jaxtyping_disable:
+        if jaxtyping.config.jaxtyping_disable or torch.compiler.is_compiling():  # (a graph cannot hold the checks)
             return function(*arguments, **named)
         return checked(*arguments, **named)
 

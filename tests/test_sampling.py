@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, NonFiniteError
 from regard.generation.beam import beam_search
 from regard.generation.config import Beam
 from regard.generation.filters import (
@@ -27,7 +27,7 @@ from regard.generation.filters import (
 )
 from regard.generation.greedy_search import greedy
 from regard.generation.protocol import Hypothesis
-from regard.generation.sampling import sample, sample_steps
+from regard.generation.sampling import draw_tokens, sample, sample_steps
 from regard.models import DecoderOnly, DecoderOnlyConfig
 from tests.test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
 
@@ -64,7 +64,7 @@ def test_filters_are_those_of_transformers(name: str, data: st.DataObject, seed:
         logits = logits.round(decimals=1)  # with ties
     ours = make(value)(logits, Progress(torch.arange(5), tokens))
     expected = theirs(name, value)(tokens, logits.clone())
-    if name in ("TopPLogitsWarper", "MinPLogitsWarper") and spread == 0.3:
+    if name in ("TopPLogitsWarper", "MinPLogitsWarper") and spread < 1.0:
         # Which of equals is left out is the sort's affair: as many are, and of the same probability.
         assert torch.equal(ours.sort().values, expected.sort().values)
     else:
@@ -85,6 +85,43 @@ def test_the_nucleus_is_never_empty() -> None:
     for size in range(1, 40):
         kept = TopP(1e-9)(torch.randn(9, size), Progress(torch.arange(9), torch.zeros(9, 0).long()))
         assert torch.equal((kept > -torch.inf).sum(-1), torch.ones(9).long())
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.99, 0.9999, 1.0])
+def test_a_nucleus_that_is_larger_than_what_is_looked_at_first(p: float) -> None:
+    progress = Progress(torch.arange(3), torch.zeros(3, 0).long())
+    # The last row is flat: its nucleus has thousands of tokens.
+    logits = torch.stack([5 * torch.randn(5_000), 2 * torch.randn(5_000), 0.1 * torch.randn(5_000)])
+    found = TopP(p)(logits, progress)
+    for row, kept in zip(logits.double().softmax(-1), found > -torch.inf, strict=True):
+        assert row[kept].sum() >= p - 1e-6
+        assert row[kept].sum() - row[kept].min() < p + 1e-6
+        assert not kept.any() or not (~kept).any() or row[kept].min() >= row[~kept].max()
+    assert torch.equal(found[found > -torch.inf], logits[found > -torch.inf])
+
+
+def test_draws_follow_the_probabilities() -> None:
+    probabilities = torch.tensor([[0.0, 0.5, 0.0, 0.3, 0.2, 0.0]]).expand(60_000, 6)
+    tokens = draw_tokens(probabilities, torch.Generator().manual_seed(0))
+    share = tokens.flatten().bincount(minlength=6) / len(tokens)
+    assert share[[0, 2, 5]].tolist() == [0.0, 0.0, 0.0]
+    torch.testing.assert_close(share, probabilities[0], rtol=0, atol=0.01)
+
+
+def test_a_token_that_no_rounding_can_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (0.0, 1.0 - 2.0**-53):
+        monkeypatch.setattr(
+            torch, "rand", lambda *_, number=number, **made: torch.full((1, 1), number, dtype=made["dtype"])
+        )
+        for weights in ([0.1, 0.2, 0.0], [1e-30, 3e-30], [0.0, 1e30, 0.0, 0.0], [0.0, 1.0]):
+            probabilities = torch.tensor([weights])
+            assert probabilities[0, draw_tokens(probabilities)[0, 0]] > 0
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [float("nan"), 1.0], [1.0, float("nan")]], ids=str)
+def test_nothing_is_drawn_from_what_are_no_probabilities(weights: list[float]) -> None:
+    with pytest.raises(NonFiniteError, match="whose sum is above 0, got sums of"):
+        draw_tokens(torch.tensor([[0.5, 0.5], weights]))
 
 
 def test_what_stands_before_an_answer_counts_as_repeated() -> None:

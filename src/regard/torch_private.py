@@ -140,6 +140,11 @@ def attends_as_torch(module: nn.TransformerEncoderLayer) -> bool:
     return _of(type(module), name, "_sa_block") is _of(nn.TransformerEncoderLayer, name, "_sa_block")
 
 
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether something is called before or after the module's forward."""
+    return has_pre_hooks(module) or bool(_of(module, "torch.nn.Module", "_forward_hooks"))
+
+
 def has_pre_hooks(module: nn.Module) -> bool:
     """Whether something runs before the module's forward."""
     return bool(_of(module, "torch.nn.Module", "_forward_pre_hooks"))

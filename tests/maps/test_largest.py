@@ -53,7 +53,7 @@ def test_infinity_has_its_place() -> None:
 @given(
     vocab=st.integers(1, 700), sources=st.integers(1, 4), rows=st.integers(1, 4), count=st.integers(1, 9),
     seed=st.integers(0, 9), dead=st.booleans(), dtype=st.sampled_from([torch.float32, torch.float64]),
-    few=st.sampled_from([0, fast_topk.FEW]),
+    few=st.sampled_from([0, fast_topk.FEW_IN_GROUPS]),
 )  # fmt: skip
 def test_the_largest_of_groups_are_those_of_a_whole_sort(
     vocab: int, sources: int, rows: int, count: int, seed: int, dead: bool, dtype: torch.dtype, few: int
@@ -64,7 +64,7 @@ def test_the_largest_of_groups_are_those_of_a_whole_sort(
     if dead:
         offsets[:, 1:] = -torch.inf
         values[values < -1] = -torch.inf
-    with mock.patch.object(fast_topk, "FEW", few):
+    with mock.patch.object(fast_topk, "FEW_IN_GROUPS", few):
         found, places = largest_of_groups(values, offsets, count)
     whole = (values.view(sources, rows, vocab) + offsets[..., None]).view(sources, -1)
     assert torch.equal(found, whole.sort(descending=True)[0][:, :count])

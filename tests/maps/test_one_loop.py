@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.maps import one_loop, thread_team
+from regard.compiled import thread_team
+from regard.maps import one_loop
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 from tests.maps.test_map_statistics import drawn, weights_of

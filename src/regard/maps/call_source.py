@@ -13,12 +13,12 @@ from regard.errors import OverwrittenError, ShapeError
 from regard.maps import statistics as st
 from regard.maps.call_values import NOTHING, CallValues, of_heads
 from regard.maps.derived_sources import WeightedSource
-from regard.maps.dot_scores import LN_2, BufferedPart, DotFactors, DotScores
+from regard.maps.dot_scores import BufferedPart, DotFactors, DotScores
 from regard.maps.fused_statistics import DotSoftmax
 from regard.maps.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
-from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.shapes import Sizes, take
 from regard.mechanisms.tensor_tree import tensors_mapped
 from regard.torch_private import version_counter
 
@@ -439,15 +439,38 @@ def source_of_call(source: Source, asked: str) -> CallSource:
 
 
 def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
+    state, scale = take_rows(state, rows), _dot_scale(call)
+    if scale is not None and call.bias is None and call.group == 1:
+        logs = _dot_logs(call, state, scale, rows, columns)
+        return Piece(logs.exp(), logs)
     scores = call.scores(rows, columns)
-    state = take_rows(state, rows)
     if not isinstance(call.normalization, Softmax):
         return Piece(call.normalization.weights(scores, state).flatten(0, 1))
-    # With +inf in place of -inf, the weights of a row with no key are exp(-inf) = 0. A row may have none without a mask
-    # too: a compact kernel with no key near it, a function that hides keys, an infinite query.
-    state = state.masked_fill(state == -torch.inf, torch.inf)
-    logs = (scores - state[..., None]).flatten(0, 1) / LN_2
-    return Piece(torch.exp2(logs), logs, LN_2)
+    logs = (scores - _never_if_no_key(state)[..., None]).flatten(0, 1)
+    return Piece(logs.exp(), logs)
+
+
+def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
+    """The logarithms (cells, t, s) of weights that are a softmax of plain dot products, in few steps."""
+    query, key = (
+        take(tensor, asked).to(call.compute_dtype).flatten(0, 1)
+        for tensor, asked in ((call.query, rows), (call.key, columns))
+    )
+    less = _never_if_no_key(state).flatten(0, 1)[..., None]
+    logs = torch.baddbmm(less, query, key.mT, beta=-1, alpha=scale)
+    if call.mask is None:
+        return logs
+    masked = call.masked if logs.requires_grad else call.masked_
+    return masked(logs.unflatten(0, call.query.shape[:2]), rows, columns).flatten(0, 1)
+
+
+def _never_if_no_key(state: Tensor) -> Tensor:
+    """The log-sum-exp with +inf in place of -inf, so that the weights of a row with no key are exp(-inf) = 0.
+
+    A row may have none without a mask too: a compact kernel with no key near it, a function that hides keys, an
+    infinite query.
+    """
+    return torch.nan_to_num(state, nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
 
 
 def _dot_scale(call: Call) -> float | None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Call
+from regard.compiled import thread_team
 from regard.maps import statistics as st
-from regard.maps import thread_team
 from regard.maps.dot_scores import NEVER
 from regard.maps.pooling import Bins, Grid
 from regard.maps.row_work import TILE, WORK, addresses
@@ -159,8 +159,8 @@ class _Answered:
 def _read(
     source: Source, scores: Scores, wanted: _Wanted, statistics: Sequence[Statistic]
 ) -> list[tuple[Tensor, ...]] | None:
+    from regard.compiled.vector_code import PANEL
     from regard.maps.row_loop import prepare, read_rows
-    from regard.maps.weights_block import PANEL
 
     threads, grid = torch.get_num_threads(), wanted.grid
     pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)

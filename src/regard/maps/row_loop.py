@@ -16,9 +16,11 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
+from regard.compiled import vector_code
+from regard.compiled.vector_code import LANES, PANEL, next_of, pointers_to
 from regard.maps import weights_block
 from regard.maps.row_work import TILE, WORK
-from regard.maps.weights_block import LANES, PANEL, first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
+from regard.maps.weights_block import first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
 
 LN_2 = np.float32(0.6931471805599453)
 ZERO, TINY = np.float32(0), np.finfo(np.float32).tiny
@@ -41,32 +43,9 @@ def _bitcast(_typing: Any, _bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
-def _taken(_typing: Any, _counter: Any) -> Any:
-    """Read a counter, given by its address, and add 1, without another thread in between."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], ir.PointerType(ir.IntType(64)))
-        return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return types.int64(types.int64), generate
-
-
-def _pointers_to(kind: Any) -> Any:
-    """A function that makes a pointer to numbers of a kind from an address."""
-
-    def pointer(_typing: Any, _address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(types.int64), generate
-
-    return intrinsic(pointer)
-
-
 _float_of_bits: Any = intrinsic(_bitcast)
-_next_of: Any = intrinsic(_taken)
-_floats, _doubles, _longs = (_pointers_to(kind) for kind in (types.float32, types.float64, types.int64))
-_tiles: Any = _pointers_to(numba.from_dtype(TILE))
+_floats, _doubles, _longs = (pointers_to(kind) for kind in (types.float32, types.float64, types.int64))
+_tiles: Any = pointers_to(numba.from_dtype(TILE))
 
 
 @numba.njit(nogil=True)
@@ -289,12 +268,12 @@ def _compiled(version: int) -> tuple[Any, Any]:
         _ = version
         work = carray(pointer, 1)[0]
         heads, cells = work.batch * work.key_heads, work.batch * work.heads
-        one = _next_of(work.counter)
+        one = next_of(work.counter)
         while one < heads + cells:
             is_finite = _pack(work, one) if one < heads else _is_finite(work, one - heads)
             if not is_finite:
-                _next_of(work.not_finite)
-            one = _next_of(work.counter)
+                next_of(work.not_finite)
+            one = next_of(work.counter)
 
     @numba.cfunc(kind, cache=True)
     def read_rows(pointer: Any) -> None:
@@ -305,12 +284,12 @@ def _compiled(version: int) -> tuple[Any, Any]:
         _ = version
         work = carray(pointer, 1)[0]
         cells = work.batch * work.heads
-        share = _next_of(work.counter)
+        share = next_of(work.counter)
         while share < cells * work.pieces:
             _read_share(work, share % cells, work.pieces - 1 - share // cells)
-            share = _next_of(work.counter)
+            share = next_of(work.counter)
 
     return prepare, read_rows
 
 
-prepare, read_rows = _compiled(crc32(inspect.getsource(weights_block).encode()))
+prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, (weights_block, vector_code))).encode()))

@@ -8,16 +8,22 @@ source are queries of one call, and a step writes its keys and values in place.
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.compiled.step_work import MOST_ROWS
 from regard.errors import ArgumentError
 from regard.mechanisms.scores.base import ScaledDot
+from regard.models.compiled_step import CompiledStep, HeldKeys, LateStep
+from regard.models.decoder_only import DecoderOnly
 from regard.models.ensemble import Ensemble, EnsembleDecoder
 from regard.models.stack import SelfAttentionLayer
+from regard.models.step_parts import StepParts, may_be_compiled, step_parts
+from regard.models.text_inference import FixedDecoderOnly
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
 from regard.nn.fixed_linear import Activation, FixedLinear
@@ -25,6 +31,8 @@ from regard.nn.product_choice import choices
 
 FIRST_ROOM = 32
 """The number of positions that a cache has room for at first. The room doubles when it is full."""
+FIRST_STEPS = 500
+"""So many steps of single sentences go by operations, which take about half a second, before one is compiled."""
 
 
 class FixedAlignment:
@@ -70,6 +78,8 @@ class FixedState:
     """The number of filled positions in the cache."""
     spare: tuple[Float[Tensor, "N capacity W"], ...] = ()
     """Buffers like those of the cache, which are no longer in use."""
+    compiled: CompiledStep | None = None
+    """What does the steps of this one sentence; None for the operations of torch."""
 
 
 def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
@@ -77,7 +87,8 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
 
     It exists for encoder-decoder Transformers on the CPU whose parts are those of `TransformerConfig`, or of a Marian
     or BART folder: the model has no relative biases, and its only score is the scaled dot product. Of an ensemble each
-    member is made ready that can be.
+    member is made ready that can be. A language model of float32 stays as it is, but for texts that go on by a compiled
+    step: see `regard.models.text_inference`.
 
     Args:
         model: in evaluation mode. Its weights are copied, so later changes of the model have no effect.
@@ -100,6 +111,8 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
     True
     """
     reason = why_not(model)
+    if type(model) is DecoderOnly and dtype in (None, torch.float32) and may_be_compiled(model, torch.float32):
+        return FixedDecoderOnly(model)
     if isinstance(model, Ensemble) and (reason is None or dtype is None):
         return EnsembleDecoder([prepare(member, dtype) for member in model.members])
     if reason is None:
@@ -150,6 +163,7 @@ class FixedTransformer:
         self._memory = _joined([_projection(attention, 1, 3) for attention in across], dtype)
         # Logits stay in the model's own dtype: in bfloat16, 1.5 % of a trained model's scores changed by over 1e-2.
         self._output = FixedLinear(model.output.weight, model.output.bias)
+        self._late_step = LateStep(partial(_given, step_parts(model, dtype)), FIRST_STEPS)
 
     @torch.no_grad()
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:
@@ -169,7 +183,15 @@ class FixedTransformer:
             values.append(value.contiguous())
         cache = tuple(x.new_empty(count, FIRST_ROOM, 2 * layer.back.shape.kv_width) for layer in self._decoder)
         sources = torch.arange(count, device=source.device)
-        return FixedState(Memory(tuple(keys), tuple(values), bias), sources, cache, 0)
+        state = FixedState(Memory(tuple(keys), tuple(values), bias), sources, cache, 0)
+        if count > 1 or bias is not None:
+            return state
+        # A sentence is decoded in one way from its first step to its last: its bits depend on nothing in between.
+        return replace(state, compiled=self._late_step.chosen(partial(self._trial, state)))
+
+    def _trial(self, state: FixedState, compiled: CompiledStep | None, tokens: Tensor) -> Tensor:
+        """One step, to see how long it takes."""
+        return self.step(replace(state, compiled=compiled), tokens)[0]
 
     @torch.no_grad()
     def step(self, state: FixedState, tokens: Int[Tensor, " N"]) -> tuple[Tensor, FixedAlignment, FixedState]:
@@ -177,13 +199,36 @@ class FixedTransformer:
         state = _with_room(state)
         position, memory = state.position, state.memory
         x = self._target(tokens, position, position + 1)
+        if memory.key[0].shape[0] == 1:
+            self._late_step.count += 1
+        if state.compiled is not None and x.shape[0] <= MOST_ROWS:
+            back, across = self._held(state)
+            logits, flat = state.compiled(x, position, back, across, memory.key[0].shape[2])
+            return self._stepped(state, logits, self._decoder[-1].across.shape.of_sources(flat, 1))
         for number, layer in enumerate(self._decoder):
             x = layer.look_back(x, state.cache[number][:, : position + 1], position)
             x, query = layer.look_across(x, memory.key[number], memory.value[number], memory.bias)
             x = layer.feed_forward(x)
-        logits = self._output(self._decoder_norm(x))
-        alignment = FixedAlignment(query, memory.key[-1], memory.bias, layer.across.scale, tokens.shape[0])
-        return logits, alignment, FixedState(memory, state.sources, state.cache, position + 1, state.spare)
+        return self._stepped(state, self._output(self._decoder_norm(x)), query)
+
+    def _held(self, state: FixedState) -> tuple[list[HeldKeys], list[HeldKeys]]:
+        """Where the caches and the source's keys and values of one sentence stand."""
+        back, across = [], []
+        for number, layer in enumerate(self._decoder):
+            cache, key = state.cache[number], state.memory.key[number]
+            at, (_, room, both) = cache.data_ptr(), cache.shape
+            back.append(HeldKeys(at, at + 4 * layer.back.shape.kv_width, room * both, layer.back.shape.dim, both))
+            stride = key.shape[2] * key.shape[3]
+            across.append(HeldKeys(key.data_ptr(), state.memory.value[number].data_ptr(), 0, stride, key.shape[3]))
+        return back, across
+
+    def _stepped(
+        self, state: FixedState, logits: Tensor, query: Float[Tensor, "A G Q D"]
+    ) -> tuple[Tensor, FixedAlignment, FixedState]:
+        """What `step` returns."""
+        memory, scale = state.memory, self._decoder[-1].across.scale
+        alignment = FixedAlignment(query, memory.key[-1], memory.bias, scale, logits.shape[0])
+        return logits, alignment, replace(state, position=state.position + 1)
 
     @torch.no_grad()
     def reorder(self, state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
@@ -208,7 +253,7 @@ class FixedTransformer:
             tuple(value.index_select(0, rows) for value in known.value),
             None if known.bias is None else known.bias.index_select(0, rows),
         )
-        return FixedState(memory, sources, cache, position)
+        return FixedState(memory, sources, cache, position, compiled=state.compiled)
 
 
 # -- the parts ---------------------------------------------------------------------------------------------
@@ -248,6 +293,11 @@ class _Shape:
     @property
     def kv_width(self) -> int:
         return self.groups * self.dim
+
+    def of_sources(self, query: Float[Tensor, "N W"], sources: int) -> Float[Tensor, "A G Q D"]:
+        """The queries of N hypotheses by source: those of one group and source are queries of one call."""
+        by_group = query.view(sources, -1, self.groups, self.heads // self.groups, self.dim).transpose(1, 2)
+        return by_group.reshape(sources, self.groups, -1, self.dim)
 
     def split_kv(self, both: Float[Tensor, "N S W"]) -> tuple[Float[Tensor, "N G S D"], Float[Tensor, "N G S D"]]:
         """The keys and the values, which stand side by side in `both`, as views."""
@@ -363,12 +413,15 @@ class _DecoderLayer:
         attention, shape, residual = self.across, self.across.shape, self._residuals[1]
         count, sources, shared = x.shape[0], key.shape[0], shape.heads // shape.groups
         hypotheses = count // sources
-        query = attention.into(residual.enter(x), dtype=x.dtype)
-        by_group = query.view(sources, hypotheses, shape.groups, shared, shape.dim).transpose(1, 2)
-        query = by_group.reshape(sources, shape.groups, hypotheses * shared, shape.dim)
+        query = shape.of_sources(attention.into(residual.enter(x), dtype=x.dtype), sources)
         heads = attention.attend(query, key, value, bias)
         heads = heads.view(sources, shape.groups, hypotheses, shared, shape.dim).transpose(1, 2).reshape(count, -1)
         return residual.leave(x, attention.out, heads), query
+
+
+def _given(parts: StepParts | None) -> StepParts | None:
+    """What was copied when the decoder was made."""
+    return parts
 
 
 def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -47,23 +47,26 @@ class KeyValue:
         """
         if torch.is_grad_enabled():
             return KeyValue.of(torch.cat([self.key, new.key], -2), torch.cat([self.value, new.value], -2))
-        length = self.length + new.length
-        room = self if length <= self.key_buffer.shape[-2] else self._with_capacity(2 * length)
+        room, length = self.with_room(new.length), self.length + new.length
         room.key_buffer[..., self.length : length, :] = new.key
         room.value_buffer[..., self.length : length, :] = new.value
         return KeyValue(room.key_buffer, room.value_buffer, length)
 
-    def reorder(self, index: Int[Tensor, " N"]) -> "KeyValue":
-        """Rows `index` of the first batch dimension, in that order, in new buffers."""
-        return KeyValue(self.key_buffer.index_select(0, index), self.value_buffer.index_select(0, index), self.length)
-
-    def _with_capacity(self, capacity: int) -> "KeyValue":
-        free = capacity - self.length
+    def with_room(self, more: int) -> "KeyValue":
+        """The same positions, in buffers with room for so many more: these, or others of twice the length."""
+        length = self.length + more
+        if length <= self.key_buffer.shape[-2]:
+            return self
+        free = 2 * length - self.length
         return KeyValue(
             torch.nn.functional.pad(self.key, (0, 0, 0, free)),
             torch.nn.functional.pad(self.value, (0, 0, 0, free)),
             self.length,
         )
+
+    def reorder(self, index: Int[Tensor, " N"]) -> "KeyValue":
+        """Rows `index` of the first batch dimension, in that order, in new buffers."""
+        return KeyValue(self.key_buffer.index_select(0, index), self.value_buffer.index_select(0, index), self.length)
 
 
 def _first(buffer: Tensor, length: int) -> Tensor:

@@ -85,6 +85,11 @@ class Choices:
         self.left_s -= time.perf_counter() - start
         return {name: round(spent, 1) for name, spent in times.items()}
 
+    def allow(self, seconds: float) -> None:
+        """Let measurements take so much time from now on, unless nothing shall be measured."""
+        if os.environ.get(FOLDER) != OFF:
+            self.left_s = max(self.left_s, seconds)
+
     def keep(self) -> None:
         """Write what was measured into the file. What another process has written there meanwhile stays.
 

@@ -20,12 +20,13 @@ def run_in_threads(function: Any, argument: int, threads: int) -> None:
         argument: the pointer.
         threads: how many threads call it, this one among them.
     """
+    team = openmp() if threads > 1 else None
+    if team is not None:
+        team(function.address, argument, threads, 0)
+        return
     called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function.address)
-    team = openmp()
     if threads == 1:
         called(argument)
-    elif team is not None:
-        team(function.address, argument, threads, 0)
     else:
         with ThreadPoolExecutor(threads - 1) as pool:
             others = [pool.submit(called, argument) for _ in range(threads - 1)]

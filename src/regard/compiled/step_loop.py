@@ -1,0 +1,310 @@
+"""The compiled step of a decoder for one sentence: all that a step computes, in one call; needs numba.
+
+A step of a small model multiplies one vector with each matrix. What takes its time is to read the matrices, and what
+stands between them. Here the threads share out each stage, and go on to the next one as soon as all of it is done.
+"""
+
+import inspect
+from math import erf, pi, sqrt
+from typing import Any
+from zlib import crc32
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
+
+from regard.compiled import vector_code
+from regard.compiled.step_work import ATTEND, GELU, GELU_TANH, NORM, PRODUCT, RELU, STAGE, WORK
+from regard.compiled.vector_code import LANES, PANEL, VectorCode, next_of, pointers_to, value_of
+
+TOGETHER = 5
+"""The most rows that are multiplied together: a beam of five. Their sums fill twenty of 32 vector registers."""
+GATED = 256
+"""The numbers that are gated in one share."""
+ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
+ROOT_HALF, TANH_SCALE, CUBIC = np.float32(sqrt(0.5)), np.float32(-2 * sqrt(2 / pi)), np.float32(0.044715)
+# Sums may be reordered, so that loops use vector registers. NaN and infinities keep their meaning.
+FAST = {"nsz", "reassoc", "contract", "arcp"}
+
+
+def _multiply(rows: int, halves: bool) -> Any:
+    """The product of so many rows with one panel of a matrix, written to an address in rows of PANEL numbers."""
+
+    def multiply(_context: Any, _source: Any, _stride: Any, _panel: Any, _depth: Any, _target: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            code, (source, stride, panel, depth, target) = VectorCode(builder), arguments
+            for row, line in enumerate(code.products(source, stride, panel, depth, rows, halves=halves)):
+                for vector, found in enumerate(line):
+                    code.store(found, code.at(target, row * PANEL + vector * LANES))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return intrinsic(multiply)
+
+
+def _exponential(_typing: Any, _address: Any) -> Any:
+    """Put e^x in the place of each of the LANES numbers at an address."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        code, (address,) = VectorCode(builder), arguments
+        code.store(code.exp(code.load(address)), address)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+_exp_of_lanes: Any = intrinsic(_exponential)
+_floats: Any = pointers_to(types.float32)
+_stages: Any = pointers_to(numba.from_dtype(STAGE))
+_whole_1, _whole_2, _whole_3, _whole_4, _whole_5 = (_multiply(rows, False) for rows in range(1, TOGETHER + 1))
+_half_1, _half_2, _half_3, _half_4, _half_5 = (_multiply(rows, True) for rows in range(1, TOGETHER + 1))
+
+
+@numba.njit(nogil=True)
+def _multiply_whole(rows: int, source: int, stride: int, panel: int, depth: int, target: int) -> None:
+    if rows == 1:
+        _whole_1(source, stride, panel, depth, target)
+    elif rows == 2:
+        _whole_2(source, stride, panel, depth, target)
+    elif rows == 3:
+        _whole_3(source, stride, panel, depth, target)
+    elif rows == 4:
+        _whole_4(source, stride, panel, depth, target)
+    else:
+        _whole_5(source, stride, panel, depth, target)
+
+
+@numba.njit(nogil=True)
+def _multiply_half(rows: int, source: int, stride: int, panel: int, depth: int, target: int) -> None:
+    if rows == 1:
+        _half_1(source, stride, panel, depth, target)
+    elif rows == 2:
+        _half_2(source, stride, panel, depth, target)
+    elif rows == 3:
+        _half_3(source, stride, panel, depth, target)
+    elif rows == 4:
+        _half_4(source, stride, panel, depth, target)
+    else:
+        _half_5(source, stride, panel, depth, target)
+
+
+@numba.njit(nogil=True)
+def _product(stage: Any, rows: int, panel: int, scratch: Any) -> None:
+    """One panel of the columns of a product."""
+    first = panel * PANEL
+    count = min(PANEL, stage.outputs - first)
+    size = stage.inputs * PANEL
+    row = 0
+    while row < rows:
+        together = min(rows - row, TOGETHER)
+        source = stage.source + 4 * row * stage.source_stride
+        if stage.is_half:
+            at = stage.weights + 2 * panel * size
+            _multiply_half(together, source, stage.source_stride, at, stage.inputs, scratch.ctypes.data)
+        else:
+            at = stage.weights + 4 * panel * size
+            _multiply_whole(together, source, stage.source_stride, at, stage.inputs, scratch.ctypes.data)
+        for i in range(together):
+            place = 4 * ((row + i) * stage.target_stride + first)
+            found, target = scratch[i], carray(_floats(stage.target + place), count)
+            if stage.bias:
+                bias = carray(_floats(stage.bias + 4 * first), count)
+                for j in range(count):
+                    found[j] += bias[j]
+            if stage.plus:
+                plus = carray(_floats(stage.plus + place), count)
+                for j in range(count):
+                    found[j] += plus[j]
+            if stage.activation:
+                _activate(stage.activation, found)
+            for j in range(count):
+                target[j] = found[j]
+        row += together
+
+
+@numba.njit(nogil=True)
+def _exponentials(numbers: Any) -> None:
+    """Put e^x in the place of each x; the size is a multiple of LANES."""
+    for j in range(0, numbers.size, LANES):
+        _exp_of_lanes(numbers.ctypes.data + 4 * j)
+
+
+@numba.njit(nogil=True)
+def _activate(activation: int, numbers: Any) -> None:
+    """Apply an activation to PANEL numbers."""
+    if activation == RELU:
+        for j in range(numbers.size):
+            # A comparison with NaN is false, so that NaN stays, as it does in torch.
+            numbers[j] = ZERO if numbers[j] < ZERO else numbers[j]
+    elif activation == GELU:
+        for j in range(numbers.size):
+            numbers[j] = HALF * numbers[j] * (ONE + np.float32(erf(numbers[j] * ROOT_HALF)))
+    elif activation == GELU_TANH:
+        # (1 + tanh z) / 2 is 1 / (1 + e^(-2 z)).
+        powers = np.empty(PANEL, np.float32)
+        for j in range(PANEL):
+            powers[j] = TANH_SCALE * (numbers[j] + CUBIC * numbers[j] * numbers[j] * numbers[j])
+        _exponentials(powers)
+        for j in range(PANEL):
+            numbers[j] /= ONE + powers[j]
+
+
+@numba.njit(nogil=True)
+def _gate(stage: Any, row: int, part: int) -> None:
+    """Some numbers of one row, gated: the SiLU of the one times the other."""
+    first = part * GATED
+    count = min(GATED, stage.outputs - first)
+    source = stage.source + 4 * (row * stage.source_stride + first)
+    gates, numbers = carray(_floats(source), count), carray(_floats(source + 4 * stage.outputs), count)
+    target = carray(_floats(stage.target + 4 * (row * stage.target_stride + first)), count)
+    powers = np.zeros(GATED, np.float32)
+    for j in range(count):
+        powers[j] = -gates[j]
+    _exponentials(powers)
+    for j in range(count):
+        target[j] = gates[j] / (ONE + powers[j]) * numbers[j]
+
+
+@numba.njit(fastmath=FAST, nogil=True)
+def _norm(stage: Any, row: int) -> None:
+    """The norm of one row."""
+    width = stage.inputs
+    source = carray(_floats(stage.source + 4 * row * stage.source_stride), width)
+    target = carray(_floats(stage.target + 4 * row * stage.target_stride), width)
+    weight = carray(_floats(stage.weights), width)
+    total = ZERO
+    for j in range(width):
+        total += source[j]
+    mean, spread = ZERO if stage.is_rms else total / np.float32(width), ZERO
+    for j in range(width):
+        spread += (source[j] - mean) * (source[j] - mean)
+    factor = np.float32(1 / sqrt(spread / width + stage.number))
+    for j in range(width):
+        target[j] = (source[j] - mean) * factor * weight[j]
+    if stage.bias:
+        bias = carray(_floats(stage.bias), width)
+        for j in range(width):
+            target[j] += bias[j]
+
+
+@numba.njit(fastmath=FAST, nogil=True)
+def _attend(stage: Any, row: int, group: int) -> None:
+    """The queries of one row and one group of heads, after their own key and value are written."""
+    width, shared, length = stage.width, stage.shared, stage.length
+    source = stage.source + 4 * row * stage.source_stride
+    first = 4 * (row * stage.row_stride + group * stage.group_stride)
+    keys, values = stage.keys + first, stage.values + first
+    if stage.writes:
+        last = 4 * (length - 1) * stage.key_stride
+        new_key = carray(_floats(source + 4 * (stage.groups * shared + group) * width), width)
+        new_value = carray(_floats(source + 4 * (stage.values_at + group * width)), width)
+        if stage.turned:
+            _turn(stage, new_key)
+        kept_key, kept_value = carray(_floats(keys + last), width), carray(_floats(values + last), width)
+        for d in range(width):
+            kept_key[d] = new_key[d]
+            kept_value[d] = new_value[d]
+    weights = np.empty((length + LANES - 1) // LANES * LANES, np.float32)
+    for i in range(shared):
+        head = group * shared + i
+        query = carray(_floats(source + 4 * head * width), width)
+        if stage.turned:
+            _turn(stage, query)
+        target = carray(_floats(stage.target + 4 * (row * stage.target_stride + head * width)), width)
+        _attend_one(query, keys, values, stage.key_stride, length, np.float32(stage.number), weights, target)
+
+
+@numba.njit(nogil=True)
+def _turn(stage: Any, vector: Any) -> None:
+    """Turn a vector by the angles of its position, pair by pair of its numbers."""
+    planes = stage.turned // 2
+    cosines, sines = carray(_floats(stage.cosines), planes), carray(_floats(stage.sines), planes)
+    for n in range(planes):
+        place = n * stage.between_pairs
+        x, y = vector[place], vector[place + stage.within_pair]
+        vector[place] = x * cosines[n] - y * sines[n]
+        vector[place + stage.within_pair] = y * cosines[n] + x * sines[n]
+
+
+@numba.njit(fastmath=FAST, nogil=True)
+def _attend_one(
+    query: Any, keys: int, values: int, stride: int, length: int, scale: Any, weights: Any, target: Any
+) -> None:
+    """The softmax of scaled dot products of one query, times the values. The weights have room for whole vectors."""
+    width, largest = query.size, np.float32(-np.inf)
+    for t in range(length):
+        key, score = carray(_floats(keys + 4 * t * stride), width), ZERO
+        for d in range(width):
+            score += query[d] * key[d]
+        weights[t] = score * scale
+        largest = max(largest, weights[t])
+    total = ZERO
+    for t in range(weights.size):
+        weights[t] = weights[t] - largest if t < length else ZERO
+    _exponentials(weights)
+    for t in range(length):
+        total += weights[t]
+    for d in range(width):
+        target[d] = ZERO
+    for t in range(length):
+        value, weight = carray(_floats(values + 4 * t * stride), width), weights[t] / total
+        for d in range(width):
+            target[d] += weight * value[d]
+
+
+@numba.njit(nogil=True)
+def _shares_of(stage: Any, rows: int) -> int:
+    """Into how many shares a stage is divided."""
+    if stage.kind == PRODUCT:
+        return (stage.outputs + PANEL - 1) // PANEL
+    if stage.kind == NORM:
+        return int(rows)
+    return rows * (stage.groups if stage.kind == ATTEND else (stage.outputs + GATED - 1) // GATED)
+
+
+@numba.njit(nogil=True)
+def _do(stage: Any, rows: int, share: int, scratch: Any) -> None:
+    if stage.kind == PRODUCT:
+        _product(stage, rows, share, scratch)
+    elif stage.kind == NORM:
+        _norm(stage, share)
+    elif stage.kind == ATTEND:
+        _attend(stage, share // stage.groups, share % stage.groups)
+    else:
+        _gate(stage, share % rows, share // rows)
+
+
+def _compiled(version: int) -> Any:
+    """The function that threads call; see `regard.maps.row_loop` for why it closes over a version."""
+
+    @numba.cfunc(types.void(types.CPointer(numba.from_dtype(WORK))), cache=True)
+    def run(pointer: Any) -> None:
+        """Take shares of the stages, in order, until there are no more; threads that call it at once share them.
+
+        A thread waits for the stages before the one that it takes a share of, never for another thread to arrive: so
+        one thread does all if the others never come.
+        """
+        _ = version
+        work = carray(pointer, 1)[0]
+        stages = carray(_stages(work.stages), work.count)
+        scratch = np.empty((TOGETHER, PANEL), np.float32)
+        first, share = 0, next_of(work.counter)
+        for number in range(work.count):
+            stage = stages[number]
+            end = first + _shares_of(stage, work.rows)
+            if share < end:
+                while value_of(work.done) < first:
+                    pass
+            while share < end:
+                _do(stage, work.rows, share - first, scratch)
+                next_of(work.done)
+                share = next_of(work.counter)
+            first = end
+
+    return run
+
+
+run = _compiled(crc32(inspect.getsource(vector_code).encode()))

@@ -1,0 +1,51 @@
+"""What the compiled step of a decoder is told: a list of stages, each with the addresses of what it reads and writes.
+
+Compiled code that several threads start at once takes one pointer, so that everything is in records.
+"""
+
+import numpy as np
+
+MOST_ROWS = 8
+"""The most hypotheses of one step: a beam."""
+PRODUCT, NORM, ATTEND, GATE = 0, 1, 2, 3
+"""The kinds of stages."""
+NOTHING, RELU, GELU, GELU_TANH = 0, 1, 2, 3
+"""The activations that may follow a product."""
+HELD = ("keys", "values", "row_stride", "group_stride", "key_stride")
+"""Where the keys and values of an attention stand. They change from step to step."""
+
+STAGE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            *("kind", "source", "source_stride", "target", "target_stride"),
+            *("inputs", "outputs", "weights", "bias", "plus", "is_half", "activation", "is_rms"),
+            *("groups", "shared", "writes", "width", "length", "values_at"),
+            *("turned", "cosines", "sines", "between_pairs", "within_pair"),
+            *HELD,
+        )
+    ]
+    + [("number", np.float64)],
+    align=True,
+)
+"""One stage. Addresses are in bytes, and 0 where there is nothing; strides are in float32 numbers.
+
+    kind            PRODUCT, NORM, ATTEND or GATE
+    source, target  rows of float32, `source_stride` and `target_stride` apart
+    PRODUCT         target = source W + bias + plus (whose rows are as far apart as the target's), with the matrix in
+                    panels (inputs, PANEL); `is_half` says that they are bfloat16; `activation` is applied to the sum
+    NORM            the layer norm of `inputs` numbers, or if `is_rms` their root mean square norm, with the weight
+                    `weights`, the bias `bias` and the epsilon `number`
+    GATE            `outputs` numbers: the SiLU of the source's first ones times its next ones
+    ATTEND          for each of `groups` key heads: `shared` queries of `width` numbers each attend to `length` keys
+                    and values, which are `key_stride` apart, those of the groups `group_stride`, and those
+                    of the rows `row_stride`; scores are multiplied with
+                    `number`. If `writes`, the source's keys stand after its queries, its values at `values_at`, and
+                    both are first written as the last key and value. If `turned`, so many numbers of each query
+                    and of the new key are turned first, by the angles whose cosines and sines are given: pair n is at
+                    n * `between_pairs`, and its second number `within_pair` further on.
+"""
+
+WORK = np.dtype([(name, np.int64) for name in ("counter", "done", "rows", "count", "stages")], align=True)
+"""The rows of the step, the number of its stages and their address; and two addresses of counters: the next share of
+the work that no thread has taken, and how many shares are done."""

@@ -1,0 +1,212 @@
+"""Instructions of LLVM for vectors, as the compiled loops write them; needs numba.
+
+A loop that multiplies is written with vectors, because a compiler that has to find them keeps sums in memory. LLVM
+compiles it for the processor that it runs on.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16
+"""The numbers in one vector. A processor with shorter registers takes several of them."""
+VECTORS = 4 if llvm.get_host_cpu_features().get("avx512f") else 1
+"""The vectors in one row of a panel. With four rows, the sums fill half of the registers, and the panel the rest."""
+PANEL = LANES * VECTORS
+"""The columns of a panel."""
+SMALLEST, LARGEST = -126.0, 127.0
+"""The exponents between which 2^x is a normal float32; below them a weight is 0."""
+LOG2_E = 1.4426950408889634
+BIAS, MANTISSA = 127, 23
+"""The bias of the exponent of a float32, and the bits that stand below it."""
+POWER = (1.5353359e-4, 1.3398875e-3, 9.618437e-3, 5.5503324e-2, 2.4022648e-1, 6.931472e-1, 1.0)
+"""The polynomial that is nearest to 2^f for f in [-1/2, 1/2]: 2e-9 of itself, and 1e-7 by rounding."""
+
+FLOAT, INT, LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+
+
+class VectorCode:
+    """Writes the instructions of LLVM. Addresses are integers in bytes; offsets are in numbers of four bytes."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def floats(self, value: float) -> Any:
+        """A vector of one number, known now."""
+        return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
+
+    def ints(self, value: int) -> Any:
+        """A vector of one whole number, known now."""
+        return ir.Constant(INTS, [value] * LANES)
+
+    def long(self, value: int) -> Any:
+        """A whole number, known now."""
+        return ir.Constant(LONG, value)
+
+    def at(self, address: Any, offset: Any) -> Any:
+        """The address of the number that stands `offset` numbers further on."""
+        offset = self.long(offset) if isinstance(offset, int) else offset
+        return self.builder.add(address, self.builder.mul(offset, self.long(4)))
+
+    def splat(self, value: Any) -> Any:
+        """A vector of one number."""
+        nothing = ir.Constant(FLOATS, ir.Undefined)
+        first = self.builder.insert_element(nothing, value, ir.Constant(INT, 0))
+        return self.builder.shuffle_vector(first, nothing, self.ints(0))
+
+    def one(self, address: Any) -> Any:
+        """The number at an address, in every place of a vector."""
+        return self.splat(self.builder.load(self.builder.inttoptr(address, ir.PointerType(FLOAT)), typ=FLOAT))
+
+    def load(self, address: Any) -> Any:
+        """The vector at an address."""
+        return self.builder.load(self.builder.inttoptr(address, ir.PointerType(FLOATS)), align=4, typ=FLOATS)
+
+    def store(self, value: Any, address: Any) -> None:
+        """Write a vector."""
+        self.builder.store(value, self.builder.inttoptr(address, ir.PointerType(FLOATS)), align=4)
+
+    def call(self, name: str, *values: Any) -> Any:
+        """An instruction that LLVM knows by name, for vectors."""
+        kind = ir.FunctionType(FLOATS, [FLOATS] * len(values))
+        found = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}.v{LANES}f32")
+        return self.builder.call(found, values)
+
+    def power_of_2(self, x: Any) -> Any:
+        """2^x for x between SMALLEST and LARGEST."""
+        whole = self.call("floor", self.builder.fadd(x, self.floats(0.5)))
+        fraction = self.builder.fsub(x, whole)
+        found = self.floats(POWER[0])
+        for coefficient in POWER[1:]:
+            found = self.call("fmuladd", found, fraction, self.floats(coefficient))
+        exponent = self.builder.add(self.builder.fptosi(whole, INTS), self.ints(BIAS))
+        return self.builder.fmul(found, self.builder.bitcast(self.builder.shl(exponent, self.ints(MANTISSA)), FLOATS))
+
+    def exp(self, x: Any) -> Any:
+        """e^x, between 2^SMALLEST and 2^LARGEST; NaN stays NaN."""
+        power = self.builder.fmul(x, self.floats(LOG2_E))
+        power = self.larger(self.call("minnum", power, self.floats(LARGEST)), self.floats(SMALLEST))
+        return self.builder.select(self.builder.fcmp_unordered("uno", x, x), x, self.power_of_2(power))
+
+    def load_half(self, address: Any) -> Any:
+        """The vector of bfloat16 numbers at an address, as float32: their bits are the upper half of a float32's."""
+        kind = ir.VectorType(ir.IntType(16), LANES)
+        bits = self.builder.load(self.builder.inttoptr(address, ir.PointerType(kind)), align=2, typ=kind)
+        return self.builder.bitcast(self.builder.shl(self.builder.zext(bits, INTS), self.ints(16)), FLOATS)
+
+    def products(
+        self, rows_at: Any, stride: Any, panel_at: Any, depth: Any, rows: int, *, halves: bool = False
+    ) -> list[list[Any]]:
+        """The products of `rows` rows with a panel (depth, PANEL): a loop over the numbers of a row.
+
+        `halves` says that the panel is bfloat16.
+        """
+        builder, before = self.builder, self.builder.block
+        starts = [self.at(rows_at, builder.mul(stride, self.long(row))) for row in range(rows)]
+        loop, after = builder.append_basic_block("products"), builder.append_basic_block("after_products")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        place = builder.phi(LONG)
+        sums = [[builder.phi(FLOATS) for _ in range(VECTORS)] for _ in range(rows)]
+        number_bytes, load = (2, self.load_half) if halves else (4, self.load)
+        line = builder.add(panel_at, builder.mul(place, self.long(PANEL * number_bytes)))
+        panel = [load(builder.add(line, self.long(vector * LANES * number_bytes))) for vector in range(VECTORS)]
+        found = []
+        for start, row in zip(starts, sums, strict=True):
+            number = self.one(self.at(start, place))
+            found.append([self.call("fmuladd", number, column, held) for column, held in zip(panel, row, strict=True)])
+        following = builder.add(place, self.long(1))
+        builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
+        self._carry(place, (self.long(0), before), (following, loop))
+        for held_row, new_row in zip(sums, found, strict=True):
+            for held, new in zip(held_row, new_row, strict=True):
+                self._carry(held, (self.floats(0.0), before), (new, loop))
+        builder.position_at_end(after)
+        return found
+
+    def with_added(self, scores: list[list[Any]], added: Any, stride: Any) -> list[list[Any]]:
+        """The scores plus what stands at an address, in rows `stride` apart; unchanged if the address is 0."""
+        builder, before = self.builder, self.builder.block
+        some, after = builder.append_basic_block("added"), builder.append_basic_block("all")
+        builder.cbranch(builder.icmp_signed("!=", added, self.long(0)), some, after)
+        builder.position_at_end(some)
+        lines = [self.at(added, builder.mul(stride, self.long(row))) for row in range(len(scores))]
+        sums = [
+            [builder.fadd(x, self.load(self.at(line, v * LANES))) for v, x in enumerate(row)]
+            for line, row in zip(lines, scores, strict=True)
+        ]
+        builder.branch(after)
+        builder.position_at_end(after)
+        found = [[builder.phi(FLOATS) for _ in row] for row in scores]
+        for phis, row, sum_row in zip(found, scores, sums, strict=True):
+            for phi, x, y in zip(phis, row, sum_row, strict=True):
+                self._carry(phi, (x, before), (y, some))
+        return found
+
+    @staticmethod
+    def _carry(phi: Any, *arrivals: tuple[Any, Any]) -> None:
+        for value, block in arrivals:
+            phi.add_incoming(value, block)
+
+    def update(self, address: Any, combine: Callable[[Any, Any], Any], value: Any) -> None:
+        """Combine a vector in memory with a value."""
+        self.store(combine(self.load(address), value), address)
+
+    def larger(self, one: Any, other: Any) -> Any:
+        """The larger of two, number by number."""
+        return self.call("maxnum", one, other)
+
+    def of_all(self, combine: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
+        """The combination of several vectors."""
+        found, *others = values
+        for value in others:
+            found = combine(found, value)
+        return found
+
+
+# -- addresses and counters ------------------------------------------------------------------------
+
+
+def pointers_to(kind: Any) -> Any:
+    """A function that makes a pointer to numbers of a kind from an address."""
+
+    def pointer(_typing: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return intrinsic(pointer)
+
+
+def _next_of(_typing: Any, _counter: Any) -> Any:
+    """Read a counter, given by its address, and add 1, without another thread in between.
+
+    What this thread has written before is seen by a thread that reads the counter after.
+    """
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], ir.PointerType(LONG))
+        return builder.atomic_rmw("add", place, ir.Constant(LONG, 1), "acq_rel")
+
+    return types.int64(types.int64), generate
+
+
+def _value_of(_typing: Any, _counter: Any) -> Any:
+    """Read a counter, given by its address, before all that this thread reads next."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], ir.PointerType(LONG)), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+next_of: Any = intrinsic(_next_of)
+value_of: Any = intrinsic(_value_of)

@@ -369,3 +369,14 @@ def test_reordering_picks_rows_and_leaves_the_old_state_alone() -> None:
         picked.append(random_kv(2, rows=4))
         assert torch.equal(cache.key, key)
         assert torch.equal(cache.value, value)
+
+
+def test_a_cache_that_was_made_in_inference_mode_goes_on_outside_of_it() -> None:
+    attend, x = regard.nn.MultiHeadAttention(8, 2), torch.randn(2, 9, 8)
+    cache, outputs = None, []
+    for mode, start, stop in ((torch.inference_mode, 0, 4), (torch.inference_mode, 4, 5), (torch.no_grad, 5, 6),
+                              (torch.no_grad, 6, 7), (torch.enable_grad, 7, 9)):  # fmt: skip
+        with mode():
+            output, cache = attend.extend(x[:, start:stop], cache)
+        outputs.append(output)
+    torch.testing.assert_close(torch.cat(outputs, 1), attend(x, mask=regard.causal()), rtol=0, atol=1e-6)

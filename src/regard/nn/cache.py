@@ -55,7 +55,7 @@ class KeyValue:
     def with_room(self, more: int) -> "KeyValue":
         """The same positions, in buffers with room for so many more: these, or others of twice the length."""
         length = self.length + more
-        if length <= self.key_buffer.shape[-2]:
+        if length <= self.key_buffer.shape[-2] and _is_writable(self.key_buffer):
             return self
         free = 2 * length - self.length
         return KeyValue(
@@ -72,3 +72,9 @@ class KeyValue:
 def _first(buffer: Tensor, length: int) -> Tensor:
     """The first positions of a buffer; the buffer itself if it is full, because even a view takes microseconds."""
     return buffer if buffer.shape[-2] == length else buffer[..., :length, :]
+
+
+def _is_writable(buffer: Tensor) -> bool:
+    """Whether it may be written to here. What was made in inference mode may not be written to outside of it."""
+    # torch.compile cannot trace the question.
+    return torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not buffer.is_inference()

@@ -164,7 +164,7 @@ def _with_late_map(
     query, key = (tensor.detach() for tensor in vectors[:2])
     # In half precision the kernel's log-sum-exp is not exact enough to be kept.
     factors = LateFactors(
-        settled.sizes, lambda query, key: settled.call(query, key, score, mask), (query, key),
+        settled.sizes, lambda query, key: settled.call(query, key, score, mask), (query, key), mask,
         lse if query.dtype == lse.dtype else None,
     )  # fmt: skip
     weights = AttentionMap(CallSource(factors, settled.sizes.leading, BACKENDS["fused"]))

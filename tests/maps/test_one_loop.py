@@ -234,3 +234,11 @@ def test_without_the_extra_tiles_answer_and_explain_says_so(monkeypatch: pytest.
     assert "statistics of its weights: by one loop over each row" in str(regard.explain(q, q, q))
     assert "statistics" not in str(regard.explain(q.double(), q.double(), q.double()))
     assert "statistics" not in str(regard.explain(q, q, q, normalization=regard.Sparsemax()))
+
+
+@torch.no_grad()
+def test_a_map_of_no_sequence_goes_by_tiles() -> None:
+    q = torch.randn(0, 2, 5, 4)
+    weights = regard.attention(q, q, q, return_weights=True).weights
+    assert weights.top_weight().shape == (0, 2, 5)
+    assert weights.summary()["entropy"].shape == (0, 2, 5)

@@ -48,6 +48,30 @@ def test_what_was_written_to_is_not_read(which: str, name: str, times: int) -> N
     torch.testing.assert_close(some.dense(), expected)
 
 
+OTHERS: dict[str, Callable[[], tuple[torch.Tensor, dict[str, Any]]]] = {
+    "a bias": lambda: (b := torch.randn(5, 7), {"bias": b}),
+    "a mask": lambda: (m := torch.rand(5, 7) > 0.5, {"mask": m}),
+    "lengths": lambda: (n := torch.tensor([7, 3]), {"mask": regard.lengths(n)}),
+    "causal and lengths": lambda: (n := torch.tensor([7, 3]), {"mask": regard.lengths(n) & regard.causal(0)}),
+    "offsets": lambda: (o := torch.tensor([0, 2]), {"mask": regard.causal(o)}),
+    "a learned score": lambda: (w := torch.randn(4, 4), {"score": regard.Bilinear(w)}),
+    "a sink": lambda: (s := torch.randn(3), {"normalization": regard.SoftmaxWithSink(s)}),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("name", OTHERS)
+def test_masks_biases_and_parameters_that_were_written_to(name: str, times: int) -> None:
+    for _ in range(times):
+        written, options = OTHERS[name]()
+        q, k = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4)
+        weights = regard.attention(q, k, k, return_weights=True, **options).weights
+    written.fill_(1)
+    with pytest.raises(OverwrittenError, match=r"mask, the bias or the score .* written to since"):
+        weights.dense()
+
+
 @torch.no_grad()
 def test_a_cache_with_room_for_more_keys_may_be_filled() -> None:
     cache, q = torch.zeros(2, 3, 20, 4), torch.randn(2, 3, 1, 4)

@@ -540,3 +540,14 @@ def test_a_call_in_float64_has_slopes_in_float64(heads: int, backend: str) -> No
     bias = regard.ALiBi(heads)
     found = regard.attention(q, q, q, mask=regard.causal(), bias=bias, backend=backend, return_weights=True).weights
     torch.testing.assert_close(found.dense(), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("backend", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("name", ["T5", "a tensor"])
+def test_numbers_of_float64_are_not_rounded_to_float32(backend: str, name: str) -> None:
+    q, numbers = torch.randn(1, 2, 5, 4, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
+    table: Any = regard.T5Bias(numbers[:4, :2]) if name == "T5" else numbers
+    output, weights = regard.attention(q, q, q, bias=table, backend=backend, return_weights=True)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 5, dtype=torch.float64), rtol=0, atol=1e-13)
+    exact = regard.attention(q, q, q, bias=table, backend="reference")
+    torch.testing.assert_close(output, exact, rtol=0, atol=1e-13)

@@ -147,7 +147,8 @@ class Plan:
         rows, columns, bias, mask = _moved(chosen, block.rows.start), block.columns, None, block.mask
         given = self._bias_of(block)
         if given is not None:
-            nothing = torch.empty(0, device=self.device)
+            # A bias is at least as wide as the queries, which are not looked at.
+            nothing = torch.empty(0, dtype=self.dtype, device=self.device)
             bias = given.block(rows, columns, query=nothing, key=nothing, sizes=self.sizes).detach()
             wide = bias.dtype == self.dtype or self.dtype == torch.float64
             bias = bias.to(self.dtype if wide else torch.float32)

@@ -16,10 +16,11 @@ from regard.maps.derived_sources import WeightedSource
 from regard.maps.dot_scores import BufferedPart, DotFactors, DotScores
 from regard.maps.fused_statistics import DotSoftmax
 from regard.maps.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
+from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.shapes import Sizes, take
-from regard.mechanisms.tensor_tree import tensors_mapped
+from regard.mechanisms.tensor_tree import tensors_mapped, tensors_of_tree
 from regard.torch_private import version_counter
 
 
@@ -47,32 +48,39 @@ class CallFactors(Protocol):
 
 
 class Unwritten:
-    """The queries and keys of a call, as they were when it ran: a map holds the caller's own tensors, and no copy."""
+    """What a call reads, as it was when it ran: a map holds the caller's own tensors, and no copies."""
 
     __slots__ = ("_tensors", "_versions")
 
-    def __init__(self, query: Tensor, key: Tensor) -> None:
-        self._tensors = query, key
+    def __init__(self, query: Tensor, key: Tensor, *others: object) -> None:
+        """Others are masks, biases and whatever else may have tensors."""
+        self._tensors = [query, key]
+        for other in others:
+            if other is not None:
+                self._tensors += tensors_of_tree(other)
         # While compiling there are no versions, and an inference tensor has none.
-        if torch.compiler.is_compiling() or query.is_inference() or key.is_inference():
-            self._versions = None
-        else:
-            self._versions = version_counter(query), version_counter(key)
+        self._versions: list[int | None] = []
+        if not torch.compiler.is_compiling():
+            self._versions = [None if one.is_inference() else version_counter(one) for one in self._tensors]
 
     def check(self) -> None:
-        """Check that nobody has written to them since then.
+        """Check that nobody has written to it since then.
 
         A part of something larger passes, because the rest may have been written to: a cache with room for more keys.
 
         Raises:
             OverwrittenError: somebody has.
         """
-        for tensor, version, name in zip(self._tensors, self._versions or (), ("queries", "keys"), strict=False):
-            if version_counter(tensor) != version and not _is_part(tensor):
+        for place, (tensor, version) in enumerate(zip(self._tensors, self._versions, strict=False)):
+            if version is not None and version_counter(tensor) != version and not _is_part(tensor):
+                name = NAMES[place] if place < len(NAMES) else "numbers of the mask, the bias or the score"
                 raise OverwrittenError(
                     f"the {name} {tuple(tensor.shape)} of this map have been written to since its call, and a map "
-                    f"holds them, not a copy: hand the call a clone() of its {name}, or read the map before"
+                    f"holds them, not a copy: hand the call a clone(), or read the map before"
                 )
+
+
+NAMES = ("queries", "keys")
 
 
 def _is_part(tensor: Tensor) -> bool:
@@ -85,7 +93,7 @@ class GivenFactors:
     def __init__(self, call: Call, state: Tensor | None) -> None:
         self._call = call
         self._state = state
-        self._vectors = Unwritten(call.query, call.key)
+        self._unwritten = Unwritten(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy (`copy`, `pickle`) is nobody else's."""
@@ -101,9 +109,9 @@ class GivenFactors:
         """The call.
 
         Raises:
-            OverwrittenError: somebody has written to its queries or keys.
+            OverwrittenError: somebody has written to what it reads.
         """
-        self._vectors.check()
+        self._unwritten.check()
         return self._call
 
     @property
@@ -136,10 +144,15 @@ class LateFactors(GivenFactors):
     """
 
     def __init__(
-        self, sizes: Sizes, make: Callable[[Tensor, Tensor], Call], vectors: tuple[Tensor, Tensor], state: Tensor | None
+        self,
+        sizes: Sizes,
+        make: Callable[[Tensor, Tensor], Call],
+        vectors: tuple[Tensor, Tensor],
+        mask: Mask | None,
+        state: Tensor | None,
     ) -> None:
         self._sizes, self._make, self._given, self._state = sizes, make, vectors, state
-        self._vectors = Unwritten(*vectors)
+        self._unwritten = Unwritten(*vectors, mask)
         self._made: Call | None = None
 
     @property
@@ -152,9 +165,9 @@ class LateFactors(GivenFactors):
         """The call, put together at the first reading.
 
         Raises:
-            OverwrittenError: somebody has written to its queries or keys.
+            OverwrittenError: somebody has written to what it reads.
         """
-        self._vectors.check()
+        self._unwritten.check()
         if self._made is None:
             self._made = self._make(*self._given)
         return self._made

@@ -69,6 +69,8 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
     wanted = _Wanted.of(statistics)
     if wanted is None or not _is_worth_it(source.dtype, math.prod(source.shape)) or not is_installed():
         return None
+    if not source.cells:
+        return None
     if in_forward_mode():
         return None
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors()):

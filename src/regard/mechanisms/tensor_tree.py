@@ -1,6 +1,6 @@
 """Change the tensors inside the frozen objects that describe a call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -20,6 +20,24 @@ def tensors_mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if all(changed[name] is values[name] for name in values):
         return tree
     return rebuilt(type(tree), changed)
+
+
+def tensors_of_tree(tree: Any) -> Iterator[Tensor]:
+    """Every tensor in tuples and dataclasses.
+
+    >>> import torch
+    >>> from regard.mechanisms.masks.basic import lengths
+    >>> [tuple(one.shape) for one in tensors_of_tree((torch.ones(2, 3), lengths(torch.tensor([3, 1])), 1.0, None))]
+    [(2, 3), (2,)]
+    """
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, tuple):
+        for part in tree:
+            yield from tensors_of_tree(part)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            yield from tensors_of_tree(getattr(tree, field.name))
 
 
 def rebuilt(kind: type, values: dict[str, Any]) -> Any:

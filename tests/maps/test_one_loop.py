@@ -242,3 +242,14 @@ def test_a_map_of_no_sequence_goes_by_tiles() -> None:
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert weights.top_weight().shape == (0, 2, 5)
     assert weights.summary()["entropy"].shape == (0, 2, 5)
+
+
+def test_where_nothing_can_be_kept_each_process_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba import types
+    from numba.core import caching
+
+    from regard.compiled.vector_code import compiled_function
+
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    doubled = compiled_function(types.int64(types.int64))(lambda x: 2 * x)
+    assert doubled.ctypes(21) == 42

@@ -17,7 +17,7 @@ from numba.np.numpy_support import carray
 
 from regard.compiled import vector_code
 from regard.compiled.step_work import ATTEND, GELU, GELU_TANH, NORM, PRODUCT, RELU, STAGE, WORK
-from regard.compiled.vector_code import LANES, PANEL, VectorCode, next_of, pointers_to, value_of
+from regard.compiled.vector_code import LANES, PANEL, VectorCode, compiled_function, next_of, pointers_to, value_of
 
 TOGETHER = 5
 """The most rows that are multiplied together: a beam of five. Their sums fill twenty of 32 vector registers."""
@@ -280,7 +280,7 @@ def _do(stage: Any, rows: int, share: int, scratch: Any) -> None:
 def _compiled(version: int) -> Any:
     """The function that threads call; see `regard.maps.row_loop` for why it closes over a version."""
 
-    @numba.cfunc(types.void(types.CPointer(numba.from_dtype(WORK))), cache=True)
+    @compiled_function(types.void(types.CPointer(numba.from_dtype(WORK))))
     def run(pointer: Any) -> None:
         """Take shares of the stages, in order, until there are no more; threads that call it at once share them.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -169,6 +170,21 @@ class VectorCode:
         for value in others:
             found = combine(found, value)
         return found
+
+
+def compiled_function(kind: Any) -> Callable[[Any], Any]:
+    """A decorator that compiles a C function, and keeps its code on the disk if there is a place for it."""
+
+    def decorate(function: Any) -> Any:
+        try:
+            return numba.cfunc(kind, cache=True)(function)
+        except RuntimeError as reason:
+            if "cannot cache" not in str(reason):
+                raise
+            # Neither the package's folder nor the user's can be written to: each process compiles for itself.
+            return numba.cfunc(kind)(function)
+
+    return decorate
 
 
 # -- addresses and counters ------------------------------------------------------------------------

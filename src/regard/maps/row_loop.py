@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from regard.compiled import vector_code
-from regard.compiled.vector_code import LANES, PANEL, next_of, pointers_to
+from regard.compiled.vector_code import LANES, PANEL, compiled_function, next_of, pointers_to
 from regard.maps import weights_block
 from regard.maps.row_work import TILE, WORK
 from regard.maps.weights_block import first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
@@ -262,7 +262,7 @@ def _compiled(version: int) -> tuple[Any, Any]:
     """
     kind = types.void(types.CPointer(numba.from_dtype(WORK)))
 
-    @numba.cfunc(kind, cache=True)
+    @compiled_function(kind)
     def prepare(pointer: Any) -> None:
         """Pack the keys, and look whether all numbers are finite; threads that call it at once share the heads."""
         _ = version
@@ -275,7 +275,7 @@ def _compiled(version: int) -> tuple[Any, Any]:
                 next_of(work.not_finite)
             one = next_of(work.counter)
 
-    @numba.cfunc(kind, cache=True)
+    @compiled_function(kind)
     def read_rows(pointer: Any) -> None:
         """Read shares until no share is left; threads that call it at once share them.
 

@@ -23,6 +23,7 @@ from regard.models.compiled_step import CompiledStep, LateStep
 from regard.models.inference import FIRST_ROOM, FixedTransformer, prepare
 from regard.nn import product_choice
 from regard.nn.product_choice import Choices
+from tests.models.test_inference import assert_same
 
 VOCAB, BOS, EOS = 331, 1, 2
 LIMITS: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": FIRST_ROOM + 5, "alignments": True}
@@ -60,13 +61,6 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def is_compiled(ready: FixedTransformer) -> bool:
     return ready.start(SOURCE, LENGTHS).compiled is not None
-
-
-def assert_same(found: Any, expected: Any, tolerance: float) -> None:
-    assert [one.tokens for one in found] == [one.tokens for one in expected]
-    for one, other in zip(found, expected, strict=True):
-        assert one.score == pytest.approx(other.score, abs=tolerance, rel=tolerance)
-        torch.testing.assert_close(one.alignment, other.alignment, rtol=0, atol=tolerance)
 
 
 @every_kind

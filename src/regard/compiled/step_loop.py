@@ -59,36 +59,29 @@ def _exponential(_typing: Any, _address: Any) -> Any:
 _exp_of_lanes: Any = intrinsic(_exponential)
 _floats: Any = pointers_to(types.float32)
 _stages: Any = pointers_to(numba.from_dtype(STAGE))
-_whole_1, _whole_2, _whole_3, _whole_4, _whole_5 = (_multiply(rows, False) for rows in range(1, TOGETHER + 1))
-_half_1, _half_2, _half_3, _half_4, _half_5 = (_multiply(rows, True) for rows in range(1, TOGETHER + 1))
 
 
-@numba.njit(nogil=True)
-def _multiply_whole(rows: int, source: int, stride: int, panel: int, depth: int, target: int) -> None:
-    if rows == 1:
-        _whole_1(source, stride, panel, depth, target)
-    elif rows == 2:
-        _whole_2(source, stride, panel, depth, target)
-    elif rows == 3:
-        _whole_3(source, stride, panel, depth, target)
-    elif rows == 4:
-        _whole_4(source, stride, panel, depth, target)
-    else:
-        _whole_5(source, stride, panel, depth, target)
+def _multiplying(halves: bool) -> Any:
+    """The products of one to TOGETHER rows with one panel of a matrix."""
+    one, two, three, four, five = (_multiply(rows, halves) for rows in range(1, TOGETHER + 1))
+
+    @numba.njit(nogil=True)
+    def multiply(rows: int, source: int, stride: int, panel: int, depth: int, target: int) -> None:
+        if rows == 1:
+            one(source, stride, panel, depth, target)
+        elif rows == 2:
+            two(source, stride, panel, depth, target)
+        elif rows == 3:
+            three(source, stride, panel, depth, target)
+        elif rows == 4:
+            four(source, stride, panel, depth, target)
+        else:
+            five(source, stride, panel, depth, target)
+
+    return multiply
 
 
-@numba.njit(nogil=True)
-def _multiply_half(rows: int, source: int, stride: int, panel: int, depth: int, target: int) -> None:
-    if rows == 1:
-        _half_1(source, stride, panel, depth, target)
-    elif rows == 2:
-        _half_2(source, stride, panel, depth, target)
-    elif rows == 3:
-        _half_3(source, stride, panel, depth, target)
-    elif rows == 4:
-        _half_4(source, stride, panel, depth, target)
-    else:
-        _half_5(source, stride, panel, depth, target)
+_multiply_whole, _multiply_half = _multiplying(halves=False), _multiplying(halves=True)
 
 
 @numba.njit(nogil=True)

@@ -118,7 +118,7 @@ class RememberingOutput(nn.Module):
         vote: how much the memory has to say.
 
     Raises:
-        ShapeError: the keys have another width, or a token is none of the layer's.
+        ShapeError: the keys have another width, or a token is not one of the layer's.
 
     >>> memory = TokenMemory(torch.zeros(1, 2), torch.tensor([3]), torch.tensor([0]))
     >>> output = RememberingOutput(nn.Linear(2, 4), memory, Vote(share=0.5))
@@ -129,11 +129,11 @@ class RememberingOutput(nn.Module):
 
     def __init__(self, output: nn.Linear, memory: TokenMemory, vote: Vote) -> None:
         super().__init__()
-        width, most = memory.keys.shape[-1], int(memory.tokens.max())
-        if width != output.in_features or most >= output.out_features:
+        width, (least, most) = memory.keys.shape[-1], (int(one) for one in memory.tokens.aminmax())
+        if width != output.in_features or not 0 <= least <= most < output.out_features:
             raise ShapeError(
                 f"the output layer reads {output.in_features} numbers and has {output.out_features} tokens, and the "
-                f"memory has keys of {width} and tokens up to {most}: it is of another model"
+                f"memory has keys of {width} and tokens from {least} to {most}: it is of another model"
             )
         self.linear, self.memory, self.vote = output, memory, vote
         # A file that is gone on with must be of the same vote: it belongs to the fingerprint of the model.

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError, DataError
+from regard.errors import ArgumentError, DataError, NonFiniteError
 from regard.models.fingerprint import fingerprint
 from regard.models.token_memory import TokenMemory, Vote
 from regard.tasks.names import TRANSLATION
@@ -66,12 +66,15 @@ def remember_for(
     Raises:
         ArgumentError: pairs of the run are wanted, and there is no run; or the translator has a memory already.
         DataError: there is no pair, or a pair cannot be read.
+        NonFiniteError: the model has weights that are not finite.
         RunFolderError: the run is cut short.
     """
     if not isinstance(translator.model.output, nn.Linear):
         raise ArgumentError("a memory is made by a model without one: load the translator without memories")
     asked = _cut(translator, run, valid, part="valid")
     places = _places(translator, _cut(translator, run, data, part="train"), tell)
+    if not places.read.half().isfinite().all():
+        raise NonFiniteError("the model's output layer reads numbers that are not finite, or too large for a memory")
     # The keys are rounded as they will be read from a file, so that both answer alike.
     memory = TokenMemory(places.read.half(), places.tokens, places.pairs)
     vote, figures = choose_vote(translator.model.output, memory, _places(translator, asked, tell_nobody))

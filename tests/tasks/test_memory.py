@@ -12,6 +12,7 @@ from regard.generation.config import Beam
 from regard.models.token_memory import RememberingOutput
 from regard.tasks.translation.bulk.worker_pool import sharing
 from regard.tasks.translation.memory_file import FILE, read_memory, write_memory
+from regard.tasks.translation.recalled import recalled
 from regard.tasks.translation.remember import remember_for
 from regard.tasks.translation.train import run_translation
 from regard.tasks.translation.translator import Translator
@@ -61,6 +62,24 @@ def test_the_places_that_vote_are_told(run: Path) -> None:
     assert output.memory.tokens[places[:, 0]].tolist() == batch.target_output[0].tolist()
     assert output.memory.pairs[places[:, 0]].tolist() == [number] * len(places)
     torch.testing.assert_close(weights.sum(-1), torch.ones(len(places)))
+
+
+def test_each_token_is_traced_to_its_pairs(run: Path) -> None:
+    asking = Translator.load(run, device="cpu", memories=[run / FILE])
+    tokens = recalled(asking, *PAIRS[17])
+    assert [one.pairs[0][2:] for one in tokens] == [PAIRS[17]] * len(tokens)
+    assert all(one.pairs[0].token == one.label for one in tokens)
+    loss = -sum(torch.tensor(one.probability).log() for one in tokens) / len(tokens)
+    assert float(loss) == pytest.approx(asking.loss([PAIRS[17]]), abs=1e-4)
+    for one in tokens:
+        weights = [pair.weight for pair in one.pairs]
+        assert 0 < one.vote <= 1.0001
+        assert weights == sorted(weights, reverse=True)
+        assert len(weights) == 3
+    with pytest.raises(ArgumentError, match="has no memory"):
+        recalled(Translator.load(run, device="cpu"), *PAIRS[17])
+    with pytest.raises(ArgumentError, match="got an empty one"):
+        recalled(asking, "", "x")
 
 
 def test_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

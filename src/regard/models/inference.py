@@ -163,7 +163,7 @@ class FixedTransformer:
         across = [cast(DecoderLayer, layer).cross_attention for layer in model.decoder]
         self._memory = _joined([_projection(attention, 1, 3) for attention in across], dtype)
         # Logits stay in the model's own dtype: in bfloat16, 1.5 % of a trained model's scores changed by over 1e-2.
-        own: nn.Module = model.output
+        own: nn.Linear | RememberingOutput = model.output
         self._output = own if isinstance(own, RememberingOutput) else FixedLinear(own.weight, own.bias)
         self._late_step = LateStep(partial(_given, step_parts(model, dtype)), FIRST_STEPS)
 

@@ -7,6 +7,7 @@ attention of the step to the whole training text, by a Gaussian kernel of distan
 Source: Khandelwal et al. 2021 (arXiv:2010.00710), equations 2 and 3.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ class TokenMemory(nn.Module):
         keys: what an output layer read at each place (E, D); kept in float32.
         tokens: the token of each place (E,).
         pairs: the number of the pair that each place is of (E,).
+        texts: the source and the target of each pair, to show them; may be left out.
 
     Raises:
         ShapeError: they do not fit together, or there is no place.
@@ -40,9 +42,17 @@ class TokenMemory(nn.Module):
     keys: Tensor
     tokens: Tensor
     pairs: Tensor
+    _half_squares: Tensor
 
-    def __init__(self, keys: Float[Tensor, "E D"], tokens: Int[Tensor, " E"], pairs: Int[Tensor, " E"]) -> None:
+    def __init__(
+        self,
+        keys: Float[Tensor, "E D"],
+        tokens: Int[Tensor, " E"],
+        pairs: Int[Tensor, " E"],
+        texts: Sequence[tuple[str, str]] = (),
+    ) -> None:
         super().__init__()
+        self.texts = texts
         if keys.dim() != 2 or not len(keys) or tokens.shape != keys.shape[:1] or pairs.shape != keys.shape[:1]:
             raise ShapeError(
                 "a memory needs keys (E, D), tokens (E,) and pairs (E,) of one E that is at least 1, got "

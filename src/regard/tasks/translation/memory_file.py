@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from regard.errors import ArgumentError, DataError
@@ -16,7 +17,7 @@ from regard.storage.untrusted import open_tensors, parse_json, safetensors_libra
 
 FILE = "memory.safetensors"
 """The name of a run's own memory in its folder."""
-PARTS = ("keys", "tokens", "pairs")
+PARTS = ("keys", "tokens", "pairs", "texts")
 """The tensors of a file."""
 
 
@@ -39,7 +40,8 @@ def write_memory(path: Path, remembered: Remembered) -> None:
         MissingExtraError: safetensors is not installed.
     """
     memory, told = remembered.memory, {"vote": asdict(remembered.vote), "model": remembered.model}
-    tensors = {"keys": memory.keys.half(), "tokens": memory.tokens.int(), "pairs": memory.pairs}
+    texts = torch.frombuffer(bytearray(json.dumps(list(memory.texts)).encode()), dtype=torch.uint8)
+    tensors = {"keys": memory.keys.half(), "tokens": memory.tokens.int(), "pairs": memory.pairs, "texts": texts}
     content = safetensors_library().torch.save(
         {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
         metadata={"regard": json.dumps(told | {"figures": dict(remembered.figures)})},
@@ -58,14 +60,16 @@ def read_memory(path: Path) -> Remembered:
     """
     with open_tensors(path) as file:
         told = (file.metadata() or {}).get("regard")
-        if told is None or {*file.keys()} != {"keys", "tokens", "pairs"}:
+        if told is None or {*file.keys()} != {*PARTS}:
             raise DataError(f"{path} is not a memory: regard remember makes one")
-        tensors = {name: file.get_tensor(name) for name in ("keys", "tokens", "pairs")}
+        keys, tokens, pairs, texts = (file.get_tensor(name) for name in PARTS)
     try:
         known = parse_json(told)
-        memory = TokenMemory(**tensors)
+        memory = TokenMemory(keys, tokens, pairs, [(one, other) for one, other in parse_json(texts.numpy().tobytes())])
+        if not (0 <= int(pairs.min()) <= int(pairs.max()) < len(memory.texts) and keys.isfinite().all()):
+            raise ValueError("its keys or its pairs are out of range")
         return Remembered(memory, Vote(**known["vote"]), str(known["model"]), dict(known["figures"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{path} is a damaged memory ({error}): make it again by regard remember") from None
 
 

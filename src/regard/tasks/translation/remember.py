@@ -72,11 +72,12 @@ def remember_for(
     if not isinstance(translator.model.output, nn.Linear):
         raise ArgumentError("a memory is made by a model without one: load the translator without memories")
     asked = _cut(translator, run, valid, part="valid")
-    places = _places(translator, _cut(translator, run, data, part="train"), tell)
+    cut = _cut(translator, run, data, part="train")
+    places = _places(translator, cut, tell)
     if not places.read.half().isfinite().all():
         raise NonFiniteError("the model's output layer reads numbers that are not finite, or too large for a memory")
     # The keys are rounded as they will be read from a file, so that both answer alike.
-    memory = TokenMemory(places.read.half(), places.tokens, places.pairs)
+    memory = TokenMemory(places.read.half(), places.tokens, places.pairs, _texts(translator, cut))
     vote, figures = choose_vote(translator.model.output, memory, _places(translator, asked, tell_nobody))
     return Remembered(memory, vote, fingerprint(translator.model), figures)
 
@@ -94,6 +95,12 @@ def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *
     if not fitting:
         raise DataError(f"there is no pair to {'remember' if part == 'train' else 'choose by how much is remembered'}")
     return [cut[0][i] for i in fitting], [cut[1][i] for i in fitting]
+
+
+def _texts(translator: Translator, cut: Cut) -> list[tuple[str, str]]:
+    sources, targets = ([[int(token) for token in ids] for ids in side] for side in cut)
+    decode = translator.source_tokenizer.decode, translator.target_tokenizer.decode
+    return [(decode[0](source), decode[1](target)) for source, target in zip(sources, targets, strict=True)]
 
 
 def _fits(translator: Translator, source: int, target: int) -> bool:
@@ -129,8 +136,8 @@ def choose_vote(output: nn.Linear, memory: TokenMemory, asked: Places) -> tuple[
         remembered = ((-distances / (part * mean)).softmax(-1) * is_right).sum(-1)
         loss = -((1 - share) * own.exp() + share * remembered).log().mean()
         tried.append((float(loss), Vote(share, part * mean)))
-    loss, vote = min(tried, key=lambda one: one[0])
-    return vote, {"without": -float(own.mean()), "with": loss}
+    lowest, vote = min(tried, key=lambda one: one[0])
+    return vote, {"without": -float(own.mean()), "with": lowest}
 
 
 @torch.no_grad()

@@ -327,7 +327,7 @@ class Translator:
         """
         sources = self.source_tokenizer.encode_batch([source for source, _ in pairs])
         targets = self.target_tokenizer.encode_batch([target for _, target in pairs])
-        self._check_lengths(sources, targets)
+        self.check_lengths(sources, targets)
         total, count = 0.0, 0
         for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
             batch = self.collate([sources[i] for i in rows], [targets[i] for i in rows])
@@ -349,7 +349,7 @@ class Translator:
         while window := list(islice(iterator, WINDOW_LINES)):
             sources = self.source_tokenizer.encode_batch([source for source, _ in window])
             targets = self.target_tokenizer.encode_batch([target for _, target in window])
-            self._check_lengths(sources, targets)
+            self.check_lengths(sources, targets)
             found = [Likelihood(0.0, 0)] * len(window)
             for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
                 batch = self.collate([sources[i] for i in rows], [targets[i] for i in rows])
@@ -472,7 +472,8 @@ class Translator:
         """What the target's tokens do to words."""
         return TokenKinds.of(self.target_tokenizer, self.model.output.out_features)
 
-    def _check_lengths(self, sources: list[list[int]], targets: list[list[int]]) -> None:
+    def check_lengths(self, sources: list[list[int]], targets: list[list[int]]) -> None:
+        """Refuse pairs of token lists that are longer than the model's positions, by a DataError."""
         limit = self.model.max_length
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             longest = max(len(source), len(target)) + 1

@@ -34,7 +34,7 @@ MOST_ASKED = 8_192
 """At most so many places of validation pairs, evenly spread, decide about share and temperature."""
 
 
-Cut = tuple[Sequence[Any], Sequence[Any]]
+CutSides = tuple[Sequence[Any], Sequence[Any]]
 """The tokens of the sources and of the targets of some pairs."""
 
 
@@ -82,12 +82,12 @@ def remember_for(
     return Remembered(memory, vote, fingerprint(translator.model), figures)
 
 
-def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *, part: str) -> Cut:
+def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *, part: str) -> CutSides:
     """The tokens of the pairs of some files; if there are none, of a part of the run's own."""
     if files:
         pairs = list(read_pairs(list(files)))
         sources = translator.source_tokenizer.encode_batch([source for source, _ in pairs])
-        cut: Cut = sources, translator.target_tokenizer.encode_batch([target for _, target in pairs])
+        cut: CutSides = sources, translator.target_tokenizer.encode_batch([target for _, target in pairs])
     else:
         store = _own_pairs(Path(run), part)
         cut = [store.source(i) for i in range(len(store))], [store.target(i) for i in range(len(store))]
@@ -97,7 +97,7 @@ def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *
     return [cut[0][i] for i in fitting], [cut[1][i] for i in fitting]
 
 
-def _texts(translator: Translator, cut: Cut) -> list[tuple[str, str]]:
+def _texts(translator: Translator, cut: CutSides) -> list[tuple[str, str]]:
     sources, targets = ([[int(token) for token in ids] for ids in side] for side in cut)
     decode = translator.source_tokenizer.decode, translator.target_tokenizer.decode
     return [(decode[0](source), decode[1](target)) for source, target in zip(sources, targets, strict=True)]
@@ -141,7 +141,7 @@ def choose_vote(output: nn.Linear, memory: TokenMemory, asked: Places) -> tuple[
 
 
 @torch.no_grad()
-def _places(translator: Translator, cut: Cut, tell: Tell) -> Places:
+def _places(translator: Translator, cut: CutSides, tell: Tell) -> Places:
     """What the output layer reads where the targets of these pairs stand."""
     read: list[Tensor] = []
 

@@ -6,7 +6,8 @@
 
 REGARD_DATA names the folder with the corpora (multi30k/, eng-fra/); `dates` makes its own. Nothing is chosen on the
 test set: a run keeps the models of its latest validations, `regard choose` takes the one, or the mean of several, that
-translates the validation set best. `regard remember` makes a memory of the training text, and the run is scored with it too.
+translates the validation set best. `regard remember` makes a memory of the training text, and the run is scored with
+it too.
 """
 
 import argparse
@@ -160,7 +161,8 @@ def report(name: str, recipe: Recipe, corpus: Path, runs: Sequence[Path]) -> str
         trained = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         steps = max(record["step"] for record in trained)
         parts += [
-            f"```\n{command}\nregard choose runs/{run.name} --by bleu\nregard remember runs/{run.name}\n```\n\n{steps:,} updates:\n",
+            f"```\n{command}\nregard choose runs/{run.name} --by bleu\nregard remember runs/{run.name}\n```\n",
+            f"{steps:,} updates:\n",
             test.scores(Translator.load(run), run / "test.hypotheses.txt"),
             *with_memories(test, [run]),
             "```\n" + "\n".join(shown) + "\n```\n",

@@ -43,9 +43,9 @@ def with_memory(kind: str, entries: int = 200) -> Any:
     return model
 
 
-@pytest.mark.parametrize("keys_at_once", [7, 64, 1 << 16])
-def test_the_nearest_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch, keys_at_once: int) -> None:
-    monkeypatch.setattr(token_memory, "KEYS", keys_at_once)
+@pytest.mark.parametrize("scores", [35, 320, 1 << 16])
+def test_the_nearest_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch, scores: int) -> None:
+    monkeypatch.setattr(token_memory, "SCORES", scores)
     monkeypatch.setattr(token_memory, "ROWS", 5)
     memory, query = memory_of(130, 6), torch.randn(12, 6, generator=torch.Generator().manual_seed(1))
     distances, places = memory.nearest(query, 9)

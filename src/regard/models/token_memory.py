@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.fast_topk import largest
 
-ROWS, KEYS = 256, 1 << 16
-"""So many queries look at so many keys at a time: their scores take 64 MiB."""
+ROWS = 256
+"""So many queries look at the keys together."""
+SCORES = 1 << 20
+"""So many scores are made at a time: they stay in the cache, so that to choose among them takes little beside them."""
 
 
 class TokenMemory(nn.Module):
@@ -78,9 +80,9 @@ class TokenMemory(nn.Module):
         return torch.cat(distances), torch.cat(places)
 
     def _nearest(self, query: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        scores, places = [], []
-        for first in range(0, len(self), KEYS):
-            keys, half = self.keys[first : first + KEYS], self._half_squares[first : first + KEYS]
+        scores, places, together = [], [], -(-SCORES // len(query))
+        for first in range(0, len(self), together):
+            keys, half = self.keys[first : first + together], self._half_squares[first : first + together]
             score = torch.addmm(half, query, keys.mT, beta=-1)
             chosen = largest(score, min(count, len(keys)))
             scores.append(score.gather(-1, chosen))

@@ -1,5 +1,6 @@
 """Memories of runs: what remembering brings, the commands, and what is refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from regard.tasks.translation.remember import remember_for
 from regard.tasks.translation.train import run_translation
 from regard.tasks.translation.translator import Translator
 from tests.tasks.small_runs import PAIRS, changed, small_config
+from tests.tasks.test_pretrained import make_bart, make_marian
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +172,22 @@ def test_a_damaged_vote_is_refused(run: Path, tmp_path: Path) -> None:
         (tmp_path / "damaged").write_bytes(content.replace(old, new))
         with pytest.raises(DataError, match="is a damaged memory"):
             read_memory(tmp_path / "damaged")
+
+
+@pytest.mark.parametrize("make", [make_marian, make_bart])
+def test_a_downloaded_translator_remembers(
+    make: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, data, memory = make(tmp_path), tmp_path / "pairs.tsv", tmp_path / "m.safetensors"
+    pairs = [("the old cat", "THE OLD CAT"), ("we see trees", "WE SEE")]
+    data.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    command = ["remember", str(folder), "--out", str(memory), "--device", "cpu"]
+    for flags, message in (([], "name some by --valid"), (["--valid", str(data)], "name some by --data")):
+        assert run_command([*command, *flags]) == 2
+        assert message in capsys.readouterr().err
+    assert run_command([*command, "--data", str(data), "--valid", str(data)]) == 0
+    capsys.readouterr()
+    asking = Translator.load(folder, device="cpu", memories=[memory])
+    assert recalled(asking, *pairs[1])[0].pairs[0][2:] == pairs[1]
+    assert run_command(["translate", str(folder), pairs[0][0], "--memory", str(memory), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.strip() == next(asking.translate([pairs[0][0]])).text

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.neighbors import NearestNeighbors
-from torch import Tensor, nn
+from torch import nn
 
 from regard.errors import ArgumentError, ShapeError
 from regard.generation.config import Beam
 from regard.models import Ensemble, RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig, token_memory
 from regard.models.inference import prepare
-from regard.models.token_memory import RememberingOutput, TokenMemory, Vote
+from regard.models.token_memory import RememberingOutput, TokenMemory, Vote, read_by_output
 from regard.tasks.translation.search_job import SearchJob, search
 
 SIZES: dict[str, Any] = {"source_vocab_size": 30, "target_vocab_size": 30}
@@ -104,10 +104,9 @@ def test_single_sentences_are_not_left_to_a_step_that_knows_no_memory(monkeypatc
 def test_a_memory_of_the_sentence_itself_brings_it_back() -> None:
     """What the model read while it was forced to write a target makes it write that target again."""
     model, target = model_of("transformer"), [11, 3, 17, 5, 2]
-    read: list[Tensor] = []
     source = torch.tensor([[4, 9, 7, 2]]), torch.tensor([4])
-    model(*source, torch.tensor([[1, *target[:-1]]]), loss=lambda x, _: (read.append(x), (x.sum(), x.sum()))[1])
-    memory = TokenMemory(read[0][0], torch.tensor(target), torch.zeros(5, dtype=torch.long))
+    (read,) = read_by_output(model, *source, torch.tensor([[1, *target[:-1]]]))
+    memory = TokenMemory(read, torch.tensor(target), torch.zeros(5, dtype=torch.long))
     model.output = RememberingOutput(model.output, memory, Vote(0.9, 0.1, 1))
     assert search(model, replace(JOB, sources=[[4, 9, 7, 2]], beam=Beam(1)))[0][0].tokens == target
 

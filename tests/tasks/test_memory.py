@@ -10,7 +10,7 @@ import torch
 from regard.cli.main import run_command
 from regard.errors import ArgumentError, DataError
 from regard.generation.config import Beam
-from regard.models.token_memory import RememberingOutput
+from regard.models.token_memory import RememberingOutput, read_by_output
 from regard.tasks.translation.bulk.worker_pool import sharing
 from regard.tasks.translation.memory_file import FILE, read_memory, write_memory
 from regard.tasks.translation.recalled import recalled
@@ -53,14 +53,8 @@ def test_the_places_that_vote_are_told(run: Path) -> None:
     batch = asking.collate(
         asking.source_tokenizer.encode_batch([source]), asking.target_tokenizer.encode_batch([target])
     )
-    found: list[torch.Tensor] = []
-
-    def take(x: torch.Tensor, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        found.append(x[0])
-        return x.sum(), x.sum()
-
-    asking.model(batch.source, batch.source_lengths, batch.target_input, loss=take)
-    places, weights = output.voters(found[0])
+    (read,) = read_by_output(asking.model, batch.source, batch.source_lengths, batch.target_input)
+    places, weights = output.voters(read)
     assert output.memory.tokens[places[:, 0]].tolist() == batch.target_output[0].tolist()
     assert output.memory.pairs[places[:, 0]].tolist() == [number] * len(places)
     torch.testing.assert_close(weights.sum(-1), torch.ones(len(places)))

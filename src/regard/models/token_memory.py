@@ -9,6 +9,7 @@ Source: Khandelwal et al. 2021 (arXiv:2010.00710), equations 2 and 3.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +22,25 @@ ROWS = 256
 """So many queries look at the keys together."""
 SCORES = 1 << 20
 """So many scores are made at a time: they stay in the cache, so that to choose among them takes little beside them."""
+
+
+def read_by_output(model: Any, source: Tensor, source_lengths: Tensor, target_input: Tensor) -> Float[Tensor, "B T D"]:
+    """What the output layer of a `Seq2Seq` model reads while the model is forced to write targets.
+
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> pair = torch.tensor([[4, 5, 2]]), torch.tensor([3]), torch.tensor([[1, 6]])
+    >>> torch.equal(model.output(read_by_output(model, *pair)), model(*pair))
+    True
+    """
+    read: list[Tensor] = []
+
+    def take(x: Tensor, output: nn.Module) -> tuple[Tensor, Tensor]:
+        read.append(x)
+        return x.new_zeros(()), x.new_zeros(())
+
+    model(source, source_lengths, target_input, loss=take)
+    return read[0]
 
 
 class TokenMemory(nn.Module):
@@ -134,7 +154,7 @@ class RememberingOutput(nn.Module):
 
     >>> memory = TokenMemory(torch.zeros(1, 2), torch.tensor([3]), torch.tensor([0]))
     >>> output = RememberingOutput(nn.Linear(2, 4), memory, Vote(share=0.5))
-    >>> p = output(torch.ones(1, 2)).exp()
+    >>> p = output(torch.ones(1, 2)).exp().detach()
     >>> bool(p[0, 3] > 0.5), round(float(p.sum()), 5)
     (True, 1.0)
     """

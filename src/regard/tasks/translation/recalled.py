@@ -3,10 +3,9 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.models.token_memory import RememberingOutput
+from regard.models.token_memory import RememberingOutput, read_by_output
 from regard.tasks.translation.translator import Translator
 
 
@@ -57,16 +56,11 @@ def recalled(translator: Translator, source: str, target: str, *, most: int = 3)
     if not ids[0]:
         raise ArgumentError("expected a source with at least one token, got an empty one")
     translator.check_lengths(ids, forced)
-    batch, read = translator.collate(ids, forced), list[Tensor]()
-
-    def take(x: Tensor, _: Any) -> tuple[Tensor, Tensor]:
-        read.append(x[0])
-        return x.new_zeros(()), x.new_zeros(())
-
-    translator.model(batch.source, batch.source_lengths, batch.target_input, loss=take)
+    batch = translator.collate(ids, forced)
+    (read,) = read_by_output(translator.model, batch.source, batch.source_lengths, batch.target_input)
     right = batch.target_output[0]
-    probabilities = output(read[0]).exp().gather(-1, right[:, None])[:, 0].tolist()
-    places, weights = output.voters(read[0])
+    probabilities = output(read).exp().gather(-1, right[:, None])[:, 0].tolist()
+    places, weights = output.voters(read)
     votes = (weights * (output.memory.tokens[places] == right[:, None])).sum(-1).tolist()
     labels = [_label(translator, token) for token in right.tolist()]
     told = (_pairs(translator, output, *row, most) for row in zip(places.tolist(), weights.tolist(), strict=True))

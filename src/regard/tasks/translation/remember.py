@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError
 from regard.models.fingerprint import fingerprint
-from regard.models.token_memory import TokenMemory, Vote
+from regard.models.token_memory import TokenMemory, Vote, read_by_output
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.prepared import check_prepared
@@ -143,12 +143,6 @@ def choose_vote(output: nn.Linear, memory: TokenMemory, asked: Places) -> tuple[
 @torch.no_grad()
 def _places(translator: Translator, cut: CutSides, tell: Tell) -> Places:
     """What the output layer reads where the targets of these pairs stand."""
-    read: list[Tensor] = []
-
-    def take(x: Tensor, output: nn.Linear) -> tuple[Tensor, Tensor]:
-        read.append(x)
-        return x.new_zeros(()), x.new_zeros(())
-
     found: list[Places] = []
     sources, targets = cut
     done = 0
@@ -156,9 +150,9 @@ def _places(translator: Translator, cut: CutSides, tell: Tell) -> Places:
         tell("pairs read", done, len(sources))
         done += len(rows)
         batch = translator.collate([sources[i] for i in rows], [targets[i] for i in rows])
-        translator.model(batch.source, batch.source_lengths, batch.target_input, loss=take)
+        read = read_by_output(translator.model, batch.source, batch.source_lengths, batch.target_input)
         length = batch.target_output.shape[1]
         stands = torch.arange(length, device=translator.device) < batch.target_lengths[:, None]
         numbers = torch.tensor(rows, device=translator.device)[:, None].expand(-1, length)
-        found.append(Places(read.pop()[stands], batch.target_output[stands], numbers[stands]))
+        found.append(Places(read[stands], batch.target_output[stands], numbers[stands]))
     return Places(*(torch.cat(parts) for parts in zip(*found, strict=True)))

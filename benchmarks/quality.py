@@ -6,7 +6,8 @@
 
 REGARD_DATA names the folder with the corpora (multi30k/, eng-fra/); `dates` makes its own. Nothing is chosen on the
 test set: a run keeps the models of its latest validations, `regard choose` takes the one, or the mean of several, that
-translates the validation set best.
+translates the validation set best. `regard remember` makes a memory of the training text, and the run is scored with
+it too.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from benchmarks.__main__ import write_section
 from benchmarks.harness import machine
 from regard.generation.config import Beam
 from regard.tasks import Translator
+from regard.tasks.translation.memory_file import FILE
 from regard.text import dates
 from regard.training.metrics import bleu, chrf, exact_match
 
@@ -159,14 +161,26 @@ def report(name: str, recipe: Recipe, corpus: Path, runs: Sequence[Path]) -> str
         trained = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         steps = max(record["step"] for record in trained)
         parts += [
-            f"```\n{command}\nregard choose runs/{run.name} --by bleu\n```\n\n{steps:,} updates:\n",
+            f"```\n{command}\nregard choose runs/{run.name} --by bleu\nregard remember runs/{run.name}\n```\n",
+            f"{steps:,} updates:\n",
             test.scores(Translator.load(run), run / "test.hypotheses.txt"),
+            *with_memories(test, [run]),
             "```\n" + "\n".join(shown) + "\n```\n",
         ]
     if len(runs) > 1:
         together = Translator.load(runs[0], ensemble=runs[1:])
         parts += [f"The {len(runs)} runs together (`--ensemble`):\n", test.scores(together, runs[0] / "ensemble.txt")]
+        parts += with_memories(test, runs)
     return "\n".join(parts)
+
+
+def with_memories(test: TestSet, runs: Sequence[Path]) -> list[str]:
+    """What runs get together that ask their memories, if they have some."""
+    files = [run / FILE for run in runs]
+    if not all(file.exists() for file in files):
+        return []
+    asking = Translator.load(runs[0], ensemble=runs[1:], memories=files)
+    return ["With `regard remember` and `--memory`:\n", test.scores(asking, runs[0] / f"memory-{len(runs)}.txt")]
 
 
 def dates_report() -> str:
@@ -194,7 +208,8 @@ def main(name: str, folder: Path, *, seeds: int, only_score: bool) -> None:
     recipe, runs = RECIPES[name], folders(name, folder, seeds)
     corpus = Path(os.environ["REGARD_DATA"]) / recipe.corpus
     for seed, run in enumerate([] if only_score else runs):
-        for command in (train_command(recipe, corpus, run, seed), ["regard", "choose", str(run), "--by", "bleu"]):
+        chosen, remembered = ["regard", "choose", str(run), "--by", "bleu"], ["regard", "remember", str(run)]
+        for command in (train_command(recipe, corpus, run, seed), chosen, remembered):
             subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True)
     text = report(name, recipe, corpus, runs)
     print(text)

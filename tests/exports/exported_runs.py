@@ -71,7 +71,7 @@ def ours(run: Path) -> tuple[Any, list[list[int]], list[list[int]]]:
     """Greedy tokens of each line, with the end mark if it came."""
     translator = Translator.load(run, device="cpu")
     ids = translator.source_tokenizer.encode_batch(LINES)
-    batches = [translator._collate([one], [[]]) for one in ids]
+    batches = [translator.collate([one], [[]]) for one in ids]
     marks: dict[str, Any] = {"bos_id": 1, "eos_id": 2, "max_steps": STEPS}
     found = [greedy(translator.model, batch.source, batch.source_lengths, **marks)[0] for batch in batches]
     assert len({tuple(one.tokens) for one in found}) > 1, "every line has one answer: nothing is compared"

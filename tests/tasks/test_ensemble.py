@@ -73,7 +73,7 @@ def test_runs_translate_together(runs: tuple[Path, Path, Path]) -> None:
     alone = Translator.load(first, device="cpu")
     both: Any = Translator.load(first, device="cpu", ensemble=[second])
     pair = [PAIRS[0]]
-    batch = both._collate(alone.source_tokenizer.encode_batch([PAIRS[0][0]]), [[5, 6]])
+    batch = both.collate(alone.source_tokenizer.encode_batch([PAIRS[0][0]]), [[5, 6]])
     given = batch.source, batch.source_lengths, batch.target_input
     for name, expected in alone.model.attend(*given).items():  # what it attends to is the first's
         torch.testing.assert_close(both.model.attend(*given)[name].dense(), expected.dense())

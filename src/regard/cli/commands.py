@@ -18,6 +18,7 @@ from regard.cli.export import export
 from regard.cli.generate import generate
 from regard.cli.headings import settings_as_flags
 from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
+from regard.cli.remember import remember_pairs
 from regard.cli.train import TRAINERS
 from regard.cli.translate import translate
 from regard.cli.view import view_run
@@ -42,6 +43,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": evaluate,
     "score": score,
     "choose": choose,
+    "remember": remember_pairs,
     "view": view_run,
     "check": check_model,
     "export": export,

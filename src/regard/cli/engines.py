@@ -74,6 +74,7 @@ class SearchBy:
         workers: int | None,
         own_workers: int,
         ensemble: Sequence[Path] = (),
+        memories: Sequence[Path] = (),
     ) -> Iterator[str]:
         """Let the engine search for a translator that was loaded from `run`, and give the engine's name.
 
@@ -83,11 +84,12 @@ class SearchBy:
             workers: batches that another engine searches at a time; unless given one for each core.
             own_workers: processes of regard's own search; 0 for this one alone.
             ensemble: the other runs from which the translator was loaded, for regard's own search.
+            memories: the files of the memories that it was loaded with, for regard's own search.
         """
         if self.is_own:
             from regard.tasks.translation.bulk.worker_pool import sharing
 
-            with sharing(translator, run, own_workers, ensemble=ensemble):
+            with sharing(translator, run, own_workers, ensemble=ensemble, memories=memories):
                 yield self.engine
             return
         from regard.exports.engine import searching_by_ctranslate2

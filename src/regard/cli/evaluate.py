@@ -35,6 +35,7 @@ def evaluate(
     data: tuple[Path, ...],
     references: tuple[Path, ...] = (),
     ensemble: tuple[Path, ...] = (),
+    memory: tuple[Path, ...] = (),
     beam: int | None = None,
     length_penalty: float | None = None,
     stride: int | None = None,
@@ -60,6 +61,7 @@ def evaluate(
         data: the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text.
         references: translation: files of references, one for each set; --data then has the sources alone.
         ensemble: translation: other runs that translate together with `run`, as for `translate`.
+        memory: translation: files of `regard remember`, as for `translate`.
         beam: translation: hypotheses kept while searching; 5 unless given.
         length_penalty: translation: above 1 favours longer translations, below 1 shorter ones; 1 unless given.
         stride: language model: tokens that each block predicts; its others are context; half a block unless given.
@@ -85,6 +87,7 @@ def evaluate(
         ("--stride", stride, LANGUAGE_MODEL),
         ("--references", references or None, TRANSLATION),
         ("--ensemble", ensemble or None, TRANSLATION),
+        ("--memory", memory or None, TRANSLATION),
         ("--singly", singly, MASKED_LANGUAGE_MODEL),
         ("--simultaneous", simultaneous or None, TRANSLATION),
         ("--try-heads", try_heads or None, TRANSLATION),
@@ -136,10 +139,14 @@ def evaluate(
         require_task(one, TRANSLATION)
     require_files(data, setting="--data")
     require_files(references, setting="--references")
+    require_files(memory, setting="--memory")
     require_files([] if alignment_data is None else [alignment_data], setting="--alignment-data")
     search_by = SearchBy(engine or "regard", precision)
-    if ensemble and not search_by.is_own:
-        raise ArgumentError(f"--engine {engine} searches for one run: leave out --ensemble")
+    if not search_by.is_own:
+        refuse_first(
+            (bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
+            (bool(memory), f"--engine {engine} has no memory: leave out --memory"),
+        )
     with loading():
         from regard.tasks.language_modelling.causal import LanguageModel
         from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
@@ -148,7 +155,8 @@ def evaluate(
         from regard.tasks.translation.translator import Translator
 
     search_by.refuse(run)
-    model = Translator.load(run, device=device, ensemble=ensemble) if ensemble else TASKS[task].load(run, device=device)
+    together: dict[str, Any] = {"ensemble": ensemble, "memories": memory} if ensemble or memory else {}
+    model = Translator.load(run, device=device, **together) if together else TASKS[task].load(run, device=device)
     if isinstance(model, Translator):
         model.precision = search_by.own
     with telling() as tell:

@@ -57,6 +57,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "score": ("regard score runs/mine --data test.tsv", "regard score runs/book --data lines.txt"),
     "choose": ("regard choose runs/mine --by bleu",),
+    "remember": (
+        "regard remember runs/mine",
+        "regard translate runs/mine --memory runs/mine/memory.safetensors --input big.txt --output big.de",
+        "regard remember runs/mine --data more.tsv --out more.safetensors",
+    ),
     "view": ('regard view runs/mine "a sentence" "another one" --out pictures',),
     "check": ("regard check runs/mine", "regard check opus-mt-en-de", "regard check my_package.models:make --causal"),
     "export": (

@@ -33,6 +33,7 @@ def translate(
     input: Path | None = None,
     output: Path | None = None,
     ensemble: tuple[Path, ...] = (),
+    memory: tuple[Path, ...] = (),
     resume: bool = False,
     overwrite: bool = False,
     bad_lines: BadLines = "stop",
@@ -68,6 +69,8 @@ def translate(
         output: a file to write to, instead of standard output; it has that name once it is whole.
         ensemble: other runs with the same tokenizers, whose models translate together with `run`, by the mean of their
             probabilities; alignments are those of `run`.
+        memory: files of `regard remember`, one for `run` or for each run of the ensemble: at each step the most similar
+            places of the text that they hold vote for the next token.
         resume: go on with an --output that was interrupted.
         overwrite: replace --output if it is there.
         bad_lines: whether a line that cannot be read or is too long ends the work or is answered by an empty line.
@@ -156,12 +159,14 @@ def translate(
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
         (engine != "regard" and bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
+        (engine != "regard" and bool(memory), f"--engine {engine} has no memory: leave out --memory"),
         (engine != "regard" and vocabulary is not None, f"--engine {engine} keeps to no --vocabulary: leave out one"),
         (engine != "regard" and terms is not None, f"--engine {engine} forces no --terms: leave out one"),
     )
     search_by = SearchBy(engine, precision)
     for one in (run, *ensemble):
         require_task(one, TRANSLATION)
+    require_files(memory, setting="--memory")
     for flag, path in (("--input", input), ("--vocabulary", vocabulary), ("--terms", terms)):
         require_files([] if path is None else [path], setting=flag)
     search = Beam(size, num_best=nbest, length_penalty=length_penalty)
@@ -181,7 +186,7 @@ def translate(
 
     search_by.refuse(run)
     own = search_by.own
-    translator = Translator.load(run, device=device_of_rank(device), precision=own, ensemble=ensemble)
+    translator = Translator.load(run, device=device_of_rank(device), precision=own, ensemble=ensemble, memories=memory)
     align = alignment_of(alignment_layer, alignment_head, translator.alignment)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
@@ -212,7 +217,7 @@ def translate(
     show = _as_json if is_json else _as_table if nbest > 1 else _as_text
     work = BulkTranslation(picked, windows, show, bad_lines)
     own_workers = workers_for(input, workers, translator.device) if search_by.is_own else 0
-    with search_by.searching(translator, run, workers, own_workers, ensemble) as searcher:
+    with search_by.searching(translator, run, workers, own_workers, ensemble, memory) as searcher:
         if output is None:
             work.print(sys.stdout, flush=typed)
         else:

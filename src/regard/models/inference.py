@@ -24,6 +24,7 @@ from regard.models.ensemble import Ensemble, EnsembleDecoder
 from regard.models.stack import SelfAttentionLayer
 from regard.models.step_parts import StepParts, may_be_compiled, step_parts
 from regard.models.text_inference import FixedDecoderOnly
+from regard.models.token_memory import RememberingOutput
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
 from regard.nn.fixed_linear import Activation, FixedLinear
@@ -162,7 +163,8 @@ class FixedTransformer:
         across = [cast(DecoderLayer, layer).cross_attention for layer in model.decoder]
         self._memory = _joined([_projection(attention, 1, 3) for attention in across], dtype)
         # Logits stay in the model's own dtype: in bfloat16, 1.5 % of a trained model's scores changed by over 1e-2.
-        self._output = FixedLinear(model.output.weight, model.output.bias)
+        own: nn.Linear | RememberingOutput = model.output
+        self._output = own if isinstance(own, RememberingOutput) else FixedLinear(own.weight, own.bias)
         self._late_step = LateStep(partial(_given, step_parts(model, dtype)), FIRST_STEPS)
 
     @torch.no_grad()

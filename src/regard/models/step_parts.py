@@ -147,6 +147,8 @@ def _sublayers(layer: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, bool]]:
 
 
 def _is_known(model: Transformer | DecoderOnly) -> bool:
+    if not isinstance(model.output, nn.Linear):
+        return False  # a memory has its say in each step
     weight = model.output.weight
     if weight.dtype != torch.float32 or weight.device.type != "cpu":
         return False

@@ -25,6 +25,7 @@ from regard.training.bad_batches import bad_batches
 from regard.training.checkpoints import check_fit, fill_model
 from regard.training.distributed.devices import choose_precision, find_device, has_whole_model, start_fabric
 from regard.training.distributed.ranks import Ranks
+from regard.training.distributed.rendezvous import meet
 from regard.training.distributed.sharding import layers_shared_out, placed_as
 from regard.training.fit_config import FitConfig
 from regard.training.gradient_checkpointing import recompute_layers
@@ -133,7 +134,7 @@ def train_run(
         refuse_settings(task, config, resume=resume, overwrite=overwrite)
         _refuse_unfit_weights(config, make_model)
     refuse_too_large(make_model, config.sizes, config)
-    config = replace(config, precision=choose_precision(config.precision, find_device(config.device)))
+    config = _in_one_precision(task, config, folder, goes_on=resume and folder.holds_a_run())
     fabric = start_fabric(config.device, config.precision, config.strategy)
     for setting in ("log_attention", "qk_clip"):
         if getattr(config, setting) and not has_whole_model(fabric):
@@ -149,6 +150,17 @@ def train_run(
                 folder.discard()
             raise
     return str(fabric.device)
+
+
+def _in_one_precision(task: str, config: C, folder: RunFolder, *, goes_on: bool) -> C:
+    """The settings with the precision of the run that goes on, or with the one that all ranks choose for a new one."""
+    if config.precision != "auto":
+        return config
+    if goes_on:
+        return replace(config, precision=folder.read_config(task, type(config)).precision)
+    device = find_device(config.device)
+    meet(device)
+    return replace(config, precision=choose_precision(config.precision, device))
 
 
 def _train(

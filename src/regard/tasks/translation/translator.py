@@ -34,6 +34,7 @@ from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.corpus import load_tokenizers
 from regard.tasks.translation.forced_terms import Prefixed, Sentence, TokenKinds, force_terms, labels_of, rules_of
 from regard.tasks.translation.made_model import Model, make_model
+from regard.tasks.translation.memory_file import give_memories
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
@@ -98,6 +99,7 @@ class Translator:
         checkpoint: Literal["best", "last"] = "best",
         precision: Precision = "float32",
         ensemble: Sequence[Path | str] = (),
+        memories: Sequence[Path | str] = (),
     ) -> "Translator":
         """Read a run folder, or a downloaded folder in Hugging Face's format with a translator in it.
 
@@ -109,15 +111,22 @@ class Translator:
                 the processor multiplies it faster. Maps and losses stay in float32.
             ensemble: run folders whose models translate together with that of `folder`, by the mean of their
                 probabilities (`regard.models.Ensemble`). Alignments and maps are those of `folder`.
+            memories: files of `regard remember`, at most one for each of these models, which it then asks at each step
+                (`regard.models.token_memory`).
 
         Raises:
             RunFolderError: the folder is neither, is cut short, or its parts do not fit together.
-            ArgumentError: this machine does not have the device, or a run of the ensemble has other tokenizers.
+            ArgumentError: this machine does not have the device, a run of the ensemble has other tokenizers, or a
+                memory was made by another model.
+            DataError: a memory is damaged.
             MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
-        if ensemble:
+        if ensemble or memories:
             places = [folder, *ensemble]
-            return _together(places, [cls.load(one, device=device, checkpoint=checkpoint) for one in places], precision)
+            found = [cls.load(one, device=device, checkpoint=checkpoint) for one in places]
+            give_memories([(place, one.model) for place, one in zip(places, found, strict=True)], memories)
+            found[0].precision = precision
+            return _together(places, found, precision) if ensemble else found[0]
         if is_huggingface(Path(folder)):
             parts = load_pretrained(Path(folder))
             on_device = parts.model.to(find_device(device))
@@ -318,10 +327,10 @@ class Translator:
         """
         sources = self.source_tokenizer.encode_batch([source for source, _ in pairs])
         targets = self.target_tokenizer.encode_batch([target for _, target in pairs])
-        self._check_lengths(sources, targets)
+        self.check_lengths(sources, targets)
         total, count = 0.0, 0
         for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
-            batch = self._collate([sources[i] for i in rows], [targets[i] for i in rows])
+            batch = self.collate([sources[i] for i in rows], [targets[i] for i in rows])
             logits = self.model(batch.source, batch.source_lengths, batch.target_input)
             loss = cross_entropy(logits, batch.target_output, ignore_index=self.target_tokenizer.marks.pad_id)
             total, count = total + float(loss.total), count + int(loss.count)
@@ -340,10 +349,10 @@ class Translator:
         while window := list(islice(iterator, WINDOW_LINES)):
             sources = self.source_tokenizer.encode_batch([source for source, _ in window])
             targets = self.target_tokenizer.encode_batch([target for _, target in window])
-            self._check_lengths(sources, targets)
+            self.check_lengths(sources, targets)
             found = [Likelihood(0.0, 0)] * len(window)
             for rows in _by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
-                batch = self._collate([sources[i] for i in rows], [targets[i] for i in rows])
+                batch = self.collate([sources[i] for i in rows], [targets[i] for i in rows])
                 logits = self.model(batch.source, batch.source_lengths, batch.target_input)
                 scored = likelihoods(logits, batch.target_output, pad_id=self.target_tokenizer.marks.pad_id)
                 for row, likelihood in zip(rows, scored, strict=True):
@@ -463,7 +472,8 @@ class Translator:
         """What the target's tokens do to words."""
         return TokenKinds.of(self.target_tokenizer, self.model.output.out_features)
 
-    def _check_lengths(self, sources: list[list[int]], targets: list[list[int]]) -> None:
+    def check_lengths(self, sources: list[list[int]], targets: list[list[int]]) -> None:
+        """Refuse pairs of token lists that are longer than the model's positions, by a DataError."""
         limit = self.model.max_length
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             longest = max(len(source), len(target)) + 1
@@ -533,7 +543,7 @@ class Translator:
         if not rows:
             return found
         tokens = [found[n][k].tokens for n, k in rows]
-        batch = self._collate([sources[n] for n, _ in rows], [written[:-1] for written in tokens])
+        batch = self.collate([sources[n] for n, _ in rows], [written[:-1] for written in tokens])
         with torch.inference_mode():
             maps = self.model.attend(batch.source, batch.source_lengths, batch.target_input)
             weights = (options.alignments or self.alignment).of(maps, self.model.alignment_names).cpu()
@@ -632,7 +642,8 @@ class Translator:
             words = copies(hypothesis.tokens, unknown, hypothesis.alignment, surfaces) or words
         return [given.get(place, word) for place, word in zip(places, words, strict=True)]
 
-    def _collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
+    def collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
+        """One batch of pairs of token lists, with the marks of the tokenizers, on the model's device."""
         arrays = ([np.asarray(ids, dtype=np.int64) for ids in side] for side in (sources, targets))
         marks = self.source_tokenizer.marks, self.target_tokenizer.marks
         batch = collate(*arrays, source_marks=marks[0], target_marks=marks[1])

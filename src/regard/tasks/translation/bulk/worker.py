@@ -26,8 +26,8 @@ def serve(requests: Iterable[str], answers: TextIO) -> None:
         request = json.loads(line)
         try:
             if "load" in request:
-                folders, checkpoint, precision = request["load"]
-                settings = {"device": "cpu", "checkpoint": checkpoint, "precision": precision}
+                folders, checkpoint, precision, memories = request["load"]
+                settings = {"device": "cpu", "checkpoint": checkpoint, "precision": precision, "memories": memories}
                 translator = Translator.load(folders[0], **settings, ensemble=folders[1:])
                 decoder, answer = translator.decoder, {"ready": os.getpid()}
             else:

@@ -46,6 +46,7 @@ class Workers(AbstractContextManager["Workers"]):
         checkpoint: "best" or "last".
         precision: the precision of their search.
         ensemble: the other runs of an ensemble.
+        memories: the files of the memories that they ask.
 
     Raises:
         ArgumentError: the count is below 1.
@@ -64,6 +65,7 @@ class Workers(AbstractContextManager["Workers"]):
         checkpoint: str = "best",
         precision: Precision = "float32",
         ensemble: Sequence[Path | str] = (),
+        memories: Sequence[Path | str] = (),
     ) -> None:
         if count < 1:
             raise ArgumentError(f"workers must be at least 1, got {count}")
@@ -72,7 +74,8 @@ class Workers(AbstractContextManager["Workers"]):
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
             self._all += [_Worker(number, count) for number in range(1, count + 1)]
-            load = {"load": [[str(Path(one).resolve()) for one in (folder, *ensemble)], checkpoint, precision]}
+            folders, files = ([str(Path(one).resolve()) for one in some] for some in ((folder, *ensemble), memories))
+            load = {"load": [folders, checkpoint, precision, files]}
             list(self._threads.map(lambda worker: worker.ask(load), self._all))
         except BaseException:
             self.close()
@@ -138,7 +141,14 @@ def cores() -> int:
 
 
 @contextmanager
-def sharing(translator: Any, folder: Path | str, count: int, *, ensemble: Sequence[Path | str] = ()) -> Iterator[None]:
+def sharing(
+    translator: Any,
+    folder: Path | str,
+    count: int,
+    *,
+    ensemble: Sequence[Path | str] = (),
+    memories: Sequence[Path | str] = (),
+) -> Iterator[None]:
     """Let `count` processes search for a `Translator` that was loaded from `folder`; with 0 it searches itself.
 
     Args:
@@ -146,6 +156,7 @@ def sharing(translator: Any, folder: Path | str, count: int, *, ensemble: Sequen
         folder: where it was loaded from.
         count: how many processes.
         ensemble: the other runs from which it was loaded.
+        memories: the files of the memories that it was loaded with.
 
     Raises:
         WorkerError: a process did not start.
@@ -153,7 +164,8 @@ def sharing(translator: Any, folder: Path | str, count: int, *, ensemble: Sequen
     if count == 0:
         yield
         return
-    with Workers(folder, count, precision=translator.precision, ensemble=ensemble) as translator.searcher:
+    settings: dict[str, Any] = {"precision": translator.precision, "ensemble": ensemble, "memories": memories}
+    with Workers(folder, count, **settings) as translator.searcher:
         try:
             yield
         finally:

@@ -1,0 +1,200 @@
+r"""A memory of places where tokens were written, and an output layer that asks it: nearest-neighbour translation.
+
+While a model reads pairs that it is given, what its output layer reads at each place of a target is kept as a key,
+and the token that stands there as its value. At each step of a search the nearest keys then vote for their tokens:
+attention of the step to the whole training text, by a Gaussian kernel of distances, as Nadaraya and Watson have it.
+
+Source: Khandelwal et al. 2021 (arXiv:2010.00710), equations 2 and 3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.fast_topk import largest
+
+ROWS = 256
+"""So many queries look at the keys together."""
+SCORES = 1 << 20
+"""So many scores are made at a time: they stay in the cache, so that to choose among them takes little beside them."""
+
+
+def read_by_output(model: Any, source: Tensor, source_lengths: Tensor, target_input: Tensor) -> Float[Tensor, "B T D"]:
+    """What the output layer of a `Seq2Seq` model reads while the model is forced to write targets.
+
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> pair = torch.tensor([[4, 5, 2]]), torch.tensor([3]), torch.tensor([[1, 6]])
+    >>> torch.equal(model.output(read_by_output(model, *pair)), model(*pair))
+    True
+    """
+    read: list[Tensor] = []
+
+    def take(x: Tensor, output: nn.Module) -> tuple[Tensor, Tensor]:
+        read.append(x)
+        return x.new_zeros(()), x.new_zeros(())
+
+    model(source, source_lengths, target_input, loss=take)
+    return read[0]
+
+
+class TokenMemory(nn.Module):
+    """Keys of E places in targets, and the tokens that stand there.
+
+    Args:
+        keys: what an output layer read at each place (E, D); kept in float32.
+        tokens: the token of each place (E,).
+        pairs: the number of the pair that each place is of (E,).
+        texts: the source and the target of each pair, to show them; may be left out.
+
+    Raises:
+        ShapeError: they do not fit together, or there is no place.
+
+    >>> memory = TokenMemory(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([7, 8]), torch.tensor([0, 1]))
+    >>> distances, places = memory.nearest(torch.tensor([[3.0, 3.0]]), 2)
+    >>> distances.tolist(), memory.tokens[places].tolist()
+    ([[1.0, 18.0]], [[8, 7]])
+    """
+
+    keys: Tensor
+    tokens: Tensor
+    pairs: Tensor
+    _half_squares: Tensor
+
+    def __init__(
+        self,
+        keys: Float[Tensor, "E D"],
+        tokens: Int[Tensor, " E"],
+        pairs: Int[Tensor, " E"],
+        texts: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        super().__init__()
+        self.texts = texts
+        if keys.dim() != 2 or not len(keys) or tokens.shape != keys.shape[:1] or pairs.shape != keys.shape[:1]:
+            raise ShapeError(
+                "a memory needs keys (E, D), tokens (E,) and pairs (E,) of one E that is at least 1, got "
+                f"{tuple(keys.shape)}, {tuple(tokens.shape)} and {tuple(pairs.shape)}"
+            )
+        self.register_buffer("keys", keys.float())
+        self.register_buffer("tokens", tokens.long())
+        self.register_buffer("pairs", pairs.int())
+        self.register_buffer("_half_squares", 0.5 * self.keys.square().sum(-1), persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def nearest(self, query: Float[Tensor, "N D"], count: int) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
+        """The squared distances to the nearest keys, the nearest first, and their places. K is `count`, or E if less.
+
+        The search is exact: all keys are looked at. The nearest key has the largest q . k - |k|^2 / 2.
+        """
+        found = [self._nearest(rows.float(), min(count, len(self))) for rows in query.split(ROWS)]
+        if not found:
+            return query.new_empty(0, min(count, len(self))), self.tokens.new_empty(0, min(count, len(self)))
+        distances, places = zip(*found, strict=True)
+        return torch.cat(distances), torch.cat(places)
+
+    def _nearest(self, query: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        scores, places, together = [], [], -(-SCORES // len(query))
+        for first in range(0, len(self), together):
+            keys, half = self.keys[first : first + together], self._half_squares[first : first + together]
+            score = torch.addmm(half, query, keys.mT, beta=-1)
+            chosen = largest(score, min(count, len(keys)))
+            scores.append(score.gather(-1, chosen))
+            places.append(chosen + first)
+        score, order = torch.cat(scores, -1).topk(count, -1)
+        distances = query.square().sum(-1, keepdim=True) - 2 * score
+        return distances.clamp_min(0.0), torch.cat(places, -1).gather(-1, order)
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """How much the memory has to say.
+
+    Raises:
+        ArgumentError: a value is out of its range.
+    """
+
+    share: float = 0.4
+    """The share of the memory in the probability of each token, above 0 and below 1; the model has the rest."""
+    temperature: float = 10.0
+    """By how much the squared distance of a key has to grow until its weight falls to 1/e; above 0."""
+    count: int = 32
+    """How many keys vote; at least 1."""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.share < 1 and 0 < self.temperature < float("inf") and self.count >= 1):
+            raise ArgumentError(
+                "a memory's vote needs 0 < share < 1, a finite temperature above 0 and a count of at least 1, got "
+                f"{self.share}, {self.temperature} and {self.count}"
+            )
+
+
+class RememberingOutput(nn.Module):
+    r"""An output layer whose probabilities are the model's together with those of a memory.
+
+    $$p(y) = (1 - \lambda)\, \mathrm{softmax}(W x + b)_y + \lambda \sum_{i \in N(x)} a_i\, [y_i = y], \qquad
+    a = \mathrm{softmax}_{i \in N(x)}(-\|x - k_i\|^2 / \tau)$$
+
+    N(x) are the `vote.count` nearest keys, lambda is `vote.share` and tau `vote.temperature`. The logarithm of p takes
+    the place of logits, so that searches, likelihoods and ensembles work with it as with any model.
+
+    Args:
+        output: the output layer of the model.
+        memory: of keys as wide as that layer's input.
+        vote: how much the memory has to say.
+
+    Raises:
+        ShapeError: the keys have another width, or a token is not one of the layer's.
+
+    >>> memory = TokenMemory(torch.zeros(1, 2), torch.tensor([3]), torch.tensor([0]))
+    >>> output = RememberingOutput(nn.Linear(2, 4), memory, Vote(share=0.5))
+    >>> p = output(torch.ones(1, 2)).exp().detach()
+    >>> bool(p[0, 3] > 0.5), round(float(p.sum()), 5)
+    (True, 1.0)
+    """
+
+    def __init__(self, output: nn.Linear, memory: TokenMemory, vote: Vote) -> None:
+        super().__init__()
+        width, (least, most) = memory.keys.shape[-1], (int(one) for one in memory.tokens.aminmax())
+        if width != output.in_features or not 0 <= least <= most < output.out_features:
+            raise ShapeError(
+                f"the output layer reads {output.in_features} numbers and has {output.out_features} tokens, and the "
+                f"memory has keys of {width} and tokens from {least} to {most}: it is of another model"
+            )
+        self.linear, self.memory, self.vote = output, memory, vote
+        # A file that is gone on with must be of the same vote: it belongs to the fingerprint of the model.
+        self.register_buffer("_vote", torch.tensor([vote.share, vote.temperature, vote.count], dtype=torch.float64))
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix of the model's own layer."""
+        return self.linear.weight
+
+    @property
+    def in_features(self) -> int:
+        """The width of what it reads."""
+        return self.linear.in_features
+
+    @property
+    def out_features(self) -> int:
+        """The number of tokens."""
+        return self.linear.out_features
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """The logarithm of the probability of each token, in float32."""
+        logits = self.linear(x).float()
+        places, weights = self.voters(x.reshape(-1, x.shape[-1]))
+        p = (logits.softmax(-1) * (1 - self.vote.share)).view(-1, logits.shape[-1])
+        p = p.scatter_add(-1, self.memory.tokens[places], weights * self.vote.share)
+        return p.log().view_as(logits)
+
+    def voters(self, x: Float[Tensor, "N D"]) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
+        """The places in the memory that vote, and the weight a of each; rows sum to 1."""
+        distances, places = self.memory.nearest(x, self.vote.count)
+        return places, (-distances / self.vote.temperature).softmax(-1)

@@ -1,0 +1,99 @@
+"""The file of a memory, and the translators that ask what is in it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError, DataError
+from regard.models.fingerprint import fingerprint
+from regard.models.token_memory import RememberingOutput, TokenMemory, Vote
+from regard.storage.atomic import replacing
+from regard.storage.untrusted import open_tensors, parse_json, safetensors_library
+
+FILE = "memory.safetensors"
+"""The name of a run's own memory in its folder."""
+PARTS = ("keys", "tokens", "pairs", "texts")
+"""The tensors of a file."""
+
+
+class Remembered(NamedTuple):
+    """A memory, how much it has to say, and the model whose it is."""
+
+    memory: TokenMemory
+    vote: Vote
+    model: str
+    """The fingerprint of the model that read the pairs."""
+    figures: Mapping[str, float] = {}
+    """The loss on the validation pairs, in nats a token: "without" the memory and "with" it."""
+
+
+def write_memory(path: Path, remembered: Remembered) -> None:
+    """Write a memory into a file, which has its name once it is whole; keys take two bytes a number.
+
+    Raises:
+        OSError: it cannot be written.
+        MissingExtraError: safetensors is not installed.
+    """
+    memory, told = remembered.memory, {"vote": asdict(remembered.vote), "model": remembered.model}
+    texts = torch.frombuffer(bytearray(json.dumps(list(memory.texts)).encode()), dtype=torch.uint8)
+    tensors = {"keys": memory.keys.half(), "tokens": memory.tokens.int(), "pairs": memory.pairs, "texts": texts}
+    content = safetensors_library().torch.save(
+        {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
+        metadata={"regard": json.dumps(told | {"figures": dict(remembered.figures)})},
+    )
+    with replacing(path) as file:
+        file.write(content)
+
+
+def read_memory(path: Path) -> Remembered:
+    """Read a file of `write_memory`.
+
+    Raises:
+        DataError: it is damaged, or no memory.
+        OSError: it cannot be read.
+        MissingExtraError: safetensors is not installed.
+    """
+    with open_tensors(path) as file:
+        told = (file.metadata() or {}).get("regard")
+        if told is None or {*file.keys()} != {*PARTS}:
+            raise DataError(f"{path} is not a memory: regard remember makes one")
+        keys, tokens, pairs, texts = (file.get_tensor(name) for name in PARTS)
+    try:
+        known = parse_json(told)
+        memory = TokenMemory(keys, tokens, pairs, [(one, other) for one, other in parse_json(texts.numpy().tobytes())])
+        if not (0 <= int(pairs.min()) <= int(pairs.max()) < len(memory.texts) and keys.isfinite().all()):
+            raise ValueError("its keys or its pairs are out of range")
+        return Remembered(memory, Vote(**known["vote"]), str(known["model"]), dict(known["figures"]))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{path} is a damaged memory ({error}): make it again by regard remember") from None
+
+
+def give_memories(models: Sequence[tuple[Path | str, nn.Module]], files: Sequence[Path | str]) -> None:
+    """Let each model ask the memory that it made.
+
+    Args:
+        models: models with the places where they came from.
+        files: files of memories.
+
+    Raises:
+        ArgumentError: a memory was made by none of them, or two by the same.
+        DataError: a file is damaged.
+    """
+    left: dict[str, list[tuple[Path | str, Any]]] = {}
+    for place, model in models:
+        left.setdefault(fingerprint(model), []).append((place, model))
+    for file in files:
+        found = read_memory(Path(file))
+        if not left.get(found.model):
+            places = ", ".join(str(place) for place, _ in models)
+            raise ArgumentError(
+                f"the memory {file} was made by another model than that of {places}, or is one too many for it: "
+                f"make it again by regard remember, and name one memory for each model"
+            )
+        _, model = left[found.model].pop(0)
+        model.output = RememberingOutput(model.output, found.memory, found.vote)

@@ -20,7 +20,19 @@ WITHOUT_TORCH = [
     "train masked-language-model --help",
     *(
         f"{name} --help"
-        for name in ["translate", "generate", "align", "evaluate", "score", "choose", "view", "check", "export", "demo"]
+        for name in [
+            "translate",
+            "generate",
+            "align",
+            "evaluate",
+            "score",
+            "choose",
+            "remember",
+            "view",
+            "check",
+            "export",
+            "demo",
+        ]
     ),
     "trian",
     "translate run --bem 4",

@@ -1,7 +1,6 @@
 """Which precision "auto" means: the faster one by measurement, the same on all ranks and for the whole of a run."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -58,8 +57,9 @@ def test_both_are_timed_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_all_ranks_take_the_answer_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broadcast(answer: list[Any]) -> None:
-        answer[0] = True
+    def broadcast(answer: torch.Tensor, source: int) -> None:
+        assert source == 0
+        answer.fill_(1)
 
     _processor(monkeypatch, amx=False, vectors=True)
     _times(monkeypatch, float32=1.0, bf16=2.0)
@@ -67,7 +67,7 @@ def test_all_ranks_take_the_answer_of_the_first(monkeypatch: pytest.MonkeyPatch)
     assert choose_precision("auto", CPU) == "float32"  # they cannot speak yet
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
     assert choose_precision("auto", CPU) == "bf16"
 
 

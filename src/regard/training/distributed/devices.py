@@ -154,6 +154,6 @@ def _all_ranks_say(ask: Callable[[], bool]) -> bool:
         return ask()
     if not torch.distributed.is_initialized():
         return False
-    answer = [ask() if torch.distributed.get_rank() == 0 else None]
-    torch.distributed.broadcast_object_list(answer)
-    return bool(answer[0])
+    answer = torch.tensor(ask() if torch.distributed.get_rank() == 0 else False, dtype=torch.uint8)
+    torch.distributed.broadcast(answer, 0)
+    return bool(answer)

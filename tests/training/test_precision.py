@@ -9,7 +9,7 @@ from regard.nn.product_choice import Choices
 from regard.tasks import train_translation
 from regard.tasks.runs import run
 from regard.training.distributed import devices
-from regard.training.distributed.devices import choose_precision
+from regard.training.distributed.devices import agreed_precision, choose_precision
 from tests.tasks.small_runs import changed, small_config
 
 CPU = torch.device("cpu")
@@ -64,19 +64,20 @@ def test_all_ranks_take_the_answer_of_the_first(monkeypatch: pytest.MonkeyPatch)
     _processor(monkeypatch, amx=False, vectors=True)
     _times(monkeypatch, float32=1.0, bf16=2.0)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert choose_precision("auto", CPU) == "float32"  # they cannot speak yet
+    assert agreed_precision("auto", CPU) == "float32"  # they cannot speak yet
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
-    assert choose_precision("auto", CPU) == "bf16"
+    assert agreed_precision("auto", CPU) == "bf16"
+    assert choose_precision("auto", CPU) == "float32"  # a translator on one rank waits for no other
 
 
 def test_a_run_keeps_its_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A run that goes on asks neither the processor nor the file of the machine again."""
     config = small_config(tmp_path, precision="auto", steps=3)
-    monkeypatch.setattr(run, "choose_precision", lambda *_: "bf16")
+    monkeypatch.setattr(run, "agreed_precision", lambda *_: "bf16")
     train_translation(config)
     assert 'precision = "bf16"' in (config.out / "run.toml").read_text()
-    monkeypatch.setattr(run, "choose_precision", lambda *_: "float32")
+    monkeypatch.setattr(run, "agreed_precision", lambda *_: "float32")
     train_translation(changed(config, steps=4), resume=True)
     assert 'precision = "bf16"' in (config.out / "run.toml").read_text()

@@ -23,7 +23,7 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import to_plain
 from regard.training.bad_batches import bad_batches
 from regard.training.checkpoints import check_fit, fill_model
-from regard.training.distributed.devices import choose_precision, find_device, has_whole_model, start_fabric
+from regard.training.distributed.devices import agreed_precision, find_device, has_whole_model, start_fabric
 from regard.training.distributed.ranks import Ranks
 from regard.training.distributed.rendezvous import meet
 from regard.training.distributed.sharding import layers_shared_out, placed_as
@@ -160,7 +160,7 @@ def _in_one_precision(task: str, config: C, folder: RunFolder, *, goes_on: bool)
         return replace(config, precision=folder.read_config(task, type(config)).precision)
     device = find_device(config.device)
     meet(device)
-    return replace(config, precision=choose_precision(config.precision, device))
+    return replace(config, precision=agreed_precision(config.precision, device))
 
 
 def _train(

@@ -40,7 +40,7 @@ def start_fabric(device: str = "auto", precision: Precision = "auto", strategy: 
         devices=[chosen.index] if world == 1 and chosen.index is not None else local,
         num_nodes=max(world // local, 1),
         strategy=_strategy(strategy, world),
-        precision="bf16-mixed" if choose_precision(precision, chosen) == "bf16" else "32-true",
+        precision="bf16-mixed" if agreed_precision(precision, chosen) == "bf16" else "32-true",
     )
     fabric.launch()
     return fabric
@@ -124,7 +124,7 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
 def _cpu_multiplies_bf16() -> bool:
     # AMX is 3.5 times as fast as float32, and bf16 that AVX-512 emulates takes three times as long (measured). Vectors
     # of bf16 are faster than float32 on an AMD EPYC, and take twice as long on an Intel Xeon that hides its AMX.
-    return has_amx() or (has_avx512_bf16() and _all_ranks_say(_bf16_takes_less_time))
+    return has_amx() or (has_avx512_bf16() and _bf16_takes_less_time())
 
 
 def _bf16_takes_less_time() -> bool:
@@ -148,12 +148,16 @@ def _bf16_takes_less_time() -> bool:
     return best == "bf16"
 
 
-def _all_ranks_say(ask: Callable[[], bool]) -> bool:
-    """The answer of rank 0, on all ranks; where the ranks cannot speak yet, it is no."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        return ask()
+def agreed_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
+    """The precision that all ranks of a training take, which rank 0 chooses; every rank has to call this.
+
+    Ranks that cannot speak with one another yet measure nothing.
+    """
+    if wanted != "auto" or device.type != "cpu" or int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return choose_precision(wanted, device)
     if not torch.distributed.is_initialized():
-        return False
-    answer = torch.tensor(ask() if torch.distributed.get_rank() == 0 else False, dtype=torch.uint8)
+        return "bf16" if has_amx() else "float32"
+    is_first = torch.distributed.get_rank() == 0
+    answer = torch.tensor(is_first and choose_precision(wanted, device) == "bf16", dtype=torch.uint8)
     torch.distributed.broadcast(answer, 0)
-    return bool(answer)
+    return "bf16" if answer else "float32"

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from regard.tasks.translation.translator import Translator
 
 
-Part = Literal["train", "valid"]
+RunPart = Literal["train", "valid"]
 
 
-def own_pairs(run: Path, part: Part) -> TokenStore:
+def own_pairs(run: Path, part: RunPart) -> TokenStore:
     """The tokens of a run's own pairs.
 
     Raises:
@@ -44,7 +44,7 @@ def texts_of(
     return [(source([*map(int, a)]), target([*map(int, b)])) for a, b in zip(sources, targets, strict=True)]
 
 
-def own_texts(translator: "Translator", run: Path, part: Part) -> list[tuple[str, str]]:
+def own_texts(translator: "Translator", run: Path, part: RunPart) -> list[tuple[str, str]]:
     """The texts of a run's own pairs, as its tokenizers give them back; see `own_pairs`."""
     store = own_pairs(run, part)
     sources, targets = ([side(i).tolist() for i in range(len(store))] for side in (store.source, store.target))

@@ -14,7 +14,7 @@ from regard.models.fingerprint import fingerprint
 from regard.models.token_memory import TokenMemory, Vote, read_by_output
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.memory_file import Remembered
-from regard.tasks.translation.own_pairs import Part, own_pairs, texts_of
+from regard.tasks.translation.own_pairs import RunPart, own_pairs, texts_of
 from regard.tasks.translation.translator import Translator
 from regard.text.pair_store import chunks
 from regard.text.pairs import read_pairs
@@ -77,7 +77,7 @@ def remember_for(
     return Remembered(memory, vote, fingerprint(translator.model), figures)
 
 
-def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *, part: Part) -> CutSides:
+def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *, part: RunPart) -> CutSides:
     """The tokens of the pairs of some files; if there are none, of a part of the run's own."""
     if files:
         pairs = list(read_pairs(list(files)))

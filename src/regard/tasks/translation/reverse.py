@@ -1,16 +1,32 @@
 """Choose among the translations that a search found by how well they lead back to their sources: a noisy channel."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from regard.errors import ArgumentError
 from regard.generation.config import Beam
 from regard.generation.protocol import Hypothesis
+from regard.tasks.language_modelling.likelihood import Likelihood
+from regard.tasks.translation.made_model import Model
+from regard.text.codec import Codec
 
-if TYPE_CHECKING:
-    from regard.tasks.translation.translator import Translator
+
+class BackTranslator(Protocol):
+    """What a translator of the other direction must have; `Translator` has it."""
+
+    model: Model
+    source_tokenizer: Codec
+    target_tokenizer: Codec
+
+    def score(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
+        """How probable each target is, given its source."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Differs for models whose weights differ."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +44,7 @@ class Reverse:
     Source: Yee, Dauphin and Auli 2019 (arXiv:1908.05731), equation 3, without a language model.
     """
 
-    translator: "Translator"
+    translator: BackTranslator
     """It translates from the target's language into the source's."""
     weight: float = 0.3
     """Mu, above 0 and finite; 0.1 to 0.5 are usual."""
@@ -40,7 +56,7 @@ class Reverse:
 
 
 def log_probabilities_back(
-    translator: "Translator", sources: Sequence[str], texts: Sequence[Sequence[str]]
+    translator: BackTranslator, sources: Sequence[str], texts: Sequence[Sequence[str]]
 ) -> list[list[float]]:
     """The log-probability of each source given each of its translations, in nats.
 

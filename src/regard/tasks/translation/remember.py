@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError
 from regard.models.fingerprint import fingerprint
+from regard.models.key_lists import listed
 from regard.models.token_memory import TokenMemory, Vote, read_by_output
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.translation.memory_file import Remembered
@@ -27,6 +28,8 @@ TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 1.0)
 """The temperatures that are tried, as parts of the mean squared distance of the keys that vote."""
 MOST_ASKED = 8_192
 """At most so many places of validation pairs, evenly spread, decide about share and temperature."""
+LEAST_LISTED = 1 << 15
+"""Keys are put into lists if there are so many; to look at every one of fewer takes little."""
 
 
 CutSides = tuple[Sequence[Any], Sequence[Any]]
@@ -72,7 +75,11 @@ def remember_for(
     if not places.read.half().isfinite().all():
         raise NonFiniteError("the model's output layer reads numbers that are not finite, or too large for a memory")
     # The keys are rounded as they will be read from a file, so that both answer alike.
-    memory = TokenMemory(places.read.half(), places.tokens, places.pairs, texts_of(translator, *cut))
+    keys, lists = places.read.half(), None
+    if len(keys) >= LEAST_LISTED:
+        order, lists = listed(keys)
+        keys, places = keys[order], Places(*(part[order] for part in places))
+    memory = TokenMemory(keys, places.tokens, places.pairs, texts_of(translator, *cut), lists)
     vote, figures = choose_vote(translator.model.output, memory, _places(translator, asked, tell_nobody))
     return Remembered(memory, vote, fingerprint(translator.model), figures)
 
@@ -109,7 +116,7 @@ def choose_vote(output: nn.Linear, memory: TokenMemory, asked: Places) -> tuple[
         ]
     )
     distances, places = memory.nearest(read, Vote().count)
-    is_right, mean = memory.tokens[places] == tokens[:, None], max(float(distances.mean()), 1e-6)
+    is_right, mean = memory.tokens[places] == tokens[:, None], max(float(distances[distances.isfinite()].mean()), 1e-6)
     tried = []
     for part, share in product(TEMPERATURES, SHARES):
         remembered = ((-distances / (part * mean)).softmax(-1) * is_right).sum(-1)

@@ -128,8 +128,9 @@ def test_a_wide_beam_finds_the_exhaustive_optimum(vocab: int, steps: int, penalt
         )
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("reward", [0.0, 0.8, 3.0])
+@pytest.mark.parametrize(
+    ("penalty", "reward"), [*((p, 0.0) for p in (0.0, 0.5, 1.0, 2.0)), *itertools.product((0.0, 0.5, 2.0), (0.8, 3.0))]
+)
 def test_stopping_early_loses_no_better_answer(penalty: float, reward: float) -> None:
     """The one best of a beam too wide to fill up is the optimum, although the search stops when it is certain."""
     table, firsts = Table(3, eos_bonus=1.0), range(20, 30)
@@ -211,6 +212,7 @@ def narrow_beam(
 def test_a_narrow_beam_does_what_it_says(
     vocab: int, steps: int, size: int, penalty: float, eos_bonus: float, reward: float, data: st.DataObject
 ) -> None:
+    reward = reward if penalty != 1 else 0.0
     num_best = data.draw(st.integers(1, size))
     firsts = data.draw(st.lists(st.integers(3, 99), min_size=1, max_size=6))
     table = Table(vocab, eos_bonus=eos_bonus)
@@ -384,6 +386,9 @@ def test_arguments_outside_their_range() -> None:
         ({"num_best": 4}, "got num_best=4 and size=3"),
         ({"length_penalty": -0.1}, "length_penalty must be at least 0 and finite, got -0.1"),
         ({"length_penalty": float("nan")}, "got nan"),
+        ({"length_reward": 0.1}, "a length_reward of 0.1 changes no order at a length_penalty of 1"),
+        ({"length_penalty": 51.0}, "length_penalty must be at most 50, got 51.0"),
+        ({"length_reward": 1e300, "length_penalty": 0.0}, "length_reward must be at most 50, got 1e"),
         ({"length_reward": -0.1}, "length_reward must be at least 0 and finite, got -0.1"),
         ({"length_reward": float("inf")}, "length_reward must be at least 0 and finite, got inf"),
     ],

@@ -11,7 +11,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.models import key_lists
+from regard.models import key_lists, token_memory
 from regard.models.key_lists import KeyLists, listed, nearest_in_lists
 from regard.models.token_memory import RememberingOutput, TokenMemory, Vote
 
@@ -82,7 +82,7 @@ def test_lists_with_too_few_keys_leave_the_rest_without_weight() -> None:
     memory = TokenMemory(keys, torch.tensor([3, 4, 5, 5, 5]), torch.arange(5), lists=lists)
     output = RememberingOutput(torch.nn.Linear(1, 6), memory, Vote(0.5, 1.0, 4))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_lists.nearest_in_lists, "__kwdefaults__", {"looked_at": 1})
+        patch.setattr(token_memory, "LOOKED_AT", 1)
         p = output(torch.tensor([[0.2]])).exp().detach()
         _, weights = output.voters(torch.tensor([[0.2]]))
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
@@ -105,3 +105,32 @@ def test_lists_of_other_keys_are_refused(change: dict[str, Any]) -> None:
     if "sizes" in change:
         with pytest.raises(ShapeError, match="expected lists of all keys"):
             nearest_in_lists(torch.zeros(1, 1), keys, halves(keys), lists, 1)
+
+
+@pytest.mark.parametrize("count", [32, 33, 64, 90])
+@pytest.mark.parametrize("queries", [8, 70])
+def test_many_are_wanted_of_lists_with_one_key(count: int, queries: int) -> None:
+    """What is not there has no weight, however rows are cut into chunks on the way."""
+    keys = torch.randn(2_401, 3, generator=torch.Generator().manual_seed(0))
+    keys[2_000:] = 50.0
+    lists = KeyLists(torch.cat([keys[:2_000], keys[-1:]]), torch.tensor([1] * 2_000 + [401]))
+    scores, places = nearest_in_lists(keys[:queries] + 0.1, keys, halves(keys), lists, count)
+    assert scores.isfinite().sum(-1).tolist() == [min(count, key_lists.LOOKED_AT)] * queries
+    assert int(places.min()) >= 0
+    assert int(places.max()) < len(keys)
+
+
+def test_lists_of_very_unlike_lengths_are_left_aside() -> None:
+    keys = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    lists = KeyLists(torch.zeros(2, 3), torch.tensor([399, 1]))  # centres that would lead astray
+    memory = [TokenMemory(keys, torch.arange(400), torch.arange(400), lists=some) for some in (None, lists)]
+    exact, found = (one.nearest(keys[:9], 5) for one in memory)
+    assert torch.equal(found[1], exact[1])
+
+
+def test_nothing_is_nearest_to_no_query() -> None:
+    keys = clustered(100, 3, 4)
+    order, lists = listed(keys)
+    for some in (None, lists):
+        distances, places = TokenMemory(keys[order], order, order, lists=some).nearest(torch.zeros(0, 3), 7)
+        assert distances.shape == places.shape == (0, 7)

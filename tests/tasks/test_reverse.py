@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from regard.cli.main import run_command
+from regard.cli.ranking import Ranking
 from regard.errors import ArgumentError, DataError
 from regard.generation.config import Beam
 from regard.tasks.translation.bulk.worker_pool import sharing
@@ -62,6 +63,29 @@ def test_the_score_is_the_formula(both: tuple[Translator, Translator], penalty: 
     assert [each[0][0] for each in weighed] != best, "the reverse translator changes nothing"
 
 
+def test_beside_a_reverse_translator_length_is_rewarded_unless_it_is_told_how(tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"length_penalty": None, "length_reward": None, "reverse": tmp_path, "reverse_weight": None}
+    assert Ranking(**flags).beam(5) == Beam(5, length_penalty=0.0, length_reward=0.4)
+    assert Ranking(**flags | {"length_penalty": 1.0}).beam(5) == Beam(5)
+    assert Ranking(**flags | {"length_reward": 0.0}).beam(5) == Beam(5)
+    assert Ranking(**flags | {"reverse": None}).beam(5, num_best=2) == Beam(5, num_best=2)
+
+
+def test_the_reverse_translator_reads_words_that_the_other_does_not_know(
+    both: tuple[Translator, Translator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given the source as it stands, and not what is left of it in tokens of the other."""
+    forward, back = both
+    monkeypatch.setattr(forward.source_tokenizer, "decode", lambda ids: "lost")
+    asked: list[str] = []
+    score = back.score
+    monkeypatch.setattr(back, "score", lambda pairs: score(asked.append(pair[1]) or pair for pair in pairs))
+    list(forward.translate(["we see ten cats"], beam=Beam(2), reverse=Reverse(back)))
+    terms = Terms([Term("cats", "木々")])
+    list(forward.translate(["we see ten cats"], beam=Beam(2), reverse=Reverse(back), terms=terms))
+    assert {*asked} == {"we see ten cats"}
+
+
 def test_a_small_weight_changes_nothing_but_the_last_digits(both: tuple[Translator, Translator]) -> None:
     forward, back = both
     beam = Beam(3, num_best=3)
@@ -89,7 +113,7 @@ def test_sentences_that_the_reverse_translator_cannot_read_keep_their_order(
     _, back = both
     short, long = "on y voit un chats", "on y voit un chats " * 9
     monkeypatch.setattr(back.model, "max_length", 40)
-    found = log_probabilities_back(back, ["we", "see", "we"], [[short, short], [long, long], [short]])
+    found = log_probabilities_back(back, ["we", "see", "we"], [[short, long], [long, long], [short]])
     (one,) = back.score([(short, "we")])
     assert [len(each) for each in found] == [2, 2, 1]
     assert found[1] == [0.0, 0.0]
@@ -105,7 +129,9 @@ def test_a_beam_of_one_has_nothing_to_choose_from(both: tuple[Translator, Transl
             Reverse(back, weight)
 
 
-def test_tuning_finds_the_best_of_all_choices(both: tuple[Translator, Translator]) -> None:
+def test_tuning_finds_the_best_of_all_choices(
+    both: tuple[Translator, Translator], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Looked for again by whole translations: the hypotheses of one search, ranked by each setting, scored by BLEU."""
     forward, back = both
     pairs = [*PAIRS[::3], ("", "")]
@@ -113,14 +139,16 @@ def test_tuning_finds_the_best_of_all_choices(both: tuple[Translator, Translator
     options = TranslationOptions(beam=Beam(4, num_best=4))
     pools = forward.hypotheses([source for source, _ in pairs], options)
     texts = [[forward.target_tokenizer.decode(one.tokens) for one in best] for best in pools]
+    end_id = forward.target_tokenizer.marks.end_id
     gains = log_probabilities_back(back, [source for source, _ in pairs], texts)
 
     def scored(penalty: float, reward: float, weight: float) -> float:
         chosen = []
         for best, written, others in zip(pools, texts, gains, strict=True):
             ranks = [
-                (one.score * len(one.tokens) + reward * len(one.tokens) + weight * gain) / len(one.tokens) ** penalty
+                (one.tokens[-1] == end_id, (one.score * n + reward * n + weight * gain) / n**penalty)
                 for one, gain in zip(best, others, strict=True)
+                for n in [len(one.tokens)]
             ]
             chosen.append(written[ranks.index(max(ranks))] if ranks else "")
         return bleu(chosen, [target for _, target in pairs]).value
@@ -135,6 +163,9 @@ def test_tuning_finds_the_best_of_all_choices(both: tuple[Translator, Translator
     told_nothing = [one.text for one in forward.translate([source for source, _ in pairs], beam=Beam(4))]
     assert usual.bleu == pytest.approx(bleu(told_nothing, [target for _, target in pairs]).value)
     assert [one.bleu for one in found] == sorted((one.bleu for one in found), reverse=True)
+    monkeypatch.setattr(forward.model, "max_length", 30)
+    with pytest.raises(DataError, match=r"pair 2: \d+ tokens, and the model takes 30 at most"):
+        tune(forward, [("we", "on"), ("we see " * 30, "on")])
     with pytest.raises(DataError, match="no pairs to tune on"):
         tune(forward, [])
     with pytest.raises(ArgumentError, match="a beam of 2 at least, got 1"):
@@ -178,6 +209,10 @@ def test_the_command_line(
             ["--length-reward", "0.5", "--length-penalty", "1"],
             "--length-reward changes nothing at a",
         ),
+        (["--length-reward", "0.5", "--beam", "1"], "--length-reward is for a beam"),
+        (["--length-reward", "1e308"], "--length-penalty and --length-reward must be at most 50, got 1e+308"),
+        (["--length-penalty", "400"], "--length-penalty and --length-reward must be at most 50, got 400.0"),
+        (["--reverse", "{run}"], "is the run itself"),
         (["--length-reward", "0.5", "--engine", "ctranslate2"], "--engine ctranslate2 has no --length-reward"),
         (["--length-reward", "0.5", "--simultaneous"], "leave out --length-reward"),
         (["--reverse", "{back}", "--simultaneous"], "leave out --reverse"),
@@ -189,7 +224,7 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     run, back = runs
     data = ["--data", str(run.parent / "pairs.tsv")] if command == "evaluate" else ["a word"]
-    assert run_command([command, str(run), *data, *(flag.format(back=back) for flag in flags)]) == 2
+    assert run_command([command, str(run), *data, *(flag.format(back=back, run=run) for flag in flags)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert message.format(back=back) in said.err
@@ -202,13 +237,14 @@ def test_what_does_not_go_together_is_refused(
         (["--beam", "1"], "--beam must be at least 2"),
         (["--valid", "nowhere.tsv"], "nowhere.tsv"),
         (["--reverse", "nowhere"], "nowhere"),
+        (["--reverse", "{run}"], "is the run itself"),
         (["--memory", "nowhere"], "nowhere"),
     ],
 )
 def test_tuning_refuses(
     runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
-    assert run_command(["tune", str(runs[0]), *flags, "--device", "cpu"]) == 2
+    assert run_command(["tune", str(runs[0]), *(flag.format(run=runs[0]) for flag in flags), "--device", "cpu"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert message in said.err

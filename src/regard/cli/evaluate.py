@@ -149,7 +149,8 @@ def evaluate(
     ranking = Ranking(
         length_penalty=length_penalty, length_reward=length_reward, reverse=reverse, reverse_weight=reverse_weight
     )
-    ranking.refuse(size, engine or "regard")
+    ranking.refuse(run, size, engine or "regard")
+    chosen = ranking.beam(size)
     for one in ensemble:
         require_task(one, TRANSLATION)
     require_files(data, setting="--data")
@@ -186,7 +187,7 @@ def evaluate(
                     rows = _simultaneous_scores(interpreter, pairs, tell)
             case Translator():
                 align = alignment_of(alignment_layer, alignment_head, model.alignment)
-                chosen, back = ranking.beam(size), ranking.loaded(device)
+                back = ranking.loaded(device)
                 aligned = [] if alignment_data is None else [_alignment_row(model, data, alignment_data, align)]
                 with search_by.searching(model, run, None, 0):
                     rows = [*_translation_scores(model, _judged(data, references), chosen, back, tell), *aligned]

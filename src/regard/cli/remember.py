@@ -58,6 +58,8 @@ def remember_pairs(
     before, after = found.figures["without"], found.figures["with"]
     print(f"{len(found.memory):,} places of text are in {target}", file=sys.stderr)
     if found.memory.lists is not None:
-        print(f"of its {len(found.memory.lists.sizes):,} lists a search looks at {LOOKED_AT}", file=sys.stderr)
+        print(
+            f"of its {len(found.memory.lists.sizes):,} lists a search on the CPU looks at {LOOKED_AT}", file=sys.stderr
+        )
     print(f"loss on the validation pairs: {after:.4f} nats a token with it, {before:.4f} without", file=sys.stderr)
     print(f"use it: regard translate {run} --memory {target}", file=sys.stderr)

@@ -79,9 +79,9 @@ def translate(
         beam: hypotheses kept while searching, 5 unless given; 1 takes the most probable token each time.
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
         length_penalty: in beam search, above 1 favours longer translations, below 1 shorter ones; 1 unless given, and 0
-            with --length-reward.
-        length_reward: in beam search, what each token adds to the log-probability of a translation, in nats;
-            `regard tune` finds the best.
+            with --length-reward or --reverse.
+        length_reward: in beam search, what each token adds to the log-probability of a translation, in nats; none
+            unless given, and 0.4 with --reverse. `regard tune` finds the best.
         reverse: a translator of the other direction: how probable it finds the source, given a translation, counts in
             the choice among those of the beam.
         reverse_weight: how much that counts; 0.3 unless given, and `regard tune` finds the best.
@@ -175,7 +175,8 @@ def translate(
     ranking = Ranking(
         length_penalty=length_penalty, length_reward=length_reward, reverse=reverse, reverse_weight=reverse_weight
     )
-    ranking.refuse(size, engine)
+    ranking.refuse(run, size, engine)
+    search = ranking.beam(size, num_best=nbest)
     search_by = SearchBy(engine, precision)
     for one in (run, *ensemble):
         require_task(one, TRANSLATION)
@@ -207,7 +208,7 @@ def translate(
         interpret(interpreter, words_of(sentence, input), sys.stdout, bad_lines=bad_lines)
         return
     asked = TranslationOptions(
-        beam=ranking.beam(size, num_best=nbest),
+        beam=search,
         alignments=align if alignments or chosen else None,
         copy_unknown=copy_unknown,
         vocabulary=None if vocabulary is None else translator.vocabulary(read_lines(vocabulary)),

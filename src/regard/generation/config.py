@@ -8,6 +8,8 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from torch import Tensor
 
+LARGEST = 50
+"""The largest penalty or reward: more would leave the range of numbers."""
 Total = TypeVar("Total", float, "Tensor")
 
 MOST = 10_000
@@ -37,7 +39,7 @@ class Beam:
     length_penalty: float = 1.0
     """Alpha, at least 0: above 1 favours longer answers, below 1 shorter ones; 0 scores by log-probability alone."""
     length_reward: float = 0.0
-    """Gamma, in nats for each token, at least 0; it changes no order at a length penalty of 1, and is meant for one of
+    """Gamma, in nats for each token, at least 0; it changes no order at a length penalty of 1, which is refused: take
     0. 0.3 to 0.6 suit small models, whose most probable translations are too short."""
 
     def __post_init__(self) -> None:
@@ -49,6 +51,12 @@ class Beam:
         for name, value in (("length_penalty", self.length_penalty), ("length_reward", self.length_reward)):
             if not 0 <= value < float("inf"):
                 raise ArgumentError(f"{name} must be at least 0 and finite, got {value}")
+            if value > LARGEST:
+                raise ArgumentError(f"{name} must be at most {LARGEST}, got {value}: 0 to 2 are usual")
+        if self.length_reward and self.length_penalty == 1:
+            raise ArgumentError(
+                f"a length_reward of {self.length_reward} changes no order at a length_penalty of 1: set that to 0"
+            )
 
     def score(self, log_probability: Total, length: int) -> Total:
         """The score of a hypothesis of that log-probability (or of many, as a tensor) and so many tokens."""

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.mechanisms.fast_topk import largest
+from regard.mechanisms.fast_topk import WIDE, largest
 
 LISTS_PER_ROOT = 1.5
 """There are so many lists as the square root of the number of keys, times this."""
@@ -113,7 +113,8 @@ def _looked_for(
     near = largest(torch.addmm(half, query, lists.centres.mT, beta=-1), looked_at).flatten()
     order = near.argsort()
     which, how_often = near[order].unique_consecutive(return_counts=True)
-    widest = max(int(lists.sizes[which].max()), -(-count // looked_at))
+    # Whole chunks: what `largest` leaves over at the end of a row would pass for more than -inf.
+    widest = -(-max(int(lists.sizes[which].max()), -(-count // looked_at)) // WIDE) * WIDE
     scores = query.new_full((len(near), widest), -torch.inf)
     bounds = zip((ends - lists.sizes)[which].tolist(), ends[which].tolist(), strict=True)
     for (first, end), slots in zip(bounds, order.split(how_often.tolist()), strict=True):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.fast_topk import largest
-from regard.models.key_lists import KeyLists, nearest_in_lists
+from regard.models.key_lists import LOOKED_AT, KeyLists, nearest_in_lists
 
 ROWS = 256
 """So many queries look at the keys together."""
@@ -113,17 +113,20 @@ class TokenMemory(nn.Module):
         Without lists, and on a GPU, the search is exact: all keys are looked at. With lists it looks at those of
         the few whose centres are nearest, and finds nearly all. A distance of inf has no place: the lists had fewer.
         """
+        if not len(query):
+            none = min(count, len(self))
+            return query.new_empty(0, none), self.tokens.new_empty(0, none)
         found = [self._nearest(rows.float(), min(count, len(self))) for rows in query.split(ROWS)]
-        if not found:
-            return query.new_empty(0, min(count, len(self))), self.tokens.new_empty(0, min(count, len(self)))
         distances, places = zip(*found, strict=True)
         return torch.cat(distances), torch.cat(places)
 
     def _nearest(self, query: Tensor, count: int) -> tuple[Tensor, Tensor]:
         # The nearest key has the largest q . k - |k|^2 / 2.
         lists = self.lists
-        if lists is not None and query.device.type == "cpu":
-            score, place = nearest_in_lists(query, self.keys, self._half_squares, lists, count)
+        # Lists of very unlike lengths would have more places to fill than there are keys.
+        if lists is not None and query.device.type == "cpu" and LOOKED_AT * int(lists.sizes.max()) < len(self):
+            found = nearest_in_lists(query, self.keys, self._half_squares, lists, count, looked_at=LOOKED_AT)
+            score, place = found
             return (query.square().sum(-1, keepdim=True) - 2 * score).clamp_min(0.0), place
         scores, places, together = [], [], -(-SCORES // len(query))
         for first in range(0, len(self), together):

@@ -72,14 +72,24 @@ def read_memory(path: Path) -> Remembered:
     try:
         known = parse_json(told)
         shown = [(one, other) for one, other in parse_json(texts.numpy().tobytes())]
+        if lists is not None:
+            _check_lists(lists, len(keys))
         memory = TokenMemory(keys, tokens, pairs, shown, lists)
         if not (0 <= int(pairs.min()) <= int(pairs.max()) < len(memory.texts) and keys.isfinite().all()):
             raise ValueError("its keys or its pairs are out of range")
-        if lists is not None and not (lists.centres.isfinite().all() and int(lists.sizes.min()) > 0):
-            raise ValueError("its lists are out of range")
         return Remembered(memory, Vote(**known["vote"]), str(known["model"]), dict(known["figures"]))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{path} is a damaged memory ({error}): make it again by regard remember") from None
+
+
+def _check_lists(lists: KeyLists, entries: int) -> None:
+    """Refuse lists that no memory has, by a ValueError; whether they fit the keys is seen later."""
+    centres, sizes = lists
+    is_whole = sizes.dim() == 1 and len(sizes) > 0 and not (sizes.is_floating_point() or sizes.is_complex())
+    if not (is_whole and 1 <= int(sizes.min()) <= int(sizes.max()) <= entries):
+        raise ValueError("its lists are out of range")
+    if not (centres.is_floating_point() and centres.float().isfinite().all()):
+        raise ValueError("the centres of its lists are out of range")
 
 
 def give_memories(models: Sequence[tuple[Path | str, nn.Module]], files: Sequence[Path | str]) -> None:
@@ -105,4 +115,6 @@ def give_memories(models: Sequence[tuple[Path | str, nn.Module]], files: Sequenc
                 f"make it again by regard remember, and name one memory for each model"
             )
         _, model = left[found.model].pop(0)
-        model.output = RememberingOutput(model.output, found.memory, found.vote)
+        asking = RememberingOutput(model.output, found.memory, found.vote)
+        asking.memory.to(model.output.weight.device)
+        model.output = asking

@@ -78,7 +78,7 @@ def remember_for(
     keys, lists = places.read.half(), None
     if len(keys) >= LEAST_LISTED:
         order, lists = listed(keys)
-        keys, places = keys[order], Places(*(part[order] for part in places))
+        keys, places = keys[order], places._replace(tokens=places.tokens[order], pairs=places.pairs[order])
     memory = TokenMemory(keys, places.tokens, places.pairs, texts_of(translator, *cut), lists)
     vote, figures = choose_vote(translator.model.output, memory, _places(translator, asked, tell_nobody))
     return Remembered(memory, vote, fingerprint(translator.model), figures)

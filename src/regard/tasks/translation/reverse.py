@@ -12,6 +12,9 @@ from regard.tasks.language_modelling.likelihood import Likelihood
 from regard.tasks.translation.made_model import Model
 from regard.text.codec import Codec
 
+IMPOSSIBLE = -1e6
+"""Stands for the log-probability of a source that the other translator can never write."""
+
 
 class BackTranslator(Protocol):
     """What a translator of the other direction must have; `Translator` has it."""
@@ -41,7 +44,8 @@ class Reverse:
     Raises:
         ArgumentError: the weight is out of its range.
 
-    Source: Yee, Dauphin and Auli 2019 (arXiv:1908.05731), equation 3, without a language model.
+    Source: the noisy channel of Yee, Dauphin and Auli 2019 (arXiv:1908.05731), without a language model and with one
+    divisor for both directions.
     """
 
     translator: BackTranslator
@@ -60,22 +64,22 @@ def log_probabilities_back(
 ) -> list[list[float]]:
     """The log-probability of each source given each of its translations, in nats.
 
-    It is 0 for all translations of a sentence of which one has more tokens than the translator takes: they keep the
-    order that they have.
+    A translation of more tokens than the translator takes gets the least of the others of its sentence; where no other
+    is left, or the source is too long, all get 0 and keep the order that they have.
     """
     longest = translator.model.max_length
     pairs = [(text, source) for source, some in zip(sources, texts, strict=True) for text in some]
     read = translator.source_tokenizer.encode_batch([text for text, _ in pairs])
     written = translator.target_tokenizer.encode_batch([source for _, source in pairs])
-    fits = iter([longest is None or max(len(a), len(b)) < longest for a, b in zip(read, written, strict=True)])
-    taken = [all(list(islice(fits, len(some)))) for some in texts]
-    every = iter(pairs)
-    asked = [list(islice(every, len(some))) for some in texts]
-    found = translator.score(pair for some, is_taken in zip(asked, taken, strict=True) if is_taken for pair in some)
-    return [
-        [next(found).log_probability if is_taken else 0.0 for _ in some]
-        for some, is_taken in zip(texts, taken, strict=True)
-    ]
+    fits = [longest is None or max(len(a), len(b)) < longest for a, b in zip(read, written, strict=True)]
+    scored = translator.score(pair for pair, is_taken in zip(pairs, fits, strict=True) if is_taken)
+    found = iter([max(next(scored).log_probability, IMPOSSIBLE) if is_taken else None for is_taken in fits])
+    answers = []
+    for some in texts:
+        gains = list(islice(found, len(some)))
+        least = min((gain for gain in gains if gain is not None), default=0.0)
+        answers.append([least if gain is None else gain for gain in gains])
+    return answers
 
 
 def reranked(

@@ -249,7 +249,8 @@ class Translator:
             self.problem(*pair, options.vocabulary, options.max_length) for pair in zip(sources, prefixes, strict=True)
         ]
         possible = [[] if problem else source for source, problem in zip(sources, problems, strict=True)]
-        found = self._search(possible, options, prefixes)
+        texts = [normalise(request.source) for request in requests]
+        found = self._search(possible, options, prefixes, texts)
         placed: list[list[list[PlacedTerm]]] = [[[] for _ in best] for best in found]
         if options.terms is not None:
             self._force_terms(requests, possible, prefixes, found, placed, problems, options)
@@ -263,7 +264,8 @@ class Translator:
         """What a search finds for each sentence, as tokens, best first; nothing for one that is empty or too long."""
         self._check_options(options)
         ids = self.source_tokenizer.encode_batch(list(lines))
-        return self._search([[] if self.problem(one, longest=options.max_length) else one for one in ids], options)
+        possible = [[] if self.problem(one, longest=options.max_length) else one for one in ids]
+        return self._search(possible, options, texts=[normalise(line) for line in lines])
 
     def vocabulary(self, texts: Iterable[str]) -> Vocabulary:
         """The tokens of some words or sentences, and the end mark: `translate` can be limited to them.
@@ -461,9 +463,11 @@ class Translator:
         aligned = self._align([ids[row] for row in rows], [found[row] for row in rows], looking)
         one = replace(looking, beam=replace(options.beam, num_best=1))
         kinds = self.token_kinds
+        source_of = {tuple(ids[row]): texts[row] for row in rows}
 
         def go_on(searches: Sequence[Prefixed]) -> list[Hypothesis]:
-            return [best[0] for best in self._search([list(each.ids) for each in searches], one, searches)]
+            asked = [list(each.ids) for each in searches]
+            return [best[0] for best in self._search(asked, one, searches, [source_of[*ids] for ids in asked])]
 
         answers = force_terms(
             [
@@ -499,10 +503,12 @@ class Translator:
         ids: list[list[int]],
         options: TranslationOptions,
         prefixes: Sequence[Sequence[int]] | Sequence[Prefixed] | None = None,
+        texts: Sequence[str] = (),
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each sentence, in the order given; none for an empty sentence.
 
-        What their translations begin with may be told together with what must not follow.
+        What their translations begin with may be told together with what must not follow. A reverse translator reads
+        the texts of the sentences, which may have words that their tokens have not.
         """
         begun: Sequence[Any] = prefixes or [[]] * len(ids)
         found: list[list[Hypothesis]] = [[] for _ in ids]
@@ -517,17 +523,17 @@ class Translator:
         for rows, hypotheses in zip(batches, answers, strict=True):
             sources = [ids[i] for i in rows]
             if options.reverse is not None:
-                hypotheses = self._reranked(sources, hypotheses, options.reverse, options.beam)
+                hypotheses = self._reranked([texts[i] for i in rows], hypotheses, options.reverse, options.beam)
             for i, best in zip(rows, self._align(sources, hypotheses, options), strict=True):
                 found[i] = best
         return found
 
     def _reranked(
-        self, sources: Sequence[Sequence[int]], found: list[list[Hypothesis]], reverse: Reverse, beam: Beam
+        self, sources: Sequence[str], found: list[list[Hypothesis]], reverse: Reverse, beam: Beam
     ) -> list[list[Hypothesis]]:
         decode = self.target_tokenizer.decode
         texts = [[decode(one.tokens) for one in some] for some in found]
-        back = log_probabilities_back(reverse.translator, [*map(self.source_tokenizer.decode, sources)], texts)
+        back = log_probabilities_back(reverse.translator, sources, texts)
         end_id = self.target_tokenizer.marks.end_id
         return reranked(found, back, weight=reverse.weight, beam=beam, end_id=end_id)
 

@@ -44,6 +44,8 @@ class _Pool(NamedTuple):
     """Log-probability of the source given the hypothesis, in nats; 0 without a reverse translator."""
     lengths: np.ndarray
     """Tokens, end marks included."""
+    leaves: np.ndarray
+    """Whether a hypothesis was cut off, in a sentence of which others ended: those are never taken."""
     counts: np.ndarray
     """What BLEU counts of each (`BleuCounts`)."""
 
@@ -74,7 +76,7 @@ def tune(
 
     Raises:
         ArgumentError: the beam is too small.
-        DataError: there are no pairs.
+        DataError: there are no pairs, or a source is longer than the model's positions.
     """
     if beam_size < 2:
         raise ArgumentError(f"a choice among hypotheses needs a beam of 2 at least, got {beam_size}")
@@ -100,11 +102,15 @@ def _searched(
 ) -> _Pool:
     options = TranslationOptions(beam=beam, max_length=translator.model.max_length or sys.maxsize)
     fold = str.lower if translator.target_tokenizer.lowercases else str
-    sizes, rows, counts = [], list[tuple[float, float, int]](), list[list[float]]()
+    end_id, sizes = translator.target_tokenizer.marks.end_id, list[int]()
+    rows, counts = list[tuple[float, float, int, bool]](), list[list[float]]()
     for begin in range(0, len(pairs), EVALUATED_TOGETHER):
         tell("sentences translated", begin, len(pairs))
         some = pairs[begin : begin + EVALUATED_TOGETHER]
         sources = [normalise(source) for source, _ in some]
+        for number, ids in enumerate(translator.source_tokenizer.encode_batch(sources), start=begin + 1):
+            if problem := translator.problem(ids, longest=options.max_length):
+                raise DataError(f"pair {number}: {problem}")
         found = translator.hypotheses(sources, options)
         texts = [[translator.target_tokenizer.decode(one.tokens) for one in best] for best in found]
         back = [[0.0] * len(best) for best in found]
@@ -113,12 +119,14 @@ def _searched(
         for best, written, gains, (_, target) in zip(found, texts, back, some, strict=True):
             # An empty source has no hypothesis: its translation is empty.
             sizes.append(max(len(best), 1))
+            ended = [one.tokens[-1:] == [end_id] for one in best]
             rows += [
-                (one.score * len(one.tokens), gain, len(one.tokens)) for one, gain in zip(best, gains, strict=True)
-            ] or [(0.0, 0.0, 1)]
+                (one.score * len(one.tokens), gain, len(one.tokens), any(ended) and not has_ended)
+                for one, gain, has_ended in zip(best, gains, ended, strict=True)
+            ] or [(0.0, 0.0, 1, False)]
             counts += [_counted(text, fold(normalise(target))) for text in written or [""]]
-    forward, gained, lengths = np.array(rows).T
-    return _Pool(np.cumsum([0, *sizes[:-1]]), forward, gained, lengths, np.array(counts))
+    forward, gained, lengths, leaves = np.array(rows, dtype=np.float64).T
+    return _Pool(np.cumsum([0, *sizes[:-1]]), forward, gained, lengths, leaves > 0, np.array(counts))
 
 
 def _counted(text: str, reference: str) -> list[float]:
@@ -130,6 +138,7 @@ def _counted(text: str, reference: str) -> list[float]:
 def _tried(pool: _Pool, penalty: float, reward: float, weight: float) -> Tuned:
     """What the choice by these numbers comes to."""
     score = (pool.forward + reward * pool.lengths + weight * pool.back) / pool.lengths**penalty
+    score[pool.leaves] = -np.inf
     chosen = [
         first + int(part.argmax()) for first, part in zip(pool.first, np.split(score, pool.first[1:]), strict=True)
     ]

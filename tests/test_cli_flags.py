@@ -145,6 +145,11 @@ def test_generate(call: Call, asked: Asked, flags: tuple[str, ...], filters: lis
     [
         ((), {}),
         (("--beam", "3", "--nbest", "2", "--length-penalty", "0.5"), {"beam": Beam(3, num_best=2, length_penalty=0.5)}),
+        (("--length-reward", "0.4"), {"beam": Beam(5, length_penalty=0.0, length_reward=0.4)}),
+        (
+            ("--length-reward", "0.4", "--length-penalty", "0.5"),
+            {"beam": Beam(5, length_penalty=0.5, length_reward=0.4)},
+        ),
         (("--alignments",), {"alignments": AlignmentOf()}),
         (
             ("--alignments", "--alignment-layer", "2", "--alignment-head", "1"),

@@ -28,6 +28,7 @@ WITHOUT_TORCH = [
             "score",
             "choose",
             "remember",
+            "tune",
             "view",
             "check",
             "export",

@@ -314,9 +314,12 @@ def test_evaluate_searches_with_the_engine_too(run: Path, run_of: Runs, capsys: 
         assert "leave out --engine" in capsys.readouterr().err
 
 
-def test_a_vocabulary_is_refused_in_python_too(run: Path) -> None:
+def test_a_vocabulary_and_a_reward_are_refused_in_python_too(run: Path) -> None:
     translator = Translator.load(run, device="cpu")
     words = translator.vocabulary(["das"])
     engine = searching_by_ctranslate2(translator, run, precision="int8", threads=1)
-    with engine, pytest.raises(ArgumentError, match="leave out vocabulary"):
-        next(translator.translate(["1 times 2"], vocabulary=words))
+    with engine:
+        with pytest.raises(ArgumentError, match="leave out vocabulary"):
+            next(translator.translate(["1 times 2"], vocabulary=words))
+        with pytest.raises(ArgumentError, match="leave out length_reward"):
+            next(translator.translate(["1 times 2"], beam=Beam(3, length_penalty=0.0, length_reward=0.3)))

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from regard.cli.main import run_command
 from regard.errors import ArgumentError, DataError
 from regard.generation.config import Beam
 from regard.models.token_memory import RememberingOutput, read_by_output
+from regard.tasks.translation import memory_file, remember
 from regard.tasks.translation.bulk.worker_pool import sharing
-from regard.tasks.translation.memory_file import FILE, read_memory, write_memory
+from regard.tasks.translation.memory_file import FILE, give_memories, read_memory, write_memory
 from regard.tasks.translation.recalled import recalled
 from regard.tasks.translation.remember import remember_for
 from regard.tasks.translation.train import run_translation
@@ -185,3 +188,60 @@ def test_a_downloaded_translator_remembers(
     assert recalled(asking, *pairs[1])[0].pairs[0][2:] == pairs[1]
     assert run_command(["translate", str(folder), pairs[0][0], "--memory", str(memory), "--device", "cpu"]) == 0
     assert capsys.readouterr().out.strip() == next(asking.translate([pairs[0][0]])).text
+
+
+def test_memories_of_many_places_stand_in_lists(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Looking into all lists answers as looking at all places does; the file has them, and damaged ones are refused."""
+    monkeypatch.setattr(remember, "LEAST_LISTED", 10)
+    listed, data = tmp_path / "listed.safetensors", str(run.parent / "pairs.tsv")
+    assert run_command(["remember", str(run), "--out", str(listed), "--device", "cpu"]) == 0
+    assert "lists a search on the CPU looks at 32" in capsys.readouterr().err
+    found, plain = read_memory(listed), read_memory(run / FILE)
+    assert found.memory.lists is not None
+    assert plain.memory.lists is None
+    assert len(found.memory.lists.sizes) <= 32  # so that all are looked at
+    for one in (found.memory, plain.memory):
+        assert sorted(zip(one.tokens.tolist(), one.pairs.tolist(), strict=True)) == sorted(
+            zip(plain.memory.tokens.tolist(), plain.memory.pairs.tolist(), strict=True)
+        )
+    query = plain.memory.keys[::7] + 0.01
+    for got, expected in zip(found.memory.nearest(query, 8)[:1], plain.memory.nearest(query, 8)[:1], strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    asking = Translator.load(run, device="cpu", memories=[listed])
+    tokens = recalled(asking, *PAIRS[17])
+    assert [one.pairs[0][2:] for one in tokens] == [PAIRS[17]] * len(tokens)
+    assert asking.loss(PAIRS) == pytest.approx(found.figures["with"], abs=1e-3)
+    assert run_command(["evaluate", str(run), "--data", data, "--memory", str(listed), "--device", "cpu"]) == 0
+    capsys.readouterr()
+    centres, sizes = found.memory.lists
+    write_memory(tmp_path / "plain", found._replace(memory=plain.memory))
+    with safe_open(tmp_path / "plain", "pt") as file:
+        metadata = file.metadata()
+    wrongs = [
+        (centres, sizes - 1),
+        (centres, sizes * 0),
+        (centres, sizes.float()),
+        (centres, sizes[:, None]),
+        (centres, torch.full_like(sizes, 2**62)),
+        (centres.to(torch.complex64), sizes),
+        (centres.double() + 1e300, sizes),
+    ]
+    for some in wrongs:
+        tensors = load_file(tmp_path / "plain") | dict(zip(("centres", "sizes"), some, strict=True))
+        save_file(tensors, tmp_path / "wrong", metadata=metadata)
+        with pytest.raises(DataError, match="is a damaged memory"):
+            read_memory(tmp_path / "wrong")
+
+
+def test_a_memory_is_where_its_model_is(run: Path) -> None:
+    """A model on a GPU asks a memory on the same; here a device stands for it that has no numbers."""
+    model = Translator.load(run, device="cpu").model
+    there = torch.nn.Module()
+    there.output = torch.nn.Linear(model.output.in_features, model.output.out_features, device="meta")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_file, "fingerprint", lambda _: read_memory(run / FILE).model)
+        give_memories([(run, there)], [run / FILE])
+    output: Any = there.output
+    assert {output.memory.keys.device.type, output.memory._half_squares.device.type} == {"meta"}

@@ -21,6 +21,7 @@ from regard.cli.help import EXAMPLES, described, documented, first_sentence, pri
 from regard.cli.remember import remember_pairs
 from regard.cli.train import TRAINERS
 from regard.cli.translate import translate
+from regard.cli.tune import tune_search
 from regard.cli.view import view_run
 from regard.training.fit_config import FitConfig
 
@@ -44,6 +45,7 @@ COMMANDS: dict[str, Command] = {
     "score": score,
     "choose": choose,
     "remember": remember_pairs,
+    "tune": tune_search,
     "view": view_run,
     "check": check_model,
     "export": export,

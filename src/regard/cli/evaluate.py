@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +9,7 @@ from regard.cli.engines import SearchBy
 from regard.cli.interpret import FRAMES, policy_of, refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
+from regard.cli.ranking import Ranking
 from regard.cli.shared import Mean, Run, alignment_of, lines_of, print_table, refuse_first, require_task
 from regard.errors import ArgumentError
 from regard.exports.formats import Engine, SearchPrecision
@@ -24,6 +24,7 @@ from regard.text.references import read_judged, read_references
 
 if TYPE_CHECKING:
     from regard.tasks.translation.alignments import AlignmentOf
+    from regard.tasks.translation.reverse import Reverse
     from regard.tasks.translation.simultaneous.interpreter import Interpreter
     from regard.tasks.translation.translator import Translator
 
@@ -38,6 +39,9 @@ def evaluate(
     memory: tuple[Path, ...] = (),
     beam: int | None = None,
     length_penalty: float | None = None,
+    length_reward: float | None = None,
+    reverse: Path | None = None,
+    reverse_weight: float | None = None,
     stride: int | None = None,
     singly: int | None = None,
     simultaneous: bool = False,
@@ -63,7 +67,10 @@ def evaluate(
         ensemble: translation: other runs that translate together with `run`, as for `translate`.
         memory: translation: files of `regard remember`, as for `translate`.
         beam: translation: hypotheses kept while searching; 5 unless given.
-        length_penalty: translation: above 1 favours longer translations, below 1 shorter ones; 1 unless given.
+        length_penalty: translation: above 1 favours longer translations, below 1 shorter ones; as for `translate`.
+        length_reward: translation: what each token adds to the score of a translation, as for `translate`.
+        reverse: translation: a translator of the other direction, as for `translate`.
+        reverse_weight: translation: how much that one counts, as for `translate`.
         stride: language model: tokens that each block predicts; its others are context; half a block unless given.
         singly: masked language model: tokens, evenly spread over the text, that are masked one at a time for the
             pseudo-perplexity, in a forward pass each; at most 250 unless given, and the standard error is printed.
@@ -84,6 +91,9 @@ def evaluate(
     given = (
         ("--beam", beam, TRANSLATION),
         ("--length-penalty", length_penalty, TRANSLATION),
+        ("--length-reward", length_reward, TRANSLATION),
+        ("--reverse", reverse, TRANSLATION),
+        ("--reverse-weight", reverse_weight, TRANSLATION),
         ("--stride", stride, LANGUAGE_MODEL),
         ("--references", references or None, TRANSLATION),
         ("--ensemble", ensemble or None, TRANSLATION),
@@ -104,9 +114,13 @@ def evaluate(
     refuse_first(
         (simultaneous and try_heads, "--simultaneous and --try-heads were both given: give one of them"),
         (interprets and beam is not None, "--simultaneous and --try-heads search greedily: leave out --beam"),
-        (
-            interprets and length_penalty is not None,
-            "--simultaneous and --try-heads search greedily: leave out --length-penalty",
+        *(
+            (interprets and value is not None, f"--simultaneous and --try-heads search greedily: leave out {flag}")
+            for flag, value in (
+                ("--length-penalty", length_penalty),
+                ("--length-reward", length_reward),
+                ("--reverse", reverse),
+            )
         ),
         (
             interprets and engine == "ctranslate2",
@@ -130,11 +144,13 @@ def evaluate(
         (beam is not None and beam < 1, f"--beam must be at least 1, got {beam}"),
         (stride is not None and stride < 1, f"--stride must be at least 1, got {stride}"),
         (singly is not None and singly < 1, f"--singly must be at least 1, got {singly}"),
-        (
-            length_penalty is not None and not 0 <= length_penalty < inf,
-            f"--length-penalty must be at least 0, got {length_penalty}",
-        ),
     )
+    size = Beam().size if beam is None else beam
+    ranking = Ranking(
+        length_penalty=length_penalty, length_reward=length_reward, reverse=reverse, reverse_weight=reverse_weight
+    )
+    ranking.refuse(run, size, engine or "regard")
+    chosen = ranking.beam(size)
     for one in ensemble:
         require_task(one, TRANSLATION)
     require_files(data, setting="--data")
@@ -171,11 +187,10 @@ def evaluate(
                     rows = _simultaneous_scores(interpreter, pairs, tell)
             case Translator():
                 align = alignment_of(alignment_layer, alignment_head, model.alignment)
-                numbers: dict[str, Any] = {"size": beam, "length_penalty": length_penalty}
-                chosen = Beam(**{name: value for name, value in numbers.items() if value is not None})
+                back = ranking.loaded(device)
                 aligned = [] if alignment_data is None else [_alignment_row(model, data, alignment_data, align)]
                 with search_by.searching(model, run, None, 0):
-                    rows = [*_translation_scores(model, data, references, chosen, tell), *aligned]
+                    rows = [*_translation_scores(model, _judged(data, references), chosen, back, tell), *aligned]
             case LanguageModel():
                 found = model.evaluate(lines_of(data), stride=stride, tell=tell)
                 rows = [
@@ -247,9 +262,13 @@ def choose(run: Run, /, *, by: Literal["loss", "bleu"] = "loss", beam: int = 5, 
 
 
 def _translation_scores(
-    model: "Translator", data: tuple[Path, ...], references: tuple[Path, ...], beam: Beam, tell: Tell
+    model: "Translator",
+    judged: Iterable[tuple[str, str | Sequence[str]]],
+    beam: Beam,
+    reverse: "Reverse | None",
+    tell: Tell,
 ) -> list[tuple[str, ...]]:
-    found = model.evaluate(_judged(data, references), beam=beam, tell=tell)
+    found = model.evaluate(judged, beam=beam, reverse=reverse, tell=tell)
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),

@@ -62,6 +62,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard translate runs/mine --memory runs/mine/memory.safetensors --input big.txt --output big.de",
         "regard remember runs/mine --data more.tsv --out more.safetensors",
     ),
+    "tune": (
+        "regard tune runs/en-fr --reverse runs/fr-en",
+        "regard tune runs/mine --valid valid.en valid.de --memory runs/mine/memory.safetensors",
+    ),
     "view": ('regard view runs/mine "a sentence" "another one" --out pictures',),
     "check": ("regard check runs/mine", "regard check opus-mt-en-de", "regard check my_package.models:make --causal"),
     "export": (

@@ -46,6 +46,7 @@ def remember_pairs(
         (target.exists() and not overwrite, f"{target} is there already: give --overwrite to replace it, or --out"),
     )
     with loading():
+        from regard.models.key_lists import LOOKED_AT
         from regard.tasks.translation.memory_file import write_memory
         from regard.tasks.translation.remember import remember_for
         from regard.tasks.translation.translator import Translator
@@ -56,5 +57,9 @@ def remember_pairs(
     write_memory(target, found)
     before, after = found.figures["without"], found.figures["with"]
     print(f"{len(found.memory):,} places of text are in {target}", file=sys.stderr)
+    if found.memory.lists is not None:
+        print(
+            f"of its {len(found.memory.lists.sizes):,} lists a search on the CPU looks at {LOOKED_AT}", file=sys.stderr
+        )
     print(f"loss on the validation pairs: {after:.4f} nats a token with it, {before:.4f} without", file=sys.stderr)
     print(f"use it: regard translate {run} --memory {target}", file=sys.stderr)

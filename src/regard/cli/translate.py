@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,9 @@ import tyro
 from regard.cli.engines import SearchBy
 from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
 from regard.cli.loading import loading, speaks
+from regard.cli.ranking import Ranking
 from regard.cli.shared import Mean, Run, alignment_of, refuse_first, require_task
 from regard.exports.formats import Engine, SearchPrecision
-from regard.generation.config import Beam
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 from regard.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_lines
@@ -39,7 +38,10 @@ def translate(
     bad_lines: BadLines = "stop",
     beam: int | None = None,
     nbest: int = 1,
-    length_penalty: float = 1.0,
+    length_penalty: float | None = None,
+    length_reward: float | None = None,
+    reverse: Path | None = None,
+    reverse_weight: float | None = None,
     alignments: bool = False,
     alignment_layer: int | Mean | None = None,
     alignment_head: int | Mean | None = None,
@@ -76,7 +78,13 @@ def translate(
         bad_lines: whether a line that cannot be read or is too long ends the work or is answered by an empty line.
         beam: hypotheses kept while searching, 5 unless given; 1 takes the most probable token each time.
         nbest: translations of each sentence; above 1, each is printed after its line's number and its score.
-        length_penalty: in beam search, above 1 favours longer translations, below 1 shorter ones.
+        length_penalty: in beam search, above 1 favours longer translations, below 1 shorter ones; 1 unless given, and 0
+            with --length-reward or --reverse.
+        length_reward: in beam search, what each token adds to the log-probability of a translation, in nats; none
+            unless given, and 0.4 with --reverse. `regard tune` finds the best.
+        reverse: a translator of the other direction: how probable it finds the source, given a translation, counts in
+            the choice among those of the beam.
+        reverse_weight: how much that counts; 0.3 unless given, and `regard tune` finds the best.
         alignments: print JSON: tokens, scores, and how much each token attended to each token of the source.
         alignment_layer: the decoder layer whose attention that is, from 0, or from -1 backwards; or mean. Unless given,
             that of the head that was taught to align (--alignment-data of `train`), or the last.
@@ -112,7 +120,9 @@ def translate(
         "--overwrite": overwrite,
         "--beam": beam is not None,
         "--nbest": nbest != 1,
-        "--length-penalty": length_penalty != 1.0,
+        "--length-penalty": length_penalty is not None,
+        "--length-reward": length_reward is not None,
+        "--reverse": reverse is not None,
         "--alignments": alignments,
         "--confidence": confidence,
         "--keep-tags": keep_tags,
@@ -155,7 +165,6 @@ def translate(
     refuse_first(
         (size < 1, f"--beam must be at least 1, got {size}"),
         (not 1 <= nbest <= size, f"--nbest must be from 1 to --beam, got {nbest} and {size}"),
-        (not 0 <= length_penalty < inf, f"--length-penalty must be at least 0, got {length_penalty}"),
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
         (engine != "regard" and bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
@@ -163,13 +172,17 @@ def translate(
         (engine != "regard" and vocabulary is not None, f"--engine {engine} keeps to no --vocabulary: leave out one"),
         (engine != "regard" and terms is not None, f"--engine {engine} forces no --terms: leave out one"),
     )
+    ranking = Ranking(
+        length_penalty=length_penalty, length_reward=length_reward, reverse=reverse, reverse_weight=reverse_weight
+    )
+    ranking.refuse(run, size, engine)
+    search = ranking.beam(size, num_best=nbest)
     search_by = SearchBy(engine, precision)
     for one in (run, *ensemble):
         require_task(one, TRANSLATION)
     require_files(memory, setting="--memory")
     for flag, path in (("--input", input), ("--vocabulary", vocabulary), ("--terms", terms)):
         require_files([] if path is None else [path], setting=flag)
-    search = Beam(size, num_best=nbest, length_penalty=length_penalty)
     with loading():
         from regard.cli.whole_file import finish_file, shared_file
         from regard.tasks.translation.bulk.lines import (
@@ -203,6 +216,7 @@ def translate(
         confidence=confidence,
         keep_tags=keep_tags,
         terms=None if terms is None else Terms(read_terms(terms)),
+        reverse=ranking.loaded(device_of_rank(device)),
         labels=alignments or confidence,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()

@@ -87,6 +87,8 @@ class CTranslate2Engine:
             WorkerError: CTranslate2 failed.
         """
         given = list(jobs)
+        if any(job.beam.length_reward for job in given):
+            raise ArgumentError("CTranslate2 has no length reward: leave out length_reward, or search with regard")
         if any(job.vocabulary is not None for job in given):
             raise ArgumentError("CTranslate2 keeps to no vocabulary: leave out vocabulary, or search with regard")
         try:

@@ -36,12 +36,13 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     r"""The best of the hypotheses that a beam finds, for each source.
 
-    The score is $\log p(y \mid x) / |y|^\alpha$, where $\alpha$ is the length penalty and $|y|$ includes the end mark
-    (Wu et al. 2016, arXiv:1609.08144, equation 14, divide by $((5 + |y|) / 6)^\alpha$ instead). At each step
-    the `beam.size` best continuations that do not end are continued, and those among the `beam.size` best that end
-    are finished. Let w be the score of the worst of the `beam.num_best` hypotheses that would be returned now. A
-    source is done when no live hypothesis can reach a score above w any more; or, as soon as `beam.size` hypotheses
-    have finished, when no live hypothesis has a score above w at its present length.
+    The score is $(\log p(y \mid x) + \gamma |y|) / |y|^\alpha$, where $\alpha$ is the length penalty, $\gamma$ the
+    reward of each token, and $|y|$ includes the end mark (Wu et al. 2016, arXiv:1609.08144, equation 14, divide by
+    $((5 + |y|) / 6)^\alpha$ instead; Murray and Chiang 2018, arXiv:1808.10006, give the reward). At each step the
+    `beam.size` best continuations that do not end are continued, and those among the `beam.size` best that end are
+    finished. Let w be the score of the worst of the `beam.num_best` hypotheses that would be returned now. A source is
+    done when no live hypothesis can reach a score above w any more; or, as soon as `beam.size` hypotheses have
+    finished, when no live hypothesis has a score above w at its present length.
 
     Args:
         model: in evaluation mode.
@@ -50,7 +51,7 @@ def beam_search(
         bos_id: the token with which every target begins; for a language model, the last token of each text.
         eos_id: the token that ends a target.
         max_steps: the most tokens of an answer, including the end mark.
-        beam: how many hypotheses are continued and returned, and the length penalty.
+        beam: how many hypotheses are continued and returned, and how their length counts.
         constraints: the tokens that may be chosen; see `regard.generation.filters`. Scores stay the model's own.
         alignments: whether hypotheses have an alignment, which says what their tokens attended to.
 
@@ -104,7 +105,7 @@ class _Hypotheses:
     """
 
     def __init__(self, count: int, device: torch.device, beam: Beam, *, eos_id: int, max_steps: int) -> None:
-        self.size, self.num_best, self.penalty = beam.size, beam.num_best, beam.length_penalty
+        self.size, self.num_best, self.beam = beam.size, beam.num_best, beam
         self.eos_id, self.max_steps = eos_id, max_steps
         self.trace: list[_Trace] = []
         # The sources that run (A,), and the log-probabilities of their live hypotheses (A, K). At the start all K are
@@ -147,7 +148,7 @@ class _Hypotheses:
 
     def _finish(self, scores: Tensor, parents: Tensor, ends: Tensor, length: int) -> None:
         """Keep the best K of the finished hypotheses and of the candidates that end now."""
-        new = torch.where(ends, scores / length**self.penalty, -torch.inf)
+        new = torch.where(ends, self.beam.score(scores, length), -torch.inf)
         at = torch.full_like(parents, length)
         best, kept = torch.cat([self.score[self.sources], new], 1).topk(self.size, dim=-1)
         self.score = self.score.to(best.dtype).index_copy(0, self.sources, best)
@@ -158,10 +159,12 @@ class _Hypotheses:
         """Which of the running sources have a live hypothesis that may still be returned; see `beam_search`."""
         finished, best = self.score[self.sources], self.live[:, 0]
         is_full, worst = finished[:, -1] > -torch.inf, finished[:, self.num_best - 1]
-        # Log-probabilities can only fall, and the largest divisor is that of the longest hypothesis. So no continuation
-        # has a score above this.
-        hope = best / self.max_steps**self.penalty
-        return torch.where(is_full, best / length**self.penalty, hope) > worst
+        # Log-probabilities can only fall, the largest divisor is that of the longest hypothesis, and the rewards are
+        # divided to the most at one of the two ends. So no continuation has a score above this.
+        penalty, reward = self.beam.length_penalty, self.beam.length_reward
+        most = max(length ** (1 - penalty), self.max_steps ** (1 - penalty))
+        hope = best / self.max_steps**penalty + reward * most
+        return torch.where(is_full, self.beam.score(best, length), hope) > worst
 
     def best(self) -> list[list[Hypothesis]]:
         """The finished hypotheses of each source, best first; if there are too few, live ones follow."""
@@ -178,7 +181,7 @@ class _Hypotheses:
             for row, total in enumerate(totals, start=at * self.size):
                 if total > -torch.inf and len(answers[source]) < self.num_best:
                     tokens, path = _walk_back(links, row)
-                    answers[source].append(Hypothesis(tokens, total / length**self.penalty, self._attended(path)))
+                    answers[source].append(Hypothesis(tokens, self.beam.score(total, length), self._attended(path)))
         return answers
 
     def _attended(self, path: list[int]) -> Tensor | None:

@@ -42,7 +42,8 @@ class Hypothesis:
 
     tokens: list[int]
     score: float
-    """The sum of the tokens' log-probabilities, divided by length ** length_penalty."""
+    """The sum of the tokens' log-probabilities, with the reward and divided by the penalty of its length
+    (`Beam.score`)."""
     alignment: Float[Tensor, "T S"] | None = None
     """The weights with which each token attended to the source, as a mean over heads; rows sum to 1."""
     log_probabilities: Float[Tensor, " T"] | None = None

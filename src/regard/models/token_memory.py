@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.fast_topk import largest
+from regard.models.key_lists import LOOKED_AT, KeyLists, nearest_in_lists
 
 ROWS = 256
 """So many queries look at the keys together."""
@@ -51,6 +52,7 @@ class TokenMemory(nn.Module):
         tokens: the token of each place (E,).
         pairs: the number of the pair that each place is of (E,).
         texts: the source and the target of each pair, to show them; may be left out.
+        lists: those in which the keys stand (`regard.models.key_lists.listed`); without them every key is looked at.
 
     Raises:
         ShapeError: they do not fit together, or there is no place.
@@ -64,6 +66,8 @@ class TokenMemory(nn.Module):
     keys: Tensor
     tokens: Tensor
     pairs: Tensor
+    centres: Tensor | None
+    sizes: Tensor | None
     _half_squares: Tensor
 
     def __init__(
@@ -72,6 +76,7 @@ class TokenMemory(nn.Module):
         tokens: Int[Tensor, " E"],
         pairs: Int[Tensor, " E"],
         texts: Sequence[tuple[str, str]] = (),
+        lists: KeyLists | None = None,
     ) -> None:
         super().__init__()
         self.texts = texts
@@ -80,6 +85,15 @@ class TokenMemory(nn.Module):
                 "a memory needs keys (E, D), tokens (E,) and pairs (E,) of one E that is at least 1, got "
                 f"{tuple(keys.shape)}, {tuple(tokens.shape)} and {tuple(pairs.shape)}"
             )
+        if lists is not None and (
+            lists.centres.shape != (len(lists.sizes), keys.shape[1]) or int(lists.sizes.sum()) != len(keys)
+        ):
+            raise ShapeError(
+                f"lists of {int(lists.sizes.sum())} keys with centres {tuple(lists.centres.shape)} are not those of "
+                f"keys {tuple(keys.shape)}"
+            )
+        self.register_buffer("centres", None if lists is None else lists.centres.float())
+        self.register_buffer("sizes", None if lists is None else lists.sizes.long())
         self.register_buffer("keys", keys.float())
         self.register_buffer("tokens", tokens.long())
         self.register_buffer("pairs", pairs.int())
@@ -88,18 +102,32 @@ class TokenMemory(nn.Module):
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def lists(self) -> KeyLists | None:
+        """The lists in which the keys stand; None if there are none."""
+        return None if self.centres is None or self.sizes is None else KeyLists(self.centres, self.sizes)
+
     def nearest(self, query: Float[Tensor, "N D"], count: int) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
         """The squared distances to the nearest keys, the nearest first, and their places. K is `count`, or E if less.
 
-        The search is exact: all keys are looked at. The nearest key has the largest q . k - |k|^2 / 2.
+        Without lists, and on a GPU, the search is exact: all keys are looked at. With lists it looks at those of
+        the few whose centres are nearest, and finds nearly all. A distance of inf has no place: the lists had fewer.
         """
+        if not len(query):
+            none = min(count, len(self))
+            return query.new_empty(0, none), self.tokens.new_empty(0, none)
         found = [self._nearest(rows.float(), min(count, len(self))) for rows in query.split(ROWS)]
-        if not found:
-            return query.new_empty(0, min(count, len(self))), self.tokens.new_empty(0, min(count, len(self)))
         distances, places = zip(*found, strict=True)
         return torch.cat(distances), torch.cat(places)
 
     def _nearest(self, query: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        # The nearest key has the largest q . k - |k|^2 / 2.
+        lists = self.lists
+        # Lists of very unlike lengths would have more places to fill than there are keys.
+        if lists is not None and query.device.type == "cpu" and LOOKED_AT * int(lists.sizes.max()) < len(self):
+            found = nearest_in_lists(query, self.keys, self._half_squares, lists, count, looked_at=LOOKED_AT)
+            score, place = found
+            return (query.square().sum(-1, keepdim=True) - 2 * score).clamp_min(0.0), place
         scores, places, together = [], [], -(-SCORES // len(query))
         for first in range(0, len(self), together):
             keys, half = self.keys[first : first + together], self._half_squares[first : first + together]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.reverse import Reverse
 from regard.tasks.translation.tags import Tag
 from regard.tasks.translation.terms import Terms
 
@@ -31,6 +32,7 @@ class TranslationOptions:
     confidence: bool = False
     keep_tags: bool = False
     terms: Terms | None = None
+    reverse: Reverse | None = None
     labels: bool = True
     """Whether the answers have labels; a text alone needs none, and they take as long as a fast search."""
 
@@ -42,6 +44,7 @@ class TranslationOptions:
             "beam": self.beam.size,
             "nbest": self.beam.num_best,
             "length-penalty": self.beam.length_penalty,
+            "length-reward": self.beam.length_reward,
             "alignments": alignments,
             "copy-unknown": self.copy_unknown,
             "vocabulary": chosen,
@@ -49,4 +52,5 @@ class TranslationOptions:
             "confidence": self.confidence,
             "keep-tags": self.keep_tags,
             "terms": None if self.terms is None else [list(term) for term in self.terms.terms],
+            "reverse": None if self.reverse is None else [self.reverse.translator.fingerprint(), self.reverse.weight],
         }

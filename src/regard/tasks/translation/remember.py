@@ -11,17 +11,13 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError
 from regard.models.fingerprint import fingerprint
+from regard.models.key_lists import listed
 from regard.models.token_memory import TokenMemory, Vote, read_by_output
-from regard.tasks.names import TRANSLATION
-from regard.tasks.runs.foreign_folders import is_huggingface
-from regard.tasks.runs.prepared import check_prepared
-from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
-from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.corpus import open_corpus
 from regard.tasks.translation.memory_file import Remembered
+from regard.tasks.translation.own_pairs import RunPart, own_pairs, texts_of
 from regard.tasks.translation.translator import Translator
-from regard.text.pair_store import TokenStore, chunks
+from regard.text.pair_store import chunks
 from regard.text.pairs import read_pairs
 
 TOGETHER_PAIRS = 128
@@ -32,6 +28,8 @@ TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 1.0)
 """The temperatures that are tried, as parts of the mean squared distance of the keys that vote."""
 MOST_ASKED = 8_192
 """At most so many places of validation pairs, evenly spread, decide about share and temperature."""
+LEAST_LISTED = 1 << 15
+"""Keys are put into lists if there are so many; to look at every one of fewer takes little."""
 
 
 CutSides = tuple[Sequence[Any], Sequence[Any]]
@@ -77,19 +75,23 @@ def remember_for(
     if not places.read.half().isfinite().all():
         raise NonFiniteError("the model's output layer reads numbers that are not finite, or too large for a memory")
     # The keys are rounded as they will be read from a file, so that both answer alike.
-    memory = TokenMemory(places.read.half(), places.tokens, places.pairs, _texts(translator, cut))
+    keys, lists = places.read.half(), None
+    if len(keys) >= LEAST_LISTED:
+        order, lists = listed(keys)
+        keys, places = keys[order], places._replace(tokens=places.tokens[order], pairs=places.pairs[order])
+    memory = TokenMemory(keys, places.tokens, places.pairs, texts_of(translator, *cut), lists)
     vote, figures = choose_vote(translator.model.output, memory, _places(translator, asked, tell_nobody))
     return Remembered(memory, vote, fingerprint(translator.model), figures)
 
 
-def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *, part: str) -> CutSides:
+def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *, part: RunPart) -> CutSides:
     """The tokens of the pairs of some files; if there are none, of a part of the run's own."""
     if files:
         pairs = list(read_pairs(list(files)))
         sources = translator.source_tokenizer.encode_batch([source for source, _ in pairs])
         cut: CutSides = sources, translator.target_tokenizer.encode_batch([target for _, target in pairs])
     else:
-        store = _own_pairs(Path(run), part)
+        store = own_pairs(Path(run), part)
         cut = [store.source(i) for i in range(len(store))], [store.target(i) for i in range(len(store))]
     fitting = [i for i, (a, b) in enumerate(zip(*cut, strict=True)) if _fits(translator, len(a), len(b))]
     if not fitting:
@@ -97,25 +99,9 @@ def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *
     return [cut[0][i] for i in fitting], [cut[1][i] for i in fitting]
 
 
-def _texts(translator: Translator, cut: CutSides) -> list[tuple[str, str]]:
-    sources, targets = ([[int(token) for token in ids] for ids in side] for side in cut)
-    decode = translator.source_tokenizer.decode, translator.target_tokenizer.decode
-    return [(decode[0](source), decode[1](target)) for source, target in zip(sources, targets, strict=True)]
-
-
 def _fits(translator: Translator, source: int, target: int) -> bool:
     most = translator.model.max_length
     return source > 0 and (most is None or max(source, target) < most)
-
-
-def _own_pairs(run: Path, part: str) -> TokenStore:
-    if is_huggingface(run):
-        flag = "--data" if part == "train" else "--valid"
-        raise ArgumentError(f"{run} is in Hugging Face's format, which has no pairs of its own: name some by {flag}")
-    folder = RunFolder(run)
-    check_prepared(folder)
-    corpus = open_corpus(folder.read_config(TRANSLATION, TranslationConfig), folder)
-    return corpus.train if part == "train" else corpus.valid
 
 
 @torch.no_grad()
@@ -130,7 +116,7 @@ def choose_vote(output: nn.Linear, memory: TokenMemory, asked: Places) -> tuple[
         ]
     )
     distances, places = memory.nearest(read, Vote().count)
-    is_right, mean = memory.tokens[places] == tokens[:, None], max(float(distances.mean()), 1e-6)
+    is_right, mean = memory.tokens[places] == tokens[:, None], max(float(distances[distances.isfinite()].mean()), 1e-6)
     tried = []
     for part, share in product(TEMPERATURES, SHARES):
         remembered = ((-distances / (part * mean)).softmax(-1) * is_right).sum(-1)

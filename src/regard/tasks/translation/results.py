@@ -25,7 +25,8 @@ class Candidate(NamedTuple):
 
     text: str
     score: float
-    """Log-probability: divided by the number of tokens with beam search, the plain sum with greedy search."""
+    """Log-probability: the plain sum with greedy search; with beam search as `Beam` and `Reverse` say, by default
+    divided by the number of tokens."""
     labels: list[str]
     """The tokens of the translation as they are printed, end mark included; none if they were not asked for."""
     alignment: Tensor | None

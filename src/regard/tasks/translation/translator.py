@@ -38,6 +38,7 @@ from regard.tasks.translation.memory_file import give_memories
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
+from regard.tasks.translation.reverse import Reverse, log_probabilities_back, reranked
 from regard.tasks.translation.search_job import Searcher, SearchJob, search
 from regard.tasks.translation.tags import aligned_units, put_back, stretches, taken_out
 from regard.tasks.translation.terms import PlacedTerm, Terms
@@ -175,6 +176,7 @@ class Translator:
         confidence: bool = False,
         keep_tags: bool = False,
         terms: Terms | None = None,
+        reverse: Reverse | None = None,
         window_lines: int = WINDOW_LINES,
         bad_lines: BadLines = "stop",
     ) -> Iterator[Translation]:
@@ -199,6 +201,7 @@ class Translator:
                 back into its translations where `alignments` or the attention of `alignment` says that they belong.
             terms: terms and their translations: where a source has such a term, its translation has the given one,
                 once for each time and where `alignments` or the attention of `alignment` says that it is translated.
+            reverse: a translator of the other direction, which has a say in which of the beam's hypotheses is best.
             window_lines: lines that are read before the first is answered; 1 answers each at once.
             bad_lines: "stop" at a sentence that the model cannot take, or "skip" it: its translation is empty
                 and says why.
@@ -217,6 +220,7 @@ class Translator:
             confidence=confidence,
             keep_tags=keep_tags,
             terms=terms,
+            reverse=reverse,
         )
         if window_lines < 1:
             raise ArgumentError(f"window_lines must be at least 1, got {window_lines}")
@@ -245,7 +249,8 @@ class Translator:
             self.problem(*pair, options.vocabulary, options.max_length) for pair in zip(sources, prefixes, strict=True)
         ]
         possible = [[] if problem else source for source, problem in zip(sources, problems, strict=True)]
-        found = self._search(possible, options, prefixes)
+        texts = [normalise(request.source) for request in requests]
+        found = self._search(possible, options, prefixes, texts)
         placed: list[list[list[PlacedTerm]]] = [[[] for _ in best] for best in found]
         if options.terms is not None:
             self._force_terms(requests, possible, prefixes, found, placed, problems, options)
@@ -254,6 +259,13 @@ class Translator:
             answer._replace(source=request.source, problem=problem)
             for request, answer, problem in zip(asked, answers, problems, strict=True)
         ]
+
+    def hypotheses(self, lines: Sequence[str], options: TranslationOptions) -> list[list[Hypothesis]]:
+        """What a search finds for each sentence, as tokens, best first; nothing for one that is empty or too long."""
+        self._check_options(options)
+        ids = self.source_tokenizer.encode_batch(list(lines))
+        possible = [[] if self.problem(one, longest=options.max_length) else one for one in ids]
+        return self._search(possible, options, texts=[normalise(line) for line in lines])
 
     def vocabulary(self, texts: Iterable[str]) -> Vocabulary:
         """The tokens of some words or sentences, and the end mark: `translate` can be limited to them.
@@ -280,6 +292,7 @@ class Translator:
         pairs: Iterable[tuple[str, str | Sequence[str]]],
         *,
         beam: Beam = Beam(),
+        reverse: Reverse | None = None,
         tell: Tell = tell_nobody,
     ) -> Evaluation:
         """Translate the sources and compare with the references.
@@ -289,6 +302,7 @@ class Translator:
                 them as sacrebleu does, an exact match equals one of them, and the loss is taken over all of them. If
                 the translator writes lower case, case does not count.
             beam: as for `translate`.
+            reverse: as for `translate`.
             tell: is called with what is done, how many sentences are done, and of how many.
 
         Raises:
@@ -303,7 +317,7 @@ class Translator:
         for begin in range(0, len(sets), EVALUATED_TOGETHER):
             tell("sentences translated", begin, len(sets))
             some = [source for source, _ in sets[begin : begin + EVALUATED_TOGETHER]]
-            options = TranslationOptions(beam=beam, max_length=longest, labels=False)
+            options = TranslationOptions(beam=beam, max_length=longest, reverse=reverse, labels=False)
             for number, one in enumerate(self.translate_window(some, options), start=begin + 1):
                 if one.problem:
                     raise DataError(f"line {number}: {one.problem}")
@@ -425,6 +439,8 @@ class Translator:
                 "there are no unknown words to copy: the model's target tokenizer writes any word, piece by piece; "
                 "leave out copy_unknown"
             )
+        if options.reverse is not None and options.beam.size == 1:
+            raise ArgumentError("a reverse translator chooses among hypotheses: give a beam of 2 at least, got 1")
         if options.terms is not None and options.vocabulary is not None:
             raise ArgumentError("terms may have words that a vocabulary leaves out: give terms or vocabulary")
 
@@ -447,9 +463,11 @@ class Translator:
         aligned = self._align([ids[row] for row in rows], [found[row] for row in rows], looking)
         one = replace(looking, beam=replace(options.beam, num_best=1))
         kinds = self.token_kinds
+        source_of = {tuple(ids[row]): texts[row] for row in rows}
 
         def go_on(searches: Sequence[Prefixed]) -> list[Hypothesis]:
-            return [best[0] for best in self._search([list(each.ids) for each in searches], one, searches)]
+            asked = [list(each.ids) for each in searches]
+            return [best[0] for best in self._search(asked, one, searches, [source_of[*ids] for ids in asked])]
 
         answers = force_terms(
             [
@@ -485,10 +503,12 @@ class Translator:
         ids: list[list[int]],
         options: TranslationOptions,
         prefixes: Sequence[Sequence[int]] | Sequence[Prefixed] | None = None,
+        texts: Sequence[str] = (),
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each sentence, in the order given; none for an empty sentence.
 
-        What their translations begin with may be told together with what must not follow.
+        What their translations begin with may be told together with what must not follow. A reverse translator reads
+        the texts of the sentences, which may have words that their tokens have not.
         """
         begun: Sequence[Any] = prefixes or [[]] * len(ids)
         found: list[list[Hypothesis]] = [[] for _ in ids]
@@ -502,9 +522,20 @@ class Translator:
         answers = (search(self.decoder, job) for job in jobs) if self.searcher is None else self.searcher.search(jobs)
         for rows, hypotheses in zip(batches, answers, strict=True):
             sources = [ids[i] for i in rows]
+            if options.reverse is not None:
+                hypotheses = self._reranked([texts[i] for i in rows], hypotheses, options.reverse, options.beam)
             for i, best in zip(rows, self._align(sources, hypotheses, options), strict=True):
                 found[i] = best
         return found
+
+    def _reranked(
+        self, sources: Sequence[str], found: list[list[Hypothesis]], reverse: Reverse, beam: Beam
+    ) -> list[list[Hypothesis]]:
+        decode = self.target_tokenizer.decode
+        texts = [[decode(one.tokens) for one in some] for some in found]
+        back = log_probabilities_back(reverse.translator, sources, texts)
+        end_id = self.target_tokenizer.marks.end_id
+        return reranked(found, back, weight=reverse.weight, beam=beam, end_id=end_id)
 
     def _job(
         self,
@@ -521,7 +552,7 @@ class Translator:
             begin_id=marks.begin_id,
             end_id=marks.end_id,
             max_steps=min(longest, self._limit or longest),
-            beam=options.beam,
+            beam=options.beam if options.reverse is None else replace(options.beam, num_best=options.beam.size),
             prefixes=prefixes if any(prefixes) else (),
             vocabulary=None if allowed is None else allowed.tokens.nonzero()[:, 0].tolist(),
             vocab_size=0 if allowed is None else allowed.tokens.shape[-1],

@@ -1,0 +1,51 @@
+"""The pairs that a run was trained on, and those that it was validated on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from regard.errors import ArgumentError
+from regard.tasks.names import TRANSLATION
+from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.runs.prepared import check_prepared
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.corpus import open_corpus
+from regard.text.pair_store import TokenStore
+
+if TYPE_CHECKING:
+    from regard.tasks.translation.translator import Translator
+
+
+RunPart = Literal["train", "valid"]
+
+
+def own_pairs(run: Path, part: RunPart) -> TokenStore:
+    """The tokens of a run's own pairs.
+
+    Raises:
+        ArgumentError: it is a folder in Hugging Face's format, which has none.
+        RunFolderError: the run is cut short.
+    """
+    if is_huggingface(run):
+        flag = "--data" if part == "train" else "--valid"
+        raise ArgumentError(f"{run} is in Hugging Face's format, which has no pairs of its own: name some by {flag}")
+    folder = RunFolder(run)
+    check_prepared(folder)
+    corpus = open_corpus(folder.read_config(TRANSLATION, TranslationConfig), folder)
+    return corpus.train if part == "train" else corpus.valid
+
+
+def texts_of(
+    translator: "Translator", sources: Sequence[Sequence[Any]], targets: Sequence[Sequence[Any]]
+) -> list[tuple[str, str]]:
+    """The texts of some pairs of tokens."""
+    source, target = translator.source_tokenizer.decode, translator.target_tokenizer.decode
+    return [(source([*map(int, a)]), target([*map(int, b)])) for a, b in zip(sources, targets, strict=True)]
+
+
+def own_texts(translator: "Translator", run: Path, part: RunPart) -> list[tuple[str, str]]:
+    """The texts of a run's own pairs, as its tokenizers give them back; see `own_pairs`."""
+    store = own_pairs(run, part)
+    sources, targets = ([side(i).tolist() for i in range(len(store))] for side in (store.source, store.target))
+    return texts_of(translator, sources, targets)

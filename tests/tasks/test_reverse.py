@@ -249,3 +249,13 @@ def test_tuning_refuses(
     assert said.out == ""
     assert message in said.err
     assert len(said.err.splitlines()) == 1
+
+
+def test_where_bleu_tells_nothing_no_flags_are_recommended(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_pairs(tmp_path / "other.tsv", [(source, "x y z w v") for source, _ in PAIRS])
+    assert run_command(["tune", str(runs[0]), "--valid", str(other), "--beam", "2", "--device", "cpu"]) == 0
+    said = capsys.readouterr().err
+    assert "no choice reaches 1 BLEU, where BLEU tells nothing" in said
+    assert "use it" not in said

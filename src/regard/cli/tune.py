@@ -51,6 +51,7 @@ def tune_search(
     require_files(memory, setting="--memory")
     refuse_first((beam < 2, f"--beam must be at least 2, to have something to choose from, got {beam}"))
     with loading("sacrebleu"):
+        from regard.tasks.runs.choose_checkpoint import LEAST_BLEU
         from regard.tasks.translation.own_pairs import own_texts
         from regard.tasks.translation.translator import Translator
         from regard.tasks.translation.tune import REWARDS, WEIGHTS, tune
@@ -64,6 +65,9 @@ def tune_search(
     print_table(
         [("BLEU", "flags"), *((f"{one.bleu:.2f}", said or "none") for one, said in zip(found, flags, strict=True))]
     )
+    if found[0].bleu < LEAST_BLEU:
+        print(f"no choice reaches {LEAST_BLEU:g} BLEU, where BLEU tells nothing: train longer first", file=sys.stderr)
+        return
     others = "".join(
         f" {name} {' '.join(quote(str(path)) for path in paths)}"
         for name, paths in (("--ensemble", ensemble), ("--memory", memory))

@@ -84,6 +84,13 @@ def test_the_reverse_translator_reads_words_that_the_other_does_not_know(
     terms = Terms([Term("cats", "木々")])
     list(forward.translate(["we see ten cats"], beam=Beam(2), reverse=Reverse(back), terms=terms))
     assert {*asked} == {"we see ten cats"}
+    # Sentences that are the same in tokens keep each its own text.
+    cut = forward.source_tokenizer.encode_batch
+    monkeypatch.setattr(forward.source_tokenizer, "encode_batch", lambda texts: cut([text.lower() for text in texts]))
+    asked.clear()
+    same = ["we see ten cats", "We see ten cats"]
+    list(forward.translate(same, beam=Beam(2), reverse=Reverse(back), terms=terms))
+    assert asked.count(same[0]) == asked.count(same[1]) > 2
 
 
 def test_a_small_weight_changes_nothing_but_the_last_digits(both: tuple[Translator, Translator]) -> None:

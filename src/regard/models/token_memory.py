@@ -125,8 +125,7 @@ class TokenMemory(nn.Module):
         lists = self.lists
         # Lists of very unlike lengths would have more places to fill than there are keys.
         if lists is not None and query.device.type == "cpu" and LOOKED_AT * int(lists.sizes.max()) < len(self):
-            found = nearest_in_lists(query, self.keys, self._half_squares, lists, count, looked_at=LOOKED_AT)
-            score, place = found
+            score, place = nearest_in_lists(query, self.keys, self._half_squares, lists, count, looked_at=LOOKED_AT)
             return (query.square().sum(-1, keepdim=True) - 2 * score).clamp_min(0.0), place
         scores, places, together = [], [], -(-SCORES // len(query))
         for first in range(0, len(self), together):

@@ -62,6 +62,8 @@ class Sentence(NamedTuple):
 class Prefixed(NamedTuple):
     """A search that goes on behind given tokens."""
 
+    text: str
+    """The sentence, which may have words that its tokens have not."""
     ids: Sequence[int]
     prefix: list[int]
     is_word: bool
@@ -176,7 +178,8 @@ class _Lane:
             ):
                 continue
             prefix, avoided = [*tokens[:place], *form], self._beginning_of(replaced)
-            return Prefixed(self.sentence.ids, prefix, is_spaced(occurrence.term.target), banned, avoided)
+            text, ids, is_word = self.sentence.text, self.sentence.ids, is_spaced(occurrence.term.target)
+            return Prefixed(text, ids, prefix, is_word, banned, avoided)
         return None
 
     def _written(self) -> list[int]:

@@ -463,11 +463,10 @@ class Translator:
         aligned = self._align([ids[row] for row in rows], [found[row] for row in rows], looking)
         one = replace(looking, beam=replace(options.beam, num_best=1))
         kinds = self.token_kinds
-        source_of = {tuple(ids[row]): texts[row] for row in rows}
 
         def go_on(searches: Sequence[Prefixed]) -> list[Hypothesis]:
             asked = [list(each.ids) for each in searches]
-            return [best[0] for best in self._search(asked, one, searches, [source_of[*ids] for ids in asked])]
+            return [best[0] for best in self._search(asked, one, searches, [each.text for each in searches])]
 
         answers = force_terms(
             [

@@ -44,8 +44,8 @@ class _Pool(NamedTuple):
     """Log-probability of the source given the hypothesis, in nats; 0 without a reverse translator."""
     lengths: np.ndarray
     """Tokens, end marks included."""
-    leaves: np.ndarray
-    """Whether a hypothesis was cut off, in a sentence of which others ended: those are never taken."""
+    cut_off: np.ndarray
+    """Whether a hypothesis was cut off in a sentence of which others ended: such a one is never taken."""
     counts: np.ndarray
     """What BLEU counts of each (`BleuCounts`)."""
 
@@ -125,8 +125,8 @@ def _searched(
                 for one, gain, has_ended in zip(best, gains, ended, strict=True)
             ] or [(0.0, 0.0, 1, False)]
             counts += [_counted(text, fold(normalise(target))) for text in written or [""]]
-    forward, gained, lengths, leaves = np.array(rows, dtype=np.float64).T
-    return _Pool(np.cumsum([0, *sizes[:-1]]), forward, gained, lengths, leaves > 0, np.array(counts))
+    forward, gained, lengths, cut_off = np.array(rows, dtype=np.float64).T
+    return _Pool(np.cumsum([0, *sizes[:-1]]), forward, gained, lengths, cut_off > 0, np.array(counts))
 
 
 def _counted(text: str, reference: str) -> list[float]:
@@ -138,7 +138,7 @@ def _counted(text: str, reference: str) -> list[float]:
 def _tried(pool: _Pool, penalty: float, reward: float, weight: float) -> Tuned:
     """What the choice by these numbers comes to."""
     score = (pool.forward + reward * pool.lengths + weight * pool.back) / pool.lengths**penalty
-    score[pool.leaves] = -np.inf
+    score[pool.cut_off] = -np.inf
     chosen = [
         first + int(part.argmax()) for first, part in zip(pool.first, np.split(score, pool.first[1:]), strict=True)
     ]

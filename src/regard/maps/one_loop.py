@@ -6,6 +6,7 @@ the fused kernel that the attention itself ran. As many threads as torch has sha
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,9 @@ MOST_ROWS, FEWEST_ROWS = 64, 8
 """The queries for which masks and biases are made together."""
 SHARES = 4
 """The shares of a thread, if there are not as many cells: rows differ in what they see."""
+APART = 512
+"""How many numbers further the second of two arrays begins that are read and written in turn. Processors compare the
+last 12 bits of addresses first: where those of two arrays agree, what is read waits for what was written."""
 MOST_RANKED = 64
 """For more keys of each query than this, torch's selection is faster."""
 
@@ -91,7 +95,7 @@ class _Wanted:
     grid: Grid | None
     """The blocks of the one picture."""
     has_sums: bool
-    """Whether sums of blocks are asked, and not only their means."""
+    """Whether sums of blocks are asked, and not only their means: then the loop finds sums, and else means."""
 
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
@@ -121,12 +125,14 @@ class _Answered:
     def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int) -> None:
         cells, queries, grid = source.cells, source.queries, wanted.grid
         self._keys, self._has_sums = source.keys, wanted.has_sums
-        self.received = np.zeros((cells, pieces, width), np.float64)
-        self.entropy = np.zeros((cells, queries), np.float32)
-        self.top = np.zeros((cells, queries, wanted.ranked), np.float32)
-        self.places = np.full((cells, queries, wanted.ranked), -1, np.int64)
+        self.received = torch.zeros(cells, pieces, width, dtype=torch.float64)
+        self.entropy = torch.zeros(cells, queries)
+        self.top = torch.zeros(cells, queries, wanted.ranked)
+        self.places = torch.full((cells, queries, wanted.ranked), -1)
         blocks = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
-        self.sums, self.peaks = (np.zeros((cells, *blocks), np.float32) for _ in range(2))
+        size = cells * math.prod(blocks)
+        self.sums = torch.zeros(cells, *blocks)
+        self.peaks = torch.zeros(APART + size)[APART:].view(cells, *blocks)
 
     def arrays(self) -> dict[str, Any]:
         """The arrays by the names that the loop knows them by."""
@@ -137,24 +143,19 @@ class _Answered:
         """The answers (cells, ...) of a statistic."""
         match statistic:
             case st.Received():
-                return (torch.from_numpy(self.received).sum(1)[:, : self._keys].float(),)
+                return (self.received.sum(1)[:, : self._keys].float(),)
             case st.Entropy():
-                return (torch.from_numpy(self.entropy),)
+                return (self.entropy,)
             case st.Largest():
-                return (torch.from_numpy(self.top)[..., 0].clone(),)
+                return (self.top[..., 0].clone(),)
             case st.ArgLargest():
-                return (torch.from_numpy(self.places)[..., 0].clone(),)
+                return (self.places[..., 0].clone(),)
             case st.TopWeights(k):
                 # Fewer than were ranked are copied, so that the others are not held in memory.
-                return tuple(torch.from_numpy(found)[..., :k].contiguous() for found in (self.top, self.places))
+                return self.top[..., :k].contiguous(), self.places[..., :k].contiguous()
             case st.Pooled(grid, how):
-                blocks = torch.from_numpy(self.peaks if how == "max" else self.sums)
-                if how == "mean":
-                    # In place, if nobody else wants the sums: new memory takes longer than the division.
-                    target = torch.empty_like(blocks) if self._has_sums else blocks
-                    torch.div(blocks, grid.areas(blocks.device), out=target)
-                    return (target,)
-                return (blocks,)
+                blocks = self.peaks if how == "max" else self.sums
+                return (blocks / grid.areas(blocks.device) if how == "mean" and self._has_sums else blocks,)
         raise AssertionError(statistic)
 
 
@@ -175,11 +176,14 @@ def _read(
         "not_finite": np.zeros(1, np.int64),
         "query": query,
         "key": key,
-        "panels": np.empty((*key.shape[:2], panels, key.shape[3], PANEL), np.float32),
+        # By torch, whose memory begins at a whole line of the cache: numpy's does so by chance.
+        "panels": torch.empty(*key.shape[:2], panels, key.shape[3], PANEL),
         "state": scores.state.contiguous(),
         "piece_edges": _piece_edges(source.queries, pieces, grid),
         "row_edges": np.array([0, source.queries]) if grid is None else _edges(grid.rows),
         "column_edges": np.zeros(1, np.int64) if grid is None else _edges(grid.columns),
+        "row_shares": np.ones(1, np.float32) if grid is None else _shares(grid.rows, wanted),
+        "column_shares": np.ones(0, np.float32) if grid is None else _shares(grid.columns, wanted),
     }
     work = np.zeros(1, WORK)
     told = {
@@ -213,6 +217,12 @@ def _edges(bins: Bins) -> Any:
     return index * size + np.minimum(index, extra)
 
 
+def _shares(bins: Bins, wanted: _Wanted) -> Any:
+    """By what the loop multiplies sums: 1, or the share of one place in its bin, which gives means."""
+    sizes = np.diff(_edges(bins))
+    return np.ones(bins.count, np.float32) if wanted.has_sums else (1 / sizes).astype(np.float32)
+
+
 def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:
     """Where the pieces begin into which rows are shared out; each bin of the picture is in one of them."""
     places = [queries * piece // pieces for piece in range(pieces)]
@@ -226,26 +236,44 @@ def _batches(source: Source, scores: Scores, panel: int) -> Iterator[tuple[Any, 
     most = fitting(2 * ADDED_ELEMENTS, scores.breadth * source.keys, MOST_ROWS)
     step = max(most, FEWEST_ROWS) if scores.reads_queries else max(source.queries, 1)
     tiles, parts, count = list[tuple[int, ...]](), list[Tensor](), 0
+    # Under a causal mask or a window, blocks on one diagonal are equal, and made once: where each begins, its strides.
+    made = dict[tuple[int, ...], tuple[int, ...]]()
     for rows in ranges(source.queries, step):
         columns = source.columns(rows)
         first, stop = columns.start // panel, -(-columns.stop // panel)
         if not columns:
             continue
-        covered = scores.covered(rows, columns)
-        start = first if columns.start % panel else (columns.start + covered) // panel
-        batch_stride = head_stride = row_stride = 0
+        # In a causal tile the mask allows most panels in all rows.
+        whole = range(columns.stop // panel - first + 1)[1:] if columns.start % panel == 0 else range(0)
+        start = first + bisect_left(
+            whole, True, key=lambda n: not scores.allows(rows, range(columns.start, columns.start + n * panel))
+        )
+        added: tuple[int, ...] = (0, 0, 0, 0)
         if start < stop:
             wanted = range(max(columns.start, start * panel), columns.stop)
-            block = scores.added(rows, wanted)
-            part = block.new_full((*block.shape[:3], (stop - start) * panel), -NEVER)
-            part[..., wanted.start - start * panel : wanted.stop - start * panel] = block
-            strides = [0 if size == 1 else stride for size, stride in zip(part.shape, part.stride(), strict=True)]
-            batch_stride, head_stride, row_stride, _ = strides
-            parts.append(part.flatten())
-        tiles.append((rows.start, rows.stop, first, stop, start, count, batch_stride, head_stride, row_stride))
-        count += parts[-1].numel() if start < stop else 0
+            edges = (wanted.start, wanted.stop, start * panel, stop * panel)
+            place = (len(rows), *(edge - rows.start for edge in edges))
+            if not scores.is_relative or place not in made:
+                part = _added(scores, rows, wanted, range(start * panel, stop * panel))
+                strides = [0 if size == 1 else stride for size, stride in zip(part.shape, part.stride(), strict=True)]
+                made[place] = (count, *strides[:3])
+                parts.append(part.flatten())
+                count += part.numel()
+            added = made[place]
+        tiles.append((rows.start, rows.stop, first, stop, start, *added))
         if count >= ADDED_ELEMENTS:
             yield np.array(tiles, TILE), torch.cat(parts)
             tiles, parts, count = [], [], 0
+            made.clear()
     if tiles:
         yield np.array(tiles, TILE), torch.cat([*parts, scores.query.new_zeros(1)])
+
+
+def _added(scores: Scores, rows: range, wanted: range, panels: range) -> Tensor:
+    """What is added to the scores of some rows and the keys of some panels; those outside `wanted` are hidden."""
+    block = scores.added(rows, wanted)
+    if wanted == panels:
+        return block
+    part = block.new_full((*block.shape[:3], len(panels)), -NEVER)
+    part[..., wanted.start - panels.start : wanted.stop - panels.start] = block
+    return part

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from regard.compiled import vector_code
-from regard.compiled.vector_code import LANES, PANEL, compiled_function, next_of, pointers_to
+from regard.compiled.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to
 from regard.maps import weights_block
 from regard.maps.row_work import TILE, WORK
 from regard.maps.weights_block import first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
@@ -82,7 +82,17 @@ def _insert(new: Any, best: Any) -> None:
 
 
 @numba.njit(fastmath=FAST, nogil=True)
-def _pool(total: Any, peak: Any, columns: int, edges: Any, first_key: int, sums: Any, largest: Any) -> None:
+def _pool(
+    total: Any,
+    peak: Any,
+    columns: int,
+    edges: Any,
+    first_key: int,
+    row_share: Any,
+    shares: Any,
+    sums: Any,
+    largest: Any,
+) -> None:
     """Add what some rows of one bin gave to each key to the blocks of the picture."""
     column = np.searchsorted(edges, first_key, side="right") - 1
     j = 0
@@ -96,28 +106,33 @@ def _pool(total: Any, peak: Any, columns: int, edges: Any, first_key: int, sums:
         if count == 0:
             width, count = columns - j, 1
         blocks, best = sums[column : column + count], largest[column : column + count]
+        share = shares[column : column + count]
         # LLVM unrolls the loop over a block whose width it knows.
         if width == 1:
-            _add_blocks(total[j:], peak[j:], 1, blocks, best)
+            _add_blocks(total[j:], peak[j:], 1, row_share, share, blocks, best)
         elif width == 2:
-            _add_blocks(total[j:], peak[j:], 2, blocks, best)
+            _add_blocks(total[j:], peak[j:], 2, row_share, share, blocks, best)
         elif width == 4:
-            _add_blocks(total[j:], peak[j:], 4, blocks, best)
+            _add_blocks(total[j:], peak[j:], 4, row_share, share, blocks, best)
         elif width == 8:
-            _add_blocks(total[j:], peak[j:], 8, blocks, best)
+            _add_blocks(total[j:], peak[j:], 8, row_share, share, blocks, best)
         else:
-            _add_blocks(total[j:], peak[j:], width, blocks, best)
+            _add_blocks(total[j:], peak[j:], width, row_share, share, blocks, best)
         j, column = j + width * count, column + count
 
 
 @numba.njit(fastmath=FAST, nogil=True, inline="always")
-def _add_blocks(total: Any, peak: Any, width: int, sums: Any, largest: Any) -> None:
+def _add_blocks(total: Any, peak: Any, width: int, row_share: Any, shares: Any, sums: Any, largest: Any) -> None:
+    # Two loops, because LLVM gives up on one that has so many arrays which might overlap.
     for column in range(sums.size):
-        added, best = ZERO, ZERO
+        added = ZERO
         for j in range(column * width, (column + 1) * width):
             added += total[j]
+        sums[column] += added * (row_share * shares[column])
+    for column in range(largest.size):
+        best = ZERO
+        for j in range(column * width, (column + 1) * width):
             best = max(best, peak[j])
-        sums[column] += added
         largest[column] = max(largest[column], best)
 
 
@@ -186,6 +201,8 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
     rows = carray(_longs(work.piece_edges), work.pieces + 1)
     bins = carray(_longs(work.row_edges), work.row_bins + 1)
     edges = carray(_longs(work.column_edges), work.column_bins + 1)
+    row_shares = carray(_floats(work.row_shares), work.row_bins)
+    shares = carray(_floats(work.column_shares), work.column_bins)
     received = carray(_doubles(work.received + 8 * (cell * work.pieces + piece) * width), width)
     entropy = carray(_floats(work.entropy + 4 * cell * work.queries), work.queries)
     top = carray(_floats(work.top + 4 * cell * work.queries * ranked), (work.queries, ranked))
@@ -195,9 +212,10 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
     peaks = carray(_floats(work.peaks + picture), (work.row_bins, work.column_bins))
     tiles = carray(_tiles(work.tiles), work.tile_count)
     # Memory of this share alone: the weights of a few rows, their maxima, and sums and maxima over the rows of a bin.
-    weights = np.empty((TOGETHER, width), np.float32)
-    maxima, spread = np.zeros((TOGETHER, LANES), np.float32), np.zeros((TOGETHER, LANES), np.float32)
-    total, peak, held = np.empty(width, np.float32), np.empty(width, np.float32), np.zeros(width, np.float32)
+    weights = aligned_numbers(TOGETHER * width).reshape((TOGETHER, width))
+    maxima = aligned_numbers(TOGETHER * LANES).reshape((TOGETHER, LANES))
+    spread = aligned_numbers(TOGETHER * LANES).reshape((TOGETHER, LANES))
+    total, peak, held = aligned_numbers(width), aligned_numbers(width), np.zeros(width, np.float32)
     best = np.empty(ranked, np.int64)
     weights_at, total_at, peak_at = weights.ctypes.data, total.ctypes.data, peak.ctypes.data
     spread_at, maxima_at = spread.ctypes.data, maxima.ctypes.data
@@ -243,7 +261,8 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
                 for j in range(columns):
                     held[j] += total[j]
                 if work.column_bins:
-                    _pool(total, peak, columns, edges, first_key, sums[bin_of], peaks[bin_of])
+                    row_share = row_shares[bin_of]
+                    _pool(total, peak, columns, edges, first_key, row_share, shares, sums[bin_of], peaks[bin_of])
                 begun = row
             if row == end or row - flushed >= FLUSHED:
                 for j in range(columns):

@@ -16,7 +16,7 @@ _STRIDES = (
 )  # fmt: skip
 _ADDRESSES = (
     "counter", "not_finite", "query", "key", "panels", "state", "added", "tiles", "piece_edges", "row_edges",
-    "column_edges", "received", "entropy", "top", "places", "sums", "peaks",
+    "column_edges", "row_shares", "column_shares", "received", "entropy", "top", "places", "sums", "peaks",
 )  # fmt: skip
 WORK = np.dtype([(name, np.int64) for name in (*_COUNTS, *_STRIDES, *_ADDRESSES)] + [("scale", np.float32)], align=True)
 """Counts, strides in numbers, addresses in bytes, and the scale of the scores to base 2.
@@ -29,10 +29,11 @@ WORK = np.dtype([(name, np.int64) for name in (*_COUNTS, *_STRIDES, *_ADDRESSES)
     added               what is added to scores, in the order of the tiles
     piece_edges         where the pieces begin into which rows are shared out
     row_edges, column_edges   where the bins of the picture begin
+    row_shares, column_shares   by whose product the sum of a block is multiplied: its mean, if both divide; or 1
     received            (cells, pieces, panel_count * PANEL), float64, to which sums are added
     entropy             (cells, queries)
     top, places         (cells, queries, ranked), filled with 0 and -1
-    sums, peaks         (cells, row_bins, column_bins), to which blocks are added
+    sums, peaks         (cells, row_bins, column_bins), to which sums of blocks are added so, and largest weights
 """
 
 TILE = np.dtype(

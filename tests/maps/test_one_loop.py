@@ -112,6 +112,7 @@ DOCUMENTS = regard.documents(torch.arange(333) // 50)
         (regard.causal() & regard.window(90), True),
         (regard.causal() & DOCUMENTS, False),
         (regard.causal(offset=7) | DOCUMENTS, False),
+        (regard.window(90) & regard.predicate(lambda _b, _h, query, key: (query * key) % 3 > 0), False),
     ],
     ids=str,
 )

@@ -102,6 +102,19 @@ def test_biases_and_masks_of_every_breadth(shape: tuple[int, ...], answered: Ans
         torch.testing.assert_close(found["top_keys"].values.double(), dense.topk(8).values, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("names", [("pooled_mean",), ("pooled_max",), ("pooled_sum", "pooled_max"), ("pooled_sum",)])
+def test_pictures_alone_are_those_that_are_asked_together(names: tuple[str, ...], answered: Answered) -> None:
+    q = torch.randn(2, 2, 200, 8)
+    with torch.no_grad():
+        weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+        together = weights.summary("pooled_mean", "pooled_sum", "pooled_max", rows=60, columns=70)
+        answered.clear()
+        alone = weights.summary("entropy", *names, rows=60, columns=70)
+    assert answered == [True]
+    for name in names:
+        torch.testing.assert_close(alone[name], together[name])
+
+
 DOCUMENTS = regard.documents(torch.arange(333) // 50)
 
 

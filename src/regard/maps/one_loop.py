@@ -94,13 +94,13 @@ class _Wanted:
     """k: how many of the largest weights of each query."""
     grid: Grid | None
     """The blocks of the one picture."""
-    has_sums: bool
-    """Whether sums of blocks are asked, and not only their means: then the loop finds sums, and else means."""
+    pictures: frozenset[str]
+    """What is asked of its blocks: mean, sum or max. The loop finds sums if those are asked, and else means."""
 
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
         """What these statistics need; None if one of them is not among those of the loop."""
-        ranked, grids, has_sums = 0, set[Grid](), False
+        ranked, grids, pictures = 0, set[Grid](), set[str]()
         for statistic in statistics:
             match statistic:
                 case st.Received() | st.Entropy():
@@ -111,12 +111,12 @@ class _Wanted:
                     ranked = max(ranked, k)
                 case st.Pooled(grid, how):
                     grids.add(grid)
-                    has_sums = has_sums or how == "sum"
+                    pictures.add(how)
                 case _:
                     return None
         if ranked > MOST_RANKED or len(grids) > 1:
             return None
-        return cls(ranked, next(iter(grids), None), has_sums)
+        return cls(ranked, next(iter(grids), None), frozenset(pictures))
 
 
 class _Answered:
@@ -124,15 +124,17 @@ class _Answered:
 
     def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int) -> None:
         cells, queries, grid = source.cells, source.queries, wanted.grid
-        self._keys, self._has_sums = source.keys, wanted.has_sums
+        self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
         self.received = torch.zeros(cells, pieces, width, dtype=torch.float64)
         self.entropy = torch.zeros(cells, queries)
         self.top = torch.zeros(cells, queries, wanted.ranked)
         self.places = torch.full((cells, queries, wanted.ranked), -1)
-        blocks = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
-        size = cells * math.prod(blocks)
-        self.sums = torch.zeros(cells, *blocks)
-        self.peaks = torch.zeros(APART + size)[APART:].view(cells, *blocks)
+        rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
+        # By torch, which writes the zeros at once. Where two threads of the loop are the first to touch the pages of an
+        # array, a page took seven times as long (Linux in a virtual machine), and the loop five times.
+        self.sums = torch.zeros(cells, rows, columns if wanted.pictures & {"mean", "sum"} else 0)
+        size = cells * rows * columns if "max" in wanted.pictures else 0
+        self.peaks = torch.zeros(APART + size)[APART:].view(cells, rows, -1 if size else 0)
 
     def arrays(self) -> dict[str, Any]:
         """The arrays by the names that the loop knows them by."""
@@ -189,7 +191,9 @@ def _read(
     told = {
         **addresses(**arrays), "batch": query.shape[0], "heads": query.shape[1], "key_heads": key.shape[1],
         "queries": source.queries, "keys": source.keys, "depth": query.shape[3], "panel_count": panels,
-        "ranked": wanted.ranked, "pieces": pieces, "row_bins": found.sums.shape[1], "column_bins": found.sums.shape[2],
+        "ranked": wanted.ranked, "pieces": pieces, "row_bins": found.sums.shape[1],
+        "column_bins": 0 if grid is None else grid.columns.count,
+        "sum_bins": found.sums.shape[2], "peak_bins": found.peaks.shape[2],
         **_strides("query", query), **_strides("key", key), "scale": scores.scale,
     }  # fmt: skip
     for name, value in told.items():
@@ -220,7 +224,7 @@ def _edges(bins: Bins) -> Any:
 def _shares(bins: Bins, wanted: _Wanted) -> Any:
     """By what the loop multiplies sums: 1, or the share of one place in its bin, which gives means."""
     sizes = np.diff(_edges(bins))
-    return np.ones(bins.count, np.float32) if wanted.has_sums else (1 / sizes).astype(np.float32)
+    return np.ones(bins.count, np.float32) if "sum" in wanted.pictures else (1 / sizes).astype(np.float32)
 
 
 def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:

@@ -207,9 +207,12 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
     entropy = carray(_floats(work.entropy + 4 * cell * work.queries), work.queries)
     top = carray(_floats(work.top + 4 * cell * work.queries * ranked), (work.queries, ranked))
     places = carray(_longs(work.places + 8 * cell * work.queries * ranked), (work.queries, ranked))
-    picture = 4 * cell * work.row_bins * work.column_bins
-    sums = carray(_floats(work.sums + picture), (work.row_bins, work.column_bins))
-    peaks = carray(_floats(work.peaks + picture), (work.row_bins, work.column_bins))
+    sums_at, peaks_at = (
+        work.sums + 4 * cell * work.row_bins * work.sum_bins,
+        work.peaks + 4 * cell * work.row_bins * work.peak_bins,
+    )
+    sums = carray(_floats(sums_at), (work.row_bins, work.sum_bins))
+    peaks = carray(_floats(peaks_at), (work.row_bins, work.peak_bins))
     tiles = carray(_tiles(work.tiles), work.tile_count)
     # Memory of this share alone: the weights of a few rows, their maxima, and sums and maxima over the rows of a bin.
     weights = aligned_numbers(TOGETHER * width).reshape((TOGETHER, width))

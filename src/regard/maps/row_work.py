@@ -9,7 +9,7 @@ import numpy as np
 
 _COUNTS = (
     "batch", "heads", "key_heads", "queries", "keys", "depth", "panel_count", "ranked", "pieces", "row_bins",
-    "column_bins", "tile_count",
+    "column_bins", "sum_bins", "peak_bins", "tile_count",
 )  # fmt: skip
 _STRIDES = (
     "query_batch_stride", "query_head_stride", "query_stride", "key_batch_stride", "key_head_stride", "key_stride",
@@ -33,7 +33,8 @@ WORK = np.dtype([(name, np.int64) for name in (*_COUNTS, *_STRIDES, *_ADDRESSES)
     received            (cells, pieces, panel_count * PANEL), float64, to which sums are added
     entropy             (cells, queries)
     top, places         (cells, queries, ranked), filled with 0 and -1
-    sums, peaks         (cells, row_bins, column_bins), to which sums of blocks are added so, and largest weights
+    sums                (cells, row_bins, sum_bins), to which sums of blocks are added so; sum_bins is 0 or column_bins
+    peaks               (cells, row_bins, peak_bins), the largest weights of blocks; peak_bins likewise
 """
 
 TILE = np.dtype(

@@ -238,6 +238,18 @@ def test_equal_weights_are_ranked_by_their_keys() -> None:
     assert torch.equal(found.indices[0, 0], expected)
 
 
+@pytest.mark.parametrize("count", [8, 9, 20, 32, 33, 100])
+def test_of_few_and_of_many_equal_weights_the_first_keys_are_named(count: int) -> None:
+    """Up to 32 weights that reach the bound are compared with one another; more take their places one by one."""
+    chosen = torch.randperm(300)[:count].sort().values
+    q, k = torch.ones(1, 1, 5, 4), torch.zeros(1, 1, 300, 4)
+    k[..., chosen, :] = 2.0
+    with torch.no_grad():
+        found = regard.attention(q, k, k, return_weights=True).weights.summary("top_keys", k=8)["top_keys"]
+    assert torch.equal(found.indices[0, 0], chosen[:8].expand(5, 8))
+    assert found.values.unique().numel() == 1
+
+
 def test_a_tie_at_the_last_place_keeps_the_first_key() -> None:
     k = torch.zeros(1, 1, 700, 1)
     k[..., [3, 650, 651], :] = 2.0

@@ -28,6 +28,8 @@ TOGETHER = 4
 """The most queries whose weights are made together."""
 FLUSHED = 64
 """Sums by key are float32 for so many rows, and only then added to those in float64."""
+FEW = 32
+"""So many weights are compared with one another for the ranking."""
 KEY_BITS, LAST_KEY = 32, 2**32 - 1
 """A weight's bits and its key in one number: of equal weights the first key makes the larger number."""
 # Sums may be reordered, so that the loops use vector registers. Numbers are finite: `regard.maps.one_loop` looks first.
@@ -49,15 +51,37 @@ _tiles: Any = pointers_to(numba.from_dtype(TILE))
 
 
 @numba.njit(nogil=True)
-def _rank(weights: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: Any) -> None:
+def _rank(weights: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: Any, few: Any) -> None:
     """Write the k largest weights of a row in order, the first of equal ones first.
 
-    Weights are compared by their bits, which for numbers of 0 and above is the same. Each weight that is not below a
-    bound is put into its place: at first the bound is the k-th largest of the maxima of the lanes, and later the
-    smallest that is held.
+    Weights are compared by their bits, which for numbers of 0 and above is the same. The k-th largest of the maxima of
+    the lanes is a bound that few weights reach: the place of each is how many of the others are larger.
     """
-    bits, address, last = weights.view(np.int32), weights.ctypes.data, best.size - 1
+    bits, address, count = weights.view(np.int32), weights.ctypes.data, 0
     bound = max(kth_largest(maxima.ctypes.data, best.size), TINY)
+    for start in range(0, weights.size, LANES):
+        found = set_of_larger(address + 4 * start, bound)
+        while found:
+            if count == few.size:
+                _rank_many(weights, top, keys, first_key, bound, best)
+                return
+            j = start + first_bit(found)
+            few[count] = (np.int64(bits[j]) << KEY_BITS) + (LAST_KEY - j)
+            count += 1
+            found &= found - 1
+    for i in range(count):
+        one, place = few[i], 0
+        for other in few[:count]:
+            place += other > one
+        if place < best.size:
+            top[place] = _float_of_bits(np.int32(one >> KEY_BITS))
+            keys[place] = first_key + LAST_KEY - (one & LAST_KEY)
+
+
+@numba.njit(nogil=True)
+def _rank_many(weights: Any, top: Any, keys: Any, first_key: int, bound: Any, best: Any) -> None:
+    """The same where many weights reach the bound: each is put into its place, and the smallest held is the bound."""
+    bits, address, last = weights.view(np.int32), weights.ctypes.data, best.size - 1
     best[:] = 0
     for start in range(0, weights.size, LANES):
         found = set_of_larger(address + 4 * start, bound)
@@ -219,7 +243,7 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
     maxima = aligned_numbers(TOGETHER * LANES).reshape((TOGETHER, LANES))
     spread = aligned_numbers(TOGETHER * LANES).reshape((TOGETHER, LANES))
     total, peak, held = aligned_numbers(width), aligned_numbers(width), np.zeros(width, np.float32)
-    best = np.empty(ranked, np.int64)
+    best, few = np.empty(ranked, np.int64), np.empty(FEW, np.int64)
     weights_at, total_at, peak_at = weights.ctypes.data, total.ctypes.data, peak.ctypes.data
     spread_at, maxima_at = spread.ctypes.data, maxima.ctypes.data
     for number in range(work.tile_count):
@@ -257,7 +281,7 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
             for i in range(together):
                 entropy[row + i] = _entropy(spread[i])
                 if ranked:
-                    _rank(weights[i, :seen], top[row + i], places[row + i], first_key, maxima[i], best)
+                    _rank(weights[i, :seen], top[row + i], places[row + i], first_key, maxima[i], best, few)
             row += together
             is_bin_done = row == bins[bin_of + 1]
             if row == end or row - flushed >= FLUSHED or (is_bin_done and work.column_bins > 0):

@@ -1,8 +1,8 @@
 """The usual statistics of softmax weights by one loop over rows of scores, if numba is installed.
 
 `regard.maps.tiles` reads a tile of weights once for each statistic. The loop of `regard.maps.row_loop` makes the
-weights of a few rows and reads them while they are in the processor's registers and caches, which takes less time than
-the fused kernel that the attention itself ran. As many threads as torch has share the cells and the rows.
+weights of a few rows and reads them while they are in the processor's registers and caches, which for long rows takes
+less time than the fused kernel that the attention itself ran. As many threads as torch has share cells and rows.
 """
 
 import math
@@ -130,8 +130,8 @@ class _Answered:
         self.top = torch.zeros(cells, queries, wanted.ranked)
         self.places = torch.full((cells, queries, wanted.ranked), -1)
         rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
-        # By torch, which writes the zeros at once. Where two threads of the loop are the first to touch the pages of an
-        # array, a page took seven times as long (Linux in a virtual machine), and the loop five times.
+        # torch writes the zeros at once. Where two threads of the loop are the first to touch the pages of an array, a
+        # page took seven times as long (Linux in a virtual machine), and the loop five times.
         self.sums = torch.zeros(cells, rows, columns if wanted.pictures & {"mean", "sum"} else 0)
         size = cells * rows * columns if "max" in wanted.pictures else 0
         self.peaks = torch.zeros(APART + size)[APART:].view(cells, rows, -1 if size else 0)

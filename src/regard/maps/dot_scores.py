@@ -76,7 +76,7 @@ class DotScores:
         return call.bias is None and (call.mask is None or call.mask.covers(rows, columns))
 
     def added(self, rows: range, columns: range) -> Tensor:
-        """What is added to the scores, (B or 1, H or 1, t or 1, s); -NEVER for a hidden key."""
+        """What is added to the scores, (B or 1, H or 1, t or 1, s or 1); -NEVER for a hidden key."""
         call = self._call
         added = self.query.new_zeros(1, 1, 1, len(columns))
         if call.bias is not None:

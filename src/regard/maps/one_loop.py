@@ -36,9 +36,9 @@ MOST_ROWS, FEWEST_ROWS = 64, 8
 """The queries for which masks and biases are made together."""
 SHARES = 4
 """The shares of a thread, if there are not as many cells: rows differ in what they see."""
-APART = 512
-"""How many numbers further the second of two arrays begins that are read and written in turn. Processors compare the
-last 12 bits of addresses first: where those of two arrays agree, what is read waits for what was written."""
+PAGE = 4096
+"""Bytes after which addresses agree in their last 12 bits, which processors compare first: where those of two arrays
+that are read and written in turn agree, what is read waits for what was written."""
 MOST_RANKED = 64
 """For more keys of each query than this, torch's selection is faster."""
 
@@ -122,19 +122,18 @@ class _Wanted:
 class _Answered:
     """The memory for the answers of all cells."""
 
-    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int) -> None:
+    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int, like: Tensor) -> None:
         cells, queries, grid = source.cells, source.queries, wanted.grid
         self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
-        self.received = torch.zeros(cells, pieces, width, dtype=torch.float64)
-        self.entropy = torch.zeros(cells, queries)
-        self.top = torch.zeros(cells, queries, wanted.ranked)
-        self.places = torch.full((cells, queries, wanted.ranked), -1)
-        rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
-        # torch writes the zeros at once. Where two threads of the loop are the first to touch the pages of an array, a
+        # All pages are there before the loop. Where its two threads were the first to touch the pages of an array, a
         # page took seven times as long (Linux in a virtual machine), and the loop five times.
-        self.sums = torch.zeros(cells, rows, columns if wanted.pictures & {"mean", "sum"} else 0)
-        size = cells * rows * columns if "max" in wanted.pictures else 0
-        self.peaks = torch.zeros(APART + size)[APART:].view(cells, rows, -1 if size else 0)
+        self.received = like.new_zeros(cells, pieces, width, dtype=torch.float64)
+        self.entropy = like.new_zeros(cells, queries)
+        self.top = like.new_zeros(cells, queries, wanted.ranked)
+        self.places = like.new_full((cells, queries, wanted.ranked), -1, dtype=torch.int64)
+        rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
+        self.sums = like.new_zeros(cells, rows, columns if wanted.pictures & {"mean", "sum"} else 0)
+        self.peaks = _half_a_page_from(self.sums, (cells, rows, columns if "max" in wanted.pictures else 0))
 
     def arrays(self) -> dict[str, Any]:
         """The arrays by the names that the loop knows them by."""
@@ -161,6 +160,14 @@ class _Answered:
         raise AssertionError(statistic)
 
 
+def _half_a_page_from(other: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros whose place in a page of memory is half a page from that of another tensor's."""
+    count = math.prod(shape)
+    numbers = other.new_zeros(count + PAGE // other.element_size())
+    first = (other.data_ptr() + PAGE // 2 - numbers.data_ptr()) % PAGE // other.element_size()
+    return numbers[first : first + count].view(shape)
+
+
 def _read(
     source: Source, scores: Scores, wanted: _Wanted, statistics: Sequence[Statistic]
 ) -> list[tuple[Tensor, ...]] | None:
@@ -171,7 +178,7 @@ def _read(
     pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)
     panels = -(-source.keys // PANEL)
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (scores.query, scores.key))
-    found = _Answered(source, wanted, pieces, panels * PANEL)
+    found = _Answered(source, wanted, pieces, panels * PANEL, query)
     arrays = {
         **found.arrays(),
         "counter": np.zeros(1, np.int64),
@@ -179,7 +186,7 @@ def _read(
         "query": query,
         "key": key,
         # By torch, whose memory begins at a whole line of the cache: numpy's does so by chance.
-        "panels": torch.empty(*key.shape[:2], panels, key.shape[3], PANEL),
+        "panels": key.new_empty(*key.shape[:2], panels, key.shape[3], PANEL),
         "state": scores.state.contiguous(),
         "piece_edges": _piece_edges(source.queries, pieces, grid),
         "row_edges": np.array([0, source.queries]) if grid is None else _edges(grid.rows),
@@ -276,8 +283,7 @@ def _batches(source: Source, scores: Scores, panel: int) -> Iterator[tuple[Any, 
 def _added(scores: Scores, rows: range, wanted: range, panels: range) -> Tensor:
     """What is added to the scores of some rows and the keys of some panels; those outside `wanted` are hidden."""
     block = scores.added(rows, wanted)
-    if wanted == panels:
-        return block
+    # Always a copy: a bias may have any strides, and one number for all keys.
     part = block.new_full((*block.shape[:3], len(panels)), -NEVER)
     part[..., wanted.start - panels.start : wanted.stop - panels.start] = block
     return part

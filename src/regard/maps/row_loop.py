@@ -18,7 +18,7 @@ from numba.np.numpy_support import carray
 
 from regard.compiled import vector_code
 from regard.compiled.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to
-from regard.maps import weights_block
+from regard.maps import row_work, weights_block
 from regard.maps.row_work import TILE, WORK
 from regard.maps.weights_block import first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
 
@@ -29,7 +29,7 @@ TOGETHER = 4
 FLUSHED = 64
 """Sums by key are float32 for so many rows, and only then added to those in float64."""
 FEW = 32
-"""So many weights are compared with one another for the ranking."""
+"""At most so many weights of a row are compared with one another for the ranking."""
 KEY_BITS, LAST_KEY = 32, 2**32 - 1
 """A weight's bits and its key in one number: of equal weights the first key makes the larger number."""
 # Sums may be reordered, so that the loops use vector registers. Numbers are finite: `regard.maps.one_loop` looks first.
@@ -55,7 +55,8 @@ def _rank(weights: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: 
     """Write the k largest weights of a row in order, the first of equal ones first.
 
     Weights are compared by their bits, which for numbers of 0 and above is the same. The k-th largest of the maxima of
-    the lanes is a bound that few weights reach: the place of each is how many of the others are larger.
+    the lanes is a bound that few weights reach: the place of each is how many of the others are larger. If more than
+    FEW reach it, `_rank_many` ranks them.
     """
     bits, address, count = weights.view(np.int32), weights.ctypes.data, 0
     bound = max(kth_largest(maxima.ctypes.data, best.size), TINY)
@@ -338,4 +339,4 @@ def _compiled(version: int) -> tuple[Any, Any]:
     return prepare, read_rows
 
 
-prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, (weights_block, vector_code))).encode()))
+prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, (weights_block, vector_code, row_work))).encode()))

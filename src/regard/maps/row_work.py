@@ -29,12 +29,12 @@ WORK = np.dtype([(name, np.int64) for name in (*_COUNTS, *_STRIDES, *_ADDRESSES)
     added               what is added to scores, in the order of the tiles
     piece_edges         where the pieces begin into which rows are shared out
     row_edges, column_edges   where the bins of the picture begin
-    row_shares, column_shares   by whose product the sum of a block is multiplied: its mean, if both divide; or 1
+    row_shares, column_shares   what the sum of a block is multiplied by: 1 / size of its bins for means, 1 for sums
     received            (cells, pieces, panel_count * PANEL), float64, to which sums are added
     entropy             (cells, queries)
     top, places         (cells, queries, ranked), filled with 0 and -1
-    sums                (cells, row_bins, sum_bins), to which sums of blocks are added so; sum_bins is 0 or column_bins
-    peaks               (cells, row_bins, peak_bins), the largest weights of blocks; peak_bins likewise
+    sums                (cells, row_bins, sum_bins), to which the sums of blocks, so multiplied, are added
+    peaks               (cells, row_bins, peak_bins), the largest weights of blocks; both bins are 0 or column_bins
 """
 
 TILE = np.dtype(

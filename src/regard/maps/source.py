@@ -67,7 +67,7 @@ class Scores(Protocol):
         """Whether nothing is added in all of the rows and columns; False if that is not known cheaply."""
 
     def added(self, rows: range, columns: range) -> Tensor:
-        """What is added to the scores, (B or 1, H or 1, t or 1, s); far below 0 for a hidden key."""
+        """What is added to the scores, (B or 1, H or 1, t or 1, s or 1); far below 0 for a hidden key."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

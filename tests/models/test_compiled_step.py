@@ -92,6 +92,22 @@ def test_a_step_is_the_models(kind: Any, rows: int, always: None) -> None:
             torch.testing.assert_close(attended.dense(), expected.dense(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["pre", "modern"])
+def test_the_default_dtype_is_not_that_of_the_step(kind: str, dtype: torch.dtype, always: None) -> None:
+    """Compiled code takes addresses: buffers of another dtype would be read wrongly, and written beyond their end."""
+    model = untrained(KINDS[kind])
+    expected = greedy(model, SOURCE, LENGTHS, **LIMITS)
+    torch.set_default_dtype(dtype)
+    try:
+        ready = prepare(model)
+        assert is_compiled(ready)
+        found = greedy(ready, SOURCE, LENGTHS, **LIMITS)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_same(found, expected, 2e-5)
+
+
 def test_matrices_in_bfloat16_are_rounded_once(always: None) -> None:
     model = untrained({})
     rounded = prepare(model, torch.bfloat16)

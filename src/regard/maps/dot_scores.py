@@ -62,15 +62,21 @@ class DotScores:
         return (sizes.flat_batch if "batch" in self._looks else 1) * (sizes.heads if "head" in self._looks else 1)
 
     @property
+    def is_relative(self) -> bool:
+        """Whether what is added depends on key - query alone, so that all blocks on a diagonal are equal."""
+        return self._call.bias is None and self._call.mask is not None and self._call.mask.is_relative()
+
+    @property
     def _looks(self) -> frozenset[str]:
         return frozenset() if self._call.mask is None else self._call.mask.depends_on()
 
-    def covered(self, rows: range, columns: range) -> int:
-        """How many of the first columns have nothing added in all of the rows."""
-        return 0 if self._call.bias is not None else _covered(self._call, rows, columns)
+    def allows(self, rows: range, columns: range) -> bool:
+        """Whether nothing is added in all of the rows and columns; False if that is not known cheaply."""
+        call = self._call
+        return call.bias is None and (call.mask is None or call.mask.covers(rows, columns))
 
     def added(self, rows: range, columns: range) -> Tensor:
-        """What is added to the scores, (B or 1, H or 1, t or 1, s); -NEVER for a hidden key."""
+        """What is added to the scores, (B or 1, H or 1, t or 1, s or 1); -NEVER for a hidden key."""
         call = self._call
         added = self.query.new_zeros(1, 1, 1, len(columns))
         if call.bias is not None:

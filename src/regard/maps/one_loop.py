@@ -1,11 +1,12 @@
 """The usual statistics of softmax weights by one loop over rows of scores, if numba is installed.
 
 `regard.maps.tiles` reads a tile of weights once for each statistic. The loop of `regard.maps.row_loop` makes the
-weights of a few rows and reads them while they are in the processor's registers and caches, which takes less time than
-the fused kernel that the attention itself ran. As many threads as torch has share the cells and the rows.
+weights of a few rows and reads them while they are in the processor's registers and caches, which for long rows takes
+less time than the fused kernel that the attention itself ran. As many threads as torch has share cells and rows.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,9 @@ MOST_ROWS, FEWEST_ROWS = 64, 8
 """The queries for which masks and biases are made together."""
 SHARES = 4
 """The shares of a thread, if there are not as many cells: rows differ in what they see."""
+PAGE = 4096
+"""Bytes after which addresses agree in their last 12 bits, which processors compare first: where those of two arrays
+that are read and written in turn agree, what is read waits for what was written."""
 MOST_RANKED = 64
 """For more keys of each query than this, torch's selection is faster."""
 
@@ -90,13 +94,13 @@ class _Wanted:
     """k: how many of the largest weights of each query."""
     grid: Grid | None
     """The blocks of the one picture."""
-    has_sums: bool
-    """Whether sums of blocks are asked, and not only their means."""
+    pictures: frozenset[str]
+    """What is asked of its blocks: mean, sum or max. The loop finds sums if those are asked, and else means."""
 
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
         """What these statistics need; None if one of them is not among those of the loop."""
-        ranked, grids, has_sums = 0, set[Grid](), False
+        ranked, grids, pictures = 0, set[Grid](), set[str]()
         for statistic in statistics:
             match statistic:
                 case st.Received() | st.Entropy():
@@ -107,26 +111,29 @@ class _Wanted:
                     ranked = max(ranked, k)
                 case st.Pooled(grid, how):
                     grids.add(grid)
-                    has_sums = has_sums or how == "sum"
+                    pictures.add(how)
                 case _:
                     return None
         if ranked > MOST_RANKED or len(grids) > 1:
             return None
-        return cls(ranked, next(iter(grids), None), has_sums)
+        return cls(ranked, next(iter(grids), None), frozenset(pictures))
 
 
 class _Answered:
     """The memory for the answers of all cells."""
 
-    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int) -> None:
+    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int, like: Tensor) -> None:
         cells, queries, grid = source.cells, source.queries, wanted.grid
-        self._keys, self._has_sums = source.keys, wanted.has_sums
-        self.received = np.zeros((cells, pieces, width), np.float64)
-        self.entropy = np.zeros((cells, queries), np.float32)
-        self.top = np.zeros((cells, queries, wanted.ranked), np.float32)
-        self.places = np.full((cells, queries, wanted.ranked), -1, np.int64)
-        blocks = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
-        self.sums, self.peaks = (np.zeros((cells, *blocks), np.float32) for _ in range(2))
+        self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
+        # All pages are there before the loop. Where its two threads were the first to touch the pages of an array, a
+        # page took seven times as long (Linux in a virtual machine), and the loop five times.
+        self.received = like.new_zeros(cells, pieces, width, dtype=torch.float64)
+        self.entropy = like.new_zeros(cells, queries)
+        self.top = like.new_zeros(cells, queries, wanted.ranked)
+        self.places = like.new_full((cells, queries, wanted.ranked), -1, dtype=torch.int64)
+        rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
+        self.sums = like.new_zeros(cells, rows, columns if wanted.pictures & {"mean", "sum"} else 0)
+        self.peaks = _half_a_page_from(self.sums, (cells, rows, columns if "max" in wanted.pictures else 0))
 
     def arrays(self) -> dict[str, Any]:
         """The arrays by the names that the loop knows them by."""
@@ -137,25 +144,28 @@ class _Answered:
         """The answers (cells, ...) of a statistic."""
         match statistic:
             case st.Received():
-                return (torch.from_numpy(self.received).sum(1)[:, : self._keys].float(),)
+                return (self.received.sum(1)[:, : self._keys].float(),)
             case st.Entropy():
-                return (torch.from_numpy(self.entropy),)
+                return (self.entropy,)
             case st.Largest():
-                return (torch.from_numpy(self.top)[..., 0].clone(),)
+                return (self.top[..., 0].clone(),)
             case st.ArgLargest():
-                return (torch.from_numpy(self.places)[..., 0].clone(),)
+                return (self.places[..., 0].clone(),)
             case st.TopWeights(k):
                 # Fewer than were ranked are copied, so that the others are not held in memory.
-                return tuple(torch.from_numpy(found)[..., :k].contiguous() for found in (self.top, self.places))
+                return self.top[..., :k].contiguous(), self.places[..., :k].contiguous()
             case st.Pooled(grid, how):
-                blocks = torch.from_numpy(self.peaks if how == "max" else self.sums)
-                if how == "mean":
-                    # In place, if nobody else wants the sums: new memory takes longer than the division.
-                    target = torch.empty_like(blocks) if self._has_sums else blocks
-                    torch.div(blocks, grid.areas(blocks.device), out=target)
-                    return (target,)
-                return (blocks,)
+                blocks = self.peaks if how == "max" else self.sums
+                return (blocks / grid.areas(blocks.device) if how == "mean" and self._has_sums else blocks,)
         raise AssertionError(statistic)
+
+
+def _half_a_page_from(other: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros whose place in a page of memory is half a page from that of another tensor's."""
+    count = math.prod(shape)
+    numbers = other.new_zeros(count + PAGE // other.element_size())
+    first = (other.data_ptr() + PAGE // 2 - numbers.data_ptr()) % PAGE // other.element_size()
+    return numbers[first : first + count].view(shape)
 
 
 def _read(
@@ -168,24 +178,29 @@ def _read(
     pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)
     panels = -(-source.keys // PANEL)
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (scores.query, scores.key))
-    found = _Answered(source, wanted, pieces, panels * PANEL)
+    found = _Answered(source, wanted, pieces, panels * PANEL, query)
     arrays = {
         **found.arrays(),
         "counter": np.zeros(1, np.int64),
         "not_finite": np.zeros(1, np.int64),
         "query": query,
         "key": key,
-        "panels": np.empty((*key.shape[:2], panels, key.shape[3], PANEL), np.float32),
+        # By torch, whose memory begins at a whole line of the cache: numpy's does so by chance.
+        "panels": key.new_empty(*key.shape[:2], panels, key.shape[3], PANEL),
         "state": scores.state.contiguous(),
         "piece_edges": _piece_edges(source.queries, pieces, grid),
         "row_edges": np.array([0, source.queries]) if grid is None else _edges(grid.rows),
         "column_edges": np.zeros(1, np.int64) if grid is None else _edges(grid.columns),
+        "row_shares": np.ones(1, np.float32) if grid is None else _shares(grid.rows, wanted),
+        "column_shares": np.ones(0, np.float32) if grid is None else _shares(grid.columns, wanted),
     }
     work = np.zeros(1, WORK)
     told = {
         **addresses(**arrays), "batch": query.shape[0], "heads": query.shape[1], "key_heads": key.shape[1],
         "queries": source.queries, "keys": source.keys, "depth": query.shape[3], "panel_count": panels,
-        "ranked": wanted.ranked, "pieces": pieces, "row_bins": found.sums.shape[1], "column_bins": found.sums.shape[2],
+        "ranked": wanted.ranked, "pieces": pieces, "row_bins": found.sums.shape[1],
+        "column_bins": 0 if grid is None else grid.columns.count,
+        "sum_bins": found.sums.shape[2], "peak_bins": found.peaks.shape[2],
         **_strides("query", query), **_strides("key", key), "scale": scores.scale,
     }  # fmt: skip
     for name, value in told.items():
@@ -213,6 +228,12 @@ def _edges(bins: Bins) -> Any:
     return index * size + np.minimum(index, extra)
 
 
+def _shares(bins: Bins, wanted: _Wanted) -> Any:
+    """By what the loop multiplies sums: 1, or the share of one place in its bin, which gives means."""
+    sizes = np.diff(_edges(bins))
+    return np.ones(bins.count, np.float32) if "sum" in wanted.pictures else (1 / sizes).astype(np.float32)
+
+
 def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:
     """Where the pieces begin into which rows are shared out; each bin of the picture is in one of them."""
     places = [queries * piece // pieces for piece in range(pieces)]
@@ -226,26 +247,43 @@ def _batches(source: Source, scores: Scores, panel: int) -> Iterator[tuple[Any, 
     most = fitting(2 * ADDED_ELEMENTS, scores.breadth * source.keys, MOST_ROWS)
     step = max(most, FEWEST_ROWS) if scores.reads_queries else max(source.queries, 1)
     tiles, parts, count = list[tuple[int, ...]](), list[Tensor](), 0
+    # Under a causal mask or a window, blocks on one diagonal are equal, and made once: where each begins, its strides.
+    made = dict[tuple[int, ...], tuple[int, ...]]()
     for rows in ranges(source.queries, step):
         columns = source.columns(rows)
         first, stop = columns.start // panel, -(-columns.stop // panel)
         if not columns:
             continue
-        covered = scores.covered(rows, columns)
-        start = first if columns.start % panel else (columns.start + covered) // panel
-        batch_stride = head_stride = row_stride = 0
+        # In a causal tile the mask allows most panels in all rows.
+        whole = range(columns.stop // panel - first + 1)[1:] if columns.start % panel == 0 else range(0)
+        start = first + bisect_left(
+            whole, True, key=lambda n: not scores.allows(rows, range(columns.start, columns.start + n * panel))
+        )
+        added: tuple[int, ...] = (0, 0, 0, 0)
         if start < stop:
             wanted = range(max(columns.start, start * panel), columns.stop)
-            block = scores.added(rows, wanted)
-            part = block.new_full((*block.shape[:3], (stop - start) * panel), -NEVER)
-            part[..., wanted.start - start * panel : wanted.stop - start * panel] = block
-            strides = [0 if size == 1 else stride for size, stride in zip(part.shape, part.stride(), strict=True)]
-            batch_stride, head_stride, row_stride, _ = strides
-            parts.append(part.flatten())
-        tiles.append((rows.start, rows.stop, first, stop, start, count, batch_stride, head_stride, row_stride))
-        count += parts[-1].numel() if start < stop else 0
+            edges = (wanted.start, wanted.stop, start * panel, stop * panel)
+            place = (len(rows), *(edge - rows.start for edge in edges))
+            if not scores.is_relative or place not in made:
+                part = _added(scores, rows, wanted, range(start * panel, stop * panel))
+                strides = [0 if size == 1 else stride for size, stride in zip(part.shape, part.stride(), strict=True)]
+                made[place] = (count, *strides[:3])
+                parts.append(part.flatten())
+                count += part.numel()
+            added = made[place]
+        tiles.append((rows.start, rows.stop, first, stop, start, *added))
         if count >= ADDED_ELEMENTS:
             yield np.array(tiles, TILE), torch.cat(parts)
             tiles, parts, count = [], [], 0
+            made.clear()
     if tiles:
         yield np.array(tiles, TILE), torch.cat([*parts, scores.query.new_zeros(1)])
+
+
+def _added(scores: Scores, rows: range, wanted: range, panels: range) -> Tensor:
+    """What is added to the scores of some rows and the keys of some panels; those outside `wanted` are hidden."""
+    block = scores.added(rows, wanted)
+    # Always a copy: a bias may have any strides, and one number for all keys.
+    part = block.new_full((*block.shape[:3], len(panels)), -NEVER)
+    part[..., wanted.start - panels.start : wanted.stop - panels.start] = block
+    return part

@@ -17,8 +17,8 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from regard.compiled import vector_code
-from regard.compiled.vector_code import LANES, PANEL, compiled_function, next_of, pointers_to
-from regard.maps import weights_block
+from regard.compiled.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to
+from regard.maps import row_work, weights_block
 from regard.maps.row_work import TILE, WORK
 from regard.maps.weights_block import first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
 
@@ -28,6 +28,8 @@ TOGETHER = 4
 """The most queries whose weights are made together."""
 FLUSHED = 64
 """Sums by key are float32 for so many rows, and only then added to those in float64."""
+FEW = 32
+"""At most so many weights of a row are compared with one another for the ranking."""
 KEY_BITS, LAST_KEY = 32, 2**32 - 1
 """A weight's bits and its key in one number: of equal weights the first key makes the larger number."""
 # Sums may be reordered, so that the loops use vector registers. Numbers are finite: `regard.maps.one_loop` looks first.
@@ -49,15 +51,38 @@ _tiles: Any = pointers_to(numba.from_dtype(TILE))
 
 
 @numba.njit(nogil=True)
-def _rank(weights: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: Any) -> None:
+def _rank(weights: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: Any, few: Any) -> None:
     """Write the k largest weights of a row in order, the first of equal ones first.
 
-    Weights are compared by their bits, which for numbers of 0 and above is the same. Each weight that is not below a
-    bound is put into its place: at first the bound is the k-th largest of the maxima of the lanes, and later the
-    smallest that is held.
+    Weights are compared by their bits, which for numbers of 0 and above is the same. The k-th largest of the maxima of
+    the lanes is a bound that few weights reach: the place of each is how many of the others are larger. If more than
+    FEW reach it, `_rank_many` ranks them.
     """
-    bits, address, last = weights.view(np.int32), weights.ctypes.data, best.size - 1
+    bits, address, count = weights.view(np.int32), weights.ctypes.data, 0
     bound = max(kth_largest(maxima.ctypes.data, best.size), TINY)
+    for start in range(0, weights.size, LANES):
+        found = set_of_larger(address + 4 * start, bound)
+        while found:
+            if count == few.size:
+                _rank_many(weights, top, keys, first_key, bound, best)
+                return
+            j = start + first_bit(found)
+            few[count] = (np.int64(bits[j]) << KEY_BITS) + (LAST_KEY - j)
+            count += 1
+            found &= found - 1
+    for i in range(count):
+        one, place = few[i], 0
+        for other in few[:count]:
+            place += other > one
+        if place < best.size:
+            top[place] = _float_of_bits(np.int32(one >> KEY_BITS))
+            keys[place] = first_key + LAST_KEY - (one & LAST_KEY)
+
+
+@numba.njit(nogil=True)
+def _rank_many(weights: Any, top: Any, keys: Any, first_key: int, bound: Any, best: Any) -> None:
+    """The same where many weights reach the bound: each is put into its place, and the smallest held is the bound."""
+    bits, address, last = weights.view(np.int32), weights.ctypes.data, best.size - 1
     best[:] = 0
     for start in range(0, weights.size, LANES):
         found = set_of_larger(address + 4 * start, bound)
@@ -82,7 +107,17 @@ def _insert(new: Any, best: Any) -> None:
 
 
 @numba.njit(fastmath=FAST, nogil=True)
-def _pool(total: Any, peak: Any, columns: int, edges: Any, first_key: int, sums: Any, largest: Any) -> None:
+def _pool(
+    total: Any,
+    peak: Any,
+    columns: int,
+    edges: Any,
+    first_key: int,
+    row_share: Any,
+    shares: Any,
+    sums: Any,
+    largest: Any,
+) -> None:
     """Add what some rows of one bin gave to each key to the blocks of the picture."""
     column = np.searchsorted(edges, first_key, side="right") - 1
     j = 0
@@ -96,28 +131,33 @@ def _pool(total: Any, peak: Any, columns: int, edges: Any, first_key: int, sums:
         if count == 0:
             width, count = columns - j, 1
         blocks, best = sums[column : column + count], largest[column : column + count]
+        share = shares[column : column + count]
         # LLVM unrolls the loop over a block whose width it knows.
         if width == 1:
-            _add_blocks(total[j:], peak[j:], 1, blocks, best)
+            _add_blocks(total[j:], peak[j:], 1, row_share, share, blocks, best)
         elif width == 2:
-            _add_blocks(total[j:], peak[j:], 2, blocks, best)
+            _add_blocks(total[j:], peak[j:], 2, row_share, share, blocks, best)
         elif width == 4:
-            _add_blocks(total[j:], peak[j:], 4, blocks, best)
+            _add_blocks(total[j:], peak[j:], 4, row_share, share, blocks, best)
         elif width == 8:
-            _add_blocks(total[j:], peak[j:], 8, blocks, best)
+            _add_blocks(total[j:], peak[j:], 8, row_share, share, blocks, best)
         else:
-            _add_blocks(total[j:], peak[j:], width, blocks, best)
+            _add_blocks(total[j:], peak[j:], width, row_share, share, blocks, best)
         j, column = j + width * count, column + count
 
 
 @numba.njit(fastmath=FAST, nogil=True, inline="always")
-def _add_blocks(total: Any, peak: Any, width: int, sums: Any, largest: Any) -> None:
+def _add_blocks(total: Any, peak: Any, width: int, row_share: Any, shares: Any, sums: Any, largest: Any) -> None:
+    # Two loops, because LLVM gives up on one that has so many arrays which might overlap.
     for column in range(sums.size):
-        added, best = ZERO, ZERO
+        added = ZERO
         for j in range(column * width, (column + 1) * width):
             added += total[j]
+        sums[column] += added * (row_share * shares[column])
+    for column in range(largest.size):
+        best = ZERO
+        for j in range(column * width, (column + 1) * width):
             best = max(best, peak[j])
-        sums[column] += added
         largest[column] = max(largest[column], best)
 
 
@@ -186,19 +226,25 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
     rows = carray(_longs(work.piece_edges), work.pieces + 1)
     bins = carray(_longs(work.row_edges), work.row_bins + 1)
     edges = carray(_longs(work.column_edges), work.column_bins + 1)
+    row_shares = carray(_floats(work.row_shares), work.row_bins)
+    shares = carray(_floats(work.column_shares), work.column_bins)
     received = carray(_doubles(work.received + 8 * (cell * work.pieces + piece) * width), width)
     entropy = carray(_floats(work.entropy + 4 * cell * work.queries), work.queries)
     top = carray(_floats(work.top + 4 * cell * work.queries * ranked), (work.queries, ranked))
     places = carray(_longs(work.places + 8 * cell * work.queries * ranked), (work.queries, ranked))
-    picture = 4 * cell * work.row_bins * work.column_bins
-    sums = carray(_floats(work.sums + picture), (work.row_bins, work.column_bins))
-    peaks = carray(_floats(work.peaks + picture), (work.row_bins, work.column_bins))
+    sums_at, peaks_at = (
+        work.sums + 4 * cell * work.row_bins * work.sum_bins,
+        work.peaks + 4 * cell * work.row_bins * work.peak_bins,
+    )
+    sums = carray(_floats(sums_at), (work.row_bins, work.sum_bins))
+    peaks = carray(_floats(peaks_at), (work.row_bins, work.peak_bins))
     tiles = carray(_tiles(work.tiles), work.tile_count)
     # Memory of this share alone: the weights of a few rows, their maxima, and sums and maxima over the rows of a bin.
-    weights = np.empty((TOGETHER, width), np.float32)
-    maxima, spread = np.zeros((TOGETHER, LANES), np.float32), np.zeros((TOGETHER, LANES), np.float32)
-    total, peak, held = np.empty(width, np.float32), np.empty(width, np.float32), np.zeros(width, np.float32)
-    best = np.empty(ranked, np.int64)
+    weights = aligned_numbers(TOGETHER * width).reshape((TOGETHER, width))
+    maxima = aligned_numbers(TOGETHER * LANES).reshape((TOGETHER, LANES))
+    spread = aligned_numbers(TOGETHER * LANES).reshape((TOGETHER, LANES))
+    total, peak, held = aligned_numbers(width), aligned_numbers(width), np.zeros(width, np.float32)
+    best, few = np.empty(ranked, np.int64), np.empty(FEW, np.int64)
     weights_at, total_at, peak_at = weights.ctypes.data, total.ctypes.data, peak.ctypes.data
     spread_at, maxima_at = spread.ctypes.data, maxima.ctypes.data
     for number in range(work.tile_count):
@@ -236,14 +282,15 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
             for i in range(together):
                 entropy[row + i] = _entropy(spread[i])
                 if ranked:
-                    _rank(weights[i, :seen], top[row + i], places[row + i], first_key, maxima[i], best)
+                    _rank(weights[i, :seen], top[row + i], places[row + i], first_key, maxima[i], best, few)
             row += together
             is_bin_done = row == bins[bin_of + 1]
             if row == end or row - flushed >= FLUSHED or (is_bin_done and work.column_bins > 0):
                 for j in range(columns):
                     held[j] += total[j]
                 if work.column_bins:
-                    _pool(total, peak, columns, edges, first_key, sums[bin_of], peaks[bin_of])
+                    row_share = row_shares[bin_of]
+                    _pool(total, peak, columns, edges, first_key, row_share, shares, sums[bin_of], peaks[bin_of])
                 begun = row
             if row == end or row - flushed >= FLUSHED:
                 for j in range(columns):
@@ -292,4 +339,4 @@ def _compiled(version: int) -> tuple[Any, Any]:
     return prepare, read_rows
 
 
-prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, (weights_block, vector_code))).encode()))
+prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, (weights_block, vector_code, row_work))).encode()))

@@ -9,14 +9,14 @@ import numpy as np
 
 _COUNTS = (
     "batch", "heads", "key_heads", "queries", "keys", "depth", "panel_count", "ranked", "pieces", "row_bins",
-    "column_bins", "tile_count",
+    "column_bins", "sum_bins", "peak_bins", "tile_count",
 )  # fmt: skip
 _STRIDES = (
     "query_batch_stride", "query_head_stride", "query_stride", "key_batch_stride", "key_head_stride", "key_stride",
 )  # fmt: skip
 _ADDRESSES = (
     "counter", "not_finite", "query", "key", "panels", "state", "added", "tiles", "piece_edges", "row_edges",
-    "column_edges", "received", "entropy", "top", "places", "sums", "peaks",
+    "column_edges", "row_shares", "column_shares", "received", "entropy", "top", "places", "sums", "peaks",
 )  # fmt: skip
 WORK = np.dtype([(name, np.int64) for name in (*_COUNTS, *_STRIDES, *_ADDRESSES)] + [("scale", np.float32)], align=True)
 """Counts, strides in numbers, addresses in bytes, and the scale of the scores to base 2.
@@ -29,10 +29,12 @@ WORK = np.dtype([(name, np.int64) for name in (*_COUNTS, *_STRIDES, *_ADDRESSES)
     added               what is added to scores, in the order of the tiles
     piece_edges         where the pieces begin into which rows are shared out
     row_edges, column_edges   where the bins of the picture begin
+    row_shares, column_shares   what the sum of a block is multiplied by: 1 / size of its bins for means, 1 for sums
     received            (cells, pieces, panel_count * PANEL), float64, to which sums are added
     entropy             (cells, queries)
     top, places         (cells, queries, ranked), filled with 0 and -1
-    sums, peaks         (cells, row_bins, column_bins), to which blocks are added
+    sums                (cells, row_bins, sum_bins), to which the sums of blocks, so multiplied, are added
+    peaks               (cells, row_bins, peak_bins), the largest weights of blocks; both bins are 0 or column_bins
 """
 
 TILE = np.dtype(

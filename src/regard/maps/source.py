@@ -59,11 +59,15 @@ class Scores(Protocol):
     def breadth(self) -> int:
         """How many pairs of sequence and head have an addition of their own."""
 
-    def covered(self, rows: range, columns: range) -> int:
-        """How many of the first columns have nothing added in all of the rows: in a causal tile these are most."""
+    @property
+    def is_relative(self) -> bool:
+        """Whether what is added depends on key - query alone, so that all blocks on a diagonal are equal."""
+
+    def allows(self, rows: range, columns: range) -> bool:
+        """Whether nothing is added in all of the rows and columns; False if that is not known cheaply."""
 
     def added(self, rows: range, columns: range) -> Tensor:
-        """What is added to the scores, (B or 1, H or 1, t or 1, s); far below 0 for a hidden key."""
+        """What is added to the scores, (B or 1, H or 1, t or 1, s or 1); far below 0 for a hidden key."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

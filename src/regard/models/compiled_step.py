@@ -185,8 +185,8 @@ class CompiledStep:
         }  # fmt: skip
 
     def _memory(self, width: int) -> Tensor:
-        """A buffer of rows."""
-        return self._keep(torch.zeros(MOST_ROWS, width))
+        """A buffer of rows, which compiled code reads as float32 whatever torch's default dtype is."""
+        return self._keep(torch.zeros(MOST_ROWS, width, dtype=torch.float32, device="cpu"))
 
     def _address(self, tensor: Tensor | None) -> int:
         return 0 if tensor is None else int(self._keep(tensor).data_ptr())

@@ -17,7 +17,7 @@ PAGE, WIDGET = SOURCE / "views" / "html", SOURCE / "views" / "widget"
 
 # From the ground up; a file imports only from floors below its own, or its own package.
 FLOORS = [
-    ["compiled", "errors", "lazy", "vector_functions", "version"],
+    ["compiled", "errors", "lazy", "version"],
     ["torch_private"],
     ["mechanisms", "ranges", "storage"],
     ["backends"],

@@ -1,4 +1,4 @@
-"""Whoever computes with regard has had each vector function called by one thread before (`regard.vector_functions`).
+"""Whoever computes with regard has had each vector function called by one thread before.
 
 That the first calls of two threads go wrong shows in one of a hundred processes only; what is tested is that there are
 no such first calls. It was seen with 400 processes each: three wrong maps without those calls, none with them.
@@ -13,16 +13,15 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard.vector_functions import ROUTED
+from regard.mechanisms.vector_functions import ROUTED
 from tests.core import house
 
 SOURCE = Path(regard.__file__).parent
 FIRST_CALLS = """
 import json, sys, threading
 import torch
-from regard import vector_functions
 threads, calls = set(), []
-for name in vector_functions.ROUTED:
+for name in {names}:
     def watched(x, name=name, function=getattr(torch, name)):
         threads.add(threading.get_ident())
         calls.append((name, str(x.dtype), x.numel(), x.device.type, type(x).__name__))
@@ -34,7 +33,9 @@ print(json.dumps([sorted(calls), len(threads), threading.get_ident() in threads]
 
 
 def first_calls(use: str) -> tuple[list[list[object]], int, bool]:
-    done = subprocess.run([sys.executable, "-c", FIRST_CALLS.format(use=use)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALLS.format(use=use, names=ROUTED)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -1,0 +1,63 @@
+"""The precision in which the CPU kernel's backward of half-precision tensors takes less time."""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from regard.mechanisms.transforms import may_be_kept
+from regard.torch_private import flash_cpu, flash_cpu_backward
+
+SHORT = 256
+"""Up to so many queries float32 takes less time on every processor that was asked (docs/design/choices.md)."""
+TIMED = (1, 2, 512, 64)
+"""The shape of the tensors that are timed. Beyond SHORT the processor decides which way wins, and not the length."""
+
+
+def goes_in_float32(query: Tensor) -> bool:
+    """Whether float32 takes less time for the backward, its conversions included.
+
+    Short blocks always go in float32. For longer ones the machine is asked once for each dtype and number of threads,
+    in some 40 ms, and what it answered is kept (`regard.storage.choices`). Where a graph is recorded, and where nothing
+    may be measured, they go in their own dtype.
+
+    >>> goes_in_float32(torch.ones(1, 1, 8, 4, dtype=torch.bfloat16)), goes_in_float32(torch.ones(1, 1, 8, 4))
+    (True, False)
+    """
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    if query.shape[-2] <= SHORT:
+        return True
+    return may_be_kept(query) and _float32_takes_less_time(query.dtype, torch.get_num_threads())
+
+
+@cache
+def _float32_takes_less_time(dtype: torch.dtype, threads: int) -> bool:
+    from regard.storage.choices import BUDGET_S, choices  # (most processes never ask)
+
+    name = str(dtype).removeprefix("torch.")
+    # No random numbers: the caller's would be others after a backward that measures.
+    x = torch.linspace(-1, 1, TIMED[-2] * TIMED[-1]).view(TIMED[-2:]).expand(TIMED).to(dtype).contiguous()
+    output, lse = flash_cpu(x, x, x, 0.0, False, scale=0.125)
+    tensors = (x, x, x, x, output, lse)
+    ways = {
+        name: lambda: _backward(tensors, dtype),
+        "float32": lambda: _backward(tensors, torch.float32),
+    }
+    found = choices()
+    found.allow(BUDGET_S)
+    kind = f"attention backward of {name}, more than {SHORT} queries, threads: {threads}"
+    best = found.fastest(kind, ways, x)
+    found.keep()
+    return best == "float32"
+
+
+def _backward(tensors: tuple[Tensor, ...], computed: torch.dtype) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        given = tuple(t.to(computed) for t in tensors[:-1])
+        grads = flash_cpu_backward(*given, tensors[-1], 0.0, False, scale=0.125)
+        query_grad, _, _ = (grad.to(x.dtype) for grad in grads)
+        return query_grad
+
+    return run

@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-LEAST, MOST = 2**18, 2**26
+LEAST, MOST = 2**18, 2**27
 """The bytes of the smallest block that is kept, and of all blocks together that wait to be taken again."""
 PAGE = 4096
 """Blocks are whole pages."""

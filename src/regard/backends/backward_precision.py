@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,18 +10,21 @@ from torch import Tensor
 from regard.mechanisms.transforms import may_be_kept
 from regard.torch_private import flash_cpu, flash_cpu_backward
 
+if TYPE_CHECKING:
+    from regard.storage.choices import Choices
+
 SHORT = 256
 """Up to so many queries float32 takes less time on every processor that was asked (docs/design/choices.md)."""
-TIMED = (1, 2, 512, 64)
+TIMED = (1, 1, 512, 64)
 """The shape of the tensors that are timed. Beyond SHORT the processor decides which way wins, and not the length."""
 
 
 def goes_in_float32(query: Tensor) -> bool:
     """Whether float32 takes less time for the backward, its conversions included.
 
-    Short blocks always go in float32. For longer ones the machine is asked once for each dtype and number of threads,
-    in some 40 ms, and what it answered is kept (`regard.storage.choices`). Where a graph is recorded, and where nothing
-    may be measured, they go in their own dtype.
+    Short blocks always go in float32. For longer ones the machine is asked once for each dtype, by one thread in some
+    20 ms, and what it answered is kept (`regard.storage.choices`). Where a graph is recorded, and where nothing may be
+    measured, they go in their own dtype.
 
     >>> goes_in_float32(torch.ones(1, 1, 8, 4, dtype=torch.bfloat16)), goes_in_float32(torch.ones(1, 1, 8, 4))
     (True, False)
@@ -29,13 +33,26 @@ def goes_in_float32(query: Tensor) -> bool:
         return False
     if query.shape[-2] <= SHORT:
         return True
-    return may_be_kept(query) and _float32_takes_less_time(query.dtype, torch.get_num_threads())
+    return may_be_kept(query) and _float32_takes_less_time(query.dtype)
 
 
 @cache
-def _float32_takes_less_time(dtype: torch.dtype, threads: int) -> bool:
+def _float32_takes_less_time(dtype: torch.dtype) -> bool:
     from regard.storage.choices import BUDGET_S, choices  # (most processes never ask)
 
+    found, threads = choices(), torch.get_num_threads()
+    found.allow(BUDGET_S)
+    # One thread, which other programs on the machine disturb least: two wait for one another at each of many steps.
+    torch.set_num_threads(1)
+    try:
+        best = _fastest(found, dtype)
+    finally:
+        torch.set_num_threads(threads)
+    found.keep()
+    return best == "float32"
+
+
+def _fastest(found: "Choices", dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     # No random numbers: the caller's would be others after a backward that measures.
     x = torch.linspace(-1, 1, TIMED[-2] * TIMED[-1]).view(TIMED[-2:]).expand(TIMED).to(dtype).contiguous()
@@ -45,12 +62,7 @@ def _float32_takes_less_time(dtype: torch.dtype, threads: int) -> bool:
         name: lambda: _backward(tensors, dtype),
         "float32": lambda: _backward(tensors, torch.float32),
     }
-    found = choices()
-    found.allow(BUDGET_S)
-    kind = f"attention backward of {name}, more than {SHORT} queries, threads: {threads}"
-    best = found.fastest(kind, ways, x)
-    found.keep()
-    return best == "float32"
+    return found.fastest(f"attention backward of {name}, more than {SHORT} queries, threads: 1", ways, x)
 
 
 def _backward(tensors: tuple[Tensor, ...], computed: torch.dtype) -> Callable[[Tensor], Tensor]:

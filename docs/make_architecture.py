@@ -8,7 +8,7 @@ An arrow says that a room imports another one. Arrows that others imply are left
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from itertools import pairwise, permutations, product
@@ -190,6 +190,8 @@ class Room:
     width: float
     y: float
     height: float
+    is_alone: bool
+    """Whether it has the floor for itself."""
 
     @property
     def middle(self) -> float:
@@ -198,8 +200,7 @@ class Room:
     @property
     def begins(self) -> tuple[float, float]:
         """Where the caption begins: beside the name in a room that has the floor for itself, below it elsewhere."""
-        is_alone = self.width >= WIDTH - 2 * MARGIN
-        return (self.x + BESIDE, self.y + 24) if is_alone else (self.x + 14, self.y + 45)
+        return (self.x + BESIDE, self.y + 24) if self.is_alone else (self.x + 14, self.y + 45)
 
     def svg(self) -> str:
         """The rectangle and its text; a passage is nothing but a line through the floor."""
@@ -243,10 +244,10 @@ def rooms_of(parts: list[str], y: float, far: Graph) -> list[Room]:
         free_for_text = width - (BESIDE + 14 if len(parts) == 1 else 28)
         lines = wrapped(ROOMS.get(part, ("", ""))[0], free_for_text, LETTER)
         inner = wrapped(within(part, far) if part in share else "", free_for_text, PACKAGE_LETTER)
-        found.append(Room(part, lines, inner, x, width, y, 0.0))
+        found.append(Room(part, lines, inner, x, width, y, 0.0, len(parts) == 1))
         x += width + GAP
     height = max((18 if len(parts) == 1 else 38) + 18 * (len(room.lines) + len(room.inner)) for room in found)
-    return [Room(r.name, r.lines, r.inner, r.x, r.width, r.y, height) for r in found]
+    return [replace(room, height=height) for room in found]
 
 
 def svg() -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 import regard
 from regard.backends import backward_precision, fused_kernels
 from regard.backends.backward_precision import SHORT, goes_in_float32
-from regard.storage.choices import choices
+from regard.storage.choices import Choices, choices
 from regard.torch_private import flash_cpu_backward
 
 HALF = (torch.bfloat16, torch.float16)
@@ -101,6 +101,30 @@ def test_what_is_asked_of_no_machine(folder: Path) -> None:
     for dtype in (torch.float32, torch.float64):
         assert not goes_in_float32(vectors(8, dtype)[0])
     assert not list(folder.iterdir())
+
+
+def test_what_another_process_has_written_meanwhile_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Choices._measured
+
+    def beaten(self: Choices, *asked: Any) -> dict[str, float]:
+        times = measured(self, *asked)
+        assert self.path is not None
+        opposite = dict(zip(times, reversed(times.values()), strict=True))
+        self.path.write_text(json.dumps({kind(torch.bfloat16): opposite}))
+        return times
+
+    monkeypatch.setattr(Choices, "_measured", beaten)
+    chosen = goes_in_float32(vectors(SHORT + 1, torch.bfloat16)[0])
+    _forget()
+    assert goes_in_float32(vectors(SHORT + 1, torch.bfloat16)[0]) == chosen
+
+
+def test_an_answer_that_cannot_be_kept_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "file").touch()
+    monkeypatch.setenv("REGARD_CACHE", str(folder / "file" / "folder"))
+    _forget()
+    monkeypatch.setattr(Choices, "_measured", lambda *_: {"bfloat16": 2.0, "float32": 1.0})
+    assert not goes_in_float32(vectors(SHORT + 1, torch.bfloat16)[0])
 
 
 def test_nothing_is_asked_where_nothing_may_be_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,30 @@ def test_pictures_of_blocks_of_every_width(width: int, mask: regard.Mask | None,
             torch.testing.assert_close(found[name].double(), exact.permute(2, 3, 0, 1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "mask", [regard.window(70), regard.window(32), regard.documents(torch.arange(600) // 64), regard.causal()], ids=str
+)
+def test_pictures_of_blocks_that_are_wider_than_what_a_tile_sees(mask: regard.Mask, answered: Answered) -> None:
+    """Rows that begin and end within one block; blocks with more keys than there are."""
+    q = torch.randn(1, 2, 600, 8)
+    with torch.no_grad():
+        weights = regard.attention(q, q, q, mask=mask, return_weights=True).weights
+        dense = weights.dense().double()
+        for rows, columns in ((8, 1), (8, 2), (40, 3), (256, 7)):
+            answered.clear()
+            found = weights.summary("pooled_sum", "pooled_max", "received", rows=rows, columns=columns)
+            assert answered == [True]
+            grid = weights.grid(rows, columns)
+            for name, reduce in (("pooled_sum", torch.sum), ("pooled_max", torch.amax)):
+                for column, keys in enumerate(grid.columns.ranges()):
+                    for row, queries in enumerate(grid.rows.ranges()):
+                        exact = reduce(dense[..., queries.start : queries.stop, keys.start : keys.stop], (-2, -1))
+                        torch.testing.assert_close(found[name][..., row, column].double(), exact, rtol=1e-5, atol=1e-5)
+        for size in (64, 512, 5000):
+            blocks = weights.block_max(100, size)
+            assert blocks.max() <= 1 + 1e-5
+
+
 DOCUMENTS = regard.documents(torch.arange(333) // 50, key_ids=torch.arange(325) // 50)
 
 

@@ -130,6 +130,28 @@ def test_threads_take_no_block_twice() -> None:
         assert all(pool.map(take_and_look, range(8)))
 
 
+@pytest.mark.parametrize("count", [10, 2 * COUNT])
+def test_answers_may_be_written_to(count: int) -> None:
+    """In place, also where a gradient is recorded, though they were made where none is."""
+    with torch.no_grad():
+        answer = taken_memory((2, count), torch.float32).fill_(1)
+        other = taken_memory((2, count), torch.float32, away_from=answer).fill_(1)
+    assert (other.data_ptr() - answer.data_ptr()) % PAGE == PAGE // 2
+    factor = torch.nn.Parameter(torch.tensor(3.0))
+    for one in (answer, other):
+        one.mul_(factor)
+        one[:1].mul_(factor)
+        assert one.sum().item() == 12 * count
+    (answer.sum() + other.sum()).backward()
+    assert factor.grad is not None
+
+
+def test_a_file_of_an_answer_holds_nothing_else() -> None:
+    taken_memory((COUNT + 1,), torch.float32).fill_(7)
+    answer = taken_memory((COUNT + 1,), torch.float32).zero_()
+    assert answer.untyped_storage().nbytes() == 4 * (COUNT + 1)
+
+
 def test_modes_do_not_matter() -> None:
     with torch.inference_mode():
         taken_memory((COUNT,), torch.float32)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from functools import cache
+from math import prod
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,14 +19,16 @@ SHORT = 256
 """Up to so many queries float32 takes less time on every processor that was asked (docs/design/choices.md)."""
 TIMED = (1, 1, 512, 64)
 """The shape of the tensors that are timed. Beyond SHORT the processor decides which way wins, and not the length."""
+_LOCK = Lock()
+"""One thread at a time asks, so that none is timed beside another."""
 
 
 def goes_in_float32(query: Tensor) -> bool:
     """Whether float32 takes less time for the backward, its conversions included.
 
     Short blocks always go in float32. For longer ones the machine is asked once for each dtype, by one thread in some
-    20 ms, and what it answered is kept (`regard.storage.choices`). Where a graph is recorded, and where nothing may be
-    measured, they go in their own dtype.
+    20 ms, and what it answered is kept (`regard.storage.choices`). Where a graph is recorded, in a dispatch mode, and
+    where nothing may be measured or kept, they go in their own dtype.
 
     >>> goes_in_float32(torch.ones(1, 1, 8, 4, dtype=torch.bfloat16)), goes_in_float32(torch.ones(1, 1, 8, 4))
     (True, False)
@@ -40,22 +44,27 @@ def goes_in_float32(query: Tensor) -> bool:
 def _float32_takes_less_time(dtype: torch.dtype) -> bool:
     from regard.storage.choices import BUDGET_S, choices  # (most processes never ask)
 
-    found, threads = choices(), torch.get_num_threads()
-    found.allow(BUDGET_S)
-    # One thread, which other programs on the machine disturb least: two wait for one another at each of many steps.
-    torch.set_num_threads(1)
-    try:
-        best = _fastest(found, dtype)
-    finally:
-        torch.set_num_threads(threads)
-    found.keep()
-    return best == "float32"
+    found = choices()
+    with _LOCK:
+        found.allow(BUDGET_S)
+        threads = torch.get_num_threads()
+        # One thread, which other programs on the machine disturb least: two wait for one another at each of many steps.
+        torch.set_num_threads(1)
+        try:
+            _fastest(found, dtype)
+        finally:
+            torch.set_num_threads(threads)
+        found.keep()
+        # An answer that cannot be kept may be another one in the process that resumes a training. And what another
+        # process has written meanwhile counts.
+        return found.path is not None and _fastest(found, dtype) == "float32"
 
 
 def _fastest(found: "Choices", dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     # No random numbers: the caller's would be others after a backward that measures.
-    x = torch.linspace(-1, 1, TIMED[-2] * TIMED[-1]).view(TIMED[-2:]).expand(TIMED).to(dtype).contiguous()
+    numbers = torch.linspace(-1, 1, prod(TIMED), dtype=torch.float32, device="cpu")
+    x = numbers.view(TIMED).to(dtype)
     output, lse = flash_cpu(x, x, x, 0.0, False, scale=0.125)
     tensors = (x, x, x, x, output, lse)
     ways = {

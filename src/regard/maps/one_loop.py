@@ -37,9 +37,6 @@ MOST_ROWS, FEWEST_ROWS = 64, 8
 """The queries for which masks and biases are made together."""
 SHARES = 4
 """The shares of a thread, if there are not as many cells: rows differ in what they see."""
-PAGE = 4096
-"""Bytes after which addresses agree in their last 12 bits, which processors compare first: where those of two arrays
-that are read and written in turn agree, what is read waits for what was written."""
 MOST_RANKED = 64
 """For more keys of each query than this, torch's selection is faster."""
 
@@ -132,7 +129,8 @@ class _Answered:
         self.places = reused_memory((cells, queries, wanted.ranked), torch.int64)
         rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
         self.sums = reused_memory((cells, rows, columns if wanted.pictures & {"mean", "sum"} else 0), torch.float32)
-        self.peaks = _half_a_page_from(self.sums, (cells, rows, columns if "max" in wanted.pictures else 0))
+        columns = columns if "max" in wanted.pictures else 0
+        self.peaks = reused_memory((cells, rows, columns), torch.float32, away_from=self.sums)
 
     def arrays(self) -> dict[str, Any]:
         """The arrays by the names that the loop knows them by."""
@@ -157,14 +155,6 @@ class _Answered:
                 blocks = self.peaks if how == "max" else self.sums
                 return (blocks / grid.areas(blocks.device) if how == "mean" and self._has_sums else blocks,)
         raise AssertionError(statistic)
-
-
-def _half_a_page_from(other: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Memory whose place in a page is half a page from that of another tensor's."""
-    count = math.prod(shape)
-    numbers = reused_memory((count + PAGE // other.element_size(),), other.dtype)
-    first = (other.data_ptr() + PAGE // 2 - numbers.data_ptr()) % PAGE // other.element_size()
-    return numbers[first : first + count].view(shape)
 
 
 def _read(

@@ -7,7 +7,9 @@ the pass of the attention took 4. Whether it goes back depends on what else the 
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +17,13 @@ from torch import Tensor
 LEAST, MOST = 2**18, 2**27
 """The bytes of the smallest block that is kept, and of all blocks together that wait to be taken again."""
 PAGE = 4096
-"""Blocks are whole pages."""
+"""Blocks are whole pages; and numbers whose addresses agree in their last 12 bits are as one for some processors."""
 
 _free: list["_Block"] = []
 """The blocks that nobody holds, the oldest first. What is done to it is one call of a list's method at a time, because
 the last tensor on a block may be freed by any thread, and in the middle of anything."""
+_lent: dict[int, "_Lent"] = {}
+"""What waits for the blocks that somebody holds, by its own identity."""
 
 
 class _Block:
@@ -28,36 +32,54 @@ class _Block:
     def __init__(self, size: int) -> None:
         self.bytes = torch.zeros(size, dtype=torch.uint8, device="cpu")
 
-    def lent(self) -> Tensor:
-        """All bytes; when no tensor on them is left, the block is free."""
+    def lent(self) -> Any:
+        """All bytes, as an array of numpy; when nothing is left that was made of it, the block is free."""
         array = self.bytes.numpy()
-        # A tensor's storage holds the array that it was made of, and so do all views of it.
-        weakref.finalize(array, _give_back, self).atexit = False
-        return torch.from_numpy(array)
+        one = _Lent(self, array)
+        _lent[id(one)] = one
+        return array
 
     @property
     def size(self) -> int:
         return self.bytes.numel()
 
 
-def reused_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+class _Lent(weakref.ref):  # type: ignore[type-arg]
+    """A reference to an array on a block, which gives the block back when the array is gone."""
+
+    def __new__(cls, _block: _Block, array: Any) -> "_Lent":
+        # What it needs is handed to it: a module's names may be gone when the process ends.
+        return super().__new__(cls, array, partial(_give_back, _free, _lent))
+
+    def __init__(self, block: _Block, _array: Any) -> None:
+        self.block = block
+
+
+def reused_memory(shape: Sequence[int], dtype: torch.dtype, *, away_from: Tensor | None = None) -> Tensor:
     """A tensor of any values, on memory of an answer that was freed, if there is such memory of this size.
 
     All pages of it are there. Where the two threads of a loop were the first to touch the pages of an array, a page
     took seven times as long as by one of torch's operations (Linux in a virtual machine), and the loop five times.
+    The tensor is no view, so that it may be written to in place; but its storage cannot be resized.
 
     Args:
         shape: its shape.
         dtype: its type; the memory begins at a whole line of the cache.
+        away_from: a tensor; the memory begins half a page from where this begins in a page of its own.
 
     >>> reused_memory((2, 3), torch.int64).shape
     torch.Size([2, 3])
     """
-    wanted = prod(shape) * dtype.itemsize
-    if wanted < LEAST:
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-    size = -(-wanted // PAGE) * PAGE
-    return (_taken(size) or _Block(size)).lent()[:wanted].view(dtype).view(tuple(shape))
+    wanted, more = prod(shape) * dtype.itemsize, 0 if away_from is None else PAGE
+    size = -(-(wanted + more) // PAGE) * PAGE
+    array = _lent_bytes(size) if wanted >= LEAST else torch.empty(size, dtype=torch.uint8, device="cpu").numpy()
+    first = 0 if away_from is None else (away_from.data_ptr() + PAGE // 2 - array.ctypes.data) % PAGE
+    numbers = array[first : first + wanted].view(str(dtype).removeprefix("torch."))
+    return torch.from_numpy(numbers.reshape(tuple(shape)))
+
+
+def _lent_bytes(size: int) -> Any:
+    return (_taken(size) or _Block(size)).lent()
 
 
 def _taken(size: int) -> _Block | None:
@@ -72,10 +94,11 @@ def _taken(size: int) -> _Block | None:
     return None
 
 
-def _give_back(block: _Block) -> None:
-    _free.append(block)
-    while sum(block.size for block in tuple(_free)) > MOST:
+def _give_back(free: list[_Block], lent: dict[int, _Lent], one: _Lent) -> None:
+    lent.pop(id(one), None)
+    free.append(one.block)
+    while sum(block.size for block in tuple(free)) > MOST:
         try:
-            del _free[0]
+            del free[0]
         except IndexError:
             return

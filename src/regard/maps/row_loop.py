@@ -142,7 +142,8 @@ def _pool(
         if edges[column] - first_key == j:
             count = min((wider if column < wider else bins) - column, (columns - j) // width)
         if count == 0:
-            width, count = columns - j, 1
+            count = 1
+        width = min(width, columns - j)  # The last keys may end within a block.
         done, share = count // LANES * LANES, row_share * shares[column]
         if sums.size:
             done = _sum_vectors(total.ctypes.data + 4 * j, width, done, share, sums.ctypes.data + 4 * column)

@@ -3,8 +3,8 @@
 torch computes exp, log, tanh and their like of float32 and float64 numbers on the processor by vector functions of MKL.
 MKL looks for the fitting code of a function when it is first called. In the release that torch's wheels hold (2024.2),
 two threads that make this first call together may find code of low accuracy, each for its own part of that one call.
-A map then had weights that were wrong by 1e-4 of themselves, in one of fifty processes, and was right when it was asked
-again (https://github.com/pytorch/pytorch/issues/188792). No later call is ever wrong.
+A map then had weights that were wrong by 1.5e-4 of themselves, in one of a hundred processes, and was right when it was
+asked again (https://github.com/pytorch/pytorch/issues/188792). No later call is ever wrong.
 """
 
 from functools import cache
@@ -30,8 +30,12 @@ def settle_vector_functions() -> None:
     >>> settle_vector_functions()
     """
     thread = Thread(target=_call_each, name="regard-vector-functions")
-    thread.start()
-    thread.join()
+    try:
+        thread.start()
+    except RuntimeError:  # A process that is ending, or has as many threads as it may have, gets no other.
+        _call_each()
+    else:
+        thread.join()
 
 
 def _call_each() -> None:

@@ -98,7 +98,7 @@ class Choices:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             theirs = _read(self.path).items()
             self.known |= {k: t for k, t in theirs if k not in self.known or set(t) == set(self.known[k])}
-            write_json(self.path, self.known)
+            write_json(self.path, dict(self.known))
         except OSError:
             self.path = None
         self._is_new = False

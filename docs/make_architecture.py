@@ -8,7 +8,7 @@ An arrow says that a room imports another one. Arrows that others imply are left
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from itertools import pairwise, permutations, product
@@ -41,7 +41,7 @@ ROOMS = {
     "probes": ("check(model): runs that must not change its results", "look"),
     "huggingface": ("lazy maps in the outputs of transformers models", "look"),
     "views": ("heatmaps, every head of a model, a page to hover over", "look"),
-    "storage": ("atomic files, locks, checksums", "train"),
+    "storage": ("atomic files, locks, checksums; what this machine was asked", "train"),
     "text": ("tokenizers, corpora, batches", "train"),
     "generation": ("greedy, beam, sampling, filters", "train"),
     "training": ("the loop, its checkpoints, losses, ranks", "train"),
@@ -56,8 +56,8 @@ COLOURS = {"pass": "#fdf1d6", "compute": "#dcebfb", "build": "#e2f3e1", "look": 
 WIDTH, MARGIN, GAP, STREET = 960, 24, 14, 28
 BESIDE = 156
 """Where a caption begins that stands beside its name, in a room that has the floor for itself."""
-LETTER = 6.9
-"""How wide a letter of a caption is taken to be, at 14 pixels."""
+LETTER, PACKAGE_LETTER = 7.5, 7.9
+"""How wide a letter is taken to be: of a caption, at 14 pixels, and of a package's name, at 13."""
 
 STYLE = """<style>
 text { font-family: system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif; fill: #1b1d26 }
@@ -185,15 +185,22 @@ class Room:
 
     name: str
     lines: tuple[str, ...]
-    inner: str
+    inner: tuple[str, ...]
     x: float
     width: float
     y: float
     height: float
+    is_alone: bool
+    """Whether it has the floor for itself."""
 
     @property
     def middle(self) -> float:
         return self.x + self.width / 2
+
+    @property
+    def begins(self) -> tuple[float, float]:
+        """Where the caption begins: beside the name in a room that has the floor for itself, below it elsewhere."""
+        return (self.x + BESIDE, self.y + 24) if self.is_alone else (self.x + 14, self.y + 45)
 
     def svg(self) -> str:
         """The rectangle and its text; a passage is nothing but a line through the floor."""
@@ -202,10 +209,9 @@ class Room:
         fill = COLOURS[ROOMS.get(self.name, ("", ""))[1]]
         box = f'x="{self.x:.0f}" y="{self.y:.0f}" width="{self.width:.0f}" height="{self.height:.0f}"'
         parts = [f'<rect {box} rx="7" fill="{fill}"/>', _text("name", self.x + 14, self.y + 24, self.name)]
-        x, y = (self.x + 14, self.y + 45) if self.width < WIDTH / 2 else (self.x + BESIDE, self.y + 24)
+        x, y = self.begins
         parts += [_text("what", x, y + 18 * i, line) for i, line in enumerate(self.lines)]
-        if self.inner:
-            parts.append(_text("inner", x, y + 18 * len(self.lines), self.inner))
+        parts += [_text("inner", x, y + 18 * i, line) for i, line in enumerate(self.inner, len(self.lines))]
         return "\n".join(parts)
 
 
@@ -214,17 +220,17 @@ def _text(kind: str, x: float, y: float, text: str) -> str:
 
 
 def within(part: str, far: Graph) -> str:
-    """The packages of a part, and what it imports from far below, in a line."""
+    """The packages of a part, and what it imports from far below."""
     packages = [f"{path.parent.name}/" for path in sorted((SOURCE / part).glob("*/__init__.py"))]
-    return "   ".join([*packages, *(f"→ {other}" for other in sorted(far[part]))])
+    return " ".join([*packages, *(f"→\N{NO-BREAK SPACE}{other}" for other in sorted(far[part]))])
 
 
-def wrapped(text: str, width: float) -> tuple[str, ...]:
-    """A caption in lines that are not wider."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        lines = [*lines[:-1], longer] if len(longer) * LETTER <= width else [*lines, word]
+def wrapped(text: str, width: float, letter: float) -> tuple[str, ...]:
+    """A text in lines that are not wider; no line if there is no text."""
+    lines: list[str] = []
+    for word in text.split(" ") if text else []:
+        longer = f"{lines[-1]} {word}" if lines else word
+        lines = [*lines[:-1], longer] if len(longer) * letter <= width else [*lines, word]
     return tuple(lines)
 
 
@@ -235,11 +241,13 @@ def rooms_of(parts: list[str], y: float, far: Graph) -> list[Room]:
     found, x = [], float(MARGIN)
     for part in parts:
         width = free * share[part] / sum(share.values()) if part in share else 24.0
-        lines = wrapped(ROOMS.get(part, ("", ""))[0], width - 28) if part in share else ()
-        found.append(Room(part, lines, within(part, far) if part in share else "", x, width, y, 0.0))
+        free_for_text = width - (BESIDE + 14 if len(parts) == 1 else 28)
+        lines = wrapped(ROOMS.get(part, ("", ""))[0], free_for_text, LETTER)
+        inner = wrapped(within(part, far) if part in share else "", free_for_text, PACKAGE_LETTER)
+        found.append(Room(part, lines, inner, x, width, y, 0.0, len(parts) == 1))
         x += width + GAP
-    height = max((18 if len(parts) == 1 else 38) + 18 * (len(room.lines) + bool(room.inner)) for room in found)
-    return [Room(r.name, r.lines, r.inner, r.x, r.width, r.y, height) for r in found]
+    height = max((18 if len(parts) == 1 else 38) + 18 * (len(room.lines) + len(room.inner)) for room in found)
+    return [replace(room, height=height) for room in found]
 
 
 def svg() -> str:

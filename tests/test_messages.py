@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -96,6 +97,8 @@ def test_a_command_is_refused_in_one_line_and_leaves_nothing(
     read = r"(train|valid|source|target)\b.*: [\d,]+ |(vocabulary|vocabularies) of |[\d,]+ |the learning rate rises"
     assert not [line for line in earlier if not re.match(read, line)]
     assert inventory(place) == before
+    # TensorBoard's thread would still write into a folder that is gone, and say so.
+    assert not [thread for thread in threading.enumerate() if type(thread).__name__ == "_AsyncWriterThread"]
 
 
 def test_the_table_has_what_it_should() -> None:

@@ -19,6 +19,7 @@ from tests.maps.test_map_statistics import drawn, weights_of
 
 pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
 
+PICTURES = ("pooled_mean", "pooled_sum", "pooled_max")
 USUAL = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")
 Answered = list[bool]
 
@@ -158,6 +159,60 @@ def test_pictures_alone_are_those_that_are_asked_together(names: tuple[str, ...]
     assert answered == [True]
     for name in names:
         torch.testing.assert_close(alone[name], together[name])
+
+
+@pytest.mark.parametrize("mask", [None, regard.causal(), regard.window(70), regard.lengths(torch.tensor([0]))], ids=str)
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 16, 17, 32, 33])
+def test_pictures_of_blocks_of_every_width(width: int, mask: regard.Mask | None, answered: Answered) -> None:
+    """Blocks whose widths there are kernels for, and others; two widths in one picture; rows that begin in a block."""
+    for wider, columns in ((0, 48), (7, 48), (17, 37)):
+        q, k = torch.randn(1, 2, 90, 8), torch.randn(1, 2, columns * width + min(wider, columns - 1), 8)
+        with torch.no_grad():
+            weights = regard.attention(q, k, k, mask=mask, return_weights=True).weights
+            answered.clear()
+            found = weights.summary(*PICTURES, rows=23, columns=columns)
+            assert answered == [True]
+            # Without sums the loop itself divides, by the size of each block.
+            found = {
+                **found,
+                "pooled_mean alone": weights.summary("pooled_mean", rows=23, columns=columns)["pooled_mean"],
+            }
+            dense = regard.attention(*(t.double() for t in (q, k, k)), mask=mask, return_weights=True).weights.dense()
+        grid = weights.grid(23, columns)
+        for name in found:
+            reduce = {"pooled_mean": torch.mean, "pooled_sum": torch.sum, "pooled_max": torch.amax}[name.split()[0]]
+            exact = torch.stack(
+                [
+                    torch.stack([reduce(dense[..., r.start : r.stop, c.start : c.stop], (-2, -1)) for c in columns_])
+                    for r in grid.rows.ranges()
+                    for columns_ in [grid.columns.ranges()]
+                ]
+            )
+            torch.testing.assert_close(found[name].double(), exact.permute(2, 3, 0, 1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "mask", [regard.window(70), regard.window(32), regard.documents(torch.arange(600) // 64), regard.causal()], ids=str
+)
+def test_pictures_of_blocks_that_are_wider_than_what_a_tile_sees(mask: regard.Mask, answered: Answered) -> None:
+    """Rows that begin and end within one block; blocks with more keys than there are."""
+    q = torch.randn(1, 2, 600, 8)
+    with torch.no_grad():
+        weights = regard.attention(q, q, q, mask=mask, return_weights=True).weights
+        dense = weights.dense().double()
+        for rows, columns in ((8, 1), (8, 2), (40, 3), (256, 7)):
+            answered.clear()
+            found = weights.summary("pooled_sum", "pooled_max", "received", rows=rows, columns=columns)
+            assert answered == [True]
+            grid = weights.grid(rows, columns)
+            for name, reduce in (("pooled_sum", torch.sum), ("pooled_max", torch.amax)):
+                for column, keys in enumerate(grid.columns.ranges()):
+                    for row, queries in enumerate(grid.rows.ranges()):
+                        exact = reduce(dense[..., queries.start : queries.stop, keys.start : keys.stop], (-2, -1))
+                        torch.testing.assert_close(found[name][..., row, column].double(), exact, rtol=1e-5, atol=1e-5)
+        for size in (64, 512, 5000):
+            blocks = weights.block_max(100, size)
+            assert blocks.max() <= 1 + 1e-5
 
 
 DOCUMENTS = regard.documents(torch.arange(333) // 50, key_ids=torch.arange(325) // 50)

@@ -21,8 +21,8 @@ from regard.mechanisms.scores.base import Dot
 from regard.models import Transformer, TransformerConfig, compiled_step, inference, step_parts
 from regard.models.compiled_step import CompiledStep, LateStep
 from regard.models.inference import FIRST_ROOM, FixedTransformer, prepare
-from regard.nn import product_choice
-from regard.nn.product_choice import Choices
+from regard.storage import choices
+from regard.storage.choices import Choices
 from tests.models.test_inference import assert_same
 
 VOCAB, BOS, EOS = 331, 1, 2
@@ -217,13 +217,13 @@ def test_what_was_slower_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_with_nothing_measured_all_goes_by_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(product_choice.FOLDER, product_choice.OFF)
+    monkeypatch.setenv(choices.FOLDER, choices.OFF)
     monkeypatch.setattr(inference, "FIRST_STEPS", 0)
-    product_choice.choices.cache_clear()
+    choices.choices.cache_clear()
     try:
         assert not is_compiled(prepare(untrained({})))
     finally:
-        product_choice.choices.cache_clear()
+        choices.choices.cache_clear()
 
 
 def test_other_parts_go_by_operations(always: None) -> None:

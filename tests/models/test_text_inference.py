@@ -17,7 +17,7 @@ from regard.mechanisms.rotary.rotary import Rotary
 from regard.models import DecoderOnly, DecoderOnlyConfig, text_inference
 from regard.models.inference import prepare
 from regard.models.text_inference import FIRST_ROOM, FixedDecoderOnly
-from regard.nn.product_choice import Choices
+from regard.storage.choices import Choices
 
 VOCAB = 97
 KINDS: dict[str, dict[str, Any]] = {

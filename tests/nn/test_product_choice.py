@@ -11,7 +11,8 @@ from torch import Tensor
 
 from regard.nn import fixed_linear
 from regard.nn.fixed_linear import FixedLinear
-from regard.nn.product_choice import ROWS, Choices, Way, choices, rows_counted_as, said_of_choices
+from regard.nn.product_choice import ROWS, rows_counted_as
+from regard.storage.choices import Choices, Way, choices, said_of_choices
 
 
 class Clock:
@@ -19,7 +20,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("regard.nn.product_choice.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("regard.storage.choices.time.perf_counter", lambda: self.now)
 
     def way(self, seconds: float, made: list[float]) -> "Way":
         def run(x: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ def test_nothing_is_measured_where_it_is_off(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_was_chosen_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGARD_CACHE")
     made = Choices(None, budget_s=0.0)
-    monkeypatch.setattr("regard.nn.product_choice.choices", lambda: made)
+    monkeypatch.setattr("regard.storage.choices.choices", lambda: made)
     assert said_of_choices()[1] == "  none: no model was made ready for decoding on the CPU"
     made.fastest("a kind", {"one": lambda: lambda x: x, "two": lambda: lambda x: x}, torch.ones(1, 1))
     assert said_of_choices() == [

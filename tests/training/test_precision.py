@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.nn.product_choice import Choices
+from regard.storage.choices import Choices
 from regard.tasks import train_translation
 from regard.tasks.runs import run
 from regard.training.distributed import devices

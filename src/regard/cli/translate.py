@@ -247,7 +247,7 @@ def translate(
     if verbose and not search_by.is_own:
         print(searcher, file=sys.stderr)
     elif verbose:
-        from regard.nn.product_choice import said_of_choices
+        from regard.storage.choices import said_of_choices
 
         _ = translator.decoder  # Where other processes did the work, this one has no decoder yet.
         print("\n".join(said_of_choices()), file=sys.stderr)

@@ -74,6 +74,11 @@ class VectorCode:
         """Write a vector."""
         self.builder.store(value, self.builder.inttoptr(address, ir.PointerType(FLOATS)), align=4)
 
+    def evens_and_odds(self, one: Any, other: Any) -> tuple[Any, Any]:
+        """The numbers of two vectors, one after the other, that stand at even places, and those at odd ones."""
+        evens, odds = (ir.Constant(INTS, list(range(first, 2 * LANES, 2))) for first in (0, 1))
+        return self.builder.shuffle_vector(one, other, evens), self.builder.shuffle_vector(one, other, odds)
+
     def call(self, name: str, *values: Any) -> Any:
         """An instruction that LLVM knows by name, for vectors."""
         kind = ir.FunctionType(FLOATS, [FLOATS] * len(values))

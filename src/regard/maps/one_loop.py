@@ -22,6 +22,7 @@ from regard.compiled import thread_team
 from regard.maps import statistics as st
 from regard.maps.dot_scores import NEVER
 from regard.maps.pooling import Bins, Grid
+from regard.maps.reused_memory import reused_memory
 from regard.maps.row_work import TILE, WORK, addresses
 from regard.maps.source import Scores, Source, Statistic
 from regard.mechanisms.normalizations import Softmax
@@ -36,9 +37,6 @@ MOST_ROWS, FEWEST_ROWS = 64, 8
 """The queries for which masks and biases are made together."""
 SHARES = 4
 """The shares of a thread, if there are not as many cells: rows differ in what they see."""
-PAGE = 4096
-"""Bytes after which addresses agree in their last 12 bits, which processors compare first: where those of two arrays
-that are read and written in turn agree, what is read waits for what was written."""
 MOST_RANKED = 64
 """For more keys of each query than this, torch's selection is faster."""
 
@@ -122,18 +120,17 @@ class _Wanted:
 class _Answered:
     """The memory for the answers of all cells."""
 
-    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int, like: Tensor) -> None:
+    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int) -> None:
         cells, queries, grid = source.cells, source.queries, wanted.grid
         self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
-        # All pages are there before the loop. Where its two threads were the first to touch the pages of an array, a
-        # page took seven times as long (Linux in a virtual machine), and the loop five times.
-        self.received = like.new_zeros(cells, pieces, width, dtype=torch.float64)
-        self.entropy = like.new_zeros(cells, queries)
-        self.top = like.new_zeros(cells, queries, wanted.ranked)
-        self.places = like.new_full((cells, queries, wanted.ranked), -1, dtype=torch.int64)
+        self.received = reused_memory((cells, pieces, width), torch.float64)
+        self.entropy = reused_memory((cells, queries), torch.float32)
+        self.top = reused_memory((cells, queries, wanted.ranked), torch.float32)
+        self.places = reused_memory((cells, queries, wanted.ranked), torch.int64)
         rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
-        self.sums = like.new_zeros(cells, rows, columns if wanted.pictures & {"mean", "sum"} else 0)
-        self.peaks = _half_a_page_from(self.sums, (cells, rows, columns if "max" in wanted.pictures else 0))
+        self.sums = reused_memory((cells, rows, columns if wanted.pictures & {"mean", "sum"} else 0), torch.float32)
+        columns = columns if "max" in wanted.pictures else 0
+        self.peaks = reused_memory((cells, rows, columns), torch.float32, away_from=self.sums)
 
     def arrays(self) -> dict[str, Any]:
         """The arrays by the names that the loop knows them by."""
@@ -160,14 +157,6 @@ class _Answered:
         raise AssertionError(statistic)
 
 
-def _half_a_page_from(other: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros whose place in a page of memory is half a page from that of another tensor's."""
-    count = math.prod(shape)
-    numbers = other.new_zeros(count + PAGE // other.element_size())
-    first = (other.data_ptr() + PAGE // 2 - numbers.data_ptr()) % PAGE // other.element_size()
-    return numbers[first : first + count].view(shape)
-
-
 def _read(
     source: Source, scores: Scores, wanted: _Wanted, statistics: Sequence[Statistic]
 ) -> list[tuple[Tensor, ...]] | None:
@@ -178,7 +167,7 @@ def _read(
     pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)
     panels = -(-source.keys // PANEL)
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (scores.query, scores.key))
-    found = _Answered(source, wanted, pieces, panels * PANEL, query)
+    found = _Answered(source, wanted, pieces, panels * PANEL)
     arrays = {
         **found.arrays(),
         "counter": np.zeros(1, np.int64),
@@ -208,8 +197,9 @@ def _read(
     thread_team.run_in_threads(prepare, work.ctypes.data, threads)
     if arrays["not_finite"].any():
         return None
-    for tiles, added in _batches(source, scores, PANEL):
+    for number, (tiles, added) in enumerate(_batches(source, scores, PANEL)):
         places = addresses(tiles=tiles, added=added)
+        work["is_first"] = number == 0
         work["tiles"], work["tile_count"], work["added"] = places["tiles"], len(tiles), places["added"]
         arrays["counter"][:] = 0
         thread_team.run_in_threads(read_rows, work.ctypes.data, threads)
@@ -243,7 +233,7 @@ def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:
 
 
 def _batches(source: Source, scores: Scores, panel: int) -> Iterator[tuple[Any, Tensor]]:
-    """The tiles, some at a time, and the numbers that are added to their scores."""
+    """The tiles, some at a time, and the numbers that are added to their scores; the last time may be without tiles."""
     most = fitting(2 * ADDED_ELEMENTS, scores.breadth * source.keys, MOST_ROWS)
     step = max(most, FEWEST_ROWS) if scores.reads_queries else max(source.queries, 1)
     tiles, parts, count = list[tuple[int, ...]](), list[Tensor](), 0
@@ -276,8 +266,7 @@ def _batches(source: Source, scores: Scores, panel: int) -> Iterator[tuple[Any, 
             yield np.array(tiles, TILE), torch.cat(parts)
             tiles, parts, count = [], [], 0
             made.clear()
-    if tiles:
-        yield np.array(tiles, TILE), torch.cat([*parts, scores.query.new_zeros(1)])
+    yield np.array(tiles, TILE), torch.cat([*parts, scores.query.new_zeros(1)])
 
 
 def _added(scores: Scores, rows: range, wanted: range, panels: range) -> Tensor:

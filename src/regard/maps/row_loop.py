@@ -18,7 +18,21 @@ from numba.np.numpy_support import carray
 
 from regard.compiled import vector_code
 from regard.compiled.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to
-from regard.maps import row_work, weights_block
+from regard.maps import picture_blocks, row_work, weights_block
+from regard.maps.picture_blocks import (
+    max_1,
+    max_2,
+    max_4,
+    max_8,
+    max_16,
+    max_32,
+    sum_1,
+    sum_2,
+    sum_4,
+    sum_8,
+    sum_16,
+    sum_32,
+)
 from regard.maps.row_work import TILE, WORK
 from regard.maps.weights_block import first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
 
@@ -120,40 +134,86 @@ def _pool(
 ) -> None:
     """Add what some rows of one bin gave to each key to the blocks of the picture."""
     column = np.searchsorted(edges, first_key, side="right") - 1
-    j = 0
+    bins, j = edges.size - 1, 0
+    wider = edges[bins] % bins  # So many bins come first and have one key more than the others.
     while j < columns:
-        stop = edges[column + 1] - first_key
-        width, count = stop - j, 1
-        # Whole blocks of one width are added together.
-        while column + count + 1 < edges.size and edges[column + count + 1] - first_key == stop + width * count:
-            count += 1
-        count = min(count, (columns - j) // width)
+        width, count = edges[column + 1] - first_key - j, 1
+        # Whole blocks of one width are pooled together.
+        if edges[column] - first_key == j:
+            count = min((wider if column < wider else bins) - column, (columns - j) // width)
         if count == 0:
-            width, count = columns - j, 1
-        blocks, best = sums[column : column + count], largest[column : column + count]
-        share = shares[column : column + count]
-        # LLVM unrolls the loop over a block whose width it knows.
-        if width == 1:
-            _add_blocks(total[j:], peak[j:], 1, row_share, share, blocks, best)
-        elif width == 2:
-            _add_blocks(total[j:], peak[j:], 2, row_share, share, blocks, best)
-        elif width == 4:
-            _add_blocks(total[j:], peak[j:], 4, row_share, share, blocks, best)
-        elif width == 8:
-            _add_blocks(total[j:], peak[j:], 8, row_share, share, blocks, best)
-        else:
-            _add_blocks(total[j:], peak[j:], width, row_share, share, blocks, best)
+            count = 1
+        width = min(width, columns - j)  # The last keys may end within a block.
+        done, share = count // LANES * LANES, row_share * shares[column]
+        if sums.size:
+            done = _sum_vectors(total.ctypes.data + 4 * j, width, done, share, sums.ctypes.data + 4 * column)
+        if largest.size:
+            done = _max_vectors(peak.ctypes.data + 4 * j, width, done, largest.ctypes.data + 4 * column)
+        first, last, key = column + done, column + count, j + done * width
+        _pool_blocks(total[key:], peak[key:], width, share, sums[first:last], largest[first:last])
         j, column = j + width * count, column + count
 
 
-@numba.njit(fastmath=FAST, nogil=True, inline="always")
-def _add_blocks(total: Any, peak: Any, width: int, row_share: Any, shares: Any, sums: Any, largest: Any) -> None:
+@numba.njit(nogil=True)
+def _sum_vectors(numbers: int, width: int, count: int, share: Any, picture: int) -> int:
+    """Add whole vectors of blocks, given by addresses; return how many blocks, 0 if no kernel is for their width."""
+    if width == 1:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_1((numbers + place, picture + place), share)
+    elif width == 2:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_2((numbers + 2 * place, picture + place), share)
+    elif width == 4:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_4((numbers + 4 * place, picture + place), share)
+    elif width == 8:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_8((numbers + 8 * place, picture + place), share)
+    elif width == 16:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_16((numbers + 16 * place, picture + place), share)
+    elif width == 32:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_32((numbers + 32 * place, picture + place), share)
+    else:
+        return 0
+    return count
+
+
+@numba.njit(nogil=True)
+def _max_vectors(numbers: int, width: int, count: int, picture: int) -> int:
+    """The same for the largest numbers."""
+    if width == 1:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_1((numbers + place, picture + place))
+    elif width == 2:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_2((numbers + 2 * place, picture + place))
+    elif width == 4:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_4((numbers + 4 * place, picture + place))
+    elif width == 8:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_8((numbers + 8 * place, picture + place))
+    elif width == 16:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_16((numbers + 16 * place, picture + place))
+    elif width == 32:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_32((numbers + 32 * place, picture + place))
+    else:
+        return 0
+    return count
+
+
+@numba.njit(fastmath=FAST, nogil=True)
+def _pool_blocks(total: Any, peak: Any, width: int, share: Any, sums: Any, largest: Any) -> None:
     # Two loops, because LLVM gives up on one that has so many arrays which might overlap.
     for column in range(sums.size):
         added = ZERO
         for j in range(column * width, (column + 1) * width):
             added += total[j]
-        sums[column] += added * (row_share * shares[column])
+        sums[column] += added * share
     for column in range(largest.size):
         best = ZERO
         for j in range(column * width, (column + 1) * width):
@@ -239,6 +299,15 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
     sums = carray(_floats(sums_at), (work.row_bins, work.sum_bins))
     peaks = carray(_floats(peaks_at), (work.row_bins, work.peak_bins))
     tiles = carray(_tiles(work.tiles), work.tile_count)
+    if work.is_first:
+        # Here and not before the loop: what is zeroed is still in the cache when it is added to.
+        received[:] = 0.0
+        entropy[rows[piece] : rows[piece + 1]] = ZERO
+        top[rows[piece] : rows[piece + 1]] = ZERO
+        places[rows[piece] : rows[piece + 1]] = -1
+        first_bin, last_bin = np.searchsorted(bins, rows[piece]), np.searchsorted(bins, rows[piece + 1])
+        sums[first_bin:last_bin] = ZERO
+        peaks[first_bin:last_bin] = ZERO
     # Memory of this share alone: the weights of a few rows, their maxima, and sums and maxima over the rows of a bin.
     weights = aligned_numbers(TOGETHER * width).reshape((TOGETHER, width))
     maxima = aligned_numbers(TOGETHER * LANES).reshape((TOGETHER, LANES))
@@ -339,4 +408,5 @@ def _compiled(version: int) -> tuple[Any, Any]:
     return prepare, read_rows
 
 
-prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, (weights_block, vector_code, row_work))).encode()))
+_PARTS = (weights_block, picture_blocks, vector_code, row_work)
+prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, _PARTS)).encode()))

@@ -9,7 +9,7 @@ import numpy as np
 
 _COUNTS = (
     "batch", "heads", "key_heads", "queries", "keys", "depth", "panel_count", "ranked", "pieces", "row_bins",
-    "column_bins", "sum_bins", "peak_bins", "tile_count",
+    "column_bins", "sum_bins", "peak_bins", "tile_count", "is_first",
 )  # fmt: skip
 _STRIDES = (
     "query_batch_stride", "query_head_stride", "query_stride", "key_batch_stride", "key_head_stride", "key_stride",
@@ -21,6 +21,7 @@ _ADDRESSES = (
 WORK = np.dtype([(name, np.int64) for name in (*_COUNTS, *_STRIDES, *_ADDRESSES)] + [("scale", np.float32)], align=True)
 """Counts, strides in numbers, addresses in bytes, and the scale of the scores to base 2.
 
+    is_first            whether these are the first tiles, so that the answers hold nothing yet
     counter             the next share that no thread has taken
     not_finite          a number that is not 0 after the preparation if a query, a key or a state is NaN or infinite
     query, key          (batch, heads, queries, depth) and (batch, key_heads, keys, depth), float32
@@ -30,10 +31,10 @@ WORK = np.dtype([(name, np.int64) for name in (*_COUNTS, *_STRIDES, *_ADDRESSES)
     piece_edges         where the pieces begin into which rows are shared out
     row_edges, column_edges   where the bins of the picture begin
     row_shares, column_shares   what the sum of a block is multiplied by: 1 / size of its bins for means, 1 for sums
-    received            (cells, pieces, panel_count * PANEL), float64, to which sums are added
+    received            (cells, pieces, panel_count * PANEL), float64, the sums by key
     entropy             (cells, queries)
-    top, places         (cells, queries, ranked), filled with 0 and -1
-    sums                (cells, row_bins, sum_bins), to which the sums of blocks, so multiplied, are added
+    top, places         (cells, queries, ranked), 0 and -1 where fewer weights are larger than 0
+    sums                (cells, row_bins, sum_bins), the sums of blocks, so multiplied
     peaks               (cells, row_bins, peak_bins), the largest weights of blocks; both bins are 0 or column_bins
 """
 

@@ -25,7 +25,7 @@ from regard.models.step_parts import (
     StepParts,
     SublayerParts,
 )
-from regard.nn.product_choice import Way, choices
+from regard.storage.choices import Way, choices
 from regard.torch_private import count_dispatch_modes, get_function_mode
 
 TRIAL_S = 0.05

@@ -28,7 +28,7 @@ from regard.models.token_memory import RememberingOutput
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
 from regard.nn.fixed_linear import Activation, FixedLinear
-from regard.nn.product_choice import choices
+from regard.storage.choices import choices
 
 FIRST_ROOM = 32
 """The number of positions that a cache has room for at first. The room doubles when it is full."""

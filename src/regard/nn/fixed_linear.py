@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import TorchVersionError
-from regard.nn.product_choice import ROWS, choices, product_kind, rows_counted_as
+from regard.nn.product_choice import ROWS, product_kind, rows_counted_as
+from regard.storage.choices import choices
 
 Activation = Literal["none", "relu"]
 

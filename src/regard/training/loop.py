@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+import regard.mechanisms  # noqa: F401 (so that the first exponential is made by one thread)
 from regard.errors import ArgumentError, DataError, NonFiniteError
 from regard.torch_private import multiply_each_
 from regard.training.averaging import MovingAverage

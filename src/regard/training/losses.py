@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+import regard.mechanisms  # noqa: F401 (so that the first exponential is made by one thread)
 from regard.errors import ArgumentError, ShapeError
 
 ROWS_AT_A_TIME = 64

@@ -375,17 +375,22 @@ def _watchers(
     with appended_to(folder.log_file) as log:
         say = _sayer(log, progress)
         look = look if has_whole_model(fabric) else None
-        files: list[Callback] = [MetricsFile(folder.metrics_file), *_tensorboard(folder, look, say)]
+        boards = _tensorboard(folder, look, say)
+        files: list[Callback] = [MetricsFile(folder.metrics_file), *boards]
         heads: list[Callback] = [] if attend is None else [AttentionLog(attend, files)]
         kept: list[Callback] = [*files, *heads, PlainLines(log)]
-        if progress is None:
-            yield kept, say
-        else:
-            with watching(progress) as show:
-                yield [*kept, show], say
+        try:
+            with nullcontext() if progress is None else watching(progress) as show:
+                yield [*kept, *([] if show is None else [show])], say
+        except BaseException:
+            # A refused run's folder is removed, and a thread that would still write into it has to end before.
+            with suppress(OSError):
+                for board in boards:
+                    board.close()
+            raise
 
 
-def _tensorboard(folder: RunFolder, look: Look | None, say: Say) -> list[Callback]:
+def _tensorboard(folder: RunFolder, look: Look | None, say: Say) -> list[TensorBoard]:
     """Writes TensorBoard's files if it is installed; training does not need it."""
     snapshots = Snapshots(look, say) if look is not None else None
     try:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.nn.product_choice import Way, choices
+from regard.storage.choices import Way, choices
 from regard.torch_private import has_amx, has_avx512_bf16
 from regard.training.distributed.choices import Precision, Strategy
 from regard.training.distributed.rendezvous import meet
@@ -109,7 +109,7 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
     """The precision for a device. "auto" means bf16 where the processor multiplies it faster.
 
     A processor with vectors of bf16 and without AMX is asked by a measurement, of which the file of this machine keeps
-    the answer (`regard.nn.product_choice`). A run keeps what was chosen, so that it goes on with the same.
+    the answer (`regard.storage.choices`). A run keeps what was chosen, so that it goes on with the same.
 
     >>> choose_precision("bf16", torch.device("cpu"))
     'bf16'

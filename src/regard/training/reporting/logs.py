@@ -120,7 +120,12 @@ class TensorBoard:
             case Skipped():
                 pass
             case _:
-                self._writer.close()
+                self.close()
+
+    def close(self) -> None:
+        """Write what waits, and end the thread that writes it; a second time does nothing."""
+        if self._writer is not None:
+            self._writer.close()
 
     def _add(self, group: str, figures: Mapping[str, float], step: int) -> None:
         for name, value in figures.items():

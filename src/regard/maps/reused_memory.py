@@ -1,0 +1,104 @@
+"""Memory for answers on the CPU that is taken again once nobody holds the answer any more.
+
+Memory that was freed often goes back to the system, and comes back as pages that have to be made anew: 2 us for each
+page of 4 KiB on an Intel Xeon in a virtual machine, so that the 6 MB of two pictures of 12 heads took 2 to 3 ms, where
+the pass of the attention took 4. Whether it goes back depends on what else the process has freed.
+"""
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LEAST, MOST = 2**18, 2**27
+"""The bytes of the smallest block that is kept, and of all blocks together that wait to be taken again."""
+PAGE = 4096
+"""Blocks are whole pages; and numbers whose addresses agree in their last 12 bits are as one for some processors."""
+
+_free: list["_Block"] = []
+"""The blocks that nobody holds, the oldest first. What is done to it is one call of a list's method at a time, because
+the last tensor on a block may be freed by any thread, and in the middle of anything."""
+_lent: dict[int, "_Lent"] = {}
+"""What waits for the blocks that somebody holds, by its own identity."""
+
+
+class _Block:
+    """Some bytes whose pages are there."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = torch.zeros(size, dtype=torch.uint8, device="cpu")
+
+    def lent(self) -> Any:
+        """All bytes, as an array of numpy; when nothing is left that was made of it, the block is free."""
+        array = self.bytes.numpy()
+        one = _Lent(self, array)
+        _lent[id(one)] = one
+        return array
+
+    @property
+    def size(self) -> int:
+        return self.bytes.numel()
+
+
+class _Lent(weakref.ref):  # type: ignore[type-arg]
+    """A reference to an array on a block, which gives the block back when the array is gone."""
+
+    def __new__(cls, _block: _Block, array: Any) -> "_Lent":
+        # What it needs is handed to it: a module's names may be gone when the process ends.
+        return super().__new__(cls, array, partial(_give_back, _free, _lent))
+
+    def __init__(self, block: _Block, _array: Any) -> None:
+        self.block = block
+
+
+def reused_memory(shape: Sequence[int], dtype: torch.dtype, *, away_from: Tensor | None = None) -> Tensor:
+    """A tensor of any values, on memory of an answer that was freed, if there is such memory of this size.
+
+    All pages of it are there. Where the two threads of a loop were the first to touch the pages of an array, a page
+    took seven times as long as by one of torch's operations (Linux in a virtual machine), and the loop five times.
+    The tensor is no view, so that it may be written to in place; but its storage cannot be resized.
+
+    Args:
+        shape: its shape.
+        dtype: its type; the memory begins at a whole line of the cache.
+        away_from: a tensor; the memory begins half a page from where this begins in a page of its own.
+
+    >>> reused_memory((2, 3), torch.int64).shape
+    torch.Size([2, 3])
+    """
+    wanted, more = prod(shape) * dtype.itemsize, 0 if away_from is None else PAGE
+    size = -(-(wanted + more) // PAGE) * PAGE
+    array = _lent_bytes(size) if wanted >= LEAST else torch.empty(size, dtype=torch.uint8, device="cpu").numpy()
+    first = 0 if away_from is None else (away_from.data_ptr() + PAGE // 2 - array.ctypes.data) % PAGE
+    numbers = array[first : first + wanted].view(str(dtype).removeprefix("torch."))
+    return torch.from_numpy(numbers.reshape(tuple(shape)))
+
+
+def _lent_bytes(size: int) -> Any:
+    return (_taken(size) or _Block(size)).lent()
+
+
+def _taken(size: int) -> _Block | None:
+    """A free block of this size, which is no longer free."""
+    for block in reversed(tuple(_free)):
+        if block.size == size:
+            try:
+                _free.remove(block)
+            except ValueError:  # another thread has just taken it
+                continue
+            return block
+    return None
+
+
+def _give_back(free: list[_Block], lent: dict[int, _Lent], one: _Lent) -> None:
+    lent.pop(id(one), None)
+    free.append(one.block)
+    while sum(block.size for block in tuple(free)) > MOST:
+        try:
+            del free[0]
+        except IndexError:
+            return

@@ -22,7 +22,6 @@ from regard.compiled import thread_team
 from regard.maps import statistics as st
 from regard.maps.dot_scores import NEVER
 from regard.maps.pooling import Bins, Grid
-from regard.maps.reused_memory import reused_memory
 from regard.maps.row_work import TILE, WORK, addresses
 from regard.maps.source import Scores, Source, Statistic
 from regard.mechanisms.normalizations import Softmax
@@ -121,6 +120,8 @@ class _Answered:
     """The memory for the answers of all cells."""
 
     def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int) -> None:
+        from regard.maps.reused_memory import reused_memory
+
         cells, queries, grid = source.cells, source.queries, wanted.grid
         self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
         self.received = reused_memory((cells, pieces, width), torch.float64)

@@ -65,12 +65,13 @@ def muon(
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
+    kind: type[torch.optim.Muon] = torch.optim.Muon,
 ) -> "Several":
     """Muon over the matrices of the hidden layers, and AdamW over all else, as one optimizer.
 
-    Muon makes the mean of the gradients of a matrix nearly orthogonal (five steps of Newton and Schulz in bfloat16),
-    and scales it by 0.2 sqrt(max(rows, columns)), so that its entries have about the size of AdamW's updates: learning
-    rate and weight decay of AdamW fit.
+    Muon makes the mean of the gradients of a matrix nearly orthogonal (five steps of Newton and Schulz), and scales it
+    by 0.2 sqrt(max(rows, columns)), so that its entries have about the size of AdamW's updates: learning rate and
+    weight decay of AdamW fit.
 
     Args:
         model: its embeddings, and all that is no matrix, are for AdamW.
@@ -79,6 +80,7 @@ def muon(
         weight_decay: the decay of all matrices that are no embeddings.
         betas: as for `adamw`.
         eps: as for `adamw`.
+        kind: torch's, which makes matrices orthogonal in bfloat16, or `regard.training.precise_muon.PreciseMuon`.
 
     Raises:
         ArgumentError: the model has no parameter that can be trained, or no hidden matrix.
@@ -101,7 +103,7 @@ def muon(
     groups = [{"params": rest, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     orthogonal: list[dict[str, Any]] = [{"params": hidden, "weight_decay": weight_decay, RATE: rate}]
     parts: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(orthogonal, lr=0.0, adjust_lr_fn="match_rms_adamw"),
+        kind(orthogonal, lr=0.0, adjust_lr_fn="match_rms_adamw"),
         *([_adamw(some, betas, eps)] if (some := [group for group in groups if group["params"]]) else []),
     ]
     return Several(parts)

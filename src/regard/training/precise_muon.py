@@ -6,13 +6,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+COEFFICIENTS = (3.4445, -4.775, 2.0315)
+"""Those of Jordan et al.: after five steps singular values are near 1, most within 0.3."""
+STEPS = 5
 
 
-class PreciseMuon(torch.optim.Muon):
-    """`torch.optim.Muon` in float32: where a processor has no fast products in bfloat16, it takes half the time.
+class PreciseMuon(torch.optim.Optimizer):
+    r"""Muon in float32, which takes half the time of torch's where a processor has no fast products in bfloat16.
 
-    The update is that of torch's with `adjust_lr_fn="match_rms_adamw"`, and so are groups and states:
-    0.2 sqrt(max(rows, columns)) times the mean of the gradients made nearly orthogonal.
+    $$B \leftarrow \mu B + (1 - \mu) G, \quad
+    W \leftarrow (1 - \eta \lambda) W - 0.2 \eta \sqrt{\max(n, m)} \; \mathrm{orth}((1 - \mu) G + \mu B)$$
+
+    It is `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` and the same states, without rounding to bfloat16.
+
+    Args:
+        params: matrices (n, m), or groups of them.
+        lr: the learning rate eta.
+        weight_decay: lambda.
+        momentum: mu, the share that the mean of the gradients keeps in each step.
+
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale is that of Liu et
+    al. 2025 (arXiv:2502.16982), section 2.2.
 
     >>> weight = torch.nn.Parameter(torch.eye(2))
     >>> optimizer = PreciseMuon([weight], lr=0.1, weight_decay=0.0)
@@ -21,6 +37,9 @@ class PreciseMuon(torch.optim.Muon):
     >>> (weight < 0).tolist()
     [[False, True], [True, False]]
     """
+
+    def __init__(self, params: ParamsT, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -34,40 +53,29 @@ class PreciseMuon(torch.optim.Muon):
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
-                mean = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight.grad))
-                mean.lerp_(weight.grad, 1 - momentum)
-                update = weight.grad.lerp(mean, momentum) if group["nesterov"] else mean
-                update = nearly_orthogonal(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                state = self.state[weight]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(weight.grad)
+                mean = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
+                update = nearly_orthogonal(weight.grad.lerp(mean, momentum))
                 weight.mul_(1 - rate * group["weight_decay"])
-                weight.add_(update, alpha=-rate * 0.2 * sqrt(max(weight.shape)))
+                weight.add_(update, alpha=-0.2 * rate * sqrt(max(weight.shape)))
         return loss
 
 
-def nearly_orthogonal(
-    matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float = 1e-7
-) -> Tensor:
-    r"""U s(S) V^T for a matrix U S V^T, where s is near 1: steps of Newton and Schulz.
+def nearly_orthogonal(matrix: Tensor) -> Tensor:
+    r"""U s V^T for a matrix U S V^T, where all of s are near 1: five steps of Newton and Schulz.
 
     $$X_0 = G / \lVert G \rVert_F, \quad X_{k+1} = a X_k + (b A + c A^2) X_k, \quad A = X_k X_k^\top$$
 
-    Args:
-        matrix: of any two sizes.
-        coefficients: a, b and c.
-        steps: how many.
-        eps: the least norm that the matrix is divided by.
-
-    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
-
-    >>> matrix = torch.tensor([[3.0, 0.0], [0.0, -0.5]])
-    >>> nearly_orthogonal(matrix, (1.5, -0.5, 0.0), steps=10).round(decimals=3)
-    tensor([[ 1.,  0.],
-            [ 0., -1.]])
+    >>> nearly_orthogonal(torch.tensor([[3.0, 0.0], [0.0, -0.5]])).round().tolist()
+    [[1.0, 0.0], [0.0, -1.0]]
     """
-    a, b, c = coefficients
+    a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if is_tall else matrix
-    x = x / x.norm().clamp_min(eps)
-    for _ in range(steps):
+    x = x / x.norm().clamp_min(1e-7)
+    for _ in range(STEPS):
         gram = x @ x.mT
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if is_tall else x

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from regard.tasks.config import TrainingConfig
-from regard.training.optimizers import adamw, muon
+from regard.training.optimizers import adamw, muon, torchs_muon
 from regard.training.precise_muon import PreciseMuon
 
 
@@ -25,7 +25,7 @@ def chosen_optimizer(
     What is trained in float32 is so because bf16 is no faster there, or because it was asked for.
     """
     if config.optimizer == "muon":
-        kind = torch.optim.Muon if config.precision == "bf16" else PreciseMuon
+        kind = torchs_muon if config.precision == "bf16" else PreciseMuon
         decay = config.weight_decay
         return muon(model, aside=[output], rate=config.muon_rate, weight_decay=decay, kind=kind, **settings)
     return adamw(model, weight_decay=config.weight_decay, **settings)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.errors import ArgumentError
 from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.translation.made_model import make_model
-from regard.training.optimizers import Several
+from regard.training.optimizers import Several, torchs_muon
 from regard.training.precise_muon import PreciseMuon, nearly_orthogonal
 from tests.tasks.small_runs import small_config
 
@@ -30,6 +31,7 @@ def test_a_matrix_of_zeros_stays_one() -> None:
     assert not nearly_orthogonal(torch.zeros(3, 2)).any()
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
 def test_a_step_is_torchs_but_for_the_digits_of_bfloat16() -> None:
     """Hidden matrices of three shapes, four steps with decay; one weight gets no gradient."""
     shapes = [(24, 24), (40, 16), (16, 40), (3, 3)]
@@ -37,6 +39,8 @@ def test_a_step_is_torchs_but_for_the_digits_of_bfloat16() -> None:
     how: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.3, "momentum": 0.8}
     precise, rounded = PreciseMuon(ours, **how), torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **how)
     for step in range(4):
+        for optimizer in (precise, rounded):
+            optimizer.param_groups[0]["lr"] = 0.02 / (1 + step)
         for place, (a, b) in enumerate(zip(ours[:3], theirs[:3], strict=True)):
             a.grad = normal(*a.shape, seed=10 * step + place)
             b.grad = a.grad.clone()
@@ -51,6 +55,7 @@ def test_a_step_is_torchs_but_for_the_digits_of_bfloat16() -> None:
     assert ours[3] not in precise.state
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
 def test_it_goes_on_from_the_state_of_torchs() -> None:
     first, second = (nn.Parameter(normal(8, 4)) for _ in range(2))
     torchs, ours = torch.optim.Muon([first], momentum=0.5), PreciseMuon([second], momentum=0.5)
@@ -75,10 +80,50 @@ def test_a_closure_computes_the_gradient_first() -> None:
     assert weight.diagonal().max() < 1
 
 
-@pytest.mark.parametrize(("precision", "kind"), [("bf16", torch.optim.Muon), ("float32", PreciseMuon)])
-def test_a_run_in_float32_has_its_muon_in_float32(precision: str, kind: type, tmp_path: Any) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_a_run_in_float32_has_its_muon_in_float32(precision: str, tmp_path: Any) -> None:
+    kind = PreciseMuon if precision == "float32" else getattr(torch.optim, "Muon", PreciseMuon)
     config = small_config(tmp_path, optimizer="muon", precision=precision)
     model = make_model(config.sizes, source_vocab_size=9, target_vocab_size=9)
     chosen = chosen_optimizer(config, model, model.output)
     assert isinstance(chosen, Several)
     assert [type(part) for part, _ in chosen._parts] == [kind, torch.optim.AdamW]
+
+
+def test_before_torch_had_one_ours_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    made = torchs_muon([{"params": [nn.Parameter(torch.eye(2))], "lr": 0.5}])
+    assert type(made) is PreciseMuon
+    assert made.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_no_limit(dtype: torch.dtype) -> None:
+    """The squares of these numbers are beyond float16."""
+    matrix = (2_000 * normal(64, 64)).to(dtype)
+    found = nearly_orthogonal(matrix)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, nearly_orthogonal(matrix.float()).to(dtype))
+    assert found.float().norm() > 5
+
+
+def test_small_gradients_move_as_far_as_large_ones() -> None:
+    matrix = normal(6, 4)
+    torch.testing.assert_close(nearly_orthogonal(1e-5 * matrix), nearly_orthogonal(matrix))
+
+
+def test_a_state_of_another_optimizer_is_no_mean() -> None:
+    weight = nn.Parameter(torch.eye(2))
+    optimizer = PreciseMuon([weight])
+    optimizer.state[weight]["exp_avg"] = torch.zeros(2, 2)
+    weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[weight]["momentum_buffer"], torch.full((2, 2), 0.05))
+
+
+def test_what_is_no_matrix_and_numbers_below_0_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"matrices, got a parameter \(3,\)"):
+        PreciseMuon([nn.Parameter(torch.zeros(3))])
+    for wrong in ({"lr": -0.1}, {"weight_decay": -1.0}, {"momentum": -0.5}):
+        with pytest.raises(ArgumentError, match="must be at least 0"):
+            PreciseMuon([nn.Parameter(torch.eye(2))], **wrong)

@@ -58,6 +58,13 @@ def adamw(
     return _adamw(parameter_groups(model, weight_decay=weight_decay), betas, eps)
 
 
+def torchs_muon(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """`torch.optim.Muon` with updates of the size of AdamW's; `PreciseMuon` before torch 2.9, which has none."""
+    if not hasattr(torch.optim, "Muon"):
+        return PreciseMuon(groups)
+    return torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
+
+
 def muon(
     model: nn.Module,
     *,
@@ -66,7 +73,7 @@ def muon(
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
-    kind: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = PreciseMuon,
+    kind: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = torchs_muon,
 ) -> "Several":
     """Muon over the matrices of the hidden layers, and AdamW over all else, as one optimizer.
 
@@ -81,8 +88,8 @@ def muon(
         weight_decay: the decay of all matrices that are no embeddings.
         betas: as for `adamw`.
         eps: as for `adamw`.
-        kind: makes the Muon over the groups of hidden matrices: `PreciseMuon`, or `torchs_muon`, which makes them
-            orthogonal in bfloat16, and is faster on GPUs and on processors with AMX.
+        kind: makes the Muon over the groups of hidden matrices: `torchs_muon`, which makes them orthogonal in bfloat16,
+            or `PreciseMuon`, which is faster on processors without fast products in it.
 
     Raises:
         ArgumentError: the model has no parameter that can be trained, or no hidden matrix.
@@ -109,13 +116,6 @@ def muon(
         *([_adamw(some, betas, eps)] if (some := [group for group in groups if group["params"]]) else []),
     ]
     return Several(parts)
-
-
-def torchs_muon(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """`torch.optim.Muon` with updates of the size of AdamW's; `PreciseMuon` before torch 2.9, which has none."""
-    if not hasattr(torch.optim, "Muon"):
-        return PreciseMuon(groups)
-    return torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
 
 
 class Several(torch.optim.Optimizer):

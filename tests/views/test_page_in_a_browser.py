@@ -337,6 +337,33 @@ def test_the_page_is_one_screen_at_every_size_and_in_both_themes(tab: Tab) -> No
             assert min(found["map"]) >= 100, (width, found)
 
 
+@pytest.mark.parametrize("width", [760, 900, 1000, 1200, 1280])
+def test_the_title_and_the_labels_of_columns_are_whole(tab: Tab, width: int) -> None:
+    """Where cells are drawn smaller than the room is wide, a label that would fit that room is turned."""
+    digits = [*"19631227", "-", "-"]
+    maps = {"decoder cross": Map(np.full((11, 12), 1 / 12), [*digits, "<eos>"], [*digits, "x", "<eos>"])}
+    tab.show(
+        page(
+            [Example("1963", maps), Example("a second of them", maps)],
+            title="What each character of the answer looked at",
+        ).text
+    )
+    tab.browser.size(width, 700)
+    found = tab.run("""
+      const written = [], draw = CanvasRenderingContext2D.prototype.fillText;
+      CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+        written.push(text);
+        return draw.call(this, text, ...place);
+      };
+      await page.changed({ scale: "linear" });
+      await new Promise(requestAnimationFrame);
+      const title = root.querySelector("h1");
+      return { written, title: [title.scrollWidth, title.clientWidth] };""")
+    assert found["written"].count("<eos>") == 2, "one of its columns, one of its rows"
+    assert not [text for text in found["written"] if "…" in text or "⋮" in text]
+    assert found["title"][0] <= found["title"][1]
+
+
 def test_hostile_text_stays_text(tab: Tab) -> None:
     evil = ["</script><script>globalThis.hit = 1</script>", '"><img src=x onerror="globalThis.hit = 1">', "<!--"]
     text = page([Example(evil[0], {evil[1]: Map(np.full((3, 3), 1 / 3), evil, evil)})], title=evil[0]).text

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.nn import LearnedPositions, TokenEmbedding
+from regard.training.precise_muon import PreciseMuon
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, TokenEmbedding, LearnedPositions)
 """Modules whose weights are embeddings, so that they do not decay."""
@@ -57,6 +58,13 @@ def adamw(
     return _adamw(parameter_groups(model, weight_decay=weight_decay), betas, eps)
 
 
+def torchs_muon(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """`torch.optim.Muon` with updates of the size of AdamW's; `PreciseMuon` before torch 2.9, which has none."""
+    if not hasattr(torch.optim, "Muon"):
+        return PreciseMuon(groups)
+    return torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
+
+
 def muon(
     model: nn.Module,
     *,
@@ -65,12 +73,13 @@ def muon(
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
+    kind: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = torchs_muon,
 ) -> "Several":
     """Muon over the matrices of the hidden layers, and AdamW over all else, as one optimizer.
 
-    Muon makes the mean of the gradients of a matrix nearly orthogonal (five steps of Newton and Schulz in bfloat16),
-    and scales it by 0.2 sqrt(max(rows, columns)), so that its entries have about the size of AdamW's updates: learning
-    rate and weight decay of AdamW fit.
+    Muon makes the mean of the gradients of a matrix nearly orthogonal (five steps of Newton and Schulz), and scales it
+    by 0.2 sqrt(max(rows, columns)), so that its entries have about the size of AdamW's updates: learning rate and
+    weight decay of AdamW fit.
 
     Args:
         model: its embeddings, and all that is no matrix, are for AdamW.
@@ -79,6 +88,8 @@ def muon(
         weight_decay: the decay of all matrices that are no embeddings.
         betas: as for `adamw`.
         eps: as for `adamw`.
+        kind: makes the Muon over the groups of hidden matrices: `torchs_muon`, which makes them orthogonal in bfloat16,
+            or `PreciseMuon`, which is faster on processors without fast products in it.
 
     Raises:
         ArgumentError: the model has no parameter that can be trained, or no hidden matrix.
@@ -99,9 +110,9 @@ def muon(
     taken = {id(value) for _, value in hidden}
     rest = [(name, value) for name, value in matrices if id(value) not in taken]
     groups = [{"params": rest, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    orthogonal: list[dict[str, Any]] = [{"params": hidden, "weight_decay": weight_decay, RATE: rate}]
+    orthogonal: list[dict[str, Any]] = [{"params": hidden, "lr": 0.0, "weight_decay": weight_decay, RATE: rate}]
     parts: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(orthogonal, lr=0.0, adjust_lr_fn="match_rms_adamw"),
+        kind(orthogonal),
         *([_adamw(some, betas, eps)] if (some := [group for group in groups if group["params"]]) else []),
     ]
     return Several(parts)

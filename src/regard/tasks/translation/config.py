@@ -18,7 +18,7 @@ class TranslationConfig(TrainingConfig):
     data: tuple[Path, ...]
     """The pairs: files with two columns and a tab between them, or JSON lines, or two aligned files; may be gzipped."""
     valid: tuple[Path, ...] = ()
-    """Pairs to validate on, in the same forms; unless given, a share of the data, chosen by the seed."""
+    """Pairs to validate on, in the same forms; unless given, a share of the data, the same for every seed."""
     data_format: Literal["tsv", "tsv-extra", "jsonl", "aligned"] | None = None
     """The form of these files, if their names do not tell; tsv-extra has further columns, which are ignored."""
     bad_lines: Literal["stop", "skip"] = "stop"

@@ -207,15 +207,19 @@ function placeOf(context, { rowLabels, columnLabels, columnOrder, weights }, win
     return Math.min(LABEL_WIDTH, most);
   };
   const left = Math.min(width / 3, widest(rowLabels, r0, r1) + 10);
-  const room = [width - left - 8, 0];
+  const fitted = (top) => {
+    const most = [(width - left - 8) / (c1 - c0), (height - top - 6) / (r1 - r0)].map((cell) => Math.min(LARGEST_CELL, cell));
+    // Square cells, unless that would leave most of the room empty.
+    const square = Math.min(...most);
+    return Math.max(...most) / square < 3 ? [square, square] : most;
+  };
+  // Labels stand upright where each fits above its cell as it is drawn; else all have room to be turned.
   const columnWidth = widest(columnLabels, c0, c1);
-  const upright = columnWidth + 4 <= Math.min(LARGEST_CELL, room[0] / (c1 - c0));
-  const top = Math.min(height / 3, (upright ? 16 : columnWidth) + 10);
-  room[1] = height - top - 6;
-  let cellWidth = Math.min(LARGEST_CELL, room[0] / (c1 - c0)), cellHeight = Math.min(LARGEST_CELL, room[1] / (r1 - r0));
-  // Square cells, unless that would leave most of the room empty.
-  const square = Math.min(cellWidth, cellHeight);
-  if (Math.max(cellWidth, cellHeight) / square < 3) cellWidth = cellHeight = square;
+  let top = Math.min(height / 3, 26), [cellWidth, cellHeight] = fitted(top);
+  if (columnWidth + 4 > cellWidth) {
+    top = Math.min(height / 3, columnWidth + 10);
+    [cellWidth, cellHeight] = fitted(top);
+  }
   const mirrored = columnLabels.direction === "rtl";
   const size = c1 - c0;
   // The order of single tokens is that of the script; blocks of them stand in a row, from the right in such a script.
@@ -223,7 +227,7 @@ function placeOf(context, { rowLabels, columnLabels, columnOrder, weights }, win
   const shift = c0 - Math.floor(c0);
   const along = (column) => (ranks ? ranks.of(column) - shift : mirrored ? size - 1 - (column - c0) : column - c0);
   return {
-    left, top, width: cellWidth * size, height: cellHeight * (r1 - r0), cellWidth, cellHeight, window, mirrored, upright, ranks,
+    left, top, width: cellWidth * size, height: cellHeight * (r1 - r0), cellWidth, cellHeight, window, mirrored, ranks,
     x: (column) => left + along(column) * cellWidth,
     y: (row) => top + (row - r0) * cellHeight,
     rowAt: (y) => clamp(Math.floor(r0 + (y - top) / cellHeight), 0, weights.rows - 1),

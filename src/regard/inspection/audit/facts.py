@@ -170,13 +170,12 @@ def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
 
     None if the weights are not a softmax.
     """
-    call = source.call
+    call, whole = source.factors.reading
     if not isinstance(call.normalization, Softmax):
         return None
     factors = () if call.mask is None else call.mask.factors()
     with undisturbed():
         earlier = row_state(replace(call, mask=And((*factors, Causal(offset)))))
-        whole = source.state
         return 1 - torch.exp(earlier - whole.masked_fill(whole == -torch.inf, torch.inf))
 
 

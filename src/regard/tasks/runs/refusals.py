@@ -27,22 +27,29 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
         for setting in ("alignment_data", "alignment_valid"):
             given = getattr(config, setting, None)
             require_files(() if given is None else (given,), setting=setting)
-        if config.warm_start is not None:
-            before = RunFolder(config.warm_start).read_config(task, type(config))
+        if config.tokenizers_from is not None:
+            before = RunFolder(config.tokenizers_from).read_config(task, type(config))
             _refuse_tokenizers(config, before)
 
 
 def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
-    """Refuse what the tokenizers of the run with which this one begins, and which it takes, cannot do."""
-    tokenizer = getattr(before, "tokenizer", None)
+    """Refuse what the tokenizers of the other run, which this one takes, cannot do."""
+    tokenizer, run = getattr(before, "tokenizer", None), config.tokenizers_from
+    is_shared, was_shared = (getattr(one, "shared_vocabulary", None) for one in (config, before))
+    if is_shared != was_shared:
+        number, add = ("one vocabulary", "") if was_shared else ("a vocabulary each", "no-")
+        raise ArgumentError(
+            f"the tokenizers of {run}, which this run would take, have {number} for source and target: "
+            f"add --{add}shared-vocabulary"
+        )
     if getattr(config, "bpe_dropout", 0) and tokenizer != "bpe":
         raise ArgumentError(
-            f"bpe_dropout leaves out merges, and the tokenizers of {config.warm_start}, which it would take, "
+            f"bpe_dropout leaves out merges, and the tokenizers of {run}, which it would take, "
             f"have none ({tokenizer}): leave it out"
         )
     if getattr(config, "lowercase", False) and not getattr(before, "lowercase", False):
         raise ArgumentError(
-            f"lowercase needs tokenizers that read lower case, and those of {config.warm_start}, which it would take, "
+            f"lowercase needs tokenizers that read lower case, and those of {run}, which it would take, "
             "read both cases: leave it out"
         )
 

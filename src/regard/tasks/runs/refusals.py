@@ -8,13 +8,14 @@ from regard.errors import ArgumentError
 from regard.tasks.config import TrainingConfig
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.lines import why_not_read
+from regard.text.tokenizers import recipe
 
 
 def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrite: bool) -> None:
     """Refuse a run whose files are not there, or whose folder holds something else.
 
     Raises:
-        ArgumentError: a file of the data cannot be read.
+        ArgumentError: a file of the data cannot be read, or a vocabulary is too small or too large for its tokenizer.
         RunFolderError: the folder of the run, or that of the run whose weights it begins with, is not what it must be.
     """
     folder = RunFolder(config.out)
@@ -30,6 +31,8 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
         if config.tokenizers_from is not None:
             before = RunFolder(config.tokenizers_from).read_config(task, type(config))
             _refuse_tokenizers(config, before)
+        elif (kind := getattr(config, "tokenizer", None)) is not None:
+            recipe(kind, getattr(config, "vocab_size", 0))  # It refuses sizes, before the data is read.
 
 
 def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:

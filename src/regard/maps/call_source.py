@@ -132,7 +132,9 @@ class GivenFactors:
     @property
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of lowered rows where the bias is far from 0."""
-        return self._leveling.applied(self.call, self.state)
+        call, state = self.call, self.state
+        with torch.enable_grad():  # As of the row state itself, the first reader may want no gradient.
+            return self._leveling.applied(call, state)
 
     @property
     def known_state(self) -> Tensor | None:

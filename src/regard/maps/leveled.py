@@ -36,21 +36,19 @@ class Leveling:
         if call.bias is None or type(call.normalization) is not Softmax:
             return call, state
         if not self._is_known:
+            if not has_values(state) or in_transform("Vmap"):
+                return call, state
             self._peak, self._is_known = _peak(state), True
         if self._peak is None:
             return call, state
         lowered = replace(call, bias=Leveled(call.bias, call.score, self._peak))
         if self._state is None:
-            # The first reader may want no gradient, and a later one may.
-            with torch.enable_grad():
-                self._state = row_state(lowered)
+            self._state = row_state(lowered)
         return lowered, self._state
 
 
 def _peak(state: Tensor) -> Tensor | None:
-    """What rows are lowered by, 0 for most; None if no row needs it, or the numbers cannot be looked at."""
-    if not has_values(state) or in_transform("Vmap"):
-        return None
+    """What rows are lowered by, 0 for most; None if no row needs it."""
     state = state.detach()
     is_coarse = (state.abs() * torch.finfo(state.dtype).eps > WORST) & state.isfinite()
     return torch.where(is_coarse, state, 0.0) if bool(is_coarse.any()) else None

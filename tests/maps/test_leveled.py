@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +120,72 @@ def test_gradients_through_the_weights() -> None:
     entropy = -(dense * torch.where(dense > 0, dense, 1.0).log()).sum()
     for one, other in zip(found, torch.autograd.grad(entropy, [query, key, bias]), strict=True):
         close(one, other, 2e-5)
+
+
+@pytest.mark.parametrize("is_learned", [False, True])
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+@pytest.mark.parametrize("far", [-1e4, -1e9, 1e9])
+def test_gradients_of_the_output_and_of_products(far: float, backend: str | None, is_learned: bool) -> None:
+    """torch's kernel on the CPU makes its backward pass of a log-sum-exp without digits: gradients are off by 20."""
+    query, key, value, bias = inputs(far)
+    learned = [one.requires_grad_() for one in (query, key, value, bias)][: 4 if is_learned else 3]
+    bias.requires_grad_(is_learned)
+    torch.manual_seed(1)
+    factor = torch.randn(B, H, T, D)
+    expected = written_out(query, key, bias, None) @ value.repeat_interleave(H // G, dim=1)
+    theirs = torch.autograd.grad((expected * factor).sum(), learned)
+    output, weights = regard.attention(query, key, value, bias=bias, backend=backend, return_weights=True)
+    for found in (output, weights @ value.repeat_interleave(H // G, dim=1)):
+        ours = torch.autograd.grad((found * factor).sum(), learned, retain_graph=True)
+        for one, other in zip(ours, theirs, strict=True):
+            # Where scores are added to 1e4, a last bit of a score is a thousandth.
+            close(one, other, 2e-2 if far == -1e4 else 1e-5)
+
+
+SCORES = {
+    "of a compact kernel": regard.Boxcar(4.0),
+    "that falls off": regard.Gaussian(),
+    "soft-capped": regard.SoftCapped(regard.ScaledDot(), 5.0),
+    "of angles": regard.Cosine(),
+    "a function": lambda query, key: (query[..., :, None, :] - key[..., None, :, :]).abs().sum(-1),
+}
+
+
+@pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
+def test_other_scores(score: Any) -> None:
+    """Those of a compact kernel are -inf where a key is far: the rows that need nothing stay as they were, too."""
+    query, key, value, bias = inputs(-1e9)
+    weights = regard.attention(query, key, value, score=score, bias=bias, return_weights=True).weights
+    output = regard.attention(query, key, value, score=score, bias=bias, backend="reference")
+    dense = weights.dense()
+    assert bool(dense.isfinite().all())
+    close(dense @ value.repeat_interleave(H // G, dim=1), output, 2e-6)
+    plain = regard.attention(query, key, value, score=score, bias=inputs(0.0)[3], return_weights=True).weights.dense()
+    rows = [row for row in range(T) if row not in (5, 6, 7, 8, 20)]
+    close(dense[:, :, rows], plain[:, :, rows], 2e-6)
+
+
+@pytest.mark.parametrize(("far", "sink"), [(1e9, 0.0), (-1e9, 0.0), (-1e9, -1e9)])
+def test_a_sink_is_lowered_with_its_row(far: float, sink: float) -> None:
+    query, key, value, bias = inputs(far, (B, 1, 1, S))
+    normalization = regard.SoftmaxWithSink(sink)
+    weights = regard.attention(
+        query, key, value, bias=bias, normalization=normalization, return_weights=True
+    ).weights  # fmt: skip
+    scores = query @ key.repeat_interleave(H // G, dim=1).mT * D**-0.5 + bias
+    expected = torch.softmax(F.pad(scores, (0, 1), value=sink), -1)[..., :-1]
+    close(weights.dense(), expected, 2e-6)
+
+
+def test_a_map_that_a_compiled_function_made_is_read_outside_of_it() -> None:
+    query, key, value, bias = inputs(-1e9)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def made(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> regard.Attended:
+        found = regard.attention(query, key, value, bias=bias, return_weights=True)
+        return regard.Attended(found.output, found.weights)
+
+    close(made(query, key, value, bias).weights.dense(), written_out(query, key, bias, None), 2e-6)
 
 
 def test_a_map_that_was_saved(tmp_path: Path) -> None:

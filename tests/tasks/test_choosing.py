@@ -109,3 +109,15 @@ def test_a_model_of_another_size_with_the_tokenizers_of_a_run_translates_with_it
         train_translation(replace(config, out=tmp_path / "third", shared_vocabulary=True))
     with pytest.raises(RunFolderError, match="expected one that `regard train --out` made"):
         train_translation(replace(config, out=tmp_path / "third", tokenizers_of=tmp_path / "absent"))
+
+
+def test_what_taken_tokenizers_can_do_is_asked_of_themselves(tmp_path: Path) -> None:
+    """The run that they are taken from may have taken them too, and its settings then say nothing of them."""
+    words = small_config(tmp_path, steps=1, tokenizer="words", lowercase=True, out=tmp_path / "words")
+    train_translation(words)
+    second = small_config(tmp_path, steps=1, tokenizers_of=words.out, out=tmp_path / "second")
+    train_translation(second)
+    third = small_config(tmp_path, steps=1, tokenizers_of=second.out, out=tmp_path / "third")
+    with pytest.raises(ArgumentError, match=r"of .*second, which it would take, have none \(Tokenizer\(WordLevel"):
+        train_translation(replace(third, bpe_dropout=0.1))
+    train_translation(replace(third, lowercase=True))

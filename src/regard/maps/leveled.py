@@ -14,13 +14,10 @@ from regard.backends import row_state
 from regard.backends.base import Call
 from regard.maps.source import take_rows
 from regard.mechanisms.biases.base import Bias
-from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.normalizations import Softmax, SoftmaxWithSink, any_coarse, coarse_rows
 from regard.mechanisms.scores.base import Score
 from regard.mechanisms.shapes import Sizes
 from regard.mechanisms.transforms import has_values, in_transform
-
-WORST = 2.0**-15
-"""A log-sum-exp may be rounded to so many nats, which is the relative error of the weights: 3e-5."""
 
 
 class Leveling:
@@ -33,25 +30,24 @@ class Leveling:
 
     def applied(self, call: Call, state: Tensor) -> tuple[Call, Tensor]:
         """The call and its row state, both of the lowered rows if there are any."""
-        if call.bias is None or type(call.normalization) is not Softmax:
+        normalization = call.normalization
+        if call.bias is None or not isinstance(normalization, Softmax):
             return call, state
         if not self._is_known:
             if not has_values(state) or in_transform("Vmap"):
                 return call, state
-            self._peak, self._is_known = _peak(state), True
+            if any_coarse(state):
+                self._peak = torch.where(coarse_rows(state), state, 0.0).detach()
+            self._is_known = True
         if self._peak is None:
             return call, state
-        lowered = replace(call, bias=Leveled(call.bias, call.score, self._peak))
+        # The weights of a softmax with a sink are made of its row state as those of a plain one are.
+        lowered = replace(call, bias=Leveled(call.bias, call.score, self._peak), normalization=Softmax())
         if self._state is None:
             self._state = row_state(lowered)
+            if isinstance(normalization, SoftmaxWithSink):
+                self._state = torch.logaddexp(self._state, normalization.sink_of_rows(state) - self._peak)
         return lowered, self._state
-
-
-def _peak(state: Tensor) -> Tensor | None:
-    """What rows are lowered by, 0 for most; None if no row needs it."""
-    state = state.detach()
-    is_coarse = (state.abs() * torch.finfo(state.dtype).eps > WORST) & state.isfinite()
-    return torch.where(is_coarse, state, 0.0) if bool(is_coarse.any()) else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,4 +91,6 @@ class Leveled(Bias):
         # The caller adds s with its gradient.
         with torch.no_grad():
             scores = self.score.block(query, key)
-        return scores + added.to(scores.dtype) - peak.to(scores.dtype) - scores
+        added, peak = added.to(scores.dtype), peak.to(scores.dtype)
+        # A compact kernel has scores of -inf, and -inf - -inf is NaN.
+        return torch.where(scores.isfinite(), scores + added - peak - scores, added - peak)

@@ -8,7 +8,7 @@ from regard.errors import ArgumentError
 from regard.tasks.config import TrainingConfig
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.lines import why_not_read
-from regard.text.tokenizers import recipe
+from regard.text.tokenizers import Tokenizer, recipe
 
 
 def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrite: bool) -> None:
@@ -32,25 +32,31 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
             before = RunFolder(config.tokenizers_from).read_config(task, type(config))
             _refuse_tokenizers(config, before)
         elif (kind := getattr(config, "tokenizer", None)) is not None:
-            recipe(kind, getattr(config, "vocab_size", 0))  # It refuses sizes, before the data is read.
+            recipe(
+                kind, getattr(config, "vocab_size", 0)
+            )  # Making it refuses an impossible size, before the data is read.
 
 
 def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
     """Refuse what the tokenizers of the other run, which this one takes, cannot do."""
-    tokenizer, run = getattr(before, "tokenizer", None), config.tokenizers_from
-    is_shared, was_shared = (getattr(one, "shared_vocabulary", None) for one in (config, before))
+    run = config.tokenizers_from
+    assert run is not None
+    is_shared, was_shared = (getattr(one, "shared_vocabulary", True) for one in (config, before))
     if is_shared != was_shared:
         number, add = ("one vocabulary", "") if was_shared else ("a vocabulary each", "no-")
         raise ArgumentError(
             f"the tokenizers of {run}, which this run would take, have {number} for source and target: "
             f"add --{add}shared-vocabulary"
         )
-    if getattr(config, "bpe_dropout", 0) and tokenizer != "bpe":
+    # The settings of that run say nothing of them if it took them from another.
+    names = ("tokenizer.json",) if was_shared else ("source_tokenizer.json", "target_tokenizer.json")
+    taken = [Tokenizer.load(run / name) for name in names]
+    if getattr(config, "bpe_dropout", 0) and not all(one.has_merges for one in taken):
         raise ArgumentError(
-            f"bpe_dropout leaves out merges, and the tokenizers of {run}, which it would take, "
-            f"have none ({tokenizer}): leave it out"
+            f"bpe_dropout leaves out merges, and the tokenizers of {run}, which it would take, have none ({taken[0]}): "
+            "leave it out"
         )
-    if getattr(config, "lowercase", False) and not getattr(before, "lowercase", False):
+    if getattr(config, "lowercase", False) and not all(one.lowercases for one in taken):
         raise ArgumentError(
             f"lowercase needs tokenizers that read lower case, and those of {run}, which it would take, "
             "read both cases: leave it out"

@@ -142,6 +142,19 @@ def test_gradients_of_the_output_and_of_products(far: float, backend: str | None
             close(one, other, 2e-2 if far == -1e4 else 1e-5)
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="what docs/design/attention-call.md says of 2.13")
+def test_torchs_own_gradients_of_such_a_row_are_wrong() -> None:
+    query, key, value, bias = inputs(-1e9)
+    key, value = (one.repeat_interleave(H // G, dim=1) for one in (key, value))
+    learned = [one.requires_grad_() for one in (query, key, value)]
+    factor = torch.randn(B, H, T, D)
+    expected = torch.softmax(query @ key.mT * D**-0.5 + bias, -1) @ value
+    theirs = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    close(theirs, expected, 2e-6)
+    one, other = (torch.autograd.grad((output * factor).sum(), learned)[0] for output in (expected, theirs))
+    assert float((one - other).abs().max()) > 5 * float(one.abs().max())
+
+
 SCORES = {
     "of a compact kernel": regard.Boxcar(4.0),
     "that falls off": regard.Gaussian(),

@@ -340,7 +340,9 @@ def test_damaged_and_other_runs(run: Path, tmp_path: Path) -> None:
     Characters().train(["abc"]).save(copied / "tokenizer.json")
     with pytest.raises(RunFolderError, match="is not the tokenizer that"):
         LanguageModel.load(copied)
-    with pytest.raises(RunFolderError, match="got task 'language-model'"):
+    with pytest.raises(
+        RunFolderError, match="holds a run of language-model, and this needs one of masked-language-model"
+    ):
         MaskedLanguageModel.load(run)
     writer = LanguageModel.load(run, device="cpu")
     with pytest.raises(DataError, match="no text"):

@@ -32,9 +32,8 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
             before = RunFolder(config.tokenizers_from).read_config(task, type(config))
             _refuse_tokenizers(config, before)
         elif (kind := getattr(config, "tokenizer", None)) is not None:
-            recipe(
-                kind, getattr(config, "vocab_size", 0)
-            )  # Making it refuses an impossible size, before the data is read.
+            # Making it refuses an impossible size, before the data is read.
+            recipe(kind, getattr(config, "vocab_size", 0))
 
 
 def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
@@ -53,8 +52,7 @@ def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
     taken = [Tokenizer.load(run / name) for name in names]
     if getattr(config, "bpe_dropout", 0) and not all(one.has_merges for one in taken):
         raise ArgumentError(
-            f"bpe_dropout leaves out merges, and the tokenizers of {run}, which it would take, have none ({taken[0]}): "
-            "leave it out"
+            f"bpe_dropout leaves out merges, and the tokenizers of {run}, which it would take, have none: leave it out"
         )
     if getattr(config, "lowercase", False) and not all(one.lowercases for one in taken):
         raise ArgumentError(

@@ -90,7 +90,8 @@ def attention(
         mask: says who may attend to whom. It is a mask (`causal() & lengths(n)`) or a bool tensor, True = keep, with
             the input's rank and each dimension full or 1, or (T, S). A row with no key is exactly 0.
         bias: is added to the scores: a tensor with the shape of a tensor mask, or a `Bias`. -inf excludes a pair.
-            In a row of nothing but numbers as low as -1e6 the weights that are read lose digits: give a mask instead.
+            Where all numbers of a row are near -1e9, scores are rounded to steps of 64, and the keys count alike: use
+            a mask to hide keys.
         dropout: the probability that a weight is dropped, in [0, 1); the output is drop(P) V. It is
             applied whenever it is above 0: pass 0 in evaluation.
         backend: "fused", "tiled", "reference", "flex", or None to choose among the first three. A named backend

@@ -73,7 +73,7 @@ def test_best_by_bleu_in_training(tmp_path: Path) -> None:
 
 def test_warm_start_begins_with_another_run(run: Path, tmp_path: Path) -> None:
     """The first validation of the new run is as good as the old run's best, on other data with its tokenizers."""
-    data = write_pairs(tmp_path / "pairs.tsv", PAIRS[::-1])
+    data = write_pairs(tmp_path / "other.tsv", PAIRS[::-1])
     config = small_config(
         tmp_path, data=(data,), valid=(data,), steps=1, validate_every=1, learning_rate=1e-6, warm_start=run
     )
@@ -86,3 +86,38 @@ def test_warm_start_begins_with_another_run(run: Path, tmp_path: Path) -> None:
     other = replace(SMALL["transformer"], dim=16)
     with pytest.raises(RunFolderError, match=r"does not fit: it has --transformer\.dim 32, not 16"):
         train_translation(replace(config, out=tmp_path / "other", transformer=other))
+
+
+def test_a_model_of_another_size_with_the_tokenizers_of_a_run_translates_with_it(run: Path, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "other.tsv", [(source.upper(), target) for source, target in PAIRS])
+    smaller = replace(SMALL["transformer"], dim=16)
+    config = small_config(tmp_path, data=(data,), valid=(data,), steps=1, validate_every=1, transformer=smaller)
+    alone: Any = train_translation(config)
+    config = replace(config, out=tmp_path / "of another", tokenizers_of=run)
+    ours: Any = train_translation(config)
+    theirs: Any = Translator.load(run)
+    assert ours.source_tokenizer.fingerprint() == theirs.source_tokenizer.fingerprint()
+    assert ours.source_tokenizer.fingerprint() != alone.source_tokenizer.fingerprint()
+    assert list(Translator.load(run, ensemble=[config.out]).translate([PAIRS[0][0]]))
+    # The tokenizers are copied: the run goes on though the other one be gone.
+    train_translation(changed(config, steps=2, tokenizers_of=run), resume=True)
+    with pytest.raises(ArgumentError, match="warm_start uses the tokenizers of its own run"):
+        replace(config, warm_start=run)
+    with pytest.raises(
+        ArgumentError, match=r"have a vocabulary each for source and target: add --no-shared-vocabulary"
+    ):
+        train_translation(replace(config, out=tmp_path / "third", shared_vocabulary=True))
+    with pytest.raises(RunFolderError, match="expected one that `regard train --out` made"):
+        train_translation(replace(config, out=tmp_path / "third", tokenizers_of=tmp_path / "absent"))
+
+
+def test_what_taken_tokenizers_can_do_is_asked_of_themselves(tmp_path: Path) -> None:
+    """The run that they are taken from may have taken them too, and its settings then say nothing of them."""
+    words = small_config(tmp_path, steps=1, tokenizer="words", lowercase=True, out=tmp_path / "words")
+    train_translation(words)
+    second = small_config(tmp_path, steps=1, tokenizers_of=words.out, out=tmp_path / "second")
+    train_translation(second)
+    third = small_config(tmp_path, steps=1, tokenizers_of=second.out, out=tmp_path / "third")
+    with pytest.raises(ArgumentError, match=r"of .*second, which it would take, have none: leave it out"):
+        train_translation(replace(third, bpe_dropout=0.1))
+    train_translation(replace(third, lowercase=True))

@@ -93,6 +93,15 @@ def test_the_tail_is_for_validation_and_never_seen(tmp_path: Path) -> None:
     assert "3 of them unknown" in (config.out / "train.log").read_text()
 
 
+def test_the_tokenizer_of_another_run(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("!?\n" * 99)
+    config = small_config(tmp_path, data=(tmp_path / "other.txt",), steps=1)
+    alone: Any = train_language_model(config)
+    ours: Any = train_language_model(replace(config, out=tmp_path / "of another", tokenizers_of=run))
+    theirs: Any = LanguageModel.load(run)
+    assert ours.tokenizer.fingerprint() == theirs.tokenizer.fingerprint() != alone.tokenizer.fingerprint()
+
+
 def test_several_files_and_files_of_their_own_for_validation(tmp_path: Path) -> None:
     config = small_config(tmp_path, steps=1)
     other = tmp_path / "other.txt"
@@ -331,7 +340,9 @@ def test_damaged_and_other_runs(run: Path, tmp_path: Path) -> None:
     Characters().train(["abc"]).save(copied / "tokenizer.json")
     with pytest.raises(RunFolderError, match="is not the tokenizer that"):
         LanguageModel.load(copied)
-    with pytest.raises(RunFolderError, match="got task 'language-model'"):
+    with pytest.raises(
+        RunFolderError, match="holds a run of language-model, and this needs one of masked-language-model"
+    ):
         MaskedLanguageModel.load(run)
     writer = LanguageModel.load(run, device="cpu")
     with pytest.raises(DataError, match="no text"):

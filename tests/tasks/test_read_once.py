@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from regard.errors import ArgumentError
+from regard.tasks import train_translation
 from regard.tasks.language_modelling import corpus as text_corpus
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import prepare_text
@@ -83,6 +85,14 @@ def test_every_file_is_opened_once(tmp_path: Path, opens: Opens, kind: str, has_
     with opens.counted() as counts:
         prepare(kind, tmp_path / "run", data=(plain, other), valid=(valid,) if has_valid else ())
     assert [counts[str(path)] for path in (plain, other, valid)] == [1, 1, int(has_valid)]
+
+
+def test_a_vocabulary_of_no_size_is_refused_before_anything_is_read(tmp_path: Path, opens: Opens) -> None:
+    config = small_config(tmp_path, vocab_size=5)
+    with opens.counted() as counts, pytest.raises(ArgumentError, match="must be at least 260, got 5"):
+        train_translation(config)
+    assert not counts[str(config.data[0])]
+    assert not config.out.exists()
 
 
 @contextmanager

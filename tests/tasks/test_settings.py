@@ -98,7 +98,7 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
         (None, "it has no config.json"),
         ('{"format": 3, "task": "t", "con', "not whole JSON"),
         ('{"model_type": "bert"}', "not the configuration of a t run"),
-        ('{"format": 3, "task": "other", "config": {}}', "got task 'other'"),
+        ('{"format": 3, "task": "other", "config": {}}', "holds a run of other, and this needs one of t"),
         ('{"format": 1, "task": "t", "config": {}}', "expected format 3, got task .t., format 1"),
         ('{"format": 3, "task": "t", "config": {"data": [], "x": 1}}', "unknown setting x"),
     ],

@@ -15,9 +15,9 @@ from regard.backends.fused_plan import Block, Plan, plan
 from regard.backends.kernel_arguments import one_width, with_positive_scale
 from regard.backends.tiled import Tiled
 from regard.errors import BackendError
-from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.normalizations import Softmax, any_coarse
 from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.transforms import in_forward_mode, in_trace, in_transform
+from regard.mechanisms.transforms import can_look, in_forward_mode, in_trace, in_transform
 from regard.torch_private import missing
 
 
@@ -148,8 +148,10 @@ class _FusedBlocks(torch.autograd.Function):
         query, key, value, output, lse = ctx.saved_tensors
         if grad_output is None:
             grad_output = torch.zeros_like(output)
-        if torch.is_grad_enabled():
-            return None, None, None, None, *ctx.again.gradients((query, key, value), grad_output, grad_lse)
+        if torch.is_grad_enabled() or _lost_sums(ctx, lse):
+            with torch.enable_grad():
+                found = ctx.again.gradients((query, key, value), grad_output, grad_lse)
+            return None, None, None, None, *found
         grad_output = grad_output if grad_output.stride(-1) == 1 else grad_output.contiguous()
         blocks = ctx.covering.every
         is_whole = len(blocks) == 1 and blocks[0].count * len(blocks[0].columns) == key.shape[2]
@@ -170,6 +172,15 @@ class _FusedBlocks(torch.autograd.Function):
             for grad, where, piece in zip(grads, (rows, columns, columns), pieces, strict=True):
                 _add_part(grad, where, block, piece)
         return None, None, None, None, *grads
+
+
+def _lost_sums(ctx: Any, lse: Tensor) -> bool:
+    """Whether biases far from 0 left the log-sum-exp of a row no digits for its sum.
+
+    The kernels make the weights of the backward pass of it, and torch's own gradients are wrong there. Only rows on the
+    CPU are looked at: on a GPU that would wait for the device.
+    """
+    return ctx.again is not None and ctx.covering.bias is not None and can_look(lse) and any_coarse(lse)
 
 
 def _without(

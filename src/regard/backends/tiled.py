@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.backends.base import Backend, Call
 from regard.backends.counter_rng import kept_at
+from regard.mechanisms.normalizations import Softmax, any_coarse
 from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
 from regard.mechanisms.transforms import has_values, in_forward_mode, in_trace, in_transform
 from regard.torch_private import CHECKPOINTS_IN_TRANSFORMS
@@ -223,7 +224,11 @@ class _Tiles(torch.autograd.Function):
             grad_output = torch.zeros_like(output)
         if torch.is_grad_enabled():
             return None, *_twice(tiling, (query, key, value), learned, grad_output, grad_state)
-        back = Back(tiling, (query, key, value), state, grad_output, grad_state, (grad_output * output).sum(-1))
+        is_coarse = (
+            tiling.call.bias is not None and isinstance(tiling.call.normalization, Softmax) and any_coarse(state)
+        )
+        inner = (grad_output * output).sum(-1)
+        back = Back(tiling, (query, key, value), state, grad_output, grad_state, inner, is_coarse)
         return None, *back.gradients(learned)
 
 
@@ -239,6 +244,8 @@ class Back:
     grad_state: Tensor | None
     inner: Tensor
     """The dot product dO . O of each row."""
+    is_coarse: bool = False
+    """Whether some row state has lost the sum of its row. Weights are then normalised anew: tiles have whole rows."""
 
     def gradients(self, learned: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of query, key, value and the learned tensors."""
@@ -269,7 +276,10 @@ class Back:
             )
             scores += added
         scores = part.masked_(scores, tile.rows, tile.columns)
-        weights = part.normalization.weights_(scores, self.state[cells, None, rows])
+        if self.is_coarse:
+            weights = part.normalization.normalize(scores)[0]
+        else:
+            weights = part.normalization.weights_(scores, self.state[cells, None, rows])
         d_output = self.grad_output[cells, None, rows]
         kept = self.tiling.kept(tile, weights)
         grads[2][cells, columns] += ((weights if kept is None else weights * kept).mT @ d_output).squeeze(1)

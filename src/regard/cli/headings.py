@@ -26,7 +26,7 @@ DATA = Heading(
     (
         *("data", "valid", "valid_share", "data_format", "documents", "bad_lines"),
         *("alignment_data", "alignment_valid"),
-        *("tokenizer", "vocab_size", "shared_vocabulary", "max_length", "block_length"),
+        *("tokenizer", "tokenizers_of", "vocab_size", "shared_vocabulary", "max_length", "block_length"),
     ),
 )
 MODEL = Heading("model", "What learns.", ("model", "transformer", "rnn", "warm_start"))

@@ -15,6 +15,7 @@ from regard.maps.call_values import NOTHING, CallValues, of_heads
 from regard.maps.derived_sources import WeightedSource
 from regard.maps.dot_scores import BufferedPart, DotFactors, DotScores
 from regard.maps.fused_statistics import DotSoftmax
+from regard.maps.leveled import Leveling
 from regard.maps.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
@@ -39,6 +40,10 @@ class CallFactors(Protocol):
     @property
     def state(self) -> Tensor:
         """One number for each row (B, H, T), such as the log-sum-exp."""
+
+    @property
+    def reading(self) -> tuple[Call, Tensor]:
+        """The call and its row state, both of lowered rows where the bias is far from 0 (`regard.maps.leveled`)."""
 
     def tensors(self) -> list[Tensor]:
         """The tensors that are held in memory now."""
@@ -93,6 +98,7 @@ class GivenFactors:
     def __init__(self, call: Call, state: Tensor | None) -> None:
         self._call = call
         self._state = state
+        self._leveling = Leveling()
         self._unwritten = Unwritten(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -124,6 +130,13 @@ class GivenFactors:
         return self._state
 
     @property
+    def reading(self) -> tuple[Call, Tensor]:
+        """The call and its row state, both of lowered rows where the bias is far from 0."""
+        call, state = self.call, self.state
+        with torch.enable_grad():  # As of the row state itself, the first reader may want no gradient.
+            return self._leveling.applied(call, state)
+
+    @property
     def known_state(self) -> Tensor | None:
         """The row state, if nothing has to be computed for it."""
         return self._state
@@ -152,6 +165,7 @@ class LateFactors(GivenFactors):
         state: Tensor | None,
     ) -> None:
         self._sizes, self._make, self._given, self._state = sizes, make, vectors, state
+        self._leveling = Leveling()
         self._unwritten = Unwritten(*vectors, mask)
         self._made: Call | None = None
 
@@ -291,7 +305,7 @@ class CallSource(Source):
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
         """The weights of the call on those cells."""
-        call, state = self.call, self.state
+        call, state = self.factors.reading
         scale = None if scratch is None else _dot_scale(call)
         if scratch is not None and scale is not None:
             return BufferedPart(call, scale, scratch.of(self, lambda: DotFactors(call, state)), cells)
@@ -303,9 +317,9 @@ class CallSource(Source):
 
     def dot_scores(self) -> DotScores | None:
         """The scores, if the weights are a softmax of dot products."""
-        call = self.call
+        call, state = self.factors.reading
         scale = _dot_scale(call)
-        return None if scale is None else DotScores(call, self.state, scale)
+        return None if scale is None else DotScores(call, state, scale)
 
     def softmax_call(self) -> SoftmaxCall | None:
         """The call, with its row state if that is known or more than the log-sum-exp of the scores."""
@@ -318,9 +332,9 @@ class CallSource(Source):
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The weights of single pairs, for which only the scores of these pairs are computed."""
-        call = self.call
+        call, state = self.factors.reading
         scores = call.pair_scores(rows, columns)
-        return call.normalization.weights(scores[..., None], self.state[..., rows]).squeeze(-1).flatten(0, 1)
+        return call.normalization.weights(scores[..., None], state[..., rows]).squeeze(-1).flatten(0, 1)
 
     def points(self, cells: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """The weights of single points all at once, each as a sequence of one query and one key."""
@@ -364,7 +378,7 @@ class CallSource(Source):
                 return self._pooled(statistic)
         if statistic.needs_tiles:
             return None
-        form = DotSoftmax.of(self.call, self.state, self.backend)
+        form = DotSoftmax.of(*self.factors.reading, self.backend)
         if form is None:
             return None
         found: tuple[Tensor, ...]

@@ -9,6 +9,7 @@ from regard.backends import execute
 from regard.backends.tiled import Tile
 from regard.errors import ArgumentError
 from regard.maps.call_source import CallSource
+from regard.maps.leveled import Leveled
 from regard.maps.source import Piece, Source
 from regard.maps.statistics import PerQuery
 from regard.maps.tiles import ask
@@ -44,9 +45,11 @@ def sizes_of(source: Source) -> Sizes:
 
 def _by_lse(source: CallSource, mask: Mask, sizes: Sizes) -> Tensor | None:
     """exp(lse under both masks - lse), one fused call; None if the map is no softmax, or is a choice of cells."""
-    call = source.call
+    call, state = source.factors.reading
     shares_sizes = (call.sizes.flat_batch, call.sizes.heads) == (sizes.flat_batch, sizes.heads)
     if not isinstance(call.normalization.base, Softmax) or not shares_sizes:
+        return None
+    if isinstance(call.bias, Leveled):  # The kernels know nothing of lowered rows.
         return None
     both = mask if call.mask is None else And((*call.mask.factors(), *mask.factors()))
     key = call.key.to(call.compute_dtype)
@@ -55,7 +58,7 @@ def _by_lse(source: CallSource, mask: Mask, sizes: Sizes) -> Tensor | None:
     )  # fmt: skip
     _, lse = execute(source.backend, narrower, key.new_zeros(*key.shape[:-1], 1))
     dead = lse == -torch.inf
-    state = source.state.masked_fill(dead, 0.0)
+    state = state.masked_fill(dead, 0.0)
     return torch.exp(lse.masked_fill(dead, 0.0) - state).masked_fill(dead, 0.0).flatten(0, 1)
 
 

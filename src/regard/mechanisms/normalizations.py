@@ -12,7 +12,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.mechanisms.transforms import can_look, in_forward_mode
+from regard.mechanisms.transforms import can_look, has_values, in_forward_mode, in_transform
+
+WORST = 2.0**-15
+"""A log-sum-exp may be rounded to so many nats, which is the relative error of the weights: 3e-5."""
+
+
+def coarse_rows(state: Tensor) -> Tensor:
+    """Whether log-sum-exps are so far from 0 that their steps are larger than `WORST`, bool; beyond 256 in float32.
+
+    >>> coarse_rows(torch.tensor([100.0, -1e9, -torch.inf]))
+    tensor([False,  True, False])
+    """
+    return (state.abs() * torch.finfo(state.dtype).eps > WORST) & state.isfinite()
+
+
+def any_coarse(state: Tensor) -> bool:
+    """Whether any row is coarse; False if the numbers cannot be looked at."""
+    if not has_values(state) or in_transform("Vmap"):
+        return False
+    return bool(coarse_rows(state.detach()).any())
 
 
 class Normalization(ABC):
@@ -139,9 +158,13 @@ class SoftmaxWithSink(Softmax):
 
     def finish(self, output: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Scale the rows by exp(lse - lse')."""
-        sink = torch.as_tensor(self.sink, dtype=state.dtype, device=state.device)
-        both = torch.logaddexp(state, sink[:, None] if sink.dim() == 1 else sink)
+        both = torch.logaddexp(state, self.sink_of_rows(state))
         return output * torch.exp(state - both)[..., None].to(output.dtype), both
+
+    def sink_of_rows(self, state: Tensor) -> Tensor:
+        """z, which broadcasts to a row state (B, H, T)."""
+        sink = torch.as_tensor(self.sink, dtype=state.dtype, device=state.device)
+        return sink[:, None] if sink.dim() == 1 else sink
 
     def select(self, heads: Tensor) -> Normalization:
         """The sinks of those heads."""

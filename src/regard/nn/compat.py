@@ -108,7 +108,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         weights = lazy.dense(limit_bytes=2**62)
         if bias is None:
             return output, weights
-        # In a row of numbers as low as finfo.min the log-sum-exp has no digits left for the number of keys.
+        # In a row of numbers as low as finfo.min the log-sum-exp has no digits left for the number of keys, and a
+        # compiled graph cannot look for such rows.
         return output, weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:

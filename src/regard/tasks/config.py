@@ -43,6 +43,9 @@ class TrainingConfig(ABC):
     divergence of the two predictions is added to the loss; 0 is one pass."""
     warm_start: Path | None = None
     """A run folder: training begins with its best model, and uses its tokenizers."""
+    tokenizers_of: Path | None = None
+    """A run folder whose tokenizers are used instead of new ones, so that models of other sizes or of other data
+    translate together (--ensemble) or have losses that can be compared."""
     pictures: int = 3
     """Validation sentences whose attention is drawn for TensorBoard at every validation; 0 draws none."""
     log_attention: bool = False
@@ -71,12 +74,19 @@ class TrainingConfig(ABC):
             raise ArgumentError(f"muon_rate is for --optimizer muon, and this is {self.optimizer}: leave it out")
         if self.optimizer == "muon" and self.strategy == "fsdp":
             raise ArgumentError("muon needs whole matrices, of which --strategy fsdp gives each rank a share: take ddp")
+        if self.tokenizers_of is not None and self.warm_start is not None:
+            raise ArgumentError("warm_start uses the tokenizers of its own run: leave out tokenizers_of")
         require_at_least(1, batch_tokens=self.batch_tokens)
         require_at_least(0, seed=self.seed, pictures=self.pictures, weight_decay=self.weight_decay)
         require_at_least(0, qk_clip=self.qk_clip, r_drop=self.r_drop)
         require_at_least(1 if self.schedule == "inverse-square-root" else 0, warmup_steps=self.warmup_steps)
         if not re.fullmatch("auto|cpu|mps|cuda(:[0-9]+)?", self.device):
             raise ArgumentError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}")
+
+    @property
+    def tokenizers_from(self) -> Path | None:
+        """The folder of the run whose tokenizers are used; None if new ones are learnt."""
+        return self.warm_start if self.tokenizers_of is None else self.tokenizers_of
 
     @property
     @abstractmethod

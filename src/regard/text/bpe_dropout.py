@@ -58,9 +58,9 @@ class BPEDropout:
 
     def __init__(self, tokenizer: Tokenizer, probability: float) -> None:
         require_share(bpe_dropout=probability)
-        described: dict[str, Any] = parse_json(tokenizer.to_json())["model"]
-        if described["type"] != "BPE":
+        if not tokenizer.has_merges:
             raise ArgumentError(f"expected a tokenizer with merges (bpe) for BPE dropout, got {tokenizer!r}")
+        described: dict[str, Any] = parse_json(tokenizer.to_json())["model"]
         self._tokenizer, self._probability = tokenizer, probability
         self._words = read_tokenizer(tokenizer.to_json()).pre_tokenizer
         self._word_sizes: dict[bytes, Indices] = {}

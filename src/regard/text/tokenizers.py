@@ -89,6 +89,15 @@ class Tokenizer:
         return None if self._byte_level else UNK
 
     @property
+    def has_merges(self) -> bool:
+        """Whether it is a BPE, whose merges can be left out.
+
+        >>> ByteLevelBPE().train(["to be"]).has_merges, Words().train(["to be"]).has_merges
+        (True, False)
+        """
+        return isinstance(self._backend.model, tokenizers_library().models.BPE)
+
+    @property
     def lowercases(self) -> bool:
         """Whether all text is read in lower case, so that decoded text is in lower case too.
 

@@ -17,6 +17,7 @@ from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
 from regard.inspection.observed import Observed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource
+from regard.maps.leveled import Leveled
 from regard.mechanisms.masks.base import And
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
@@ -168,15 +169,14 @@ class _Counted:
 def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
     r"""The share on later keys as $1 - \exp(\mathrm{lse}_\mathrm{causal} - \mathrm{lse})$, from one pass over scores.
 
-    None if the weights are not a softmax.
+    None if the weights are not a softmax, or have rows that were lowered.
     """
-    call = source.call
-    if not isinstance(call.normalization, Softmax):
+    call, whole = source.factors.reading
+    if not isinstance(call.normalization, Softmax) or isinstance(call.bias, Leveled):
         return None
     factors = () if call.mask is None else call.mask.factors()
     with undisturbed():
         earlier = row_state(replace(call, mask=And((*factors, Causal(offset)))))
-        whole = source.state
         return 1 - torch.exp(earlier - whole.masked_fill(whole == -torch.inf, torch.inf))
 
 

@@ -12,6 +12,7 @@ from regard.backends.base import Call
 from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
 from regard.inspection.capture.snapshot import Kept
 from regard.maps.call_source import GivenFactors
+from regard.maps.leveled import Leveling
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.shapes import Sizes
@@ -52,6 +53,7 @@ class Factors:
         self.keys: Keys | None = None
         self._of = of
         self._notes = [] if notes is None else notes
+        self._leveling = Leveling()
 
     @property
     def call(self) -> Call:
@@ -84,6 +86,13 @@ class Factors:
             with self._context():
                 self._state = self._state()
         return self._state
+
+    @property
+    def reading(self) -> tuple[Call, Tensor]:
+        """The call and its row state, both of lowered rows where the bias is far from 0."""
+        call, state = self.call, self.state
+        with self._context():
+            return self._leveling.applied(call, state)
 
     @property
     def is_stale(self) -> bool:

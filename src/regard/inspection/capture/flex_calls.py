@@ -130,7 +130,7 @@ class FlexCall(ObservedCall):
 
         def error() -> float:
             value = self.value.expand(call.sizes.flat_batch, -1, -1, -1).to(call.compute_dtype)
-            return output_error(weighted(call, factors.state, value), self.output, value)
+            return output_error(weighted(*factors.reading, value), self.output, value)
 
         evidence = Evidence(call.query, call.key, self.key)
         return Reading(factors, verify=error, evidence=evidence, beside=beside, holds_keys=not keeper.graph)

@@ -261,7 +261,7 @@ class Projected(ObservedCall):
 
         def error() -> float:
             value = self.value.heads(self.num_heads, batch_first=self.batch_first)
-            heads = weighted(factors.call, factors.state, value).transpose(1, 2).flatten(2)
+            heads = weighted(*factors.reading, value).transpose(1, 2).flatten(2)
             return output_error(F.linear(heads.to(self.out[0].dtype), *self.out), wanted, value)
 
         return error

@@ -46,7 +46,7 @@ class Own(ObservedCall):
         def error() -> float:
             output = self.attended.output.reshape(*call.query.shape[:-1], -1)
             value = canonical(*self.vectors)[2]
-            return output_error(weighted(call, factors.state, value), output, value)
+            return output_error(weighted(*factors.reading, value), output, value)
 
         verify = "dropout" if call.dropout else error
         evidence = Evidence(made.call.query, made.call.key, self.vectors[1])

@@ -148,7 +148,7 @@ class Sdpa(ObservedCall):
             call = factors.call
             output = given.reshape(*call.query.shape[:-1], -1)
             value = _laid_out_value(self.value, call.sizes, self._rank).to(call.query)
-            return output_error(weighted(call, factors.state, value), output, value)
+            return output_error(weighted(*factors.reading, value), output, value)
 
         return error
 

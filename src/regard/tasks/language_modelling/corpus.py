@@ -51,8 +51,8 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
         if not lines:
             raise DataError(f"{_names(config)}: expected text, got nothing; name a file that has some")
         parts = _parts(config, lines, reader.size_bytes)
-        if config.warm_start is not None:
-            tokenizer = load_tokenizer(RunFolder(config.warm_start))
+        if config.tokenizers_from is not None:
+            tokenizer = load_tokenizer(RunFolder(config.tokenizers_from))
         else:
             learnt_from = islice(parts["train"](), None, None, -(-len(lines) // MOST_TOKENIZER_LINES))
             tokenizer = recipe(config.tokenizer, config.vocab_size).train(line + "\n" for line in learnt_from)

@@ -8,13 +8,14 @@ from regard.errors import ArgumentError
 from regard.tasks.config import TrainingConfig
 from regard.tasks.runs.run_folder import RunFolder
 from regard.text.lines import why_not_read
+from regard.text.tokenizers import Tokenizer, recipe
 
 
 def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrite: bool) -> None:
     """Refuse a run whose files are not there, or whose folder holds something else.
 
     Raises:
-        ArgumentError: a file of the data cannot be read.
+        ArgumentError: a file of the data cannot be read, or a vocabulary is too small or too large for its tokenizer.
         RunFolderError: the folder of the run, or that of the run whose weights it begins with, is not what it must be.
     """
     folder = RunFolder(config.out)
@@ -27,22 +28,35 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
         for setting in ("alignment_data", "alignment_valid"):
             given = getattr(config, setting, None)
             require_files(() if given is None else (given,), setting=setting)
-        if config.warm_start is not None:
-            before = RunFolder(config.warm_start).read_config(task, type(config))
+        if config.tokenizers_from is not None:
+            before = RunFolder(config.tokenizers_from).read_config(task, type(config))
             _refuse_tokenizers(config, before)
+        elif (kind := getattr(config, "tokenizer", None)) is not None:
+            # Making it refuses an impossible size, before the data is read.
+            recipe(kind, getattr(config, "vocab_size", 0))
 
 
 def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
-    """Refuse what the tokenizers of the run with which this one begins, and which it takes, cannot do."""
-    tokenizer = getattr(before, "tokenizer", None)
-    if getattr(config, "bpe_dropout", 0) and tokenizer != "bpe":
+    """Refuse what the tokenizers of the other run, which this one takes, cannot do."""
+    run = config.tokenizers_from
+    assert run is not None
+    is_shared, was_shared = (getattr(one, "shared_vocabulary", True) for one in (config, before))
+    if is_shared != was_shared:
+        number, add = ("one vocabulary", "") if was_shared else ("a vocabulary each", "no-")
         raise ArgumentError(
-            f"bpe_dropout leaves out merges, and the tokenizers of {config.warm_start}, which it would take, "
-            f"have none ({tokenizer}): leave it out"
+            f"the tokenizers of {run}, which this run would take, have {number} for source and target: "
+            f"add --{add}shared-vocabulary"
         )
-    if getattr(config, "lowercase", False) and not getattr(before, "lowercase", False):
+    # The settings of that run say nothing of them if it took them from another.
+    names = ("tokenizer.json",) if was_shared else ("source_tokenizer.json", "target_tokenizer.json")
+    taken = [Tokenizer.load(run / name) for name in names]
+    if getattr(config, "bpe_dropout", 0) and not all(one.has_merges for one in taken):
         raise ArgumentError(
-            f"lowercase needs tokenizers that read lower case, and those of {config.warm_start}, which it would take, "
+            f"bpe_dropout leaves out merges, and the tokenizers of {run}, which it would take, have none: leave it out"
+        )
+    if getattr(config, "lowercase", False) and not all(one.lowercases for one in taken):
+        raise ArgumentError(
+            f"lowercase needs tokenizers that read lower case, and those of {run}, which it would take, "
             "read both cases: leave it out"
         )
 

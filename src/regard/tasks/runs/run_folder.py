@@ -203,7 +203,9 @@ class RunFolder:
             RunFolderError: there is no run here, it is of another task, or this version cannot read its settings.
         """
         record = self._read_record()
-        if record.get("format") != FORMAT or record.get("task") != task or "config" not in record:
+        if record.get("format") == FORMAT and record.get("task") != task and "config" in record:
+            raise RunFolderError(f"{self.path} holds a run of {record.get('task')}, and this needs one of {task}")
+        if record.get("format") != FORMAT or "config" not in record:
             raise RunFolderError(
                 f"{self.config_file} is not the configuration of a {task} run that this version reads: "
                 f"expected format {FORMAT}, got task {record.get('task')!r}, format {record.get('format')!r}"

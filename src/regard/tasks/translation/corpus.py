@@ -189,8 +189,8 @@ def _held_out(count: int) -> Callable[[LinkedPair], bool]:
 
 def _train_tokenizers(config: TranslationConfig, folder: RunFolder, read: Spool) -> tuple[Tokenizer, Tokenizer]:
     source_file, target_file = _tokenizer_files(config, folder)
-    if config.warm_start is not None:
-        source, target = load_tokenizers(config, RunFolder(config.warm_start))
+    if config.tokenizers_from is not None:
+        source, target = load_tokenizers(config, RunFolder(config.tokenizers_from))
         source.save(source_file)
         target.save(target_file)
         return source, target

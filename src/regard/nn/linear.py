@@ -1,4 +1,4 @@
-"""Linear layers. If MKL has no fast code for the processor, oneDNN computes their float32 products in training."""
+"""Linear layers. On a CPU, float32 products go to oneDNN where MKL is slow, and those of bf16 autocast go by pieces."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.mechanisms.transforms import in_forward_mode, in_transform
+from regard.mechanisms.transforms import in_forward_mode, in_trace, in_transform
+from regard.nn.half_linear import half_linear
 from regard.torch_private import has_amx, has_avx512_bf16
 
 WORTH_IT = 1 << 23
-"""The number of multiplications below which a product is not given to oneDNN."""
+"""The number of multiplications below which a product is left to torch."""
 
 
 class Linear(nn.Linear):
@@ -38,10 +39,14 @@ def linear(
     part of torch) computes the same products in half the time. On such a processor oneDNN computes those products that
     need a gradient, and the products of that gradient. It sums in another order, so the last bits differ.
 
+    Under bfloat16 autocast on a CPU rows are multiplied in pieces of few different sizes (`regard.nn.half_linear`).
+
     >>> x, weight = torch.randn(5, 4), torch.randn(2, 4)
     >>> torch.allclose(linear(x, weight), x @ weight.T)
     True
     """
+    if _goes_by_pieces(x, weight):
+        return half_linear(x, weight, bias)
     if _goes_to_onednn(x, weight):
         return _Linear.apply(x, weight, bias)
     return nn.functional.linear(x, weight, bias)
@@ -49,16 +54,33 @@ def linear(
 
 def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
-        not torch.compiler.is_compiling()
+        _is_large_and_plain(x, weight)
         and torch.is_grad_enabled()
-        and x.numel() * weight.shape[0] >= WORTH_IT
         and x.dtype == weight.dtype == torch.float32
-        and x.device.type == "cpu"
         and (x.requires_grad or weight.requires_grad)
         and not torch.is_autocast_enabled("cpu")
+        and onednn_is_faster()
+    )
+
+
+def _goes_by_pieces(x: Tensor, weight: Tensor) -> bool:
+    return (
+        _is_large_and_plain(x, weight)
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and {x.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
+    )
+
+
+def _is_large_and_plain(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is worth a choice, and no graph or transform of torch would lose its gradient by one."""
+    return (
+        not torch.compiler.is_compiling()
+        and x.numel() * weight.shape[0] >= WORTH_IT
+        and x.device.type == "cpu"
+        and not in_trace()
         and not in_forward_mode()
         and not in_transform("Vmap", "Grad", "Jvp")
-        and onednn_is_faster()
     )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.nn import LearnedPositions, TokenEmbedding
-from regard.training.precise_muon import PreciseMuon
+from regard.training.batched_muon import BatchedMuon
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, TokenEmbedding, LearnedPositions)
 """Modules whose weights are embeddings, so that they do not decay."""
@@ -59,9 +59,9 @@ def adamw(
 
 
 def torchs_muon(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """`torch.optim.Muon` with updates of the size of AdamW's; `PreciseMuon` before torch 2.9, which has none."""
+    """`torch.optim.Muon` with updates of the size of AdamW's; `BatchedMuon` before torch 2.9, which has none."""
     if not hasattr(torch.optim, "Muon"):
-        return PreciseMuon(groups)
+        return BatchedMuon(groups, dtype=torch.bfloat16)
     return torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
 
 
@@ -88,8 +88,8 @@ def muon(
         weight_decay: the decay of all matrices that are no embeddings.
         betas: as for `adamw`.
         eps: as for `adamw`.
-        kind: makes the Muon over the groups of hidden matrices: `torchs_muon`, which makes them orthogonal in bfloat16,
-            or `PreciseMuon`, which is faster on processors without fast products in it.
+        kind: makes the Muon over the groups of hidden matrices: `torchs_muon`, or `BatchedMuon`, which is faster, as it
+            takes matrices of one shape together, and may compute in float32.
 
     Raises:
         ArgumentError: the model has no parameter that can be trained, or no hidden matrix.

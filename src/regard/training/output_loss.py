@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.shapes import is_autocasting
 from regard.mechanisms.transforms import can_look
+from regard.nn.half_linear import LEAST_ROWS
 from regard.nn.linear import by_onednn
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
 
@@ -131,18 +132,21 @@ class _LossOfRows(torch.autograd.Function):
     ) -> Tensor:
         precise = torch.promote_types(dtype, torch.float32)
         total = weight.new_zeros((), dtype=precise)
-        factors = hidden.to(dtype), weight.to(dtype)
+        factors = _in_dtype(hidden, dtype), weight.to(dtype)
         # A sum of many products is taken in at least float32, for weights of any dtype.
         grads = [torch.empty_like(hidden), torch.zeros_like(weight, dtype=precise)] if wanted else None
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=precise)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _blocks(len(hidden), ROWS_OF_A_PRODUCT, loss):
-                logits = _product(factors[0][rows], factors[1].mT)
+                given = factors[0][rows]
+                count = len(targets[rows])
+                logits = _product(given, factors[1].mT)
                 logits = logits if bias is None else logits.add_(bias.to(dtype))
-                total += _to_gradient(logits, targets[rows, None], loss, precise, wanted)
+                total += _to_gradient(logits[:count], targets[rows, None], loss, precise, wanted)
                 if grads is not None:
-                    grads[0][rows] = _product(logits, factors[1])
-                    _add_product(grads[1], logits.mT, factors[0][rows])
+                    logits[count:] = 0.0
+                    grads[0][rows] = _product(logits, factors[1])[:count]
+                    _add_product(grads[1], logits.mT, given)
                     of_bias = None if of_bias is None else of_bias.add_(logits.sum(0, dtype=precise))
         if grads is not None:
             of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
@@ -173,6 +177,15 @@ def _blocks(count: int, size: int, loss: RowLoss) -> list[slice]:
     """Slices of `count` rows, of about `size` rows each; none parts rows that belong together."""
     size = max(size // loss.rows_together, 1) * loss.rows_together
     return [slice(start, start + size) for start in range(0, count, size)]
+
+
+def _in_dtype(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows in a dtype. For bfloat16 on a CPU rows of zeros follow, up to a number that many batches have."""
+    if dtype != torch.bfloat16 or hidden.device.type != "cpu":
+        return hidden.to(dtype)
+    rows = hidden.new_zeros(-(-len(hidden) // LEAST_ROWS) * LEAST_ROWS, hidden.shape[1], dtype=dtype)
+    rows[: len(hidden)] = hidden
+    return rows
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

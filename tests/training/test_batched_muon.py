@@ -7,13 +7,17 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.translation.made_model import make_model
+from regard.training.batched_muon import TOGETHER, BatchedMuon, alike, all_nearly_orthogonal
 from regard.training.optimizers import Several, torchs_muon
-from regard.training.precise_muon import PreciseMuon, nearly_orthogonal
 from tests.tasks.small_runs import small_config
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def nearly_orthogonal(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return all_nearly_orthogonal([matrix], dtype)[0]
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (5, 12), (12, 5), (1, 7), (7, 1)])
@@ -31,34 +35,65 @@ def test_a_matrix_of_zeros_stays_one() -> None:
     assert not nearly_orthogonal(torch.zeros(3, 2)).any()
 
 
+def test_matrices_together_are_as_each_alone() -> None:
+    for shape in ((5, 9), (9, 5)):
+        several = [normal(*shape, seed=seed) for seed in range(3)]
+        together = all_nearly_orthogonal(several)
+        assert len(together) == 3
+        for one, found in zip(several, together, strict=True):
+            torch.testing.assert_close(found, nearly_orthogonal(one))
+
+
+def test_matrices_are_alike_by_shape_dtype_and_size() -> None:
+    matrices = [normal(3, 4), normal(4, 3), normal(3, 4, seed=1), normal(3, 4, dtype=torch.float64)]
+    assert [len(group) for group in alike(matrices)] == [2, 1, 1]
+    assert [one for group in alike(matrices) for one in group][1] is matrices[2]
+    large = [torch.empty(1024, TOGETHER // 2048) for _ in range(5)]
+    assert [len(group) for group in alike(large)] == [2, 2, 1]
+    assert [len(group) for group in alike([torch.empty(2048, TOGETHER // 1024)] * 2)] == [1, 1]
+    assert list(alike([])) == []
+
+
+def test_bfloat16_is_torchs_precision() -> None:
+    matrix = normal(30, 20)
+    rounded, exact = nearly_orthogonal(matrix, torch.bfloat16), nearly_orthogonal(matrix)
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    assert (rounded - exact).norm() < 0.02 * exact.norm()
+    double = matrix.double()
+    assert torch.equal(nearly_orthogonal(double, torch.bfloat16), nearly_orthogonal(double))
+
+
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
-def test_a_step_is_torchs_but_for_the_digits_of_bfloat16() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_is_torchs_but_for_the_digits_of_bfloat16(dtype: torch.dtype) -> None:
     """Hidden matrices of three shapes, four steps with decay; one weight gets no gradient."""
-    shapes = [(24, 24), (40, 16), (16, 40), (3, 3)]
+    shapes = [(24, 24), (40, 16), (24, 24), (16, 40), (3, 3)]
     ours, theirs = ([nn.Parameter(normal(*shape, seed=1)) for shape in shapes] for _ in range(2))
     how: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.3, "momentum": 0.8}
-    precise, rounded = PreciseMuon(ours, **how), torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **how)
+    batched = BatchedMuon(ours, **how, dtype=dtype)
+    torchs = torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **how)
     for step in range(4):
-        for optimizer in (precise, rounded):
+        for optimizer in (batched, torchs):
             optimizer.param_groups[0]["lr"] = 0.02 / (1 + step)
-        for place, (a, b) in enumerate(zip(ours[:3], theirs[:3], strict=True)):
+        for place, (a, b) in enumerate(zip(ours[:4], theirs[:4], strict=True)):
             a.grad = normal(*a.shape, seed=10 * step + place)
             b.grad = a.grad.clone()
-        precise.step()
-        rounded.step()
-    for a, b, shape in zip(ours[:3], theirs[:3], shapes, strict=False):
+        batched.step()
+        torchs.step()
+    for a, b, shape in zip(ours[:4], theirs[:4], shapes, strict=False):
         moved = (b - normal(*shape, seed=1)).norm()
         assert (a - b).norm() <= 0.02 * moved
         assert not torch.equal(a, b)
-        assert torch.equal(precise.state[a]["momentum_buffer"], rounded.state[b]["momentum_buffer"])
-    assert torch.equal(ours[3], normal(3, 3, seed=1))
-    assert ours[3] not in precise.state
+        assert torch.equal(batched.state[a]["momentum_buffer"], torchs.state[b]["momentum_buffer"])
+    assert torch.equal(ours[4], normal(3, 3, seed=1))
+    assert ours[4] not in batched.state
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
 def test_it_goes_on_from_the_state_of_torchs() -> None:
     first, second = (nn.Parameter(normal(8, 4)) for _ in range(2))
-    torchs, ours = torch.optim.Muon([first], momentum=0.5), PreciseMuon([second], momentum=0.5)
+    torchs, ours = torch.optim.Muon([first], momentum=0.5), BatchedMuon([second], momentum=0.5)
     first.grad = second.grad = normal(8, 4, seed=1)
     torchs.step()
     ours.load_state_dict(torchs.state_dict())
@@ -68,7 +103,7 @@ def test_it_goes_on_from_the_state_of_torchs() -> None:
 
 def test_a_closure_computes_the_gradient_first() -> None:
     weight = nn.Parameter(torch.eye(2))
-    optimizer = PreciseMuon([weight], lr=0.1)
+    optimizer = BatchedMuon([weight], lr=0.1)
 
     def loss() -> Tensor:
         optimizer.zero_grad()
@@ -81,19 +116,21 @@ def test_a_closure_computes_the_gradient_first() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
-def test_a_run_in_float32_has_its_muon_in_float32(precision: str, tmp_path: Any) -> None:
-    kind = PreciseMuon if precision == "float32" else getattr(torch.optim, "Muon", PreciseMuon)
+def test_a_run_has_its_muon_in_its_own_precision(precision: str, tmp_path: Any) -> None:
     config = small_config(tmp_path, optimizer="muon", precision=precision)
     model = make_model(config.sizes, source_vocab_size=9, target_vocab_size=9)
     chosen = chosen_optimizer(config, model, model.output)
     assert isinstance(chosen, Several)
-    assert [type(part) for part, _ in chosen._parts] == [kind, torch.optim.AdamW]
+    parts = [part for part, _ in chosen._parts]
+    assert [type(part) for part in parts] == [BatchedMuon, torch.optim.AdamW]
+    assert isinstance(parts[0], BatchedMuon)
+    assert parts[0]._dtype == (torch.float32 if precision == "float32" else torch.bfloat16)
 
 
 def test_before_torch_had_one_ours_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     made = torchs_muon([{"params": [nn.Parameter(torch.eye(2))], "lr": 0.5}])
-    assert type(made) is PreciseMuon
+    assert type(made) is BatchedMuon
     assert made.param_groups[0]["lr"] == 0.5
 
 
@@ -114,7 +151,7 @@ def test_small_gradients_move_as_far_as_large_ones() -> None:
 
 def test_a_state_of_another_optimizer_is_no_mean() -> None:
     weight = nn.Parameter(torch.eye(2))
-    optimizer = PreciseMuon([weight])
+    optimizer = BatchedMuon([weight])
     optimizer.state[weight]["exp_avg"] = torch.zeros(2, 2)
     weight.grad = torch.ones(2, 2)
     optimizer.step()
@@ -123,7 +160,7 @@ def test_a_state_of_another_optimizer_is_no_mean() -> None:
 
 def test_what_is_no_matrix_and_numbers_below_0_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"matrices, got a parameter \(3,\)"):
-        PreciseMuon([nn.Parameter(torch.zeros(3))])
+        BatchedMuon([nn.Parameter(torch.zeros(3))])
     for wrong in ({"lr": -0.1}, {"weight_decay": -1.0}, {"momentum": -0.5}):
         with pytest.raises(ArgumentError, match="must be at least 0"):
-            PreciseMuon([nn.Parameter(torch.eye(2))], **wrong)
+            BatchedMuon([nn.Parameter(torch.eye(2))], **wrong)

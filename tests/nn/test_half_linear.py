@@ -1,0 +1,132 @@
+"""Linear layers under bfloat16 autocast: torch's own numbers, by products of few different sizes."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.nn import half_linear
+from regard.nn import linear as module
+from regard.nn.half_linear import pieces, rows_of_a_step
+from regard.nn.linear import linear
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product counts as large, and common sizes are multiples of 8."""
+    monkeypatch.setattr(module, "WORTH_IT", 0)
+    monkeypatch.setattr(half_linear, "LEAST_ROWS", 8)
+
+
+def half() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def by_pieces(output: Tensor) -> bool:
+    return "HalfLinear" in type(output.grad_fn).__name__
+
+
+def tensors(*batch: int, bias: bool = True) -> list[Tensor]:
+    shapes: list[tuple[int, ...]] = [(*batch, 12), (20, 12), *([(20,)] if bias else [])]
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch", [(3, 5), (16,), (1,), (7, 3), (2, 3, 4), (0,)])
+def test_outputs_are_torchs_bit_for_bit_and_gradients_are_not_coarser(batch: tuple[int, ...], bias: bool) -> None:
+    given = tensors(*batch, bias=bias)
+    with half():
+        ours, theirs = linear(*given), F.linear(*given)
+    assert by_pieces(ours)
+    assert torch.equal(ours, theirs)
+    up = torch.randn(ours.shape).bfloat16()
+    leaves = [t.detach().bfloat16().double().requires_grad_() for t in given]
+    wanted = torch.autograd.grad(F.linear(*leaves), leaves, up.double())
+    for mine, torchs, right in zip(
+        torch.autograd.grad(ours, given, up), torch.autograd.grad(theirs, given, up), wanted, strict=True
+    ):
+        assert mine.dtype == torch.float32
+        if right.numel():
+            error, allowed = (float((found - right).norm()) for found in (mine, torchs))
+            assert error <= 1.05 * allowed + 1e-6 * float(right.norm())
+
+
+@pytest.mark.parametrize("wanted", range(3))
+def test_each_gradient_alone_is_that_of_all(wanted: int) -> None:
+    given = tensors(11)
+    with half():
+        everything = torch.autograd.grad(linear(*given).sum(), given)
+    for place, tensor in enumerate(given):
+        tensor.requires_grad_(place == wanted)
+    with half():
+        (alone,) = torch.autograd.grad(linear(*given).sum(), [given[wanted]])
+    assert torch.equal(alone, everything[wanted])
+
+
+def test_gradients_have_the_dtypes_of_what_they_are_for() -> None:
+    x, weight = torch.randn(9, 12).bfloat16().requires_grad_(), torch.randn(20, 12, requires_grad=True)
+    with half():
+        found = torch.autograd.grad(linear(x, weight, torch.zeros(20)).sum(), (x, weight))
+    assert [one.dtype for one in found] == [torch.bfloat16, torch.float32]
+
+
+def test_a_gradient_can_be_differentiated() -> None:
+    given = tensors(11)
+
+    def second(layer: Any) -> tuple[Tensor, ...]:
+        with half():
+            first = torch.autograd.grad(layer(*given).float().square().sum(), given, create_graph=True)
+        found: tuple[Tensor, ...] = torch.autograd.grad(sum(part.float().square().sum() for part in first), given)
+        return found
+
+    for ours, theirs in zip(second(linear), second(F.linear), strict=True):
+        assert (ours - theirs).norm() <= 2e-2 * theirs.norm()
+
+
+def test_numbers_of_rows_are_few_and_little_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What oneDNN compiles code for: of 8,000 numbers of rows some sixty remain."""
+    monkeypatch.setattr(half_linear, "LEAST_ROWS", 128)
+    sizes = set[int]()
+    for rows in range(1_000, 9_000):
+        found = [len(piece) for piece in pieces(torch.empty(rows, 1))]
+        assert rows <= sum(found) <= max(1.07 * rows, rows + 127)
+        assert all(size % rows_of_a_step(rows) == 0 for size in found)
+        sizes.update(found)
+    assert len(sizes) <= 60
+
+
+def test_rows_of_zeros_follow_the_last_ones() -> None:
+    whole, rest = pieces(torch.ones(11, 2))
+    assert (len(whole), len(rest)) == (8, 8)
+    assert rest.sum(1).tolist() == [2.0] * 3 + [0.0] * 5
+    assert len(pieces(torch.ones(16, 2))) == 1
+
+
+def test_small_products_other_dtypes_and_transforms_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tensors(9)
+    assert not by_pieces(linear(*given))
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert not by_pieces(linear(*given))
+    with half():
+        assert by_pieces(linear(*given))
+        assert not by_pieces(linear(*(t.double() for t in given)))
+        x, weight = given[0].detach(), given[1].detach()
+        assert torch.func.grad(lambda w: linear(x, w).float().sum())(weight).shape == (20, 12)
+        assert torch.func.vmap(linear, (0, None))(x, weight).shape == (9, 20)
+        with monkeypatch.context() as traced:
+            traced.setattr(module, "in_trace", lambda: True)
+            assert not by_pieces(linear(*given))
+        monkeypatch.setattr(module, "WORTH_IT", 9 * 12 * 20 + 1)
+        assert not by_pieces(linear(*given))
+
+
+def test_without_gradients_the_numbers_are_the_same() -> None:
+    given = tensors(9)
+    with half():
+        recorded = linear(*given)
+        with torch.no_grad():
+            assert torch.equal(linear(*given), recorded)
+        with torch.inference_mode():
+            assert torch.equal(linear(*given), recorded)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.nn import half_linear
 from regard.nn import linear as module
-from regard.nn.half_linear import pieces, rows_of_a_step
+from regard.nn.half_linear import common_size, filled
 from regard.nn.linear import linear
 
 
@@ -24,7 +24,7 @@ def half() -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-def by_pieces(output: Tensor) -> bool:
+def in_few_sizes(output: Tensor) -> bool:
     return "HalfLinear" in type(output.grad_fn).__name__
 
 
@@ -39,7 +39,7 @@ def test_outputs_are_torchs_bit_for_bit_and_gradients_are_not_coarser(batch: tup
     given = tensors(*batch, bias=bias)
     with half():
         ours, theirs = linear(*given), F.linear(*given)
-    assert by_pieces(ours)
+    assert in_few_sizes(ours)
     assert torch.equal(ours, theirs)
     up = torch.randn(ours.shape).bfloat16()
     leaves = [t.detach().bfloat16().double().requires_grad_() for t in given]
@@ -86,40 +86,37 @@ def test_a_gradient_can_be_differentiated() -> None:
 
 
 def test_numbers_of_rows_are_few_and_little_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What oneDNN compiles code for: of 8,000 numbers of rows some sixty remain."""
+    """What oneDNN compiles code for: of 8,000 numbers of rows some fifty remain."""
     monkeypatch.setattr(half_linear, "LEAST_ROWS", 128)
-    sizes = set[int]()
-    for rows in range(1_000, 9_000):
-        found = [len(piece) for piece in pieces(torch.empty(rows, 1))]
-        assert rows <= sum(found) <= max(1.07 * rows, rows + 127)
-        assert all(size % rows_of_a_step(rows) == 0 for size in found)
-        sizes.update(found)
-    assert len(sizes) <= 60
+    sizes = {rows: common_size(rows) for rows in range(1_000, 9_000)}
+    assert all(rows <= size <= max(1.07 * rows, rows + 127) for rows, size in sizes.items())
+    assert len(set(sizes.values())) <= 50
+    assert all(common_size(size) == size for size in sizes.values())
 
 
 def test_rows_of_zeros_follow_the_last_ones() -> None:
-    whole, rest = pieces(torch.ones(11, 2))
-    assert (len(whole), len(rest)) == (8, 8)
-    assert rest.sum(1).tolist() == [2.0] * 3 + [0.0] * 5
-    assert len(pieces(torch.ones(16, 2))) == 1
+    rows = torch.ones(11, 2)
+    assert filled(rows).sum(1).tolist() == [2.0] * 11 + [0.0] * 5
+    whole = torch.ones(16, 2)
+    assert filled(whole) is whole
 
 
 def test_small_products_other_dtypes_and_transforms_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     given = tensors(9)
-    assert not by_pieces(linear(*given))
+    assert not in_few_sizes(linear(*given))
     with torch.autocast("cpu", dtype=torch.float16):
-        assert not by_pieces(linear(*given))
+        assert not in_few_sizes(linear(*given))
     with half():
-        assert by_pieces(linear(*given))
-        assert not by_pieces(linear(*(t.double() for t in given)))
+        assert in_few_sizes(linear(*given))
+        assert not in_few_sizes(linear(*(t.double() for t in given)))
         x, weight = given[0].detach(), given[1].detach()
         assert torch.func.grad(lambda w: linear(x, w).float().sum())(weight).shape == (20, 12)
         assert torch.func.vmap(linear, (0, None))(x, weight).shape == (9, 20)
         with monkeypatch.context() as traced:
             traced.setattr(module, "in_trace", lambda: True)
-            assert not by_pieces(linear(*given))
+            assert not in_few_sizes(linear(*given))
         monkeypatch.setattr(module, "WORTH_IT", 9 * 12 * 20 + 1)
-        assert not by_pieces(linear(*given))
+        assert not in_few_sizes(linear(*given))
 
 
 def test_without_gradients_the_numbers_are_the_same() -> None:

@@ -1,4 +1,4 @@
-"""Linear layers. On a CPU, float32 products go to oneDNN where MKL is slow, and those of bf16 autocast go by pieces."""
+"""Linear layers. On a CPU float32 goes to oneDNN where MKL is slow, and products of bf16 autocast have few sizes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,13 +39,13 @@ def linear(
     part of torch) computes the same products in half the time. On such a processor oneDNN computes those products that
     need a gradient, and the products of that gradient. It sums in another order, so the last bits differ.
 
-    Under bfloat16 autocast on a CPU rows are multiplied in pieces of few different sizes (`regard.nn.half_linear`).
+    Under bfloat16 autocast on a CPU rows of zeros bring products to few different sizes (`regard.nn.half_linear`).
 
     >>> x, weight = torch.randn(5, 4), torch.randn(2, 4)
     >>> torch.allclose(linear(x, weight), x @ weight.T)
     True
     """
-    if _goes_by_pieces(x, weight):
+    if _has_few_sizes(x, weight):
         return half_linear(x, weight, bias)
     if _goes_to_onednn(x, weight):
         return _Linear.apply(x, weight, bias)
@@ -63,7 +63,7 @@ def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _goes_by_pieces(x: Tensor, weight: Tensor) -> bool:
+def _has_few_sizes(x: Tensor, weight: Tensor) -> bool:
     return (
         _is_large_and_plain(x, weight)
         and torch.is_autocast_enabled("cpu")

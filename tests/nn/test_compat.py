@@ -223,6 +223,17 @@ def test_weights_of_a_row_of_low_numbers_sum_to_one(low: float) -> None:
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
 
 
+def test_weights_of_a_row_of_low_numbers_sum_to_one_in_a_graph() -> None:
+    """A graph cannot look for such rows, so that their weights are divided by their sums."""
+    ours, _ = (module.float() for module in both(batch_first=True))
+    x, mask = torch.randn(2, 5, 8), torch.zeros(5, 5)
+    mask[1] = torch.finfo(torch.float32).min
+    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    _, weights = compiled(x, x, x, attn_mask=mask)
+    torch.testing.assert_close(weights, ours(x, x, x, attn_mask=mask)[1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5))
+
+
 def test_a_float_mask_has_a_gradient_also_where_there_is_no_key() -> None:
     for queries, keys in ((3, 0), (0, 3), (3, 4)):
         ours, _ = both(batch_first=True)

@@ -1,0 +1,26 @@
+"""What the compiled loops of dropout are told: one record with addresses, keys and a scale.
+
+Compiled code that several threads start at once takes one pointer, so that everything is in one record.
+"""
+
+import numpy as np
+
+MASKED, RELU, SUM, OF_RELU = 0, 1, 2, 3
+"""The kinds of work: y kept scale; max(y, 0) kept scale; x + y kept scale; and y scale where x is above 0."""
+
+WORK = np.dtype(
+    [(name, np.int64) for name in ("kind", "count", "counter", "x", "y", "answer", "x_half", "y_half", "answer_half")]
+    + [(name, np.uint32) for name in ("key", "second_key", "least")]
+    + [("scale", np.float32)],
+    align=True,
+)
+"""One call.
+
+    kind            MASKED, RELU, SUM or OF_RELU
+    count           how many numbers there are
+    counter         the address of the next share that no thread has taken
+    x, y, answer    addresses of numbers that follow one another; x is 0 where the kind has none
+    x_half, ...     whether they are bfloat16; else they are float32
+    key, second_key what the random bits of a number depend on, beside its place
+    least           a number is kept if its 32 random bits are at least this
+"""

@@ -1,0 +1,191 @@
+"""Which numbers dropout keeps: drawn by torch's generator, or made from their places by compiled code."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.compiled.dropout_work import MASKED, OF_RELU, RELU, SUM, WORK
+from regard.compiled.thread_team import run_in_threads
+from regard.mechanisms.transforms import can_look
+
+LEVELS = 1 << 16
+"""The number of steps of a probability: 16 random bits decide about each number."""
+SMALL = 1 << 16
+"""Tensors with fewer numbers are left to torch's operations: to load numba takes longer than they do."""
+MOST = 1 << 32
+"""The numbers that have random bits of their own."""
+COMPILED = (torch.float32, torch.bfloat16)
+
+
+class Decisions(ABC):
+    """What is done with numbers and the decisions about them; y has the shape of the tensor that they are about."""
+
+    scale: float
+    """The factor of the kept numbers."""
+
+    @abstractmethod
+    def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """Give y kept scale, in a dtype."""
+
+    @abstractmethod
+    def masked_relu(self, y: Tensor) -> Tensor:
+        """Give max(y, 0) kept scale."""
+
+    @abstractmethod
+    def masked_sum(self, x: Tensor, y: Tensor) -> Tensor:
+        """Give x + y kept scale, in the wider of their dtypes."""
+
+    @abstractmethod
+    def parts(self) -> tuple[tuple[Tensor, ...], Callable[..., "Decisions"]]:
+        """The tensors that an autograd.Function has to save, and what makes the decisions of them again."""
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnBits(Decisions):
+    """Whole random words of torch's generator, of which each gives four decisions."""
+
+    bits: Tensor
+    """16 random bits for each number, as int16 in the tensor's shape."""
+    least: int
+    """A number is kept if its bits are at least this."""
+    scale: float
+    """The factor of the kept numbers."""
+
+    @classmethod
+    def draw(cls, like: Tensor, dropped: int) -> "DrawnBits":
+        """Fresh decisions, by which `dropped` of LEVELS numbers are dropped."""
+        words = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        bits = words.view(torch.int16)[: like.numel()].view(like.shape)
+        return cls(bits, dropped - LEVELS // 2, LEVELS / (LEVELS - dropped))
+
+    def _kept(self, dtype: torch.dtype) -> Tensor:
+        """1 where the number is kept, else 0. Comparing into numbers is three times as fast as into bools."""
+        return torch.ge(self.bits, self.least, out=torch.empty(self.bits.shape, dtype=dtype))
+
+    def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """Give y kept scale, in a dtype."""
+        return (y.to(dtype) * self._kept(dtype)).mul_(self.scale)
+
+    def masked_relu(self, y: Tensor) -> Tensor:
+        """Give max(y, 0) kept scale."""
+        return y.clamp_min(0.0).mul_(self._kept(y.dtype)).mul_(self.scale)
+
+    def masked_sum(self, x: Tensor, y: Tensor) -> Tensor:
+        """Give x + y kept scale, in the wider of their dtypes."""
+        if x.dtype == y.dtype:
+            return torch.addcmul(x, y, self._kept(y.dtype), value=self.scale)
+        return torch.add(x, y * self._kept(y.dtype), alpha=self.scale)
+
+    def parts(self) -> tuple[tuple[Tensor, ...], Callable[..., Decisions]]:
+        """The bits: gradient checkpointing drops them and makes them again."""
+        least, scale = self.least, self.scale
+        return (self.bits,), lambda bits: DrawnBits(bits, least, scale)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedBits(Decisions):
+    """The decisions that a hash makes of two keys and the place of a number, in one pass of compiled code."""
+
+    key: int
+    second_key: int
+    least: int
+    """A number is kept if its 32 random bits are at least this."""
+    scale: float
+    """The factor of the kept numbers."""
+
+    @classmethod
+    def draw(cls, dropped: int) -> "PlacedBits":
+        """Keys by torch's generator, by which `dropped` of LEVELS numbers are dropped."""
+        both = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
+        return cls(both % 2**32, both >> 32, dropped * (MOST // LEVELS), LEVELS / (LEVELS - dropped))
+
+    def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """Give y kept scale, in a dtype."""
+        return self._run(MASKED, dtype, y) if _has_loops(y) else (y * self._factors(y)).to(dtype)
+
+    def masked_relu(self, y: Tensor) -> Tensor:
+        """Give max(y, 0) kept scale."""
+        return self._run(RELU, y.dtype, y) if _has_loops(y) else y.clamp_min(0.0) * self._factors(y)
+
+    def masked_sum(self, x: Tensor, y: Tensor) -> Tensor:
+        """Give x + y kept scale, in the wider of their dtypes."""
+        if x.shape == y.shape and _has_loops(x, y):
+            return self._run(SUM, torch.promote_types(x.dtype, y.dtype), y, x)
+        return x + y * self._factors(y)
+
+    def parts(self) -> tuple[tuple[Tensor, ...], Callable[..., Decisions]]:
+        """No tensor: the keys are enough."""
+        return (), lambda: self
+
+    def _factors(self, like: Tensor) -> Tensor:
+        """The scale where a number is kept, else 0."""
+        return self._run(MASKED, torch.float32, torch.ones(like.shape)).to(like.dtype)
+
+    def _run(self, kind: int, dtype: torch.dtype, y: Tensor, x: Tensor | None = None) -> Tensor:
+        return _run(kind, dtype, y, x, self.scale, (self.key, self.second_key, self.least))
+
+
+def of_masked_relu(grad: Tensor, answer: Tensor, scale: float) -> Tensor:
+    """The gradient of `masked_relu`: what is above 0 in its answer let it through, times the scale.
+
+    >>> of_masked_relu(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 0.5, 0.0]), 2.0)
+    tensor([0., 4., 0.])
+    """
+    # A gradient that is to be differentiated is made by torch's operations.
+    if torch.is_grad_enabled() or not _is_worth_it(grad) or not _has_loops(grad, answer):
+        gradient: Tensor = torch.ops.aten.threshold_backward(grad, answer, 0).mul_(scale)
+        return gradient
+    return _run(OF_RELU, grad.dtype, grad, answer, scale)
+
+
+def _run(
+    kind: int, dtype: torch.dtype, y: Tensor, x: Tensor | None, scale: float, keys: tuple[int, int, int] = (0, 0, 0)
+) -> Tensor:
+    """One call of the compiled loop, by as many threads as torch has."""
+    from regard.compiled.dropout_loop import drop  # numba compiles here, or takes what the disk has
+
+    y, x = y.contiguous(), None if x is None else x.contiguous()
+    answer, counter = torch.empty(y.shape, dtype=dtype), np.zeros(1, np.int64)
+    addresses = 0 if x is None else x.data_ptr(), y.data_ptr(), answer.data_ptr()
+    halves = x is not None and x.dtype == torch.bfloat16, y.dtype == torch.bfloat16, dtype == torch.bfloat16
+    work = np.array([(kind, y.numel(), counter.ctypes.data, *addresses, *halves, *keys, scale)], WORK)
+    run_in_threads(drop, work.ctypes.data, torch.get_num_threads() if y.numel() >= SMALL else 1)
+    return answer
+
+
+def _has_loops(*tensors: Tensor) -> bool:
+    """Whether compiled code can read the numbers of these tensors."""
+    return all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype in COMPILED and can_look(t) for t in tensors)
+
+
+def decide(like: Tensor, probability: float) -> Decisions:
+    """Fresh decisions about the numbers of a tensor of the CPU.
+
+    Args:
+        like: the tensor.
+        probability: of a number to be dropped, in [0, 1); rounded to a multiple of 1 / LEVELS.
+
+    >>> kept = decide(torch.ones(1000), 0.25).masked(torch.ones(1000), torch.float32)
+    >>> sorted({round(float(number), 4) for number in kept.unique()})
+    [0.0, 1.3333]
+    """
+    dropped = min(round(probability * LEVELS), LEVELS - 1)
+    if _is_worth_it(like) and _has_loops(like):
+        return PlacedBits.draw(dropped)
+    return DrawnBits.draw(like, dropped)
+
+
+def _is_worth_it(like: Tensor) -> bool:
+    return SMALL <= like.numel() < MOST and _is_installed()
+
+
+@cache
+def _is_installed() -> bool:
+    """Whether numba is there; it is not imported."""
+    return find_spec("numba") is not None

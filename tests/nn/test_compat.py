@@ -223,6 +223,7 @@ def test_weights_of_a_row_of_low_numbers_sum_to_one(low: float) -> None:
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
 
 
+@torch.no_grad()
 def test_weights_of_a_row_of_low_numbers_sum_to_one_in_a_graph() -> None:
     """A graph cannot look for such rows, so that their weights are divided by their sums."""
     ours, _ = (module.float() for module in both(batch_first=True))

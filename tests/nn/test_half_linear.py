@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.nn import half_linear
 from regard.nn import linear as module
-from regard.nn.half_linear import common_size, filled
+from regard.nn.half_linear import common_size, filled_up
 from regard.nn.linear import linear
 
 
@@ -96,9 +96,9 @@ def test_numbers_of_rows_are_few_and_little_is_filled(monkeypatch: pytest.Monkey
 
 def test_rows_of_zeros_follow_the_last_ones() -> None:
     rows = torch.ones(11, 2)
-    assert filled(rows).sum(1).tolist() == [2.0] * 11 + [0.0] * 5
+    assert filled_up(rows).sum(1).tolist() == [2.0] * 11 + [0.0] * 5
     whole = torch.ones(16, 2)
-    assert filled(whole) is whole
+    assert filled_up(whole) is whole
 
 
 def test_small_products_other_dtypes_and_transforms_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,10 +28,10 @@ def common_size(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def filled(rows: Tensor) -> Tensor:
+def filled_up(rows: Tensor) -> Tensor:
     """The rows, and rows of zeros up to a common size.
 
-    >>> filled(torch.ones(100, 2)).sum(0), filled(torch.ones(100, 2)).shape
+    >>> filled_up(torch.ones(100, 2)).sum(0), filled_up(torch.ones(100, 2)).shape
     (tensor([100., 100.]), torch.Size([128, 2]))
     """
     count = len(rows)
@@ -64,7 +64,7 @@ class _HalfLinear(torch.autograd.Function):
         ctx.save_for_backward(x, weight, half)
         ctx.bias_dtype = None if bias is None else bias.dtype
         flat = x.reshape(-1, x.shape[-1])
-        rows, matrix = filled(flat), half.t()
+        rows, matrix = filled_up(flat), half.t()
         answer = torch.mm(rows, matrix) if bias is None else torch.addmm(bias.bfloat16(), rows, matrix)
         return answer[: len(flat)].view(*x.shape[:-1], len(weight))
 
@@ -76,7 +76,7 @@ class _HalfLinear(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradients will be differentiated: autograd has to see what they are made of
             rows, matrix = flat, weight.bfloat16()
         else:
-            rows, matrix, inputs = filled(flat), half, filled(inputs) if of_weight else inputs
+            rows, matrix, inputs = filled_up(flat), half, filled_up(inputs) if of_weight else inputs
         return (
             (rows @ matrix)[: len(flat)].view_as(x) if of_x else None,
             (rows.t() @ inputs).to(weight.dtype) if of_weight else None,

@@ -135,7 +135,9 @@ def test_a_gradient_can_be_differentiated() -> None:
         torch.manual_seed(3)
         answer = add(x, y).square() * relu(y).square()
         first = torch.autograd.grad(answer.sum(), (x, y), create_graph=True)
-        found: tuple[Tensor, ...] = torch.autograd.grad(sum(part.square().sum() for part in first), (x, y))
+        found: tuple[Tensor, ...] = torch.autograd.grad(
+            torch.stack([part.square().sum() for part in first]).sum(), (x, y)
+        )
         return found
 
     dropout, kept = Dropout(0.3), []

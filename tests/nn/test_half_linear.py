@@ -78,7 +78,9 @@ def test_a_gradient_can_be_differentiated() -> None:
     def second(layer: Any) -> tuple[Tensor, ...]:
         with half():
             first = torch.autograd.grad(layer(*given).float().square().sum(), given, create_graph=True)
-        found: tuple[Tensor, ...] = torch.autograd.grad(sum(part.float().square().sum() for part in first), given)
+        found: tuple[Tensor, ...] = torch.autograd.grad(
+            torch.stack([part.float().square().sum() for part in first]).sum(), given
+        )
         return found
 
     for ours, theirs in zip(second(linear), second(F.linear), strict=True):

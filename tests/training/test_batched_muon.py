@@ -161,7 +161,7 @@ def test_a_state_of_another_optimizer_is_no_mean() -> None:
 def test_what_is_no_matrix_and_numbers_below_0_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"matrices, got a parameter \(3,\)"):
         BatchedMuon([nn.Parameter(torch.zeros(3))])
-    wrong: dict[str, Any]
-    for wrong in ({"lr": -0.1}, {"weight_decay": -1.0}, {"momentum": -0.5}):
+    refused: list[dict[str, Any]] = [{"lr": -0.1}, {"weight_decay": -1.0}, {"momentum": -0.5}]
+    for wrong in refused:
         with pytest.raises(ArgumentError, match="must be at least 0"):
             BatchedMuon([nn.Parameter(torch.eye(2))], **wrong)

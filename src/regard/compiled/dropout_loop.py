@@ -11,7 +11,7 @@ from zlib import crc32
 import numba
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 from numba.np.numpy_support import carray
 
 from regard.compiled import dropout_work, vector_code
@@ -20,16 +20,13 @@ from regard.compiled.vector_code import compiled_function, next_of, pointers_to
 
 SHARE = 1 << 14
 """The numbers that a thread takes at a time: what it reads and writes stays in its caches."""
-PART = 1 << 8
-"""The numbers that are widened to float32 together."""
 STEP, FIRST, SECOND, THIRD = (np.uint32(one) for one in (0x9E3779B1, 0xED5AD4BB, 0xAC4C1B51, 0x31848BAB))
 SEVENTEEN, ELEVEN, FIFTEEN, FOURTEEN = (np.uint32(one) for one in (17, 11, 15, 14))
 SIXTEEN, ONE = np.uint32(16), np.uint32(1)
 ROUND, NOT_A_NUMBER = np.uint32(0x7FFF), np.uint32(0x7FC0)
 ZERO = np.float32(0)
 
-_work_numbers: Any = pointers_to(types.float32)
-_words: Any = pointers_to(types.uint32)
+_floats: Any = pointers_to(types.float32)
 _halves: Any = pointers_to(types.uint16)
 
 
@@ -55,73 +52,126 @@ _bits_of: Any = intrinsic(_as_bits)
 _number_of: Any = intrinsic(_as_number)
 
 
-@numba.njit(nogil=True)
-def _factors(first: int, count: int, work: Any, factors: Any) -> None:
-    """The scale where a number is kept, else 0, for numbers from `first` on.
+def _wide(number: Any) -> Any:
+    """A number of an array as float32; arrays of bfloat16 are arrays of whole numbers here."""
+
+
+def _for_array(_array: Any, _number: Any) -> Any:
+    """float32 as a number of the array: as it is, or rounded to bfloat16, of two equally near ones to the even one."""
+
+
+@overload(_wide, strict=False, inline="always")
+def _wide_of(number: Any) -> Any:
+    if isinstance(number, types.Float):
+        return lambda number: number
+    return lambda number: _number_of(np.uint32(number) << SIXTEEN)
+
+
+@overload(_for_array, strict=False, inline="always")
+def _for_array_of(_array: Any, _number: Any) -> Any:
+    if isinstance(_array.dtype, types.Float):
+        return lambda _array, _number: _number
+
+    def rounded(_array: Any, _number: Any) -> Any:
+        bits = _bits_of(_number)
+        nearest = np.uint32(bits + ROUND + ((bits >> SIXTEEN) & ONE)) >> SIXTEEN
+        return np.uint16(nearest if _number == _number else NOT_A_NUMBER)
+
+    return rounded
+
+
+@numba.njit(nogil=True, inline="always")
+def _factor(place: int, key: int, second: int, least: int, scale: float) -> Any:
+    """The scale if the number of a place is kept, else 0.
 
     The bits are a hash of the place, to which one key is added before its bits are mixed once, and the other after.
     Source of the hash: Wellons 2018, "Prospecting for hash functions" (triple32).
     """
+    # numba makes 64 bits of each answer; only the lower 32 are meant.
+    bits = np.uint32(np.uint32(place) * STEP + key)
+    bits = np.uint32((bits ^ (bits >> SIXTEEN)) + second)
+    bits = np.uint32((bits ^ (bits >> SEVENTEEN)) * FIRST)
+    bits = np.uint32((bits ^ (bits >> ELEVEN)) * SECOND)
+    bits = np.uint32((bits ^ (bits >> FIFTEEN)) * THIRD)
+    return scale if np.uint32(bits ^ (bits >> FOURTEEN)) >= least else ZERO
+
+
+@numba.njit(nogil=True)
+def _masked(work: Any, first: int, y: Any, answer: Any) -> None:
     key, second, least, scale = work.key, work.second_key, work.least, work.scale
-    for i in range(count):
-        # numba makes 64 bits of each answer; only the lower 32 are meant.
-        bits = np.uint32(np.uint32(first + i) * STEP + key)
-        bits = np.uint32((bits ^ (bits >> SIXTEEN)) + second)
-        bits = np.uint32((bits ^ (bits >> SEVENTEEN)) * FIRST)
-        bits = np.uint32((bits ^ (bits >> ELEVEN)) * SECOND)
-        bits = np.uint32((bits ^ (bits >> FIFTEEN)) * THIRD)
-        factors[i] = scale if np.uint32(bits ^ (bits >> FOURTEEN)) >= least else ZERO
+    for i in range(len(y)):
+        factor = _factor(first + i, key, second, least, scale)
+        answer[i] = _for_array(answer, _wide(y[i]) * factor)
 
 
 @numba.njit(nogil=True)
-def _read(address: int, is_half: int, first: int, count: int, numbers: Any) -> None:
-    """Numbers as float32."""
-    if is_half:
-        halves = carray(_halves(address + 2 * first), count)
-        for i in range(count):
-            numbers[i] = _number_of(np.uint32(halves[i]) << SIXTEEN)
-    else:
-        whole = carray(_work_numbers(address + 4 * first), count)
-        for i in range(count):
-            numbers[i] = whole[i]
+def _masked_relu(work: Any, first: int, y: Any, answer: Any) -> None:
+    key, second, least, scale = work.key, work.second_key, work.least, work.scale
+    for i in range(len(y)):
+        factor = _factor(first + i, key, second, least, scale)
+        number = _wide(y[i])
+        answer[i] = _for_array(answer, (ZERO if number < ZERO else number) * factor)
 
 
 @numba.njit(nogil=True)
-def _write(address: int, is_half: int, first: int, count: int, numbers: Any) -> None:
-    """float32 as they are, or rounded to the nearest bfloat16, of two equally near ones to the even one."""
-    if is_half:
-        halves = carray(_halves(address + 2 * first), count)
-        for i in range(count):
-            bits = _bits_of(numbers[i])
-            rounded = np.uint32(bits + ROUND + ((bits >> SIXTEEN) & ONE)) >> SIXTEEN
-            halves[i] = np.uint16(rounded if numbers[i] == numbers[i] else NOT_A_NUMBER)
-    else:
-        whole = carray(_work_numbers(address + 4 * first), count)
-        for i in range(count):
-            whole[i] = numbers[i]
+def _masked_sum(work: Any, first: int, x: Any, y: Any, answer: Any) -> None:
+    key, second, least, scale = work.key, work.second_key, work.least, work.scale
+    for i in range(len(y)):
+        factor = _factor(first + i, key, second, least, scale)
+        answer[i] = _for_array(answer, _wide(x[i]) + _wide(y[i]) * factor)
 
 
 @numba.njit(nogil=True)
-def _work_on(work: Any, first: int, count: int, x: Any, y: Any, factors: Any) -> None:
-    """Up to PART numbers."""
-    _read(work.y, work.y_half, first, count, y)
-    if work.kind == OF_RELU:
-        _read(work.x, work.x_half, first, count, x)
-        for i in range(count):
-            y[i] = ZERO if x[i] <= ZERO else y[i] * work.scale
-    else:
-        _factors(first, count, work, factors)
-        if work.kind == MASKED:
-            for i in range(count):
-                y[i] *= factors[i]
-        elif work.kind == RELU:
-            for i in range(count):
-                y[i] = (ZERO if y[i] < ZERO else y[i]) * factors[i]
+def _of_relu(work: Any, x: Any, y: Any, answer: Any) -> None:
+    scale = work.scale
+    for i in range(len(y)):
+        number = _wide(y[i]) * scale
+        answer[i] = _for_array(answer, ZERO if _wide(x[i]) <= ZERO else number)
+
+
+@numba.njit(nogil=True)
+def _whole_at(address: int, first: int, count: int) -> Any:
+    return carray(_floats(address + 4 * first), count)
+
+
+@numba.njit(nogil=True)
+def _half_at(address: int, first: int, count: int) -> Any:
+    return carray(_halves(address + 2 * first), count)
+
+
+@numba.njit(nogil=True)
+def _work_on(work: Any, first: int, count: int, y: Any, answer: Any) -> None:
+    """What arrays of given dtypes need; `work` tells the kind."""
+    if work.kind == MASKED:
+        _masked(work, first, y, answer)
+    elif work.kind == RELU:
+        _masked_relu(work, first, y, answer)
+    elif work.kind == OF_RELU:
+        if work.x_half:
+            _of_relu(work, _half_at(work.x, first, count), y, answer)
         else:
-            _read(work.x, work.x_half, first, count, x)
-            for i in range(count):
-                y[i] = x[i] + y[i] * factors[i]
-    _write(work.answer, work.answer_half, first, count, y)
+            _of_relu(work, _whole_at(work.x, first, count), y, answer)
+    elif work.x_half:
+        _masked_sum(work, first, _half_at(work.x, first, count), y, answer)
+    else:
+        _masked_sum(work, first, _whole_at(work.x, first, count), y, answer)
+
+
+@numba.njit(nogil=True)
+def _share(work: Any, first: int, count: int) -> None:
+    """Some numbers, whose arrays have the dtypes that `work` tells."""
+    if work.y_half:
+        y = _half_at(work.y, first, count)
+        if work.answer_half:
+            _work_on(work, first, count, y, _half_at(work.answer, first, count))
+        else:
+            _work_on(work, first, count, y, _whole_at(work.answer, first, count))
+    else:
+        wide = _whole_at(work.y, first, count)
+        if work.answer_half:
+            _work_on(work, first, count, wide, _half_at(work.answer, first, count))
+        else:
+            _work_on(work, first, count, wide, _whole_at(work.answer, first, count))
 
 
 def _compiled(version: int) -> Any:
@@ -133,14 +183,9 @@ def _compiled(version: int) -> Any:
         """Take shares until none is left; threads that call it at once share them."""
         _ = version
         work = carray(pointer, 1)[0]
-        x, y, factors = np.empty(PART, np.float32), np.empty(PART, np.float32), np.empty(PART, np.float32)
         first = SHARE * next_of(work.counter)
         while first < work.count:
-            stop = min(first + SHARE, work.count)
-            while first < stop:
-                count = min(PART, stop - first)
-                _work_on(work, first, count, x, y, factors)
-                first += count
+            _share(work, first, min(SHARE, work.count - first))
             first = SHARE * next_of(work.counter)
 
     return drop

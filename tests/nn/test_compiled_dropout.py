@@ -189,6 +189,21 @@ def test_who_is_left_to_torchs_operations(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(decide(y, 0.5), DrawnBits)
 
 
+def test_other_defaults_of_torch_change_nothing() -> None:
+    bits, y = keys(), torch.randn(500)
+    expected = bits.masked_sum(y[:, None], y[:, None].expand(500, 2)), bits.masked(y, torch.float32)
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            found = bits.masked_sum(y[:, None], y[:, None].expand(500, 2)), bits.masked(y, torch.float32)
+            assert Dropout(0.5)(y).device.type == "cpu"
+    finally:
+        torch.set_default_dtype(dtype)
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+
+
 def test_a_dtype_without_loops_gets_the_same_decisions() -> None:
     """A gradient may come in another dtype than the numbers had."""
     bits, y = keys(), torch.randn(500, dtype=torch.float64)

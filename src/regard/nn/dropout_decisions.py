@@ -60,13 +60,13 @@ class DrawnBits(Decisions):
     @classmethod
     def draw(cls, like: Tensor, dropped: int) -> "DrawnBits":
         """Fresh decisions, by which `dropped` of LEVELS numbers are dropped."""
-        words = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        words = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None)
         bits = words.view(torch.int16)[: like.numel()].view(like.shape)
         return cls(bits, dropped - LEVELS // 2, LEVELS / (LEVELS - dropped))
 
     def _kept(self, dtype: torch.dtype) -> Tensor:
         """1 where the number is kept, else 0. Comparing into numbers is three times as fast as into bools."""
-        return torch.ge(self.bits, self.least, out=torch.empty(self.bits.shape, dtype=dtype))
+        return torch.ge(self.bits, self.least, out=torch.empty(self.bits.shape, dtype=dtype, device="cpu"))
 
     def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Give y kept scale, in a dtype."""
@@ -102,7 +102,7 @@ class PlacedBits(Decisions):
     @classmethod
     def draw(cls, dropped: int) -> "PlacedBits":
         """Keys by torch's generator, by which `dropped` of LEVELS numbers are dropped."""
-        both = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
+        both = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None)) % 2**64
         return cls(both % 2**32, both >> 32, dropped * (MOST // LEVELS), LEVELS / (LEVELS - dropped))
 
     def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -125,7 +125,9 @@ class PlacedBits(Decisions):
 
     def _factors(self, like: Tensor) -> Tensor:
         """The scale where a number is kept, else 0."""
-        return self._run(MASKED, torch.float32, torch.ones(like.shape)).to(like.dtype)
+        return self._run(MASKED, torch.float32, torch.ones(like.shape, dtype=torch.float32, device="cpu")).to(
+            like.dtype
+        )
 
     def _run(self, kind: int, dtype: torch.dtype, y: Tensor, x: Tensor | None = None) -> Tensor:
         return _run(kind, dtype, y, x, self.scale, (self.key, self.second_key, self.least))
@@ -151,7 +153,7 @@ def _run(
     from regard.compiled.dropout_loop import drop  # numba compiles here, or takes what the disk has
 
     y, x = y.contiguous(), None if x is None else x.contiguous()
-    answer, counter = torch.empty(y.shape, dtype=dtype), np.zeros(1, np.int64)
+    answer, counter = torch.empty(y.shape, dtype=dtype, device="cpu"), np.zeros(1, np.int64)
     addresses = 0 if x is None else x.data_ptr(), y.data_ptr(), answer.data_ptr()
     halves = x is not None and x.dtype == torch.bfloat16, y.dtype == torch.bfloat16, dtype == torch.bfloat16
     work = np.array([(kind, y.numel(), counter.ctypes.data, *addresses, *halves, *keys, scale)], WORK)

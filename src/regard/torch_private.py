@@ -35,6 +35,9 @@ PRIVATE = {
     "get_dispatch_mode": "torch._C:_get_dispatch_mode",
     "DispatchModeKind": "torch._C:_TorchDispatchModeKey",
     "is_tracing": "torch._C:_is_tracing",
+    # What a tensor is to the dispatcher.
+    "dispatch_keys": "torch._C:_dispatch_keys",
+    "DispatchKey": "torch._C:DispatchKey",
     "graph_task_id": "torch._C:_current_graph_task_id",
     # Functions of torch on their way to an operator.
     "DisableTorchFunction": "torch._C:DisableTorchFunction",

@@ -1,10 +1,13 @@
 """Dropout by compiled code: what the formulas give, bits that are random, and the way back."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from regard.nn import Dropout, dropout_decisions
@@ -37,6 +40,10 @@ def numbers(count: int, dtype: torch.dtype, seed: int = 5) -> Tensor:
     odd = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-41, 2e38])
     made[: min(count, 7)] = odd[: min(count, 7)]
     return made.to(dtype)
+
+
+def gradient(output: Tensor, x: Tensor, up: Tensor) -> Tensor:
+    return torch.autograd.grad(output, x, up, retain_graph=True)[0]
 
 
 def same(found: Tensor, expected: Tensor) -> None:
@@ -175,6 +182,42 @@ def test_shapes_that_are_not_contiguous_or_not_equal() -> None:
     added = dropout.add(torch.ones(60, 1), torch.ones(60, 8))
     assert set(added.unique().tolist()) == {1.0, 3.0}
     assert dropout(torch.empty(0, 3)).shape == (0, 3)
+
+
+def test_what_is_spread_over_rows_is_dropped_in_one_way() -> None:
+    x, y = torch.zeros(4, 600), torch.ones(1, 600, dtype=torch.bfloat16, requires_grad=True)
+    output = Dropout(0.5).add(x, y)
+    (grad,) = torch.autograd.grad(output.sum(), y)
+    assert set(output.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(grad, 4 * output[:1])
+
+
+def test_torchs_operations_make_the_same_bits() -> None:
+    """Where numbers are not there yet, or stand elsewhere: the bits are those of the compiled code."""
+    bits = keys()
+    plain = factors(bits, 5_000) != 0
+    assert torch.equal(bits._kept(torch.ones(5_000)) != 0, plain)
+    y = torch.full((600,), 3.0)
+    for odd in (torch._neg_view(y), torch.complex(y, y).conj().imag, torch._efficientzerotensor(600)):
+        real = odd.clone()
+        assert torch.equal(bits.masked(odd, torch.float32), bits.masked(real, torch.float32))
+        assert torch.equal(bits.masked_relu(odd), bits.masked_relu(real))
+    assert float(bits._kept(y.bfloat16()).unique().max()) == 1.0
+
+
+def test_ways_back_under_modes_and_in_batches() -> None:
+    x = torch.ones(700, requires_grad=True)
+    dropout = Dropout(0.5)
+    for output in (dropout(x), dropout.relu(x), dropout.add(torch.zeros(700), x)):
+        went = output.detach()
+        batch = torch.eye(2, 1)[:, 0, None] * torch.ones(2, 700) + 1
+        (grads,) = torch.autograd.grad(output, x, batch, is_grads_batched=True, retain_graph=True)
+        assert torch.equal(grads, batch * went)
+        graph = make_fx(partial(gradient, output, x))(batch[0])
+        assert torch.equal(graph(batch[1]), batch[1] * went)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            (fake,) = torch.autograd.grad(output, x, mode.from_tensor(torch.ones(700)))
+        assert fake.shape == x.shape
 
 
 def test_who_is_left_to_torchs_operations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from regard.nn import half_linear
 from regard.nn import linear as module
@@ -85,6 +86,34 @@ def test_a_gradient_can_be_differentiated() -> None:
 
     for ours, theirs in zip(second(linear), second(F.linear), strict=True):
         assert (ours - theirs).norm() <= 2e-2 * theirs.norm()
+
+
+def test_answers_and_weights_can_be_changed_in_place() -> None:
+    x, weight = torch.randn(11, 12, requires_grad=True), torch.randn(20, 12, requires_grad=True)
+    with half():
+        answer, plain = linear(x, weight), F.linear(x, weight)
+        found = answer.relu_()
+    assert torch.equal(found, plain.relu())
+    with torch.no_grad():
+        weight.zero_()  # as an optimizer may, before the gradient of an earlier pass is asked
+    up = torch.ones(11, 20).bfloat16()
+    assert torch.equal(torch.autograd.grad(found, x, up)[0], torch.autograd.grad(plain.relu(), x, up)[0])
+
+
+def test_graphs_keep_no_number_of_rows_and_weights_of_a_kind_of_their_own_are_asked() -> None:
+    weight = torch.randn(20, 12)
+    with half():
+        graph = make_fx(lambda x, w: linear(x, w), tracing_mode="symbolic")(torch.randn(11, 12), weight)
+    assert graph(torch.zeros(3, 12), weight).shape == (3, 20)
+
+    class Own(Tensor):
+        pass
+
+    assert not module._has_few_sizes(torch.randn(11, 12), weight.as_subclass(Own))
+    with half():
+        assert module._has_few_sizes(torch.randn(11, 12), weight)
+        assert not module._has_few_sizes(torch.randn(11, 12), weight.as_subclass(Own))
+        assert not module._has_few_sizes(torch.randn(11, 12), weight[0])
 
 
 def test_numbers_of_rows_are_few_and_little_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:

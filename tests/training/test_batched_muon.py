@@ -1,3 +1,5 @@
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -158,9 +160,19 @@ def test_a_state_of_another_optimizer_is_no_mean() -> None:
     torch.testing.assert_close(optimizer.state[weight]["momentum_buffer"], torch.full((2, 2), 0.05))
 
 
+def test_copies_compute_as_the_first_does() -> None:
+    optimizer = BatchedMuon([nn.Parameter(torch.eye(2))], dtype=torch.bfloat16)
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        copied.param_groups[0]["params"][0].grad = torch.ones(2, 2)
+        copied.step()
+        assert copied._dtype == torch.bfloat16
+
+
 def test_what_is_no_matrix_and_numbers_below_0_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"matrices, got a parameter \(3,\)"):
+    with pytest.raises(ArgumentError, match=r"matrices of real numbers, got a parameter \(3,\)"):
         BatchedMuon([nn.Parameter(torch.zeros(3))])
+    with pytest.raises(ArgumentError, match="complex64"):
+        BatchedMuon([nn.Parameter(torch.eye(2) * 1j)])
     refused: list[dict[str, Any]] = [{"lr": -0.1}, {"weight_decay": -1.0}, {"momentum": -0.5}]
     for wrong in refused:
         with pytest.raises(ArgumentError, match="must be at least 0"):

@@ -20,7 +20,9 @@ from regard.compiled.vector_code import compiled_function, next_of, pointers_to
 
 SHARE = 1 << 14
 """The numbers that a thread takes at a time: what it reads and writes stays in its caches."""
-STEP, FIRST, SECOND, THIRD = (np.uint32(one) for one in (0x9E3779B1, 0xED5AD4BB, 0xAC4C1B51, 0x31848BAB))
+STEP, FIRST, SECOND, THIRD = (
+    np.uint32(one) for one in (dropout_work.STEP, dropout_work.FIRST, dropout_work.SECOND, dropout_work.THIRD)
+)
 SEVENTEEN, ELEVEN, FIFTEEN, FOURTEEN = (np.uint32(one) for one in (17, 11, 15, 14))
 SIXTEEN, ONE = np.uint32(16), np.uint32(1)
 ROUND, NOT_A_NUMBER = np.uint32(0x7FFF), np.uint32(0x7FC0)

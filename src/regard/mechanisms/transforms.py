@@ -8,15 +8,22 @@ import torch
 from torch import Tensor
 
 from regard.torch_private import (
+    DispatchKey,
     DispatchModeKind,
     TransformType,
     count_dispatch_modes,
+    dispatch_keys,
     forward_level,
     get_dispatch_mode,
     get_interpreter_stack,
     is_tracing,
     peek_interpreter_stack,
 )
+
+NOT_ITS_MEMORY = (
+    "Negative", "Conjugate", "ZeroTensor", "Functionalize", "Python", "FuncTorchBatched", "FuncTorchGradWrapper",
+)  # fmt: skip
+"""What the dispatcher calls tensors whose numbers are made when they are read."""
 
 
 def in_forward_mode() -> bool:
@@ -65,6 +72,20 @@ def can_look(tensor: Tensor) -> bool:
     True
     """
     return tensor.device.type == "cpu" and has_values(tensor) and not in_transform("Vmap")
+
+
+def is_its_memory(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor of the CPU are those in its memory, where its strides say.
+
+    They are not for lazily negated and conjugated views, zeros without memory, sparse tensors, and those that a
+    transform wraps.
+
+    >>> import torch
+    >>> is_its_memory(torch.ones(2)), is_its_memory(torch._neg_view(torch.ones(2)))
+    (True, False)
+    """
+    keys = dispatch_keys(tensor)
+    return keys.has(DispatchKey.CPU) and not any(keys.has(getattr(DispatchKey, name)) for name in NOT_ITS_MEMORY)
 
 
 def has_values(tensor: Tensor) -> bool:

@@ -53,7 +53,7 @@ class Dropout(nn.Module):
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """`x + dropout(y)` with the same bits, in one pass fewer."""
-        if not self.training or not self.p or _leaves_it_to_torch(y):
+        if not self.training or not self.p or _leaves_it_to_torch(y) or x.shape != y.shape:
             return x + self(y)
         return _MaskedSum.apply(x, y, decide(y, self.p))
 

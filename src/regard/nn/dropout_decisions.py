@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.compiled.dropout_work import MASKED, OF_RELU, RELU, SUM, WORK
+from regard.compiled.dropout_work import FIRST, MASKED, OF_RELU, RELU, SECOND, STEP, SUM, THIRD, WORK
 from regard.compiled.thread_team import run_in_threads
-from regard.mechanisms.transforms import can_look
+from regard.mechanisms.transforms import can_look, is_its_memory
 
 LEVELS = 1 << 16
 """The number of steps of a probability: 16 random bits decide about each number."""
@@ -107,27 +107,30 @@ class PlacedBits(Decisions):
 
     def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Give y kept scale, in a dtype."""
-        return self._run(MASKED, dtype, y) if _has_loops(y) else (y * self._factors(y)).to(dtype)
+        return self._run(MASKED, dtype, y) if _has_loops(y) else (y * self._kept(y) * self.scale).to(dtype)
 
     def masked_relu(self, y: Tensor) -> Tensor:
         """Give max(y, 0) kept scale."""
-        return self._run(RELU, y.dtype, y) if _has_loops(y) else y.clamp_min(0.0) * self._factors(y)
+        return self._run(RELU, y.dtype, y) if _has_loops(y) else y.clamp_min(0.0) * self._kept(y) * self.scale
 
     def masked_sum(self, x: Tensor, y: Tensor) -> Tensor:
         """Give x + y kept scale, in the wider of their dtypes."""
         if x.shape == y.shape and _has_loops(x, y):
             return self._run(SUM, torch.promote_types(x.dtype, y.dtype), y, x)
-        return x + y * self._factors(y)
+        return torch.add(x, y * self._kept(y), alpha=self.scale)
 
     def parts(self) -> tuple[tuple[Tensor, ...], Callable[..., Decisions]]:
         """No tensor: the keys are enough."""
         return (), lambda: self
 
-    def _factors(self, like: Tensor) -> Tensor:
-        """The scale where a number is kept, else 0."""
-        return self._run(MASKED, torch.float32, torch.ones(like.shape, dtype=torch.float32, device="cpu")).to(
-            like.dtype
-        )
+    def _kept(self, like: Tensor) -> Tensor:
+        """1 where a number is kept, else 0: the compiled loop's hash by torch's operations, which graphs record."""
+        lower, places = MOST - 1, torch.arange(like.numel(), device="cpu")
+        bits = (places * STEP + self.key) & lower
+        bits = ((bits ^ (bits >> 16)) + self.second_key) & lower
+        for shift, factor in ((17, FIRST), (11, SECOND), (15, THIRD)):
+            bits = ((bits ^ (bits >> shift)) * factor) & lower
+        return ((bits ^ (bits >> 14)) >= self.least).view(like.shape).to(like.dtype)
 
     def _run(self, kind: int, dtype: torch.dtype, y: Tensor, x: Tensor | None = None) -> Tensor:
         return _run(kind, dtype, y, x, self.scale, (self.key, self.second_key, self.least))
@@ -163,7 +166,10 @@ def _run(
 
 def _has_loops(*tensors: Tensor) -> bool:
     """Whether compiled code can read the numbers of these tensors."""
-    return all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype in COMPILED and can_look(t) for t in tensors)
+    return all(
+        type(t) in (Tensor, torch.nn.Parameter) and t.dtype in COMPILED and can_look(t) and is_its_memory(t)
+        for t in tensors
+    )
 
 
 def decide(like: Tensor, probability: float) -> Decisions:

@@ -51,34 +51,29 @@ def half_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     >>> torch.equal(half_linear(x, weight, None), x.bfloat16() @ weight.bfloat16().T)
     True
     """
-    answer: Tensor = _HalfLinear.apply(x.bfloat16(), weight, bias)
+    answer: Tensor = _HalfLinear.apply(x.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16())
     return answer
 
 
 class _HalfLinear(torch.autograd.Function):
-    """x W^T + b for x in bfloat16."""
+    """x W^T + b for tensors in bfloat16; their gradients can be differentiated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        half = weight.bfloat16()
-        ctx.save_for_backward(x, weight, half)
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        flat = x.reshape(-1, x.shape[-1])
-        rows, matrix = filled_up(flat), half.t()
-        answer = torch.mm(rows, matrix) if bias is None else torch.addmm(bias.bfloat16(), rows, matrix)
-        return answer[: len(flat)].view(*x.shape[:-1], len(weight))
+        ctx.save_for_backward(x, weight)
+        rows, matrix = filled_up(x.reshape(-1, x.shape[-1])), weight.t()
+        answer = torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
+        # A view could not be changed in place, as `F.linear`'s answer can.
+        return answer.resize_(*x.shape[:-1], len(weight))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, half = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        inputs, flat = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-        if torch.is_grad_enabled():  # the gradients will be differentiated: autograd has to see what they are made of
-            rows, matrix = flat, weight.bfloat16()
-        else:
-            rows, matrix, inputs = filled_up(flat), half, filled_up(inputs) if of_weight else inputs
+        flat = grad.reshape(-1, grad.shape[-1])
+        rows = filled_up(flat)
         return (
-            (rows @ matrix)[: len(flat)].view_as(x) if of_x else None,
-            (rows.t() @ inputs).to(weight.dtype) if of_weight else None,
-            flat.sum(0).to(ctx.bias_dtype) if of_bias else None,
+            (rows @ weight)[: len(flat)].view_as(x) if of_x else None,
+            rows.t() @ filled_up(x.reshape(-1, x.shape[-1])) if of_weight else None,
+            flat.sum(0) if of_bias else None,
         )

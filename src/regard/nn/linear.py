@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.mechanisms.transforms import in_forward_mode, in_trace, in_transform
+from regard.mechanisms.transforms import has_values, in_forward_mode, in_trace, in_transform
 from regard.nn.half_linear import half_linear
 from regard.torch_private import has_amx, has_avx512_bf16
 
@@ -54,8 +54,8 @@ def linear(
 
 def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
-        _is_large_and_plain(x, weight)
-        and torch.is_grad_enabled()
+        torch.is_grad_enabled()
+        and _is_large_and_plain(x, weight)
         and x.dtype == weight.dtype == torch.float32
         and (x.requires_grad or weight.requires_grad)
         and not torch.is_autocast_enabled("cpu")
@@ -65,10 +65,14 @@ def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
 
 def _has_few_sizes(x: Tensor, weight: Tensor) -> bool:
     return (
-        _is_large_and_plain(x, weight)
-        and torch.is_autocast_enabled("cpu")
+        torch.is_autocast_enabled("cpu")
+        and _is_large_and_plain(x, weight)
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and {x.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
+        and weight.ndim == 2
+        # Weights of another type may have a product of their own, and a recorded graph would keep the number of rows.
+        and {type(x), type(weight)} <= {Tensor, nn.Parameter}
+        and has_values(x)
     )
 
 

@@ -25,8 +25,8 @@ class BatchedMuon(torch.optim.Optimizer):
     $$B \leftarrow \mu B + (1 - \mu) G, \quad
     W \leftarrow (1 - \eta \lambda) W - 0.2 \eta \sqrt{\max(n, m)} \; \mathrm{orth}((1 - \mu) G + \mu B)$$
 
-    It is `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` and the same states. torch's goes matrix by matrix,
-    and always in bfloat16.
+    It is `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` and can go on from its states. torch's goes matrix by
+    matrix, and always in bfloat16.
 
     Args:
         params: matrices (n, m), or groups of them.
@@ -37,7 +37,7 @@ class BatchedMuon(torch.optim.Optimizer):
             processors that multiply it faster.
 
     Raises:
-        ArgumentError: a parameter is no matrix, or a number is below 0.
+        ArgumentError: a parameter is no matrix of real numbers, or a number is below 0.
 
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale is that of Liu et
     al. 2025 (arXiv:2502.16982), section 2.2.
@@ -64,10 +64,15 @@ class BatchedMuon(torch.optim.Optimizer):
         self._dtype = dtype
         for group in self.param_groups:
             for weight in group["params"]:
-                if weight.ndim != 2:
+                if weight.ndim != 2 or not weight.is_floating_point():
                     raise ArgumentError(
-                        f"Muon is for matrices, got a parameter {tuple(weight.shape)}: give it to AdamW"
+                        "Muon is for matrices of real numbers, got a parameter "
+                        f"{tuple(weight.shape)} in {weight.dtype}: give it to AdamW"
                     )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of."""
+        return {**super().__getstate__(), "_dtype": self._dtype}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

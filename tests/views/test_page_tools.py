@@ -27,8 +27,8 @@ def test_the_script_passes_its_own_tests() -> None:
 
 @pytest.mark.skipif(not ESLINT.is_file(), reason="eslint is not installed: `make browser` installs it")
 def test_eslint_finds_nothing(tmp_path: Path) -> None:
-    # Only the folders that hold scripts: in the others, tests that run beside this one make and remove files, and eslint
-    # fails where a folder is gone before it is read.
+    # Only the folders that hold scripts: in the others, tests that run beside this one make and remove folders, and
+    # eslint fails where one is gone before it is read.
     done = ran(ESLINT, "eslint.config.js", "src/regard/views", "tests/views/script")
     assert done.returncode == 0, done.stdout + done.stderr
     # It does read these files: a variable that nothing uses is found in a copy of one.

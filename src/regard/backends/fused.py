@@ -13,6 +13,7 @@ from regard.backends.cuda_kernels import cuda_kernel
 from regard.backends.fused_kernels import CpuFlash, Kernel
 from regard.backends.fused_plan import Block, Plan, plan
 from regard.backends.kernel_arguments import one_width, with_positive_scale
+from regard.backends.short_sequences import ShortSequences, takes_short_sequences
 from regard.backends.tiled import Tiled
 from regard.errors import BackendError
 from regard.mechanisms.normalizations import Softmax, any_coarse
@@ -80,6 +81,8 @@ class Fused(Backend):
         query, key, value_ = (t if t.stride(-1) == 1 else t.contiguous() for t in same)
         query, scale = with_positive_scale(query, scale)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value_)):
+            if isinstance(kernel, CpuFlash) and takes_short_sequences(query, key):
+                kernel = ShortSequences()
             again = None
             if self._second is not None and not torch.compiler.is_compiling():
                 again = Again(self._second, call, scale)

@@ -23,9 +23,11 @@ PANEL = LANES * VECTORS
 """The columns of a panel."""
 SMALLEST, LARGEST = -126.0, 127.0
 """The exponents between which 2^x is a normal float32; below them a weight is 0."""
-LOG2_E = 1.4426950408889634
+LOG2_E, LOG_2 = 1.4426950408889634, 0.6931471805599453
 BIAS, MANTISSA = 127, 23
 """The bias of the exponent of a float32, and the bits that stand below it."""
+ROOT_HALF = 0x3F3504F3
+"""The bits of the square root of 1/2."""
 POWER = (1.5353359e-4, 1.3398875e-3, 9.618437e-3, 5.5503324e-2, 2.4022648e-1, 6.931472e-1, 1.0)
 """The polynomial that is nearest to 2^f for f in [-1/2, 1/2]: 2e-9 of itself, and 1e-7 by rounding."""
 
@@ -74,6 +76,58 @@ class VectorCode:
         """Write a vector."""
         self.builder.store(value, self.builder.inttoptr(address, ir.PointerType(FLOATS)), align=4)
 
+    def store_half(self, value: Any, address: Any) -> None:
+        """Write a vector as bfloat16: of two equally near ones the even one, and NaN as NaN."""
+        builder, bits = self.builder, self.builder.bitcast(value, INTS)
+        odd = builder.and_(builder.lshr(bits, self.ints(16)), self.ints(1))
+        nearest = builder.lshr(builder.add(builder.add(bits, self.ints(0x7FFF)), odd), self.ints(16))
+        nearest = builder.select(builder.fcmp_unordered("uno", value, value), self.ints(0x7FC0), nearest)
+        kind = ir.VectorType(ir.IntType(16), LANES)
+        builder.store(builder.trunc(nearest, kind), builder.inttoptr(address, ir.PointerType(kind)), align=2)
+
+    def transposed(self, rows: list[Any]) -> list[Any]:
+        """LANES rows as columns. Four times each row is interleaved with the one half of them further on."""
+        half, shuffled = LANES // 2, self.builder.shuffle_vector
+        pairs = [place // 2 + place % 2 * LANES for place in range(LANES)]
+        orders = [ir.Constant(INTS, [place + start for place in pairs]) for start in (0, half)]
+        for _ in range(LANES.bit_length() - 1):
+            rows = [shuffled(rows[row], rows[row + half], order) for row in range(half) for order in orders]
+        return rows
+
+    def loop(self, count: Any, carried: Sequence[Any], body: Callable[..., Sequence[Any]]) -> Sequence[Any]:
+        """What `body(place, *carried)` hands on from one of `count` places to the next; there is at least one."""
+        builder, before = self.builder, self.builder.block
+        start, after = builder.append_basic_block("loop"), builder.append_basic_block("after_loop")
+        builder.branch(start)
+        builder.position_at_end(start)
+        place, held = builder.phi(LONG), [builder.phi(value.type) for value in carried]
+        found = body(place, *held)
+        following = builder.add(place, self.long(1))
+        builder.cbranch(builder.icmp_signed("<", following, count), start, after)
+        self._carry(place, (self.long(0), before), (following, start))
+        for phi, first, value in zip(held, carried, found, strict=True):
+            self._carry(phi, (first, before), (value, start))
+        builder.position_at_end(after)
+        return found
+
+    def log(self, x: Any) -> Any:
+        """The natural logarithm of normal numbers above 0; NaN stays NaN.
+
+        x = 2^n m with m from sqrt(1/2) to sqrt(2), and log m = 2 artanh((m - 1) / (m + 1)) by its series.
+        """
+        builder = self.builder
+        bits = builder.sub(builder.bitcast(x, INTS), self.ints(ROOT_HALF))
+        power = builder.sitofp(builder.ashr(bits, self.ints(MANTISSA)), FLOATS)
+        mantissa = builder.and_(bits, self.ints((1 << MANTISSA) - 1))
+        m = builder.bitcast(builder.add(mantissa, self.ints(ROOT_HALF)), FLOATS)
+        one = self.floats(1.0)
+        ratio = builder.fdiv(builder.fsub(m, one), builder.fadd(m, one))
+        square, series = builder.fmul(ratio, ratio), self.floats(2 / 9)
+        for divisor in (7, 5, 3, 1):
+            series = self.call("fmuladd", series, square, self.floats(2 / divisor))
+        found = self.call("fmuladd", series, ratio, builder.fmul(power, self.floats(LOG_2)))
+        return builder.select(builder.fcmp_unordered("uno", x, x), x, found)
+
     def evens_and_odds(self, one: Any, other: Any) -> tuple[Any, Any]:
         """The numbers of two vectors, one after the other, that stand at even places, and those at odd ones."""
         evens, odds = (ir.Constant(INTS, list(range(first, 2 * LANES, 2))) for first in (0, 1))
@@ -108,25 +162,40 @@ class VectorCode:
         return self.builder.bitcast(self.builder.shl(self.builder.zext(bits, INTS), self.ints(16)), FLOATS)
 
     def products(
-        self, rows_at: Any, stride: Any, panel_at: Any, depth: Any, rows: int, *, halves: bool = False
+        self,
+        rows_at: Any,
+        row_stride: Any,
+        panel_at: Any,
+        depth: Any,
+        rows: int,
+        *,
+        halves: bool = False,
+        stride: Any = None,
+        panel_stride: Any = None,
+        vectors: int = VECTORS,
     ) -> list[list[Any]]:
-        """The products of `rows` rows with a panel (depth, PANEL): a loop over the numbers of a row.
+        """The products of `rows` rows with a panel (depth, vectors * LANES): a loop over the numbers of a row.
 
-        `halves` says that the panel is bfloat16.
+        `halves` says that the panel is bfloat16. Between the numbers of a row stands `stride`, or 1, and between the
+        rows of the panel `panel_stride`, or PANEL.
         """
         builder, before = self.builder, self.builder.block
-        starts = [self.at(rows_at, builder.mul(stride, self.long(row))) for row in range(rows)]
+        starts = [self.at(rows_at, builder.mul(row_stride, self.long(row))) for row in range(rows)]
         loop, after = builder.append_basic_block("products"), builder.append_basic_block("after_products")
         builder.branch(loop)
         builder.position_at_end(loop)
         place = builder.phi(LONG)
-        sums = [[builder.phi(FLOATS) for _ in range(VECTORS)] for _ in range(rows)]
+        sums = [[builder.phi(FLOATS) for _ in range(vectors)] for _ in range(rows)]
         number_bytes, load = (2, self.load_half) if halves else (4, self.load)
-        line = builder.add(panel_at, builder.mul(place, self.long(PANEL * number_bytes)))
-        panel = [load(builder.add(line, self.long(vector * LANES * number_bytes))) for vector in range(VECTORS)]
+        panel_bytes = self.long(PANEL * number_bytes)
+        if panel_stride is not None:
+            panel_bytes = builder.mul(panel_stride, self.long(number_bytes))
+        line = builder.add(panel_at, builder.mul(place, panel_bytes))
+        panel = [load(builder.add(line, self.long(vector * LANES * number_bytes))) for vector in range(vectors)]
+        offset = place if stride is None else builder.mul(place, stride)
         found = []
         for start, row in zip(starts, sums, strict=True):
-            number = self.one(self.at(start, place))
+            number = self.one(self.at(start, offset))
             found.append([self.call("fmuladd", number, column, held) for column, held in zip(panel, row, strict=True)])
         following = builder.add(place, self.long(1))
         builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)

@@ -1,0 +1,130 @@
+"""The kernel that trains on short sequences of a CPU: compiled code, where torch's is slow."""
+
+from functools import cache
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.backends.fused_kernels import CpuFlash, Extras, Residuals
+from regard.compiled.short_attention_work import AXES, BACKWARD, FORWARD, TENSORS, WORK
+from regard.compiled.thread_team import run_in_threads
+from regard.mechanisms.transforms import has_values, in_transform, is_its_memory
+
+LONGEST = 128
+"""The most queries and keys: with more, torch's kernel is no slower."""
+WIDEST = 128
+"""The widest heads: with wider ones, what belongs to one head does not stay in the cache."""
+LEAST = 1 << 16
+"""Queries of fewer numbers are left to torch's kernel: to load numba takes longer than they do."""
+STEP = 16
+"""The width of the heads is a multiple of this, the numbers of one vector."""
+COMPILED = (torch.float32, torch.bfloat16)
+
+
+class ShortSequences(CpuFlash):
+    """Compiled code for batches of short sequences, and torch's kernel for all others.
+
+    It computes in float32, so that half precision is rounded once where torch's kernel also rounds the weights.
+    """
+
+    name = "short sequences, CPU"
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Extras]:
+        """The output and the lse, which is -inf in rows without a key."""
+        if not _takes(query, key, value, additive):
+            return super().forward(query, key, value, additive=additive, is_causal=is_causal, scale=scale)
+        output = _like(query)
+        lse = torch.empty(query.shape[:-1], dtype=torch.float32, device="cpu")
+        _run(FORWARD, is_causal, scale, additive, query=query, key=key, value=value, output=output, lse=lse)
+        return output, lse, ()
+
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients; each stands in memory as a product of the heads takes it, head beside head."""
+        query, key, value, output, lse = saved
+        if not _takes(query, key, value, additive, output, lse, grad):
+            return super().backward(grad, saved, extras, additive=additive, is_causal=is_causal, scale=scale)
+        grads = _like(query), _like(key), _like(value)
+        _run(
+            BACKWARD, is_causal, scale, additive, query=query, key=key, value=value, output=output, lse=lse, grad=grad,
+            grad_query=grads[0], grad_key=grads[1], grad_value=grads[2],
+        )  # fmt: skip
+        return grads
+
+
+def takes_short_sequences(query: Tensor, key: Tensor) -> bool:
+    """Whether a call that is differentiated may go to compiled code.
+
+    >>> takes_short_sequences(torch.ones(1, 1, 8, 16), torch.ones(1, 1, 8, 16))  # so few numbers
+    False
+    """
+    return (
+        max(query.shape[-2], key.shape[-2]) <= LONGEST
+        and query.numel() >= LEAST
+        and query.dtype in COMPILED
+        and query.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and _is_installed()
+    )
+
+
+def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *others: Tensor) -> bool:
+    """Whether compiled code can read these tensors."""
+    given = [t for t in (query, key, value, additive, *others) if t is not None]
+    return (
+        min(query.shape[-2], key.shape[-2]) > 0
+        and query.shape[-1] % STEP == 0
+        and query.shape[-1] <= WIDEST
+        and query.shape[1] == key.shape[1] == value.shape[1]
+        and query.dtype == key.dtype == value.dtype
+        # Scores are kept key by key: what is added to them may differ between keys, and not between queries.
+        and (additive is None or additive.shape[-2] == 1)
+        and not in_transform("Vmap", "Grad", "Jvp")
+        and all(type(t) in (Tensor, torch.nn.Parameter) and has_values(t) and is_its_memory(t) for t in given)
+        and all(t.stride(-1) == 1 for t in given)
+    )
+
+
+def _like(heads: Tensor) -> Tensor:
+    """Memory for (B, H, T, D) in which the heads of a place stand side by side, as the next product takes them."""
+    batch, count, length, width = heads.shape
+    return torch.empty(batch, length, count, width, dtype=heads.dtype, device="cpu").transpose(1, 2)
+
+
+def _run(kind: int, is_causal: bool, scale: float, additive: Tensor | None, **given: Tensor) -> None:
+    """One call of the compiled loop, by as many threads as torch has."""
+    from regard.compiled.short_attention_loop import attend  # numba compiles here, or takes what the disk has
+
+    query, key = given["query"], given["key"]
+    batch, heads, queries, width = query.shape
+    if additive is not None:
+        given["added"] = additive.float().expand(batch, heads, 1, key.shape[-2])
+    counter = np.zeros(1, np.int64)
+    work = np.zeros(1, WORK)
+    work["kind"], work["counter"], work["scale"] = kind, counter.ctypes.data, scale
+    work["batch"], work["heads"], work["queries"], work["keys"] = batch, heads, queries, key.shape[-2]
+    work["width"], work["is_causal"], work["is_half"] = width, is_causal, query.dtype == torch.bfloat16
+    for name in TENSORS:
+        if name in given:
+            work[name] = given[name].data_ptr()
+            for axis, stride in zip(AXES, given[name].stride(), strict=False):
+                work[f"{name}_{axis}"] = stride
+    run_in_threads(attend, work.ctypes.data, torch.get_num_threads())
+
+
+@cache
+def _is_installed() -> bool:
+    """Whether numba is there; it is not imported."""
+    return find_spec("numba") is not None

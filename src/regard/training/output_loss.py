@@ -12,6 +12,7 @@ from regard.mechanisms.shapes import is_autocasting
 from regard.mechanisms.transforms import can_look
 from regard.nn.half_linear import LEAST_ROWS
 from regard.nn.linear import by_onednn
+from regard.training.loss_in_one_pass import has_one_pass, loss_in_one_pass
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
 
 ROWS_OF_A_PRODUCT = 512
@@ -35,11 +36,11 @@ class SmoothedRows:
     rows_together = 1
 
     def __init__(self, smoothing: float) -> None:
-        self._smoothing = smoothing
+        self.smoothing = smoothing
 
     def __call__(self, z: Tensor, targets: Tensor, wanted: bool) -> Tensor:
         """The sum; if `wanted`, z becomes softmax(z) - (1 - e) * onehot - e / V."""
-        smoothing = self._smoothing
+        smoothing = self.smoothing
         top, hit = z.amax(1), z.gather(1, targets)
         mean = z.mean(1) if smoothing else 0.0
         # The softmax overwrites z. The lse then follows from the largest weight, which is exp(max - lse) >= 1 / V.
@@ -163,7 +164,9 @@ class _LossOfRows(torch.autograd.Function):
 
 
 def _to_gradient(logits: Tensor, targets: Tensor, loss: RowLoss, precise: torch.dtype, wanted: bool) -> Tensor:
-    """The summed loss of rows of logits. If `wanted`, the logits become its gradient."""
+    """The summed loss of rows of logits, which are overwritten. If `wanted`, they become its gradient."""
+    if isinstance(loss, SmoothedRows) and has_one_pass(logits, targets):
+        return loss_in_one_pass(logits, targets, loss.smoothing, wanted)
     total = logits.new_zeros((), dtype=precise)
     for rows in _blocks(len(logits), ROWS_AT_A_TIME, loss):
         z = logits[rows].to(precise)

@@ -229,7 +229,7 @@ def test_without_a_gradient_it_is_not_called(calls: list[int]) -> None:
 
 
 def test_without_numba_torchs_kernel_is_called(monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
-    monkeypatch.setattr(short_sequences, "_is_installed", lambda: False)
+    monkeypatch.setattr(short_sequences, "is_installed", lambda: False)
     this = case(2, 4, 8, 8, 32, torch.float32)
     regard.attention(this.query.clone().requires_grad_(), this.key, this.value).sum().backward()
     assert not calls

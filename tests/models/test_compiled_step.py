@@ -249,7 +249,7 @@ def test_other_numbers_sizes_and_installations_go_by_operations(monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(step_parts, "MOST_BYTES", 1000)
         assert step_parts.step_parts(model, torch.float32) is None
-    monkeypatch.setattr(step_parts, "find_spec", lambda _name: None)
+    monkeypatch.setattr(step_parts, "is_installed", lambda: False)
     assert step_parts.step_parts(model, torch.float32) is None
     assert LateStep(lambda: None, 0).chosen(lambda _way, tokens: tokens) is None
 

@@ -228,7 +228,7 @@ def test_who_is_left_to_torchs_operations(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(dropout_decisions, "SMALL", 301)
     assert isinstance(decide(y, 0.5), DrawnBits)
     monkeypatch.setattr(dropout_decisions, "SMALL", 0)
-    monkeypatch.setattr(dropout_decisions, "_is_installed", lambda: False)
+    monkeypatch.setattr(dropout_decisions, "is_installed", lambda: False)
     assert isinstance(decide(y, 0.5), DrawnBits)
 
 

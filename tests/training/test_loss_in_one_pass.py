@@ -172,7 +172,7 @@ def test_who_is_left_to_torchs_operations(monkeypatch: pytest.MonkeyPatch) -> No
     assert not has_one_pass(logits, targets)
     monkeypatch.setattr(one_pass, "SMALL", 300)
     assert has_one_pass(logits, targets)
-    monkeypatch.setattr(one_pass, "_is_installed", lambda: False)
+    monkeypatch.setattr(one_pass, "is_installed", lambda: False)
     assert not has_one_pass(logits, targets)
 
 
@@ -196,7 +196,7 @@ def test_the_layer_has_the_same_loss_with_and_without(monkeypatch: pytest.Monkey
 
     found = run()
     assert calls == [torch.bfloat16 if autocast else torch.float32] * 2  # 512 rows, and the others
-    monkeypatch.setattr(one_pass, "_is_installed", lambda: False)
+    monkeypatch.setattr(one_pass, "is_installed", lambda: False)
     expected = run()
     assert len(calls) == 2
     for ours, theirs in zip(found, expected, strict=True):

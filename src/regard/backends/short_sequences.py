@@ -1,16 +1,14 @@
 """The kernel that trains on short sequences of a CPU: compiled code, where torch's is slow."""
 
-from functools import cache
-from importlib.util import find_spec
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.backends.fused_kernels import CpuFlash, Extras, Residuals
+from regard.compiled.readable import DTYPES, is_installed, is_readable
 from regard.compiled.short_attention_work import AXES, BACKWARD, FORWARD, TENSORS, WORK
 from regard.compiled.thread_team import run_in_threads
-from regard.mechanisms.transforms import has_values, in_transform, is_its_memory
+from regard.mechanisms.transforms import in_transform
 
 LONGEST = 128
 """The most queries and keys: with more, torch's kernel is no slower."""
@@ -20,7 +18,6 @@ LEAST = 1 << 16
 """Queries of fewer numbers are left to torch's kernel: to load numba takes longer than they do."""
 STEP = 16
 """The width of the heads is a multiple of this, the numbers of one vector."""
-COMPILED = (torch.float32, torch.bfloat16)
 
 
 class ShortSequences(CpuFlash):
@@ -73,10 +70,10 @@ def takes_short_sequences(query: Tensor, key: Tensor) -> bool:
     return (
         max(query.shape[-2], key.shape[-2]) <= LONGEST
         and query.numel() >= LEAST
-        and query.dtype in COMPILED
+        and query.dtype in DTYPES
         and query.device.type == "cpu"
         and not torch.compiler.is_compiling()
-        and _is_installed()
+        and is_installed()
     )
 
 
@@ -91,8 +88,8 @@ def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *
         and query.dtype == key.dtype == value.dtype
         # Scores are kept key by key: what is added to them may differ between keys, and not between queries.
         and (additive is None or additive.shape[-2] == 1)
-        and not in_transform("Vmap", "Grad", "Jvp")
-        and all(type(t) in (Tensor, torch.nn.Parameter) and has_values(t) and is_its_memory(t) for t in given)
+        and not in_transform("Grad", "Jvp")
+        and is_readable(*given)
         and all(t.stride(-1) == 1 for t in given)
     )
 
@@ -122,9 +119,3 @@ def _run(kind: int, is_causal: bool, scale: float, additive: Tensor | None, **gi
             for axis, stride in zip(AXES, given[name].stride(), strict=False):
                 work[f"{name}_{axis}"] = stride
     run_in_threads(attend, work.ctypes.data, torch.get_num_threads())
-
-
-@cache
-def _is_installed() -> bool:
-    """Whether numba is there; it is not imported."""
-    return find_spec("numba") is not None

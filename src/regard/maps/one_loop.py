@@ -9,8 +9,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from regard.backends.base import Call
 from regard.compiled import thread_team
+from regard.compiled.readable import is_installed
 from regard.maps import statistics as st
 from regard.maps.dot_scores import NEVER
 from regard.maps.pooling import Bins, Grid
@@ -38,12 +37,6 @@ SHARES = 4
 """The shares of a thread, if there are not as many cells: rows differ in what they see."""
 MOST_RANKED = 64
 """For more keys of each query than this, torch's selection is faster."""
-
-
-@cache
-def is_installed() -> bool:
-    """Whether numba is there; it is not imported."""
-    return find_spec("numba") is not None
 
 
 def _is_worth_it(dtype: torch.dtype, weights: int) -> bool:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from regard.compiled.readable import is_installed
 from regard.compiled.step_work import GELU, GELU_TANH, NOTHING, RELU
 from regard.mechanisms.rotary.layouts import Half, Interleaved
 from regard.mechanisms.rotary.rotary import Rotary
@@ -103,7 +103,7 @@ def may_be_compiled(model: Transformer | DecoderOnly, dtype: torch.dtype) -> boo
     or bfloat16, models of other parts than those of `TransformerConfig` and `DecoderOnlyConfig`, or on another device
     than the CPU, scaled rotary positions, and matrices of more than MOST_BYTES.
     """
-    if find_spec("numba") is None or not _is_known(model) or dtype not in (torch.float32, torch.bfloat16):
+    if not is_installed() or not _is_known(model) or dtype not in (torch.float32, torch.bfloat16):
         return False
     output = model.output.weight
     matrices = sum(one.numel() for layer in _layers(model)[0] for one in layer.parameters() if one.dim() > 1)

@@ -3,16 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.compiled.dropout_work import FIRST, MASKED, OF_RELU, RELU, SECOND, STEP, SUM, THIRD, WORK
+from regard.compiled.readable import DTYPES, is_installed, is_readable
 from regard.compiled.thread_team import run_in_threads
-from regard.mechanisms.transforms import can_look, is_its_memory
 
 LEVELS = 1 << 16
 """The number of steps of a probability: 16 random bits decide about each number."""
@@ -20,7 +18,6 @@ SMALL = 1 << 16
 """Tensors with fewer numbers are left to torch's operations: to load numba takes longer than they do."""
 MOST = 1 << 32
 """The numbers that have random bits of their own."""
-COMPILED = (torch.float32, torch.bfloat16)
 
 
 class Decisions(ABC):
@@ -166,10 +163,7 @@ def _run(
 
 def _has_loops(*tensors: Tensor) -> bool:
     """Whether compiled code can read the numbers of these tensors."""
-    return all(
-        type(t) in (Tensor, torch.nn.Parameter) and t.dtype in COMPILED and can_look(t) and is_its_memory(t)
-        for t in tensors
-    )
+    return is_readable(*tensors) and all(t.dtype in DTYPES for t in tensors)
 
 
 def decide(like: Tensor, probability: float) -> Decisions:
@@ -190,10 +184,4 @@ def decide(like: Tensor, probability: float) -> Decisions:
 
 
 def _is_worth_it(like: Tensor) -> bool:
-    return SMALL <= like.numel() < MOST and _is_installed()
-
-
-@cache
-def _is_installed() -> bool:
-    """Whether numba is there; it is not imported."""
-    return find_spec("numba") is not None
+    return SMALL <= like.numel() < MOST and is_installed()

@@ -1,20 +1,16 @@
 """The loss of rows of logits by compiled code: for which tensors it may be taken, and the call."""
 
-from functools import cache
-from importlib.util import find_spec
-
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.compiled.loss_work import WORK
+from regard.compiled.readable import DTYPES, is_installed, is_readable
 from regard.compiled.thread_team import run_in_threads
-from regard.mechanisms.transforms import can_look, is_its_memory
 
 SMALL = 1 << 16
 """Fewer logits are left to torch's operations: to load numba takes longer than they do."""
-COMPILED = (torch.float32, torch.bfloat16)
 
 
 def has_one_pass(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N 1"]) -> bool:
@@ -25,9 +21,9 @@ def has_one_pass(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N 1"]) -> b
     >>> has_one_pass(torch.zeros(2, 3), torch.tensor([[0], [1]]))
     False
     """
-    if logits.numel() < SMALL or logits.dtype not in COMPILED or targets.dtype != torch.int64 or not _is_installed():
+    if logits.numel() < SMALL or logits.dtype not in DTYPES or targets.dtype != torch.int64 or not is_installed():
         return False
-    if not all(type(t) is Tensor and can_look(t) and is_its_memory(t) and t.is_contiguous() for t in (logits, targets)):
+    if not (is_readable(logits, targets) and logits.is_contiguous() and targets.is_contiguous()):
         return False
     lowest, highest = torch.aminmax(targets)
     return int(lowest) >= 0 and int(highest) < logits.shape[1]
@@ -55,9 +51,3 @@ def loss_in_one_pass(
     work = np.array([(*logits.shape, counter.ctypes.data, *addresses, *kind)], WORK)
     run_in_threads(run, work.ctypes.data, torch.get_num_threads())
     return torch.tensor(sum(losses.tolist()), dtype=torch.float32, device="cpu")
-
-
-@cache
-def _is_installed() -> bool:
-    """Whether numba is there; it is not imported."""
-    return find_spec("numba") is not None

@@ -1,0 +1,29 @@
+"""Whether compiled code may be called: numba is installed, and the tensors are memory that it can read."""
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from regard.mechanisms.transforms import can_look, is_its_memory
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""The dtypes that the compiled loops of training know."""
+
+
+@cache
+def is_installed() -> bool:
+    """Whether numba is there; it is not imported."""
+    return find_spec("numba") is not None
+
+
+def is_readable(*tensors: Tensor) -> bool:
+    """Whether the numbers of these tensors stand in the memory of the CPU, and may be read now.
+
+    A tensor of another class may have products of its own, and a recorded graph would not see what is read.
+
+    >>> is_readable(torch.ones(2)), is_readable(torch.ones(2, device="meta"))
+    (True, False)
+    """
+    return all(type(t) in (Tensor, torch.nn.Parameter) and can_look(t) and is_its_memory(t) for t in tensors)

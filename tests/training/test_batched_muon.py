@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.translation.made_model import make_model
+from regard.training import batched_muon
 from regard.training.batched_muon import TOGETHER, BatchedMuon, alike, all_nearly_orthogonal
 from regard.training.optimizers import Several, torchs_muon
 from tests.tasks.small_runs import small_config
@@ -22,7 +23,7 @@ def nearly_orthogonal(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Ten
     return all_nearly_orthogonal([matrix], dtype)[0]
 
 
-@pytest.mark.parametrize("shape", [(6, 6), (5, 12), (12, 5), (1, 7), (7, 1)])
+@pytest.mark.parametrize("shape", [(6, 6), (5, 6), (6, 5), (5, 12), (12, 5), (1, 7), (7, 1)])
 def test_singular_values_go_through_the_polynomial_and_vectors_stay(shape: tuple[int, int]) -> None:
     matrix = normal(*shape, dtype=torch.float64)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
@@ -33,8 +34,23 @@ def test_singular_values_go_through_the_polynomial_and_vectors_stay(shape: tuple
     torch.testing.assert_close(nearly_orthogonal(matrix), left @ values.diag() @ right)
 
 
-def test_a_matrix_of_zeros_stays_one() -> None:
-    assert not nearly_orthogonal(torch.zeros(3, 2)).any()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(80, 80), (240, 80), (80, 240)])
+def test_small_singular_values_do_not_outgrow_large_ones(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """What is rounded off a Gram matrix is large beside the squares of the smallest of them."""
+    left, _, right = torch.linalg.svd(normal(*shape, dtype=torch.float64), full_matrices=False)
+    matrix = left @ (1 / torch.arange(1.0, 81.0, dtype=torch.float64)).diag() @ right
+    exact = nearly_orthogonal(matrix)
+    error = (nearly_orthogonal(matrix.float(), dtype) - exact).norm() / exact.norm()
+    assert error < (1e-5 if dtype == torch.float32 else 0.04)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 3), (2, 5), (5, 2)])
+def test_a_matrix_of_zeros_stays_one(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    both = all_nearly_orthogonal([torch.zeros(shape), torch.ones(shape)], dtype)
+    assert not both[0].any()
+    assert both[1].any()
 
 
 def test_matrices_together_are_as_each_alone() -> None:
@@ -90,6 +106,51 @@ def test_a_step_is_torchs_but_for_the_digits_of_bfloat16(dtype: torch.dtype) -> 
         assert torch.equal(batched.state[a]["momentum_buffer"], torchs.state[b]["momentum_buffer"])
     assert torch.equal(ours[4], normal(3, 3, seed=1))
     assert ours[4] not in batched.state
+
+
+@pytest.mark.parametrize("together", [1, 2 * 24 * 8, TOGETHER])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.04)])
+def test_steps_are_those_of_the_formula(
+    dtype: torch.dtype, bound: float, decay: float, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups of tall, wide and nearly square matrices of other sizes, however many are computed together."""
+    monkeypatch.setattr(batched_muon, "TOGETHER", together)
+    shapes = [(24, 8), (24, 8), (24, 8), (8, 24), (8, 24), (9, 8)]
+    weights = [nn.Parameter(normal(*shape, seed=place)) for place, shape in enumerate(shapes)]
+    groups: list[dict[str, Any]] = [{"params": weights[:2], "lr": 0.1}, {"params": weights[2:]}]
+    optimizer = BatchedMuon(groups, lr=0.02, weight_decay=decay, momentum=0.8, dtype=dtype)
+    exact, means = [weight.detach().double() for weight in weights], [torch.zeros(()).double() for _ in weights]
+    for step in range(3):
+        given = []
+        for place, weight in enumerate(weights):
+            gradient = 10.0**place * normal(*weight.shape, seed=10 * step + place)
+            weight.grad = gradient.clone()
+            means[place] = 0.8 * means[place] + 0.2 * gradient.double()
+            rate = 0.1 if place < 2 else 0.02
+            update = nearly_orthogonal(0.2 * gradient.double() + 0.8 * means[place])
+            exact[place] = (1 - rate * decay) * exact[place] - 0.2 * rate * max(weight.shape) ** 0.5 * update
+            given.append(gradient)
+        optimizer.step()
+        for gradient, weight in zip(given, weights, strict=True):
+            assert weight.grad is not None
+            assert torch.equal(gradient, weight.grad)
+    for place, (weight, right) in enumerate(zip(weights, exact, strict=True)):
+        moved = (right - normal(*weight.shape, seed=place)).norm()
+        assert (weight - right).norm() <= bound * moved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(12, 12), (24, 8), (8, 24)])
+def test_gradients_of_any_size_leave_weights_finite(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Beyond 1e19 the length is beyond float32, and far below 1e-7 it counts as that: then nothing moves."""
+    one = nearly_orthogonal(normal(*shape), dtype)
+    torch.testing.assert_close(nearly_orthogonal(2.0**50 * normal(*shape), dtype), one)
+    for size in (0.0, 1e-30, 1e30):
+        weight = nn.Parameter(torch.ones(shape))
+        weight.grad = size * normal(*shape)
+        BatchedMuon([weight], lr=0.1, weight_decay=0.5, dtype=dtype).step()
+        torch.testing.assert_close(weight.detach(), torch.full(shape, 0.95))
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")

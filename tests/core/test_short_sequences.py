@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import causal, lengths
@@ -304,6 +305,49 @@ def test_under_transforms_it_is_not_called(transform: str, calls: list[int]) -> 
     else:
         torch.fx.experimental.proxy_tensor.make_fx(loss)(this.query.clone().requires_grad_())
     assert not calls
+
+
+def test_a_mode_sees_torchs_operators(calls: list[int]) -> None:
+    """What counts or changes the operators of a model sees its attention as ever, there and back."""
+    this, seen = case(2, 2, 8, 8, 32, torch.float32), list[str]()
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Seeing():
+        regard.attention(this.query.clone().requires_grad_(), this.key, this.value).sum().backward()
+    assert not calls
+    kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    assert {kernel, f"{kernel}_backward"} <= set(seen)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neither_weights_nor_a_watch_change_a_bit(dtype: torch.dtype, calls: list[int]) -> None:
+    """Whoever trains and looks at the weights trains the same model."""
+    this = case(4, 2, 13, 13, 32, dtype)
+
+    class Attending(torch.nn.Module):
+        def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return regard.attention(query, key, value, mask=causal())
+
+    def learnt(output: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        return output, *torch.autograd.grad(output, tensors, this.grad)
+
+    found, model = [], Attending()
+    for way in ("plain", "weights", "watched"):
+        tensors = [t.clone().requires_grad_() for t in this.heads]
+        if way == "plain":
+            found.append(learnt(model(*tensors), tensors))
+        elif way == "weights":
+            found.append(learnt(regard.attention(*tensors, mask=causal(), return_weights=True).output, tensors))
+        else:
+            with regard.watch(model):
+                found.append(learnt(model(*tensors), tensors))
+    assert calls == [FORWARD, BACKWARD] * 3
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

@@ -9,6 +9,7 @@ from regard.compiled.readable import DTYPES, is_installed, is_readable
 from regard.compiled.short_attention_work import AXES, BACKWARD, FORWARD, TENSORS, WORK
 from regard.compiled.thread_team import run_in_threads
 from regard.mechanisms.transforms import in_transform
+from regard.torch_private import count_dispatch_modes
 
 LONGEST = 128
 """The most queries and keys: with more, torch's kernel is no slower."""
@@ -89,6 +90,8 @@ def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *
         # Scores are kept key by key: what is added to them may differ between keys, and not between queries.
         and (additive is None or additive.shape[-2] == 1)
         and not in_transform("Grad", "Jvp")
+        # A mode that counts what torch's operators do would not see compiled code.
+        and not count_dispatch_modes()
         and is_readable(*given)
         and all(t.stride(-1) == 1 for t in given)
     )

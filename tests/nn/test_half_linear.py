@@ -127,8 +127,9 @@ def test_numbers_of_rows_are_few_and_little_is_filled(monkeypatch: pytest.Monkey
 
 def test_rows_of_zeros_follow_the_last_ones() -> None:
     rows = torch.ones(11, 2)
+    assert filled_up(rows).dtype == torch.bfloat16
     assert filled_up(rows).sum(1).tolist() == [2.0] * 11 + [0.0] * 5
-    whole = torch.ones(16, 2)
+    whole = torch.ones(16, 2).bfloat16()
     assert filled_up(whole) is whole
 
 

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from regard.backends.fused_kernels import CpuFlash, Extras, Residuals
-from regard.compiled.readable import DTYPES, is_installed, is_readable
+from regard.backends.side_by_side import memory_like
 from regard.compiled.short_attention_work import AXES, BACKWARD, FORWARD, TENSORS, WORK
 from regard.compiled.thread_team import run_in_threads
+from regard.mechanisms.readable import DTYPES, is_installed, is_readable
 from regard.mechanisms.transforms import in_transform
 from regard.torch_private import count_dispatch_modes
 
@@ -35,7 +36,7 @@ class ShortSequences(CpuFlash):
         """The output and the lse, which is -inf in rows without a key."""
         if not _takes(query, key, value, additive):
             return super().forward(query, key, value, additive=additive, is_causal=is_causal, scale=scale)
-        output = _like(query)
+        (output,) = memory_like(query)
         lse = torch.empty(query.shape[:-1], dtype=torch.float32, device="cpu")
         _run(FORWARD, is_causal, scale, additive, query=query, key=key, value=value, output=output, lse=lse)
         return output, lse, ()
@@ -54,12 +55,12 @@ class ShortSequences(CpuFlash):
         query, key, value, output, lse = saved
         if not _takes(query, key, value, additive, output, lse, grad):
             return super().backward(grad, saved, extras, additive=additive, is_causal=is_causal, scale=scale)
-        grads = _like(query), _like(key), _like(value)
+        of_query, of_key, of_value = memory_like(query, key, value)
         _run(
             BACKWARD, is_causal, scale, additive, query=query, key=key, value=value, output=output, lse=lse, grad=grad,
-            grad_query=grads[0], grad_key=grads[1], grad_value=grads[2],
+            grad_query=of_query, grad_key=of_key, grad_value=of_value,
         )  # fmt: skip
-        return grads
+        return of_query, of_key, of_value
 
 
 def takes_short_sequences(query: Tensor, key: Tensor) -> bool:
@@ -95,12 +96,6 @@ def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *
         and is_readable(*given)
         and all(t.stride(-1) == 1 for t in given)
     )
-
-
-def _like(heads: Tensor) -> Tensor:
-    """Memory for (B, H, T, D) in which the heads of a place stand side by side, as the next product takes them."""
-    batch, count, length, width = heads.shape
-    return torch.empty(batch, length, count, width, dtype=heads.dtype, device="cpu").transpose(1, 2)
 
 
 def _run(kind: int, is_causal: bool, scale: float, additive: Tensor | None, **given: Tensor) -> None:

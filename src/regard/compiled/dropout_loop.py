@@ -16,7 +16,7 @@ from numba.np.numpy_support import carray
 
 from regard.compiled import dropout_work, vector_code
 from regard.compiled.dropout_work import MASKED, OF_RELU, RELU, WORK
-from regard.compiled.vector_code import compiled_function, next_of, pointers_to
+from regard.compiled.vector_code import compiled_function, long_vectors, next_of, pointers_to
 
 SHARE = 1 << 14
 """The numbers that a thread takes at a time: what it reads and writes stays in its caches."""
@@ -100,6 +100,7 @@ def _factor(place: int, key: int, second: int, least: int, scale: float) -> Any:
 
 @numba.njit(nogil=True)
 def _masked(work: Any, first: int, y: Any, answer: Any) -> None:
+    long_vectors()
     key, second, least, scale = work.key, work.second_key, work.least, work.scale
     for i in range(len(y)):
         factor = _factor(first + i, key, second, least, scale)
@@ -108,6 +109,7 @@ def _masked(work: Any, first: int, y: Any, answer: Any) -> None:
 
 @numba.njit(nogil=True)
 def _masked_relu(work: Any, first: int, y: Any, answer: Any) -> None:
+    long_vectors()
     key, second, least, scale = work.key, work.second_key, work.least, work.scale
     for i in range(len(y)):
         factor = _factor(first + i, key, second, least, scale)
@@ -117,6 +119,7 @@ def _masked_relu(work: Any, first: int, y: Any, answer: Any) -> None:
 
 @numba.njit(nogil=True)
 def _masked_sum(work: Any, first: int, x: Any, y: Any, answer: Any) -> None:
+    long_vectors()
     key, second, least, scale = work.key, work.second_key, work.least, work.scale
     for i in range(len(y)):
         factor = _factor(first + i, key, second, least, scale)
@@ -125,6 +128,7 @@ def _masked_sum(work: Any, first: int, x: Any, y: Any, answer: Any) -> None:
 
 @numba.njit(nogil=True)
 def _of_relu(work: Any, x: Any, y: Any, answer: Any) -> None:
+    long_vectors()
     scale = work.scale
     for i in range(len(y)):
         number = _wide(y[i]) * scale
@@ -144,6 +148,7 @@ def _half_at(address: int, first: int, count: int) -> Any:
 @numba.njit(nogil=True)
 def _work_on(work: Any, first: int, count: int, y: Any, answer: Any) -> None:
     """What arrays of given dtypes need; `work` tells the kind."""
+    long_vectors()
     if work.kind == MASKED:
         _masked(work, first, y, answer)
     elif work.kind == RELU:
@@ -162,6 +167,7 @@ def _work_on(work: Any, first: int, count: int, y: Any, answer: Any) -> None:
 @numba.njit(nogil=True)
 def _share(work: Any, first: int, count: int) -> None:
     """Some numbers, whose arrays have the dtypes that `work` tells."""
+    long_vectors()
     if work.y_half:
         y = _half_at(work.y, first, count)
         if work.answer_half:
@@ -183,6 +189,7 @@ def _compiled(version: int) -> Any:
     @compiled_function(kind)
     def drop(pointer: Any) -> None:
         """Take shares until none is left; threads that call it at once share them."""
+        long_vectors()
         _ = version
         work = carray(pointer, 1)[0]
         first = SHARE * next_of(work.counter)

@@ -12,7 +12,6 @@ from zlib import crc32
 import numba
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from regard.compiled import loss_work, vector_code
@@ -24,6 +23,7 @@ from regard.compiled.vector_code import (
     SMALLEST,
     aligned_numbers,
     compiled_function,
+    long_vectors,
     next_of,
     pointers_to,
 )
@@ -45,28 +45,10 @@ _indices: Any = pointers_to(types.int64)
 _doubles: Any = pointers_to(types.float64)
 
 
-def _long(_typing: Any) -> Any:
-    """Ask LLVM for vectors of 512 bits in the loops of a function, where the processor has them.
-
-    It takes 256 for most processors by itself, with which the exponentials take 1.5 times as long.
-    """
-
-    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        attributes = builder.function.attributes
-        if isinstance(attributes, set):
-            set.add(attributes, '"prefer-vector-width"="512"')  # their own `add` knows only names without a value
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-_long_vectors: Any = intrinsic(_long)
-
-
 @numba.njit(nogil=True)
 def _read_half(row: Any, numbers: Any) -> None:
     """Write bfloat16 numbers as float32; their bits are the upper half of a float32's."""
-    _long_vectors()
+    long_vectors()
     for j in range(len(row)):
         numbers[j] = np.uint32(np.uint32(row[j]) << SIXTEEN).view(np.float32)
 
@@ -83,7 +65,7 @@ def _top_and_sum(numbers: Any) -> Any:
 
     LLVM finds the largest whole number with vectors, but not the largest float where there may be NaN.
     """
-    _long_vectors()
+    long_vectors()
     largest, total = LOWEST, ZERO
     for j in range(len(numbers)):
         number = np.float32(numbers[j])
@@ -106,7 +88,7 @@ def _exp(x: Any) -> Any:
 @numba.njit(nogil=True, fastmath=SUMS)
 def _exponentials(numbers: Any, top: Any) -> Any:
     """Put e^(x - top) in the place of each x, and give their sum."""
-    _long_vectors()
+    long_vectors()
     total = ZERO
     for j in range(len(numbers)):
         found = _exp(numbers[j] - top)
@@ -118,7 +100,7 @@ def _exponentials(numbers: Any, top: Any) -> Any:
 @numba.njit(nogil=True)
 def _write_whole(numbers: Any, scale: Any, less: Any) -> None:
     """Put the gradient in the place of the exponentials, but for what the target takes away."""
-    _long_vectors()
+    long_vectors()
     for j in range(len(numbers)):
         numbers[j] = numbers[j] * scale - less
 
@@ -126,7 +108,7 @@ def _write_whole(numbers: Any, scale: Any, less: Any) -> None:
 @numba.njit(nogil=True)
 def _write_half(numbers: Any, scale: Any, less: Any, row: Any) -> None:
     """Write the same as bfloat16."""
-    _long_vectors()
+    long_vectors()
     for j in range(len(row)):
         row[j] = _rounded(numbers[j] * scale - less)
 

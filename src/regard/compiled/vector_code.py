@@ -309,5 +309,21 @@ def _value_of(_typing: Any, _counter: Any) -> Any:
     return types.int64(types.int64), generate
 
 
+def _long(_typing: Any) -> Any:
+    """Ask LLVM for vectors of 512 bits in the loops of a function, where the processor has them.
+
+    It takes 256 for most processors by itself, with which exponentials take 1.5 times as long.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        attributes = builder.function.attributes
+        if isinstance(attributes, set):
+            set.add(attributes, '"prefer-vector-width"="512"')  # their own `add` knows only names without a value
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+long_vectors: Any = intrinsic(_long)
 next_of: Any = intrinsic(_next_of)
 value_of: Any = intrinsic(_value_of)

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from regard.backends.base import Call
 from regard.compiled import thread_team
-from regard.compiled.readable import is_installed
 from regard.maps import statistics as st
 from regard.maps.dot_scores import NEVER
 from regard.maps.pooling import Bins, Grid
 from regard.maps.row_work import TILE, WORK, addresses
 from regard.maps.source import Scores, Source, Statistic
 from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.readable import is_installed
 from regard.mechanisms.tile_sizes import fitting, ranges
 from regard.mechanisms.transforms import can_look, in_forward_mode
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.compiled.readable import is_installed
 from regard.compiled.step_work import GELU, GELU_TANH, NOTHING, RELU
+from regard.mechanisms.readable import is_installed
 from regard.mechanisms.rotary.layouts import Half, Interleaved
 from regard.mechanisms.rotary.rotary import Rotary
 from regard.mechanisms.scores.base import ScaledDot

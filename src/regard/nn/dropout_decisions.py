@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.compiled.dropout_work import FIRST, MASKED, OF_RELU, RELU, SECOND, STEP, SUM, THIRD, WORK
-from regard.compiled.readable import DTYPES, is_installed, is_readable
 from regard.compiled.thread_team import run_in_threads
+from regard.mechanisms.readable import DTYPES, is_installed, is_readable
 
 LEVELS = 1 << 16
 """The number of steps of a probability: 16 random bits decide about each number."""

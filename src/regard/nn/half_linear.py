@@ -29,16 +29,16 @@ def common_size(rows: int) -> int:
 
 
 def filled_up(rows: Tensor) -> Tensor:
-    """The rows, and rows of zeros up to a common size.
+    """The rows in bfloat16, and rows of zeros up to a common size.
 
     >>> filled_up(torch.ones(100, 2)).sum(0), filled_up(torch.ones(100, 2)).shape
-    (tensor([100., 100.]), torch.Size([128, 2]))
+    (tensor([100., 100.], dtype=torch.bfloat16), torch.Size([128, 2]))
     """
     count = len(rows)
     size = common_size(count)
     if size == count:
-        return rows
-    whole = rows.new_empty(size, rows.shape[1])
+        return rows.bfloat16()
+    whole = rows.new_empty(size, rows.shape[1], dtype=torch.bfloat16)
     whole[:count] = rows
     whole[count:] = 0
     return whole
@@ -51,29 +51,49 @@ def half_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     >>> torch.equal(half_linear(x, weight, None), x.bfloat16() @ weight.bfloat16().T)
     True
     """
-    answer: Tensor = _HalfLinear.apply(x.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16())
+    rows = x.reshape(-1, x.shape[-1])
+    is_filled = rows.dtype == torch.bfloat16 and len(rows) == common_size(len(rows))
+    answer: Tensor = _HalfLinear.apply(
+        rows if is_filled else _Filled.apply(rows),
+        weight.bfloat16(),
+        None if bias is None else bias.bfloat16(),
+        (*x.shape[:-1], len(weight)),
+    )
     return answer
 
 
-class _HalfLinear(torch.autograd.Function):
-    """x W^T + b for tensors in bfloat16; their gradients can be differentiated."""
+class _Filled(torch.autograd.Function):
+    """Rows in bfloat16, and rows of zeros up to a common size: one pass for both."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        rows, matrix = filled_up(x.reshape(-1, x.shape[-1])), weight.t()
-        answer = torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.count, ctx.dtype = len(rows), rows.dtype
+        return filled_up(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad[: ctx.count].to(ctx.dtype)
+
+
+class _HalfLinear(torch.autograd.Function):
+    """x W^T + b for rows and tensors in bfloat16, in a given shape; their gradients can be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        answer = torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
         # A view could not be changed in place, as `F.linear`'s answer can.
-        return answer.resize_(*x.shape[:-1], len(weight))
+        return answer.resize_(shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows, weight = ctx.saved_tensors
+        of_rows, of_weight, of_bias, _ = ctx.needs_input_grad
         flat = grad.reshape(-1, grad.shape[-1])
-        rows = filled_up(flat)
+        grads = filled_up(flat)
         return (
-            (rows @ weight)[: len(flat)].view_as(x) if of_x else None,
-            rows.t() @ filled_up(x.reshape(-1, x.shape[-1])) if of_weight else None,
+            grads @ weight if of_rows else None,
+            grads.t() @ rows if of_weight else None,
             flat.sum(0) if of_bias else None,
+            None,
         )

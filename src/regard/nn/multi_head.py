@@ -16,6 +16,7 @@ from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
 from regard.nn.linear import Linear, linear
+from regard.nn.packed_heads import split_heads
 
 
 class MultiHeadAttention(nn.Module):
@@ -338,4 +339,4 @@ class MultiHeadAttention(nn.Module):
             bias = None if bias is None else bias[rows]
         heads = linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
         # To split behind the transpose would cost a copy there, too.
-        return [part.transpose(-3, -2) for part in heads.split_with_sizes(self.counts[first:last], dim=-2)]
+        return [part.transpose(-3, -2) for part in split_heads(heads, self.counts[first:last])]

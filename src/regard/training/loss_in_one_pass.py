@@ -6,8 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.compiled.loss_work import WORK
-from regard.compiled.readable import DTYPES, is_installed, is_readable
 from regard.compiled.thread_team import run_in_threads
+from regard.mechanisms.readable import DTYPES, is_installed, is_readable
 
 SMALL = 1 << 16
 """Fewer logits are left to torch's operations: to load numba takes longer than they do."""

@@ -62,20 +62,6 @@ def _copying(from_half: bool, to_half: bool) -> Any:
     return intrinsic(copy)
 
 
-def _scaling(to_half: bool) -> Any:
-    """Copy LANES numbers, multiplied by a number that stands at an address."""
-
-    def copy(_typing: Any, _source: Any, _target: Any, _factor: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            code, (source, target, factor) = VectorCode(builder), arguments
-            (code.store_half if to_half else code.store)(builder.fmul(code.load(source), code.one(factor)), target)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 3), generate
-
-    return intrinsic(copy)
-
-
 def _transposed(_typing: Any, _source: Any, _stride: Any, _target: Any, _target_stride: Any) -> Any:
     """Write LANES rows of LANES numbers as columns."""
 
@@ -206,7 +192,6 @@ def _score_gradients(
 
 
 _from_whole, _from_half, _to_half = _copying(False, False), _copying(True, False), _copying(False, True)
-_scaled_whole, _scaled_half = _scaling(False), _scaling(True)
 _transpose: Any = intrinsic(_transposed)
 _one, _two = _multiplying(MANY, 1), _multiplying(MANY, min(2, VECTORS))
 _three, _four = _multiplying(FEW, min(3, VECTORS)), _multiplying(FEW, min(4, VECTORS))
@@ -266,21 +251,6 @@ def _write(is_half: int, source: int, count: int, width: int, factor: Any, targe
         for row in range(count):
             for column in range(0, width, LANES):
                 _from_whole(source + 4 * (row * width + column), target + 4 * (row * stride + column), factor)
-
-
-@numba.njit(nogil=True)
-def _write_rows(is_half: int, source: int, count: int, width: int, factors: int, target: int, stride: int) -> None:
-    """Copy rows of scratch memory into a tensor, each times a factor of its own."""
-    if is_half:
-        for row in range(count):
-            for column in range(0, width, LANES):
-                here, there = source + 4 * (row * width + column), target + 2 * (row * stride + column)
-                _scaled_half(here, there, factors + 4 * row)
-    else:
-        for row in range(count):
-            for column in range(0, width, LANES):
-                here, there = source + 4 * (row * width + column), target + 4 * (row * stride + column)
-                _scaled_whole(here, there, factors + 4 * row)
 
 
 @numba.njit(nogil=True)
@@ -358,10 +328,11 @@ def _forward(work: Any, b: int, h: int, memory: Any) -> None:
     # The query is not needed again, so that its memory takes the output.
     _multiply(queries, width, scores, 1, padded, value, keys, query)
     at = work.output + size * (b * work.output_batch + h * work.output_head)
-    _write_rows(half, query, queries, width, factors, at, work.output_row)
-    found = carray(_floats(sums), queries)
+    factor, found = carray(_floats(factors), queries), carray(_floats(sums), queries)
     lse = carray(_floats(work.lse + 4 * (b * work.lse_batch + h * work.lse_head)), queries)
     for row in range(queries):
+        there = at + size * row * work.output_row
+        _write(half, query + 4 * row * width, 1, width, factor[row], there, work.output_row)
         lse[row] = found[row]
 
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard.errors import NotKeptError, ShapeError
+from regard.errors import NotKeptError, OverwrittenError, ShapeError
+from regard.inspection.capture import evidence
 from regard.inspection.watch import Seen
 
 pytest.importorskip("transformers")
@@ -282,6 +283,53 @@ def test_meta_tensors_have_no_keys_to_compare() -> None:
             seen.modules[""](torch.empty(1, 2, n, 4, device="meta"))
     with pytest.raises(ShapeError, match="nothing is known of its keys"):
         seen.joined("")
+
+
+class Cached(nn.Module):
+    """Attention whose keys stand in one buffer, which its caller changes in place."""
+
+    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, keys, keys)
+
+
+def test_fingerprints_wait_for_a_second_call_or_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    print_of = evidence._print
+    monkeypatch.setattr(evidence, "_print", lambda vectors: made.append(vectors.shape[-2]) or print_of(vectors))
+    x, model = torch.randn(1, 2, 6, 4), Cached()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x[:, :, :3], x[:, :, :3])
+        assert made == []
+        model(x[:, :, 3:4], x[:, :, :4])
+        assert sorted(made) == [1, 3, 3, 4]
+    assert seen.joined("").shape[-2:] == (4, 4)
+    with torch.no_grad(), regard.watch(model) as once:
+        model(x, x)
+    assert len(made) == 4
+    assert once.joined("").shape[-2:] == (6, 6)
+    made.clear()
+    with torch.no_grad(), regard.watch(model, keep="summary"):
+        model(x, x)
+    assert made == [6, 6], "statistics let the vectors go, so that nothing can wait"
+
+
+def test_a_first_call_whose_keys_were_overwritten_is_continued_by_none() -> None:
+    x, model = torch.randn(1, 2, 6, 4), Cached()
+    buffer = x.clone()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x[:, :, :3], buffer[:, :, :5])
+        buffer.mul_(2)
+        model(x[:, :, 3:4], buffer[:, :, :6])
+    with pytest.raises(ShapeError, match="a cache that changes keys"):
+        seen.joined("")
+    with pytest.raises(OverwrittenError, match="the keys of"):
+        seen["", 0].dense()
+    copied = regard.watch(model, copy=True)
+    with torch.no_grad(), copied as whole:
+        model(x[:, :, :3], x[:, :, :3])
+        x.add_(0)
+        model(x[:, :, 3:4], x[:, :, :4])
+    assert whole.joined("").shape[-2:] == (4, 4)
 
 
 # -- the rows of the batch -------------------------------------------------------------------------------------

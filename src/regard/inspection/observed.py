@@ -178,16 +178,23 @@ class Record:
         )  # fmt: skip
         if self._verify:
             observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
-        before = self._place(path, index, reading.evidence, when)
+        # Of what is kept as statistics alone, the vectors are let go.
+        may_wait = self._summary is None
+        before = self._place(path, index, reading.evidence, when, may_wait=may_wait)
         if self._summary is not None:
             observed.map, observed.softmax, observed.factors = _summarized(weights, self._summary), None, None
         elif before is not None and reading.holds_keys and reading.factors is not None:
             share_keys(self._call(path, before).factors, reading.factors)
         return observed
 
-    def _place(self, path: str, index: int, evidence: Evidence | None, when: Moment) -> int | None:
+    def _place(
+        self, path: str, index: int, evidence: Evidence | None, when: Moment, *, may_wait: bool
+    ) -> int | None:
         """Find the call that a call continues; returns its number."""
         try:
+            later = evidence.later() if may_wait and evidence is not None else None
+            if later is not None and self.sequences.wait(path, index, later, when):
+                return None
             return self.sequences.add(path, index, None if evidence is None else evidence.printed(), when)
         except RuntimeError:
             # Tensors without numbers (FakeTensor) cannot be compared. The map is as good as any.

@@ -6,6 +6,7 @@ fixed size, or put the rows of its batch in another order. A fingerprint is a pr
 random directions: vectors that differ have different fingerprints.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.inspection.capture.factors import undisturbed
+from regard.inspection.capture.snapshot import Kept
 from regard.torch_private import DisableTorchFunction
 
 DIRECTIONS = 2
@@ -37,15 +39,26 @@ class Evidence:
     keys: Tensor
     given: Tensor
     """The tensor of keys or values that the model handed over."""
+    held: tuple[Kept, ...] = ()
+    """The queries and the keys, if the map of the call holds them, so that fingerprints can be made later too."""
 
     def printed(self) -> "Prints | None":
         """The fingerprints; None if there are no numbers (meta tensors) that could be compared."""
-        if self.keys.is_meta or self.queries.is_meta or not self.keys.numel():
+        return _printed(self.queries, self.keys, _memory(self.given))
+
+    def later(self) -> "Callable[[], Prints | None] | None":
+        """What makes the fingerprints later, None if what they are made of was overwritten by then.
+
+        It is None itself if the map does not hold the vectors: to wait would keep memory alive.
+        """
+        if not self.held:
             return None
-        # Without this a watch would take the products that are computed here for calls of the model.
-        with undisturbed(), DisableTorchFunction():
-            keys = _print(self.keys)
-            return Prints(_print(self.queries), keys, _memory(self.given), _filled(keys))
+        queries, keys, held, memory = self.queries, self.keys, self.held, _memory(self.given)
+
+        def printed() -> Prints | None:
+            return None if any(kept.is_stale for kept in held) else _printed(queries, keys, memory)
+
+        return printed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +70,15 @@ class Prints:
     memory: Any
     filled: int
     """How many keys there are before the empty places of a buffer, which are 0 throughout."""
+
+
+def _printed(queries: Tensor, keys: Tensor, memory: Any) -> Prints | None:
+    if keys.is_meta or queries.is_meta or not keys.numel():
+        return None
+    # Without this a watch would take the products that are computed here for calls of the model.
+    with undisturbed(), DisableTorchFunction():
+        prints = _print(keys)
+        return Prints(_print(queries), prints, memory, _filled(prints))
 
 
 def same_rows(one: Tensor, other: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ class FlexCall(ObservedCall):
             value = self.value.expand(call.sizes.flat_batch, -1, -1, -1).to(call.compute_dtype)
             return output_error(weighted(*factors.reading, value), self.output, value)
 
-        evidence = Evidence(call.query, call.key, self.key)
+        evidence = Evidence(call.query, call.key, self.key, held=() if keeper.graph else kept)
         return Reading(factors, verify=error, evidence=evidence, beside=beside, holds_keys=not keeper.graph)
 
     def _values(self, keeper: Keeper, name: str, sizes: Sizes) -> ValuesOf:

@@ -49,7 +49,8 @@ class Own(ObservedCall):
             return output_error(weighted(*factors.reading, value), output, value)
 
         verify = "dropout" if call.dropout else error
-        evidence = Evidence(made.call.query, made.call.key, self.vectors[1])
+        held = () if keeper.graph else (query, key)
+        evidence = Evidence(call.query, call.key, self.vectors[1], held=held)
         return Reading(factors, verify=verify, evidence=evidence, beside=beside, holds_keys=not keeper.graph)
 
     def _values(self, keeper: Keeper, name: str) -> ValuesOf:

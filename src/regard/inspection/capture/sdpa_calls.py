@@ -58,7 +58,7 @@ class Sdpa(ObservedCall):
             kept[0].tensor, kept[1].tensor, kept[1].tensor,
             score=ScaledDot(self.scale), normalization=Softmax(), mask=None, bias=None, dropout=0.0,
         )  # fmt: skip
-        evidence = Evidence(call.query, call.key, self.key)
+        vectors = call.query, call.key
         mixed = self.folding if isinstance(self.folding, str) else ""
         given, mask, is_causal = GivenMask(), self.attn_mask, self.is_causal
         if is_causal and mask is not None and mask.is_floating_point():
@@ -69,6 +69,8 @@ class Sdpa(ObservedCall):
         call = masked(call, given, causal(0) if is_causal else None)
         # If there are even rows, `masked` has made a new query tensor, which the model cannot overwrite.
         queries = kept[0] if given.even is None else Kept(call.query, kept[0].what)
+        # Where the map holds other queries than these, or a graph, the fingerprints do not wait.
+        evidence = Evidence(*vectors, self.key, held=kept if given.even is None and not keeper.graph else ())
         notes = [note_of(self.folding)] if self.folding else []
         state, held = self._state(call, given, keeper), [queries, kept[1], *given.kept]
         factors = Factors(

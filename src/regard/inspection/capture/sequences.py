@@ -9,6 +9,7 @@ Cross-attention asks the same keys at each step. Such a call continues another o
 the self-attention of the same step goes on too, or the keys are still in the same memory.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -97,18 +98,62 @@ class _Told:
     origins: Tensor | None
 
 
+class _Waiting(NamedTuple):
+    """The first call of a module, whose fingerprints were not made yet."""
+
+    call: int
+    printed: Callable[[], Prints | None]
+    when: Moment
+
+
 @dataclass(slots=True, eq=False)
 class Sequences:
     """The sequences of calls of each module, in the order in which they began."""
 
-    of: dict[str, list[CallSequence]] = field(default_factory=dict)
+    _of: dict[str, list[CallSequence]] = field(default_factory=dict)
+    _waiting: dict[str, _Waiting] = field(default_factory=dict)
+    """The first call of each module that has made no second one."""
     _ends: dict[str, list[_End]] = field(default_factory=dict)
     _told: dict[int, _Told] = field(default_factory=dict)
     """By thread."""
     _count: int = 0
 
+    @property
+    def of(self) -> dict[str, list[CallSequence]]:
+        """The sequences by the name of the module."""
+        for name in tuple(self._waiting):
+            self._settle(name)
+        return self._of
+
+    def wait(self, name: str, call: int, printed: Callable[[], Prints | None], when: Moment) -> bool:
+        """Remember the first call of a module without its fingerprints; returns whether it is the first.
+
+        Most models are run once under a watch, so that nobody ever asks for them. They are made when the module is
+        called again, or when the sequences are read.
+        """
+        if name in self._of or name in self._waiting:
+            return False
+        self._waiting[name] = _Waiting(call, printed, when)
+        return True
+
+    def _settle(self, name: str) -> None:
+        """Place the first call of a module, if it waits."""
+        waiting = self._waiting.pop(name, None)
+        if waiting is None:
+            return
+        try:
+            prints = waiting.printed()
+        except RuntimeError:
+            # Tensors without numbers (FakeTensor) cannot be compared.
+            prints = None
+        self._place(name, waiting.call, prints, waiting.when)
+
     def add(self, name: str, call: int, prints: Prints | None, when: Moment) -> int | None:
         """Find the place of a call. Returns the number of the call that it directly continues, if there is one."""
+        self._settle(name)
+        return self._place(name, call, prints, when)
+
+    def _place(self, name: str, call: int, prints: Prints | None, when: Moment) -> int | None:
         if prints is None:
             self._begin(name, call, None, when, "nothing is known of its keys by which it could be told")
             return None
@@ -184,7 +229,7 @@ class Sequences:
     # -- what follows ------------------------------------------------------------------------------------
 
     def _begin(self, name: str, call: int, prints: Prints | None, when: Moment, why: str) -> None:
-        sequences = self.of.setdefault(name, [])
+        sequences = self._of.setdefault(name, [])
         if sequences:
             # The first run of a module does not tell whether the model begins anew.
             self._told[when.thread] = _Told(when.at, None)
@@ -211,7 +256,7 @@ class Sequences:
             why = f"its cache was cut back to {found.cut} keys, to where it was before other calls"
             kept = [step for step in sequence.steps if step.first < found.cut]
             sequence = CallSequence([*kept, step], why, True)
-            self.of[name].append(sequence)
+            self._of[name].append(sequence)
             self._open(name, sequence, known, prints)
             return None
         sequence.steps.append(step)

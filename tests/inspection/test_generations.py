@@ -286,10 +286,10 @@ def test_meta_tensors_have_no_keys_to_compare() -> None:
 
 
 class Cached(nn.Module):
-    """Attention whose keys stand in one buffer, which its caller changes in place."""
+    """Attention over keys that are handed in."""
 
-    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, keys, keys)
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k)
 
 
 def test_fingerprints_wait_for_a_second_call_or_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,13 +381,6 @@ def test_cross_attention_of_other_targets_or_of_a_second_generation() -> None:
     one, two = seen.generations(path)
     assert one.shape == two.shape == (2, 4, 5, 11)
     assert torch.equal(one.dense(), two.dense())
-
-
-class Cached(nn.Module):
-    """Attention over keys that are handed in."""
-
-    def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, k)
 
 
 def test_rows_that_cannot_be_told_apart_are_refused() -> None:

@@ -18,7 +18,7 @@ from regard.generation.greedy_search import greedy
 from regard.mechanisms.rotary.rotary import Rotary
 from regard.mechanisms.rotary.scalings import PositionInterpolation
 from regard.mechanisms.scores.base import Dot
-from regard.models import Transformer, TransformerConfig, compiled_step, inference, step_parts
+from regard.models import Transformer, TransformerConfig, compiled_layers, inference, step_parts
 from regard.models.compiled_step import CompiledStep, LateStep
 from regard.models.inference import FIRST_ROOM, FixedTransformer, prepare
 from regard.storage import choices
@@ -151,7 +151,7 @@ def test_a_thread_that_comes_alone_does_all(always: None, monkeypatch: pytest.Mo
     def alone(function: Any, argument: int, _threads: int) -> None:
         thread_team.run_in_threads(function, argument, 1)
 
-    monkeypatch.setattr(compiled_step, "run_in_threads", alone)
+    monkeypatch.setattr(compiled_layers, "run_in_threads", alone)
     assert_same(greedy(ready, SOURCE, LENGTHS, **LIMITS), together, 0.0)
 
 

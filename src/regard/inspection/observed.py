@@ -187,9 +187,7 @@ class Record:
             share_keys(self._call(path, before).factors, reading.factors)
         return observed
 
-    def _place(
-        self, path: str, index: int, evidence: Evidence | None, when: Moment, *, may_wait: bool
-    ) -> int | None:
+    def _place(self, path: str, index: int, evidence: Evidence | None, when: Moment, *, may_wait: bool) -> int | None:
         """Find the call that a call continues; returns its number."""
         try:
             later = evidence.later() if may_wait and evidence is not None else None

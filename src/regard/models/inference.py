@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from regard.compiled.step_work import MOST_ROWS
 from regard.errors import ArgumentError
 from regard.mechanisms.scores.base import ScaledDot
+from regard.models.compiled_encoder import LateEncoder
 from regard.models.compiled_step import CompiledStep, HeldKeys, LateStep
 from regard.models.decoder_only import DecoderOnly
 from regard.models.ensemble import Ensemble, EnsembleDecoder
 from regard.models.stack import SelfAttentionLayer
-from regard.models.step_parts import StepParts, may_be_compiled, step_parts
+from regard.models.step_parts import StepParts, encoder_parts, may_be_compiled, step_parts
 from regard.models.text_inference import FixedDecoderOnly
 from regard.models.token_memory import RememberingOutput
 from regard.models.transformer import DecoderLayer, Transformer
@@ -166,6 +167,7 @@ class FixedTransformer:
         own: nn.Linear | RememberingOutput = model.output
         self._output = own if isinstance(own, RememberingOutput) else FixedLinear(own.weight, own.bias)
         self._late_step = LateStep(partial(_given, step_parts(model, dtype)), FIRST_STEPS)
+        self._late_encoder = LateEncoder(encoder_parts(model, dtype))
 
     @torch.no_grad()
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:
@@ -173,10 +175,10 @@ class FixedTransformer:
         count, length = source.shape
         bias = _bias(source_lengths, length, self._source.dtype)
         x = self._source(source, 0, length)
-        for layer in self._encoder:
-            x = layer(x, bias)
-        x = self._encoder_norm(x)
-        projected = self._memory(x.view(count * length, -1), dtype=x.dtype).view(count, length, -1)
+        is_single, is_compiled = count == 1 and bias is None, self._late_step.is_made
+        operations = partial(self._read, bias=bias)
+        read = self._late_encoder.chosen(length, operations) if is_single and is_compiled else operations
+        projected = read(x)
         shapes = [layer.across.shape for layer in self._decoder]
         keys, values = [], []
         for shape, part in zip(shapes, projected.split([2 * shape.kv_width for shape in shapes], -1), strict=True):
@@ -186,10 +188,20 @@ class FixedTransformer:
         cache = tuple(x.new_empty(count, FIRST_ROOM, 2 * layer.back.shape.kv_width) for layer in self._decoder)
         sources = torch.arange(count, device=source.device)
         state = FixedState(Memory(tuple(keys), tuple(values), bias), sources, cache, 0)
-        if count > 1 or bias is not None:
+        if not is_single:
             return state
-        # A sentence is decoded in one way from its first step to its last: its bits depend on nothing in between.
-        return replace(state, compiled=self._late_step.chosen(partial(self._trial, state)))
+        compiled = self._late_step.chosen(partial(self._trial, state))
+        if self._late_step.is_made and not is_compiled:
+            # A sentence is read and decoded in one way: its bits depend on nothing in between.
+            return self.start(source, source_lengths)
+        return replace(state, compiled=compiled)
+
+    def _read(self, x: Float[Tensor, "B S M"], bias: Float[Tensor, "B 1 1 S"] | None) -> Float[Tensor, "B S W"]:
+        """The keys and values of the embedded sources for all layers, by the operations of torch."""
+        for layer in self._encoder:
+            x = layer(x, bias)
+        x = self._encoder_norm(x)
+        return self._memory(x.view(-1, x.shape[-1]), dtype=x.dtype).view(*x.shape[:2], -1)
 
     def _trial(self, state: FixedState, compiled: CompiledStep | None, tokens: Tensor) -> Tensor:
         """One step, to see how long it takes."""
@@ -457,9 +469,9 @@ def _joined(parts: Sequence[tuple[Tensor, Tensor | None]], dtype: torch.dtype) -
 
 def _bias(lengths: Int[Tensor, " B"], length: int, dtype: torch.dtype) -> Float[Tensor, "B 1 1 S"] | None:
     """-inf at padding; None if there is no padding."""
-    padding = torch.arange(length, device=lengths.device) >= lengths[:, None]
-    if not bool(padding.any()):
+    if bool((lengths >= length).all()):
         return None
+    padding = torch.arange(length, device=lengths.device) >= lengths[:, None]
     bias = torch.zeros(padding.shape, dtype=dtype, device=lengths.device)
     return bias.masked_fill_(padding, -torch.inf)[:, None, None]
 

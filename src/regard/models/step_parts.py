@@ -126,6 +126,32 @@ def step_parts(model: Transformer | DecoderOnly, dtype: torch.dtype) -> StepPart
     )
 
 
+def encoder_parts(model: Transformer, dtype: torch.dtype) -> StepParts | None:
+    """Copies of what reading a sentence needs, its matrices in a dtype: the encoder, and as its output layer the
+    projection of its vectors to the keys and values of all layers of the decoder.
+
+    None for what compiled code does not know: see `may_be_compiled`. It does not know an encoder of rotary positions.
+    """
+    layers = list(model.encoder)
+    if not may_be_compiled(model, dtype) or not _knows_layers(layers, model.encoder_norm):
+        return None
+    every = [told for layer in layers for told in _sublayers(layer)]
+    across = [cast(DecoderLayer, layer).cross_attention for layer in model.decoder]
+    matrices = [one for layer in layers for one in layer.parameters() if one.dim() > 1]
+    matrices += [one.in_weights[0] for one in across]
+    is_turned = any(isinstance(body, MultiHeadAttention) and body.rotary is not None for body, _, _ in every)
+    if is_turned or dtype.itemsize * sum(one.numel() for one in matrices) > MOST_BYTES:
+        return None
+    weights = [one.in_weights[0][one.sizes[0] :] for one in across]
+    biases = [one.in_bias[one.sizes[0] :] for one in across if one.in_bias is not None]
+    last = model.encoder_norm
+    return StepParts(
+        tuple(_sublayer(*told, dtype) for told in every),
+        None if type(last) is nn.Identity else _norm(last),
+        _matrix(torch.cat(weights), torch.cat(biases) if biases else None, dtype),
+    )
+
+
 # -- what is known ---------------------------------------------------------------------------------
 
 
@@ -154,7 +180,11 @@ def _is_known(model: Transformer | DecoderOnly) -> bool:
         return False
     if isinstance(model, DecoderOnly) and (type(model.head) is not nn.Identity or model.relative is not None):
         return False
-    layers, last = _layers(model)
+    return _knows_layers(*_layers(model))
+
+
+def _knows_layers(layers: list[nn.Module], last: nn.Module) -> bool:
+    """Whether all parts of the layers, and the norm after them, are known."""
     if type(last) is not nn.Identity and not _knows_norm(last):
         return False
     if not layers or not all(type(layer) in (SelfAttentionLayer, DecoderLayer) for layer in layers):

@@ -133,10 +133,11 @@ class Editor(Watcher, Protocol):
 class Frame:
     """A module whose forward is running."""
 
-    __slots__ = ("is_in_blocks", "is_recomputed", "module", "pending", "taken", "was_hidden")
+    __slots__ = ("is_in_blocks", "is_plain", "is_recomputed", "module", "pending", "taken", "was_hidden")
 
     def __init__(self, module: nn.Module, taken: int, was_hidden: bool) -> None:
         self.module = module
+        self.is_plain = is_plain(module)
         self.taken = taken
         self.was_hidden = was_hidden
         self.pending: list[SoftmaxOrigin] = []
@@ -477,10 +478,11 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
         return
     if thread.mode.compiled:
         thread.hand_on()
-    thread.stack.append(Frame(module, thread.taken, thread.hidden))
+    frame = Frame(module, thread.taken, thread.hidden)
+    thread.stack.append(frame)
     if thread.editors and is_in_backward():
         thread.begin_recomputation()
-    if is_plain(module):
+    if frame.is_plain:
         thread.hide(True)
         return
     thread.hide(thread.may_hide(module))
@@ -508,7 +510,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     try:
         if len(rest) != 2:
             pass
-        elif is_plain(module):
+        elif frame.is_plain:
             thread.observers.plain(thread, module, args, rest[1])
         else:
             _finish(thread, frame, args, *rest)
@@ -522,7 +524,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
             if editor.refusal is not None:
                 refusal, editor.refusal = editor.refusal, None
                 raise refusal
-    return None if is_plain(module) else thread.left(module, rest[1] if len(rest) == 2 else None)
+    return None if frame.is_plain else thread.left(module, rest[1] if len(rest) == 2 else None)
 
 
 def _finish(thread: Thread, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -1,0 +1,167 @@
+"""The layers of a model as stages of compiled code: see `regard.compiled.step_work` for what a stage is.
+
+The stages are written down once, with the addresses of the matrices and of the memory between them. What changes from
+one call to the next, such as the address of a cache, whoever runs them sets before.
+"""
+
+from abc import ABC, abstractmethod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.compiled.step_work import ATTEND, GATE, NORM, PRODUCT, STAGE, WORK
+from regard.compiled.thread_team import run_in_threads
+from regard.models.step_parts import (
+    AttentionParts,
+    FeedForwardParts,
+    MatrixParts,
+    NormParts,
+    StepParts,
+    SublayerParts,
+)
+
+StageFields = dict[str, Any]
+
+
+class CompiledLayers(ABC):
+    """Layers, the norm after them and an output layer, for up to so many rows of float32.
+
+    Matrices may be kept in bfloat16; vectors, products and sums are float32.
+    """
+
+    def __init__(self, parts: StepParts, most_rows: int) -> None:
+        self._kept = list[Tensor]()
+        """Memory whose addresses the stages hold."""
+        self.lock = Lock()
+        """Is held while the stages are set and run."""
+        self._outputs = len(parts.output.weight)
+        self._width = parts.sublayers[0].norm.weight.shape[0]
+        self._x, self._inner = row_memory(most_rows, self._width), row_memory(most_rows, self._width)
+        self.begun = row_memory(most_rows, max(one.ends()[0].weight.shape[0] for one in parts.sublayers))
+        """What the first matrix of a sublayer gives: queries, keys and values, or hidden numbers."""
+        self._middle = row_memory(most_rows, max(one.ends()[1].weight.shape[1] for one in parts.sublayers))
+        self.stages = self._written(parts)
+        self._counters, self._work = np.zeros(2, np.int64), np.zeros(1, WORK)
+        self._work["counter"] = self._counters.ctypes.data
+        self._work["done"] = self._counters.ctypes.data + self._counters.itemsize
+        self._work["count"], self._work["stages"] = len(self.stages), self.stages.ctypes.data
+
+    def run(self, x: Tensor) -> Tensor:
+        """The output (N, V) for rows (N, M), float32. The lock is held by the caller."""
+        from regard.compiled.step_loop import run
+
+        rows = x.shape[0]
+        found = torch.empty(rows, self._outputs, dtype=torch.float32, device="cpu")
+        self._x[:rows] = x
+        self.stages["target"][-1] = found.data_ptr()
+        self._work["rows"] = rows
+        self._counters[:] = 0
+        run_in_threads(run, self._work.ctypes.data, torch.get_num_threads())
+        return found
+
+    # -- what differs ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def queries_of(self, attention: AttentionParts) -> Tensor:
+        """Where the queries of an attention are written, and behind them its keys and values."""
+
+    @abstractmethod
+    def looking(self, attention: AttentionParts, source: Tensor) -> StageFields:
+        """Where the keys and values of an attention are, as far as that is known before the layers run."""
+
+    # -- the stages ------------------------------------------------------------------------------------
+
+    def _written(self, parts: StepParts) -> Any:
+        """The stages, in order."""
+        stages: list[StageFields] = []
+        for sublayer in parts.sublayers:
+            stages += self._sublayer(sublayer)
+        source = self._x
+        if parts.norm is not None:
+            stages.append(self._norm(parts.norm, self._x, self._inner))
+            source = self._inner
+        stages.append({**self._product(parts.output, source, self._x), "target_stride": self._outputs})
+        written = np.zeros(len(stages), STAGE)
+        for stage, told in zip(written, stages, strict=True):
+            for name, value in told.items():
+                stage[name] = value
+        return written
+
+    def _sublayer(self, sublayer: SublayerParts) -> list[StageFields]:
+        (first, last), body = sublayer.ends(), sublayer.body
+        begun, between, done = self.begun, list[StageFields](), self._middle
+        if isinstance(body, AttentionParts):
+            begun = self.queries_of(body)
+            between.append(self._attend(body, begun, done))
+        elif body.is_gated:
+            between.append(self._gate(body, begun, done))
+        else:
+            done = begun
+        if sublayer.is_norm_first:
+            return [
+                self._norm(sublayer.norm, self._x, self._inner),
+                self._product(first, self._inner, begun),
+                *between,
+                self._product(last, done, self._x, plus=self._x),
+            ]
+        return [
+            self._product(first, self._x, begun),
+            *between,
+            self._product(last, done, self._inner, plus=self._x),
+            self._norm(sublayer.norm, self._inner, self._x),
+        ]
+
+    def _product(self, matrix: MatrixParts, source: Tensor, target: Tensor, plus: Tensor | None = None) -> StageFields:
+        outputs, inputs = matrix.weight.shape
+        return {
+            "kind": PRODUCT, **_between(source, target), "inputs": inputs, "outputs": outputs,
+            "weights": self._address(_panels(matrix.weight)), "bias": self._address(matrix.bias),
+            "plus": self._address(plus), "is_half": matrix.weight.dtype == torch.bfloat16,
+            "activation": matrix.activation,
+        }  # fmt: skip
+
+    def _norm(self, norm: NormParts, source: Tensor, target: Tensor) -> StageFields:
+        return {
+            "kind": NORM, **_between(source, target), "inputs": self._width, "weights": self._address(norm.weight),
+            "bias": self._address(norm.bias), "number": norm.eps, "is_rms": norm.is_rms,
+        }  # fmt: skip
+
+    def _gate(self, network: FeedForwardParts, source: Tensor, target: Tensor) -> StageFields:
+        return {"kind": GATE, **_between(source, target), "outputs": network.down.weight.shape[1]}
+
+    def _attend(self, attention: AttentionParts, source: Tensor, target: Tensor) -> StageFields:
+        heads, groups = attention.heads, attention.groups
+        return {
+            "kind": ATTEND, **_between(source, target), "groups": groups, "shared": heads // groups,
+            "width": attention.dim, "number": attention.scale, **self.looking(attention, source),
+        }  # fmt: skip
+
+    def _address(self, tensor: Tensor | None) -> int:
+        if tensor is None:
+            return 0
+        self._kept.append(tensor)
+        return int(tensor.data_ptr())
+
+
+def row_memory(rows: int, width: int) -> Tensor:
+    """A buffer of rows, which compiled code reads as float32 whatever torch's default dtype is."""
+    return torch.zeros(rows, width, dtype=torch.float32, device="cpu")
+
+
+def _between(source: Tensor, target: Tensor) -> StageFields:
+    return {
+        "source": source.data_ptr(), "source_stride": source.stride(0),
+        "target": target.data_ptr(), "target_stride": target.stride(0),
+    }  # fmt: skip
+
+
+def _panels(weight: Tensor) -> Tensor:
+    """The matrix (out, in) as panels (in, PANEL), with zeros in place of columns beyond the last."""
+    from regard.compiled.vector_code import PANEL
+
+    outputs, inputs = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % PANEL))
+    return padded.view(-1, PANEL, inputs).transpose(1, 2).contiguous()

@@ -297,13 +297,14 @@ def _backward_block(
         lse = lse.masked_fill(dead, torch.inf)
         grad_output = grad_output.masked_fill(dead[..., None], 0.0)
         grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)
+    kernel = ctx.kernel if grad_lse is None or ctx.kernel.reads_output else CpuFlash()
     if grad_lse is not None:
-        extra = ctx.kernel.multiple
+        extra = kernel.multiple
         query, key, output = (torch.nn.functional.pad(t, (0, extra)) for t in (query, key, output))
         value = torch.nn.functional.pad(torch.nn.functional.pad(value, (0, 1), value=1.0), (0, extra - 1))
         grad_output = torch.cat([grad_output, grad_lse[..., None].to(grad_output.dtype)], -1)
         grad_output = torch.nn.functional.pad(grad_output, (0, extra - 1))
-    grads = ctx.kernel.backward(
+    grads = kernel.backward(
         grad_output,
         (query, key, value, output, lse),
         ctx.extras[number],

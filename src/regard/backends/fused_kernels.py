@@ -31,6 +31,9 @@ class Kernel(ABC):
     """Those of torch that it calls."""
     multiple: ClassVar[int] = 1
     """The widths of the vectors must be multiples of this."""
+    reads_output: ClassVar[bool] = True
+    """Whether `backward` takes the sum of a row's weights times their gradients from the output and its gradient, so
+    that a further column of both can carry the gradient of the lse."""
 
     def refuses(self, sizes: Sizes) -> str | None:
         """The reason why it does not take calls of these sizes; None if it does."""

@@ -29,6 +29,7 @@ class ShortSequences(CpuFlash):
     """
 
     name = "short sequences, CPU"
+    reads_output = False
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
@@ -53,7 +54,9 @@ class ShortSequences(CpuFlash):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients; each stands in memory as a product of the heads takes it, head beside head."""
         query, key, value, output, lse = saved
-        if not _takes(query, key, value, additive, output, lse, grad):
+        # Whoever packs what is saved may have changed its dtype.
+        is_known = lse.dtype == torch.float32 and grad.dtype == output.dtype == query.dtype
+        if not is_known or not _takes(query, key, value, additive, output, lse, grad):
             return super().backward(grad, saved, extras, additive=additive, is_causal=is_causal, scale=scale)
         of_query, of_key, of_value = memory_like(query, key, value)
         _run(

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard.mechanisms.readable import is_readable
+
 
 def are_side_by_side(parts: Sequence[Tensor]) -> bool:
     """Whether parts (..., H_i, D) follow one another in one memory, place by place, with nothing between.
@@ -14,6 +16,8 @@ def are_side_by_side(parts: Sequence[Tensor]) -> bool:
     (True, False)
     """
     first = parts[0]
+    if not is_readable(*parts):
+        return False
     if first.ndim < 3 or first.stride()[-2:] != (first.shape[-1], 1):
         return False
     together = sum(part.shape[-2] for part in parts) * first.shape[-1]

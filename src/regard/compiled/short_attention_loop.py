@@ -170,7 +170,9 @@ def _score_gradients(
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (scores, grads, stride, keys, added, first, lse) = VectorCode(builder), arguments
-        queries, sums = _Queries(code, scores, stride, added, first), code.load(lse)
+        queries, sums, lowest = _Queries(code, scores, stride, added, first), code.load(lse), code.floats(-np.inf)
+        # A query that sees no key, or whose scores are all -inf, has weights of 0.
+        sums = builder.select(builder.fcmp_ordered("==", sums, lowest), code.floats(np.inf), sums)
 
         def weights(key: Any, held: Any) -> tuple[Any]:
             weight = queries.weight(builder.fsub(queries.score(key), sums))
@@ -375,6 +377,25 @@ def _backward(work: Any, b: int, h: int, memory: Any) -> None:
     _write(half, value, keys, width, ONE, at, work.grad_value_row)
 
 
+@numba.njit(nogil=True)
+def _take_heads(work: Any, sizes: Any, numbers: Any) -> None:
+    """Take heads until none is left, in scratch memory of one's own.
+
+    The memory is an argument, so that the caller holds it until this returns: numba frees an array after the last line
+    that names it, however long its address is used.
+    """
+    memory = _addresses(sizes, numbers.ctypes.data)
+    every = work.batch * work.heads
+    first = SHARE * next_of(work.counter)
+    while first < every:
+        for item in range(first, min(first + SHARE, every)):
+            if work.kind == FORWARD:
+                _forward(work, item // work.heads, item % work.heads, memory)
+            else:
+                _backward(work, item // work.heads, item % work.heads, memory)
+        first = SHARE * next_of(work.counter)
+
+
 def _compiled(version: int) -> Any:
     """The function that threads call; it closes over the version of other files, so that numba keeps no older code."""
     kind = types.void(types.CPointer(numba.from_dtype(WORK)))
@@ -391,16 +412,7 @@ def _compiled(version: int) -> Any:
         numbers = aligned_numbers(count)
         # What stands in no row of a tensor is multiplied too: numbers that are not normal would take long.
         numbers[:] = ZERO
-        memory = _addresses(sizes, numbers.ctypes.data)
-        every = work.batch * work.heads
-        first = SHARE * next_of(work.counter)
-        while first < every:
-            for item in range(first, min(first + SHARE, every)):
-                if work.kind == FORWARD:
-                    _forward(work, item // work.heads, item % work.heads, memory)
-                else:
-                    _backward(work, item // work.heads, item % work.heads, memory)
-            first = SHARE * next_of(work.counter)
+        _take_heads(work, sizes, numbers)
 
     return attend
 

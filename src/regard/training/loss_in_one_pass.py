@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.compiled.loss_work import WORK
 from regard.compiled.thread_team import run_in_threads
 from regard.mechanisms.readable import DTYPES, is_installed, is_readable
+from regard.torch_private import count_dispatch_modes
 
 SMALL = 1 << 16
 """Fewer logits are left to torch's operations: to load numba takes longer than they do."""
@@ -23,6 +24,8 @@ def has_one_pass(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N 1"]) -> b
     """
     if logits.numel() < SMALL or logits.dtype not in DTYPES or targets.dtype != torch.int64 or not is_installed():
         return False
+    if count_dispatch_modes():
+        return False  # A mode that looks at the operators of torch would see nothing.
     if not (is_readable(logits, targets) and logits.is_contiguous() and targets.is_contiguous()):
         return False
     lowest, highest = torch.aminmax(targets)

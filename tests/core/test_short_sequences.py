@@ -1,5 +1,8 @@
 """The compiled kernel of short sequences: the formula in float64, torch's kernel, and what it leaves to that."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -274,6 +277,86 @@ def test_gradients_through_the_weights(calls: list[int]) -> None:
     assert calls
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [15, 31, 32])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("lowest", [0, 1])
+def test_gradients_through_the_weights_of_every_width(width: int, heads: int, lowest: int, dtype: torch.dtype) -> None:
+    """A column that carries the gradient of the log-sum-exp makes another width, which may be one of the kernel's."""
+    vectors, found = [torch.randn(40, heads, 9, width).to(dtype) for _ in range(3)], []
+    mask = lengths(torch.randint(lowest, 10, (40,)))
+    for backend in ("fused", "tiled"):
+        tensors = [t.clone().requires_grad_() for t in vectors]
+        output, weights = regard.attention(*tensors, mask=mask, backend=backend, return_weights=True)
+        loss = output.float().square().sum() + 10 * weights.dense().float().square().sum()
+        found.append(torch.autograd.grad(loss, tensors))
+    for one, other in zip(*found, strict=True):
+        error = (one - other).float().abs().max() / other.float().abs().max()
+        assert error < (2e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_a_row_whose_scores_are_all_beyond_the_lowest_number_changes_no_other() -> None:
+    this, clean = (case(3, 2, 9, 11, 32, torch.float32) for _ in range(2))
+    for one in (this, clean):
+        one.key = one.key.abs() * 1e3
+    this.query = this.query.clone()
+    this.query[1, 1, 4] = -1e38
+    how: dict[str, Any] = {"additive": None, "is_causal": False, "scale": this.scale}
+    for one in (this, clean):
+        one.query = one.query.clone()
+    kernel = ShortSequences()
+    output, lse, extras = kernel.forward(*this.heads, **how)
+    assert lse[1, 1, 4] == -torch.inf
+    grads = kernel.backward(this.grad, (*this.heads, output, lse), extras, **how)
+    assert all(grad.isfinite().all() for grad in grads)
+    assert not output[1, 1, 4].any()
+    assert not grads[0][1, 1, 4].any()
+    expected = kernel.forward(*clean.heads, **how)[0]
+    rows = torch.arange(9) != 4
+    assert torch.equal(output[:, :, rows], expected[:, :, rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_saved_may_be_packed_in_another_dtype(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`saved_tensors_hooks` may save memory so; compiled code would read other numbers, beyond the end."""
+    this, found = case(3, 2, 9, 9, 32, dtype), []
+
+    def packed(tensor: Tensor) -> Tensor:
+        return tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
+
+    for longest in (short_sequences.LONGEST, 0):
+        monkeypatch.setattr(short_sequences, "LONGEST", longest)
+        tensors = [t.clone().requires_grad_() for t in this.heads]
+        with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+            output = regard.attention(*tensors)
+        found.append(torch.autograd.grad(output, tensors, this.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2)
+
+
+SCRATCH = """
+import torch, regard
+vectors = [torch.randn(100, 4, 48, 64, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+def answers(threads):
+    torch.set_num_threads(threads)
+    tensors = [vector.clone().requires_grad_() for vector in vectors]
+    output = regard.attention(*tensors)
+    return output.detach(), *torch.autograd.grad(output.square().sum(), tensors)
+expected = answers(1)
+for threads in (1, 2, 2, 2, 2, 2):
+    assert all(map(torch.equal, answers(threads), expected)), threads
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("setting", [{"MALLOC_ARENA_MAX": "1"}, {"MALLOC_MMAP_THRESHOLD_": "32768"}])
+def test_scratch_memory_is_held_while_it_is_used(setting: dict[str, str]) -> None:
+    """With one arena two threads would get the same freed memory; with the other setting it would be gone."""
+    command = [sys.executable, "-c", SCRATCH]
+    done = subprocess.run(command, env={**os.environ, **setting}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 
 def test_second_derivatives_come_from_the_tiles(calls: list[int]) -> None:

@@ -32,6 +32,13 @@ def test_gradients_are_those_of_split(counts: list[int], batch: int, length: int
     assert torch.equal(*found)
 
 
+def test_gradients_may_come_in_batches() -> None:
+    heads, grads = torch.randn(2, 5, 6, 8, requires_grad=True), torch.randn(3, 2, 5, 6, 8)
+    whole = torch.cat(split_heads(heads, [2, 1, 3]), dim=-2)
+    (found,) = torch.autograd.grad(whole, heads, grads, is_grads_batched=True)
+    assert torch.equal(found, grads)
+
+
 def test_second_derivatives() -> None:
     heads = torch.randn(2, 3, 4, 8, dtype=torch.float64, requires_grad=True)
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.training import loss_in_one_pass as one_pass
 from regard.training import output_loss
@@ -208,3 +209,35 @@ def test_a_target_that_is_no_column_is_refused() -> None:
     for target in (50, -1):
         with pytest.raises(RuntimeError, match="out of bounds"):
             output_cross_entropy(hidden, layer, targets=torch.full((9,), target), ignore_index=0)
+
+
+class HalfTheLoss(SmoothedRows):
+    """A loss of a user's own, made of ours."""
+
+    def __call__(self, logits: Tensor, targets: Tensor, wanted: bool) -> Tensor:
+        loss = super().__call__(logits, targets, wanted)
+        if wanted:
+            logits.mul_(0.5)
+        return loss / 2
+
+
+def of_rows(loss: SmoothedRows) -> tuple[Tensor, Tensor]:
+    """The loss of the rows of an output layer, and its gradient."""
+    made = torch.Generator().manual_seed(0)
+    hidden, layer = torch.randn(6, 4, generator=made).requires_grad_(), nn.Linear(4, 9)
+    nn.init.normal_(layer.weight, generator=made)
+    nn.init.zeros_(layer.bias)
+    total = output_loss.loss_of_rows(hidden, layer, torch.randint(9, (6,), generator=made), loss)
+    return total.detach(), torch.autograd.grad(total, hidden)[0]
+
+
+def test_a_subclass_has_a_loss_of_its_own() -> None:
+    for one, half in zip(of_rows(SmoothedRows(0.1)), of_rows(HalfTheLoss(0.1)), strict=True):
+        torch.testing.assert_close(half, one / 2)
+
+
+def test_a_mode_sees_torchs_operators() -> None:
+    logits, targets = example(5, 40, torch.float32)
+    assert has_one_pass(logits, targets)
+    with TorchDispatchMode():
+        assert not has_one_pass(logits, targets)

@@ -301,11 +301,8 @@ def test_a_row_whose_scores_are_all_beyond_the_lowest_number_changes_no_other() 
     this, clean = (case(3, 2, 9, 11, 32, torch.float32) for _ in range(2))
     for one in (this, clean):
         one.key = one.key.abs() * 1e3
-    this.query = this.query.clone()
     this.query[1, 1, 4] = -1e38
     how: dict[str, Any] = {"additive": None, "is_causal": False, "scale": this.scale}
-    for one in (this, clean):
-        one.query = one.query.clone()
     kernel = ShortSequences()
     output, lse, extras = kernel.forward(*this.heads, **how)
     assert lse[1, 1, 4] == -torch.inf

@@ -12,7 +12,7 @@ pytest.importorskip("numba", reason="numba is not installed (the extra `fast`)")
 from regard.compiled import thread_team
 from regard.generation.greedy_search import greedy
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.models import compiled_encoder, compiled_layers, inference, step_parts
+from regard.models import compiled_layers, inference, step_parts
 from regard.models.compiled_encoder import MOST_TOKENS, CompiledEncoder, LateEncoder
 from regard.models.inference import FixedTransformer, prepare
 from regard.models.step_parts import encoder_parts
@@ -170,4 +170,3 @@ def test_other_parts_go_by_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert encoder_parts(untrained({}), torch.float16) is None
     monkeypatch.setattr(step_parts, "is_installed", lambda: False)
     assert encoder_parts(untrained({}), torch.float32) is None
-    assert compiled_encoder.FEWEST_TOKENS <= MOST_TOKENS

@@ -2,17 +2,20 @@
 
     python -m benchmarks small_calls
 
-Batch 1, length 32, evaluation mode, no gradients, float32: what is compared is how much there is around the products.
-torch takes its fast path (`torch._transformer_encoder_layer_fwd`, `torch._native_multi_head_attention`) in exactly
-these conditions. The weights of both sides are the same where they have the same parts.
+Batch 1, length 32, evaluation mode, no gradients but in the last row, float32: what is compared is how much there is
+around the products. torch takes its fast path (`torch._transformer_encoder_layer_fwd`,
+`torch._native_multi_head_attention`) in exactly these conditions. The weights of both sides are the same where they
+have the same parts.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Row, Run, compare
+import regard
+from benchmarks.harness import Row, Run, compare, forward_backward
 from regard.models import EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig
 from regard.nn import MultiHeadAttention
 from regard.nn.compat import MultiheadAttention
@@ -103,5 +106,18 @@ def models() -> list[Row]:
     return [compare(f"{CALLS} calls, {name}", *map(many, sides), target=1.0) for name, sides in pairs.items()]
 
 
+def there_and_back() -> Row:
+    """One call of the function with its gradients; nothing is asked of it but to be short."""
+    heads = [torch.randn(1, HEADS, LENGTH, DIM // HEADS, requires_grad=True) for _ in range(3)]
+
+    def calls(attend: Callable[..., Tensor]) -> Run:
+        one = forward_backward(attend, *heads)
+        return lambda: [one() for _ in range(CALLS)]
+
+    torch_s, ours = calls(nn.functional.scaled_dot_product_attention), calls(regard.attention)
+    return compare(f"{CALLS} calls, attention and its gradients", torch_s, ours)
+
+
 def run() -> tuple[list[Row], list[str]]:
-    return [*modules(), *models()], [f"Width {DIM}, {HEADS} heads, hidden {HIDDEN}; a row is {CALLS} calls."]
+    note = f"Width {DIM}, {HEADS} heads, hidden {HIDDEN}; a row is {CALLS} calls."
+    return [*modules(), *models(), there_and_back()], [note]

@@ -132,13 +132,16 @@ def attention(
     if backend is None and bias is None and dropout == 0.0:
         kind = settled_calls.call_kind(query, key, value, score, normalization, mask)
     settled = settled_calls.seen(kind)
-    if settled is not None:
+    if settled is not None and not settled_calls.is_recorded(query, key, value):
         output, lse = settled.run(query, key, value, mask)
         if not return_weights:
             return output
         assert isinstance(score, ScaledDot)  # Only such calls are settled.
         assert not isinstance(mask, Tensor)
         return _with_late_map(settled, output, lse, (query, key, value), score, mask, keep_values=keep_values)
+    if settled is not None and not return_weights:
+        assert not isinstance(mask, Tensor)
+        return settled.run_with_gradients(query, key, value, mask)[0]
     query, key, value = as_autocast(query, key, value)
     call, values = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout

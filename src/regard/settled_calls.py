@@ -2,19 +2,23 @@
 
 What is kept follows from shapes, dtypes and the kinds of masks alone, all of which are in the key: how the kernel
 covers the mask, its scale, and where rows may have no key. No number of any tensor is kept. A call runs the same
-kernel with the same arguments as it does without this, and so gives the same bits.
+kernel with the same arguments as it does without this, and so gives the same bits, and the same gradients.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.backends import BACKENDS
+from regard.backends.additive_masks import AdditiveMask
 from regard.backends.base import Call
-from regard.backends.fused_kernels import repeated
+from regard.backends.fused import Again, whole_call
+from regard.backends.fused_kernels import CpuFlash, OneBlock, repeated
 from regard.backends.kernel_arguments import causal_offset, excluding_factors
+from regard.backends.short_sequences import ShortSequences, takes_short_sequences
 from regard.mechanisms.checks import is_checking
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal, Lengths
@@ -36,6 +40,7 @@ MOST = 512
 SEEN: dict[CallKind, "Settled | None"] = {}
 """What calls of each kind decide; None for kinds that go the long way."""
 _flash = flash_cpu.default
+_NOTHING_ADDED = AdditiveMask(None, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,17 +59,29 @@ class Settled:
         """The output (B, H, T, E) and the log-sum-exp (B, H, T), -inf for a row with no key."""
         if not CPU_TAKES_GROUPS:
             key, value = repeated(query, key), repeated(query, value)
+        added = self._added(mask)
+        output, lse = _flash(query, key, value, 0.0, self.is_causal, attn_mask=added.tensor, scale=self.scale)
+        return output, lse if added.live is None else lse.masked_fill(~added.live, -torch.inf)
+
+    def run_with_gradients(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
+        """The same with gradients, by the kernel that the long way takes for them."""
+        kernel = ShortSequences() if takes_short_sequences(query, key) else CpuFlash()
+        block = OneBlock(kernel, self.scale, self.is_causal, self._added(mask))
+        return whole_call(block, Again(BACKENDS["tiled"], partial(self._without_vectors, mask)), query, key, value)
+
+    def _without_vectors(self, mask: Mask | None) -> Call:
+        """The call for those who have the query and the key: nothing here may hold them."""
+        nothing = torch.empty(0, device="cpu")
+        return self.call(nothing, nothing, ScaledDot(self.scale), mask)
+
+    def _added(self, mask: Mask | Tensor | None) -> AdditiveMask:
+        """What is added to the scores of each key: -inf beyond the length of a sequence."""
         if self.positions is None or self.numbers is None:
-            return _flash(query, key, value, 0.0, self.is_causal, scale=self.scale)
+            return _NOTHING_ADDED
         valid = _lengths_of(mask).view(-1, 1, 1, 1)
         fewest = valid.min().item()
-        additive = None
-        if fewest < self.sizes.keys:
-            additive = torch.where(self.positions < valid, *self.numbers)
-        output, lse = _flash(query, key, value, 0.0, self.is_causal, attn_mask=additive, scale=self.scale)
-        if fewest <= 0:
-            lse = lse.masked_fill(valid[..., 0] <= 0, -torch.inf)
-        return output, lse
+        tensor = torch.where(self.positions < valid, *self.numbers) if fewest < self.sizes.keys else None
+        return AdditiveMask(tensor, valid[..., 0] > 0 if fewest <= 0 else None)
 
     def call(self, query: Tensor, key: Tensor, score: ScaledDot, mask: Mask | None) -> Call:
         """The whole call, for those who read its weights; tensors of this kind are canonical as they come."""
@@ -88,8 +105,6 @@ def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, 
     if type(normalization) is not Softmax or not (type(query) is type(key) is type(value) is Tensor):
         return None
     if not (query.is_cpu and key.is_cpu and value.is_cpu) or not (len(query.shape) == len(key.shape) == 4):
-        return None
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return None
     if torch.is_autocast_enabled("cpu") or is_checking() or count_dispatch_modes() or is_tracing():
         return None
@@ -119,6 +134,11 @@ def _kind_of_mask(mask: Any) -> CallKind | None:
 def _lengths_of(mask: Mask | Tensor | None) -> Tensor:
     assert isinstance(mask, Mask)
     return next(one.valid for one in mask.factors() if isinstance(one, Lengths))
+
+
+def is_recorded(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether autograd records a call of these tensors."""
+    return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
 
 
 def seen(kind: CallKind | None) -> Settled | None:

@@ -1,6 +1,7 @@
 """A call whose kind was seen before gives the bits that it gives without this, and its own numbers count."""
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import settled_calls
@@ -29,13 +31,16 @@ def the_long_way() -> Iterator[None]:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[settled_calls.Settled]:
     """The calls that took the short way."""
     found: list[settled_calls.Settled] = []
-    real = settled_calls.Settled.run
 
-    def run(self: settled_calls.Settled, *arguments: Any) -> tuple[Tensor, Tensor]:
-        found.append(self)
-        return real(self, *arguments)
+    def noted(real: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+        def run(self: settled_calls.Settled, *arguments: Any) -> tuple[Tensor, Tensor]:
+            found.append(self)
+            return real(self, *arguments)
 
-    monkeypatch.setattr(settled_calls.Settled, "run", run)
+        return run
+
+    for name in ("run", "run_with_gradients"):
+        monkeypatch.setattr(settled_calls.Settled, name, noted(getattr(settled_calls.Settled, name)))
     monkeypatch.setattr(settled_calls, "SEEN", {})
     return found
 
@@ -128,7 +133,8 @@ def test_what_goes_the_long_way(runs: list[settled_calls.Settled]) -> None:
     assert not is_short(q, q, q, bias=torch.zeros(6, 6))
     assert not is_short(q, q, q, normalization=regard.SoftmaxWithSink())
     assert not is_short(q.mT.contiguous().mT, q, q)
-    assert not is_short(q.clone().requires_grad_(), q, q)
+    assert is_short(q.clone().requires_grad_(), q, q)
+    assert not is_short(q.clone().requires_grad_(), q, q, return_weights=True)
     assert not is_short(q[0], q[0], q[0])
     with torch.autocast("cpu", torch.bfloat16):
         assert regard.attention(q, q, q).dtype == torch.bfloat16
@@ -152,6 +158,104 @@ def test_a_gradient_after_calls_without_one() -> None:
     leaf = q.clone().requires_grad_()
     (grad,) = torch.autograd.grad(regard.attention(leaf, leaf, leaf).sum(), leaf)
     assert grad.abs().sum() > 0
+
+
+def output_and_gradients(*tensors: Tensor, **options: Any) -> list[Tensor]:
+    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    output = regard.attention(*leaves, **options)
+    # Weights of no regular pattern, so that no gradient is that of a sum, which is 0.
+    grad = torch.arange(output.numel(), dtype=torch.float64).sin().view_as(output).to(output.dtype)
+    return [output, *torch.autograd.grad(output, leaves, grad)]
+
+
+def assert_same_gradients(*tensors: Tensor, **options: Any) -> None:
+    regard.attention(*tensors, **options)
+    short = output_and_gradients(*tensors, **options)
+    with the_long_way():
+        long = output_and_gradients(*tensors, **options)
+    for one, other in zip(short, long, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(case=cases(), data=st.data())
+def test_it_changes_no_bit_of_a_gradient(dtype: torch.dtype, case: Case, data: st.DataObject) -> None:
+    case = case.to(dtype)
+    assert_same_gradients(*case.tensors(), **case.options())
+
+
+@pytest.mark.parametrize("length", [9, 70])
+def test_gradients_under_masks_of_every_kind(length: int, runs: list[settled_calls.Settled]) -> None:
+    """The longer calls have so many numbers that compiled code takes them, where it is installed."""
+    q, k, v = (torch.randn(4 if length > 9 else 2, 8, length, 32) for _ in range(3))
+    for name, make in [*MASKS.items(), *MASKS.items()]:
+        if length > 9 and name not in ("none", "causal", "causal(0)"):
+            continue
+        runs.clear()
+        assert_same_gradients(q, k, v, mask=make())
+        assert bool(runs) == (name in SHORT), name
+    if length > 9:
+        lengths = torch.tensor([70, 0, 33, 70])
+        assert_same_gradients(q, k, v, mask=regard.lengths(lengths))
+        assert_same_gradients(q, k, v, mask=regard.lengths(lengths) & regard.causal())
+
+
+def test_a_gradient_knows_the_lengths_of_its_own_call() -> None:
+    q, n = torch.randn(2, 2, 6, 8, dtype=torch.float64), torch.tensor([6, 2])
+    mask = regard.lengths(n)
+    regard.attention(q, q, q, mask=mask)
+    leaf = q.clone().requires_grad_()
+    output = regard.attention(leaf, q, q, mask=mask)
+    n[:] = 1
+    (grad,) = torch.autograd.grad(output.square().sum(), leaf)
+    again = q.clone().requires_grad_()
+    expected = regard.attention(again, q, q, mask=regard.lengths(torch.tensor([6, 2])), backend="tiled")
+    torch.testing.assert_close(grad, torch.autograd.grad(expected.square().sum(), again)[0])
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "lengths", "both"])
+def test_second_derivatives(mask: str, runs: list[settled_calls.Settled]) -> None:
+    tensors = [torch.randn(2, 2, 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    chosen = MASKS[mask]()
+    regard.attention(*tensors, mask=chosen)
+    runs.clear()
+    assert torch.autograd.gradgradcheck(lambda *given: regard.attention(*given, mask=chosen), tensors, fast_mode=True)
+    assert runs
+
+
+def test_a_checkpoint_recomputes_in_the_other_way() -> None:
+    """The first call of a kind goes the long way, and the same call in the backward pass the short one."""
+    q = torch.randn(1, 2, 7, 8, dtype=torch.float64, requires_grad=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settled_calls, "SEEN", {})
+        output = checkpoint(lambda x: regard.attention(x, x, x), q, use_reentrant=False)
+        (grad,) = torch.autograd.grad(output.square().sum(), q)
+        assert settled_calls.SEEN
+    (expected,) = torch.autograd.grad(regard.attention(q, q, q, backend="tiled").square().sum(), q)
+    torch.testing.assert_close(grad, expected)
+
+
+def test_nothing_holds_queries_and_keys_but_what_is_saved() -> None:
+    """Whoever takes saved tensors away, to another memory or to a file, has taken all of them."""
+    q = torch.randn(1, 2, 6, 8, dtype=torch.float64)
+    regard.attention(q, q, q)
+    leaf = q.clone().requires_grad_()
+    doubled = leaf * 2
+    gone = weakref.ref(doubled)
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> int:
+        packed.append(tensor.detach().clone())
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, packed.__getitem__):
+        output = regard.attention(doubled, doubled, doubled)
+    del doubled
+    assert gone() is None
+    (grad,) = torch.autograd.grad(output.square().sum(), leaf)
+    expected = q.clone().requires_grad_()
+    by_tiles = regard.attention(2 * expected, 2 * expected, 2 * expected, backend="tiled").square().sum()
+    torch.testing.assert_close(grad, torch.autograd.grad(by_tiles, expected)[0])
 
 
 def test_errors_are_those_of_a_first_call() -> None:

@@ -1,6 +1,6 @@
 """torch's fused kernels, with the log-sum-exp that they compute anyway."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.backends.additive_masks import Buffer
 from regard.backends.base import Backend, Call
 from regard.backends.cuda_kernels import cuda_kernel
-from regard.backends.fused_kernels import CpuFlash, Kernel
+from regard.backends.fused_kernels import CpuFlash, Kernel, OneBlock
 from regard.backends.fused_plan import Block, Plan, plan
 from regard.backends.kernel_arguments import one_width, with_positive_scale
 from regard.backends.short_sequences import ShortSequences, takes_short_sequences
@@ -85,7 +85,7 @@ class Fused(Backend):
                 kernel = ShortSequences()
             again = None
             if self._second is not None and not torch.compiler.is_compiling():
-                again = Again(self._second, call, scale)
+                again = Again.of_call(self._second, replace(call, score=ScaledDot(scale)))
             output, lse = _FusedBlocks.apply(kernel, covering, scale, again, query, key, value_)
         else:
             output, lse, _ = _forward_blocks(kernel, covering, scale, query, key, value_)
@@ -105,23 +105,64 @@ _WITH_SECOND = Fused(Tiled())
 
 
 class Again:
-    """A call whose gradients are computed by another backend, so that they can be differentiated again."""
+    """A call whose gradients are computed by another backend, so that they can be differentiated again.
 
-    def __init__(self, backend: Backend, call: Call, scale: float) -> None:
+    Args:
+        backend: computes them.
+        make: puts the call together; its query and key are not looked at.
+    """
+
+    def __init__(self, backend: Backend, make: Callable[[], Call]) -> None:
+        self._backend, self._make = backend, make
+
+    @classmethod
+    def of_call(cls, backend: Backend, call: Call) -> "Again":
+        """Of a call that there is. Its query and key are not held: whoever saves tensors hands them back."""
         nothing = call.query.new_empty(0)
-        self._backend, self._call = backend, replace(call, query=nothing, key=nothing, score=ScaledDot(scale))
+        kept = replace(call, query=nothing, key=nothing)
+        return cls(backend, lambda: kept)
 
     def gradients(
         self, vectors: Sequence[Tensor], grad_output: Tensor, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """The gradients of the query, the key and the value that the kernel got."""
         query, key, value = vectors
-        output, lse = self._backend.run(replace(self._call, query=query, key=key), value)
+        output, lse = self._backend.run(replace(self._make(), query=query, key=key), value)
         assert lse is not None, "it has a row state"
         outputs, grads = ((output,), (grad_output,)) if grad_lse is None else ((output, lse), (grad_output, grad_lse))
         inputs = [t for t in vectors if t.requires_grad]
         found = iter(torch.autograd.grad(outputs, inputs, grads, create_graph=True, allow_unused=True))
         return tuple(next(found) if t.requires_grad else None for t in vectors)
+
+
+def whole_call(block: OneBlock, again: Again, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The output and the lse of a block that is all of a call, both with gradients."""
+    output, lse = _WholeCall.apply(block, again, query, key, value)
+    return output, lse
+
+
+class _WholeCall(torch.autograd.Function):
+    """A block that is all of a call: (query, key, value) -> (output, lse), both with gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, block: OneBlock, again: Again, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        output, lse, extras = block.forward(query, key, value)
+        ctx.block, ctx.again, ctx.extras = block, again, extras
+        ctx.save_for_backward(query, key, value, output, lse)
+        ctx.set_materialize_grads(False)
+        return output, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        if grad_output is None:
+            grad_output = torch.zeros_like(saved[3])
+        if torch.is_grad_enabled():
+            return None, None, *ctx.again.gradients(saved[:3], grad_output, grad_lse)
+        grad_output = grad_output if grad_output.stride(-1) == 1 else grad_output.contiguous()
+        return None, None, *ctx.block.backward(saved, ctx.extras, grad_output, grad_lse)
 
 
 class _FusedBlocks(torch.autograd.Function):
@@ -169,7 +210,8 @@ class _FusedBlocks(torch.autograd.Function):
             places = ((query, rows), (key, columns), (value, columns), (output, rows), (lse_, rows))
             saved = tuple(_part(tensor, where, block) for tensor, where in places)
             grad_rows = None if grad_lse_ is None else _part(grad_lse_, block.rows, block)
-            pieces = _backward_block(ctx, number, saved, _part(grad_output_, block.rows, block), grad_rows, buffer)
+            one = OneBlock(ctx.kernel, ctx.scale, block.is_causal, ctx.covering.additive(block, buffer))
+            pieces = one.backward(saved, ctx.extras[number], _part(grad_output_, block.rows, block), grad_rows)
             if is_whole:
                 return None, None, None, None, *(_whole(piece, block) for piece in pieces)
             for grad, where, piece in zip(grads, (rows, columns, columns), pieces, strict=True):
@@ -267,49 +309,6 @@ def _forward_block(
         dtype = torch.promote_types(query.dtype, torch.float32)
         return torch.zeros_like(query), query.new_full(query.shape[:-1], -torch.inf, dtype=dtype), ()
     key, value = _part(key, block.columns, block), _part(value, block.columns, block)
-    added = covering.additive(block, buffer)
-    output, lse, extras = kernel.forward(
-        query, key, value, additive=added.tensor, is_causal=block.is_causal, scale=scale
-    )
-    if added.live is not None:
-        # Kernels disagree on rows with no key (lse is 0.0 on CPU, +inf in flash), so these rows are found by the mask.
-        lse = lse.masked_fill(~added.live, -torch.inf)
-        output = output if isinstance(kernel, CpuFlash) else output.masked_fill(~added.live[..., None], 0.0)
+    one = OneBlock(kernel, scale, block.is_causal, covering.additive(block, buffer))
+    output, lse, extras = one.forward(query, key, value)
     return _whole(output, block), _whole(lse, block), extras
-
-
-def _backward_block(
-    ctx: Any,
-    number: int,
-    saved: tuple[Tensor, ...],
-    grad_output: Tensor,
-    grad_lse: Tensor | None,
-    buffer: Buffer,
-) -> tuple[Tensor, ...]:
-    """The gradients of the query, key and value of block `number`, from its part of the saved tensors."""
-    block = ctx.covering.every[number]
-    query, key, value, output, lse = saved
-    dim = query.shape[-1]
-    added = ctx.covering.additive(block, buffer)
-    if added.live is not None:
-        dead = lse == -torch.inf
-        # With lse = +inf the weights of a row with no key are exp(-inf) = 0 again, for every kernel's convention.
-        lse = lse.masked_fill(dead, torch.inf)
-        grad_output = grad_output.masked_fill(dead[..., None], 0.0)
-        grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)
-    kernel = ctx.kernel if grad_lse is None or ctx.kernel.reads_output else CpuFlash()
-    if grad_lse is not None:
-        extra = kernel.multiple
-        query, key, output = (torch.nn.functional.pad(t, (0, extra)) for t in (query, key, output))
-        value = torch.nn.functional.pad(torch.nn.functional.pad(value, (0, 1), value=1.0), (0, extra - 1))
-        grad_output = torch.cat([grad_output, grad_lse[..., None].to(grad_output.dtype)], -1)
-        grad_output = torch.nn.functional.pad(grad_output, (0, extra - 1))
-    grads = kernel.backward(
-        grad_output,
-        (query, key, value, output, lse),
-        ctx.extras[number],
-        additive=added.tensor,
-        is_causal=block.is_causal,
-        scale=ctx.scale,
-    )
-    return tuple(g[..., :dim] for g in grads)

@@ -9,10 +9,13 @@ computes dS = P * (dO v^T - delta) + P * dlse.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from regard.backends.additive_masks import AdditiveMask
 from regard.backends.backward_precision import goes_in_float32
 from regard.mechanisms.shapes import Sizes
 from regard.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_backward
@@ -116,6 +119,57 @@ class CpuFlash(Kernel):
         grad: Tensor, saved: Residuals, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         return flash_cpu_backward(grad, *saved, 0.0, is_causal, attn_mask=additive, scale=scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneBlock:
+    """What a kernel is told of a block besides its vectors."""
+
+    kernel: Kernel
+    scale: float
+    is_causal: bool
+    added: AdditiveMask
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Extras]:
+        """The output, the lse (-inf on rows with no key) and the kernel's extras."""
+        output, lse, extras = self.kernel.forward(
+            query, key, value, additive=self.added.tensor, is_causal=self.is_causal, scale=self.scale
+        )
+        live = self.added.live
+        if live is not None:
+            # Kernels disagree on rows with no key (lse is 0.0 on CPU, +inf in flash): the mask tells which these are.
+            lse = lse.masked_fill(~live, -torch.inf)
+            output = output if isinstance(self.kernel, CpuFlash) else output.masked_fill(~live[..., None], 0.0)
+        return output, lse, extras
+
+    def backward(
+        self, saved: Residuals, extras: Extras, grad_output: Tensor, grad_lse: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """The gradients of the query, key and value, from saved = (query, key, value, output, lse)."""
+        query, key, value, output, lse = saved
+        dim = query.shape[-1]
+        if self.added.live is not None:
+            dead = lse == -torch.inf
+            # With lse = +inf the weights of a row with no key are exp(-inf) = 0 again, for every kernel's convention.
+            lse = lse.masked_fill(dead, torch.inf)
+            grad_output = grad_output.masked_fill(dead[..., None], 0.0)
+            grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)
+        kernel = self.kernel if grad_lse is None or self.kernel.reads_output else CpuFlash()
+        if grad_lse is not None:
+            extra = kernel.multiple
+            query, key, output = (torch.nn.functional.pad(t, (0, extra)) for t in (query, key, output))
+            value = torch.nn.functional.pad(torch.nn.functional.pad(value, (0, 1), value=1.0), (0, extra - 1))
+            grad_output = torch.cat([grad_output, grad_lse[..., None].to(grad_output.dtype)], -1)
+            grad_output = torch.nn.functional.pad(grad_output, (0, extra - 1))
+        grads = kernel.backward(
+            grad_output,
+            (query, key, value, output, lse),
+            extras,
+            additive=self.added.tensor,
+            is_causal=self.is_causal,
+            scale=self.scale,
+        )
+        return grads if grad_lse is None else tuple(g[..., :dim] for g in grads)
 
 
 def repeated(query: Tensor, tensor: Tensor) -> Tensor:

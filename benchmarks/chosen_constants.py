@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import regard
 from benchmarks.harness import Row, Run, compare, forward_backward, without_gradients
 from regard.backends import fused_kernels, fused_plan
+from regard.backends import short_sequences as kernel_of_short
 from regard.backends.backward_precision import goes_in_float32
 from regard.maps import one_loop, tile_groups
 from regard.models.config import TransformerConfig
@@ -62,6 +63,19 @@ def backward_in_float32() -> list[Row]:
         asked = goes_in_float32(vectors[0])
         what = f"forward and backward in bf16, T = {length}; here it goes in {'float32' if asked else 'bf16'}"
         rows.append(compare(what, going(not asked, run), going(asked, run), seconds=3.0, pairs=7))
+    return rows
+
+
+def short_sequences() -> list[Row]:
+    """Training on short sequences by compiled code, or by torch's kernel; and by compiled code beyond LONGEST."""
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for count, length in ((130, 15), (60, 32), (30, 64), (15, 128), (8, 256)):
+            vectors = [t.requires_grad_() for t in heads(length, count, dtype)]
+            run = forward_backward(partial(regard.attention, mask=regard.causal()), *vectors)
+            other = 0 if length <= kernel_of_short.LONGEST else length
+            what = f"{count} sequences of {length}, causal, {dtype}, with gradients"
+            rows.append(against(what, kernel_of_short, "LONGEST", other, run))
     return rows
 
 
@@ -143,7 +157,7 @@ def steps_of_muon() -> list[Row]:
 def run() -> tuple[list[Row], list[str]]:
     torch.manual_seed(0)
     parts: tuple[Callable[[], list[Row]], ...] = (
-        backward_in_float32, blocks_of_queries, statistics, rows_of_a_product, steps_of_muon
+        backward_in_float32, short_sequences, blocks_of_queries, statistics, rows_of_a_product, steps_of_muon
     )  # fmt: skip
     rows = [row for part in parts for row in part()]
     return rows, [

@@ -83,6 +83,10 @@ def _begin(model: nn.Module, *, joined: bool, glorot: bool) -> None:
                     nn.init.xavier_uniform_(layer.weight)
 
 
+def as_made(model: nn.Module) -> None:
+    """As our models are made: Glorot, and smaller last matrices of the sublayers where a norm follows each of them."""
+
+
 class Beginning(NamedTuple):
     """How matrices begin, and how much smaller than 1 / sqrt(dim) the embeddings."""
 
@@ -94,8 +98,9 @@ OURS = {
     "ours, Kaiming": Beginning(kaiming),
     "ours, Glorot": Beginning(glorot),
     "ours, Glorot and embeddings with a gain of 3": Beginning(glorot, 3.0),
+    "ours, as made, and embeddings with a gain of 3": Beginning(as_made, 3.0),
 }
-"""The last is the default of a translator, the one before it that of a language model."""
+"""The last is the default of a translator; with its norms before the sublayers it is the one before it."""
 
 
 # -- translation -------------------------------------------------------------------------------------------

@@ -35,6 +35,28 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randint(1, SOURCE_VOCAB, (BATCH, SOURCE)), LENGTHS, torch.randint(1, TARGET_VOCAB, (BATCH, TARGET))
 
 
+# -- how it begins -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_last_matrices_begin_smaller_where_a_norm_follows_each_sublayer(activation: str) -> None:
+    """By the square root of the number of sublayers of the stack: two or three a layer."""
+
+    def begun(norm_position: str) -> dict[str, Tensor]:
+        changes: dict[str, Any] = {"norm_position": norm_position, "activation": activation, "decoder_layers": 4}
+        torch.manual_seed(0)
+        config = dataclasses.replace(TINY, **changes)
+        return Transformer(config, source_vocab_size=SOURCE_VOCAB, target_vocab_size=TARGET_VOCAB).state_dict()
+
+    before, after = begun("pre"), begun("post")
+    gains = {"encoder": (2 * 2) ** -0.5, "decoder": (3 * 4) ** -0.5}
+    for name, weight in after.items():
+        is_last = name.endswith(("attention.out.weight", "feed_forward.down.weight"))
+        gain = gains[name.split(".")[0]] if is_last else 1.0
+        torch.testing.assert_close(weight, before[name] * gain)
+    assert sum(name.endswith("down.weight") for name in after) == 6
+
+
 # -- against torch -----------------------------------------------------------------------------------
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from regard.functional import Attended
@@ -25,6 +27,7 @@ from regard.nn import (
 )
 from regard.nn.arguments import require_sizes
 
+Body = TypeVar("Body", bound=nn.Module)
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 BLOCKS: dict[str, type[PreNorm] | type[PostNorm]] = {"pre": PreNorm, "post": PostNorm}
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
@@ -39,8 +42,11 @@ POSITIONS: dict[str, Callable[["StackConfig"], Maker]] = {
 }
 
 
-def make_stack(config: StackConfig, num_layers: int) -> StackParts:
-    """The makers of the parts that a configuration names.
+def make_stack(config: StackConfig, num_layers: int, *, sublayers: int = 2) -> StackParts:
+    """The makers of the parts that a configuration names, for layers of so many sublayers.
+
+    Where the norms stand after the n sublayers of a stack, the last matrix of each begins smaller by the square root
+    of n (as in GPT-2: Radford et al. 2019, section 2.3), so that the first updates are as those of a shallow model.
 
     Raises:
         ArgumentError: names the field, its allowed values and its value.
@@ -51,23 +57,37 @@ def make_stack(config: StackConfig, num_layers: int) -> StackParts:
     require_sizes(num_layers=num_layers)
     hidden_dropout = config.dropout if config.activation_dropout is None else config.activation_dropout
     norm, block = NORMS[config.norm], BLOCKS[config.norm_position]
+    attention = partial(
+        MultiHeadAttention,
+        config.dim,
+        config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        dropout=config.attention_dropout,
+        rotary=Rotary(config.dim // config.num_heads) if config.positions == "rotary" else None,
+    )
+    feed_forward = partial(
+        FEED_FORWARDS[config.activation], config.dim, config.feed_forward_dim, dropout=hidden_dropout
+    )
+    if config.norm_position == "post":
+        gain = (sublayers * num_layers) ** -0.5
+        attention, feed_forward = partial(_smaller, attention, gain), partial(_smaller, feed_forward, gain)
     return StackParts(
         num_layers=num_layers,
-        attention=partial(
-            MultiHeadAttention,
-            config.dim,
-            config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            dropout=config.attention_dropout,
-            rotary=Rotary(config.dim // config.num_heads) if config.positions == "rotary" else None,
-        ),
-        feed_forward=partial(
-            FEED_FORWARDS[config.activation], config.dim, config.feed_forward_dim, dropout=hidden_dropout
-        ),
+        attention=attention,
+        feed_forward=feed_forward,
         residual=partial(block, config.dim, dropout=config.dropout, norm=norm),
         positions=POSITIONS[config.positions](config),
         final_norm=partial(norm, config.dim) if block.needs_final_norm else nn.Identity,
     )
+
+
+def _smaller(make: Callable[[], Body], gain: float) -> Body:
+    """A module whose last matrix begins so many times as large."""
+    made = make()
+    last = cast(nn.Linear, made.out if isinstance(made, MultiHeadAttention) else made.down)
+    with torch.no_grad():
+        last.weight.mul_(gain)
+    return made
 
 
 class SelfAttentionLayer(nn.Module):

@@ -242,7 +242,7 @@ def _parts(config: TransformerConfig) -> TransformerParts:
     return TransformerParts(
         dim=config.dim,
         encoder=make_stack(config, config.encoder_layers),
-        decoder=make_stack(config, config.decoder_layers),
+        decoder=make_stack(config, config.decoder_layers, sublayers=3),
         embedding_gain=config.embedding_gain,
         dropout=config.dropout,
         shared_embeddings=config.shared_embeddings,

@@ -6,32 +6,29 @@ A Marian of 3 + 3 layers of 256, 4 heads, feed-forward 1,024 and a joint vocabul
 here in a temporary folder and read by all three. The first 200 lines of test_2016_flickr.en, sorted by length, exactly
 20 steps each; the search alone is timed. generate has two threads, as have we one by one; batches of 32 go to two
 workers of one thread. Ours decodes one by one for 500 steps before the clock starts: then its compiled step is there.
-For a file: two workers of one thread on both sides, batches by what is fastest there. glibc is
-told to keep its memory, on both sides. Tokens are compared too.
+Its batches are those of a file of 512 lines or more, whose steps may be compiled too. For a file: two workers of one
+thread on both sides, batches by what is fastest there. glibc is told to keep its memory, on both sides. Tokens are
+compared too.
 """
 
 import gzip
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from benchmarks.harness import Row, compare
-from benchmarks.training import KEEP_MEMORY
+from benchmarks.harness import Row, compare, keeping_memory
 from regard.generation.config import Beam
 from regard.generation.protocol import Decodable
 from regard.models.inference import FIRST_STEPS, prepare
 from regard.tasks.translation.bulk.worker_pool import Workers
 from regard.tasks.translation.pretrained import load_pretrained
-from regard.tasks.translation.search_job import SearchJob, search
+from regard.tasks.translation.search_job import MANY, SearchJob, search
 
 TITLE = "Searches against Hugging Face's generate and CTranslate2"
 LINES, ONE_BY_ONE, STEPS, VOCABULARY, BEAMS = 200, 10, 20, 8000, (1, 5)
@@ -144,10 +141,9 @@ def translate_batch(translator: Any, marian: Marian, beam: int, size: int) -> Ca
 
 
 def jobs(marian: Marian, sources: Ids, beam: int, size: int) -> list[SearchJob]:
-    return [
-        SearchJob(sources=batch, begin_id=marian.pad, end_id=marian.end, max_steps=STEPS, beam=Beam(beam))
-        for batch in cut_up(sources, size)
-    ]
+    among = MANY if size > 1 else 1  # batches are those of a file of so many lines
+    marks: dict[str, Any] = {"begin_id": marian.pad, "end_id": marian.end, "max_steps": STEPS}
+    return [SearchJob(sources=batch, **marks, beam=Beam(beam), among=among) for batch in cut_up(sources, size)]
 
 
 def ours(decoder: Decodable, todo: list[SearchJob]) -> Callable[[], Found]:
@@ -228,20 +224,7 @@ def measure() -> tuple[list[Row], list[str]]:
 
 def run() -> tuple[list[Row], list[str]]:
     """In a process that the allocator's settings hold for."""
-    program = "import benchmarks.decoding as d; d.tell()"
-    answer = subprocess.run(
-        [sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, **KEEP_MEMORY, "TOKENIZERS_PARALLELISM": "false"},
-    )  # fmt: skip
-    *lines, last = answer.stdout.splitlines()
-    print("\n".join(lines))
-    rows, notes = json.loads(last)
-    return [Row(**row) for row in rows], notes
-
-
-def tell() -> None:
-    rows, notes = measure()
-    print(json.dumps([[asdict(row) for row in rows], notes]))
+    return keeping_memory("decoding", TOKENIZERS_PARALLELISM="false")
 
 
 if __name__ == "__main__":

@@ -7,19 +7,14 @@ sides. Two workers of one thread search for regard (float32), and two threads fo
 memory. The first table has regard as the peer.
 """
 
-import json
 import os
-import subprocess
-import sys
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, compare
-from benchmarks.training import KEEP_MEMORY
+from benchmarks.harness import Row, compare, keeping_memory
 from regard.generation.config import Beam
 
 TITLE = "A file of lines with --engine ctranslate2"
@@ -61,20 +56,7 @@ def measure(folder: str, test: str) -> tuple[list[Row], list[str]]:
 
 
 def run() -> tuple[list[Row], list[str]]:
-    """In a process that the allocator's settings hold for."""
-    names = [os.environ.get(name) for name in ("REGARD_RUN", "REGARD_TEST")]
-    if None in names:
+    folder, test = (os.environ.get(name) for name in ("REGARD_RUN", "REGARD_TEST"))
+    if folder is None or test is None:
         return [], ["Not run: REGARD_RUN and REGARD_TEST name a run and a file of pairs."]
-    answer = subprocess.run(
-        [sys.executable, "-c", "import benchmarks.engine as e; e.tell()"], check=True, text=True,
-        stdout=subprocess.PIPE, env={**os.environ, **KEEP_MEMORY},
-    )  # fmt: skip
-    *lines, last = answer.stdout.splitlines()
-    print("\n".join(lines))
-    rows, notes = json.loads(last)
-    return [Row(**row) for row in rows], notes
-
-
-def tell() -> None:
-    rows, notes = measure(os.environ["REGARD_RUN"], os.environ["REGARD_TEST"])
-    print(json.dumps([[asdict(row) for row in rows], notes]))
+    return keeping_memory("engine", folder, test)

@@ -1,12 +1,14 @@
 """Measure ours and a peer's in turn, and say how sure the ratio is."""
 
+import json
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -137,3 +139,29 @@ def machine() -> str:
     )
     threads = torch.get_num_threads()
     return f"{cpu}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+"""Settings that tell glibc to keep its memory; it reads them when a process starts."""
+
+
+def keeping_memory(module: str, *arguments: str, **environment: str) -> tuple[list[Row], list[str]]:
+    """The rows and notes of `measure(*arguments)` of a module of benchmarks, in a process that keeps its memory."""
+    program = f"from benchmarks import harness, {module} as m; harness.tell(*m.measure(*{arguments!r}))"
+    run = subprocess.run(
+        [sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **KEEP_MEMORY, **environment},
+    )  # fmt: skip
+    *lines, last = run.stdout.splitlines()
+    print("\n".join(lines))
+    rows, notes = json.loads(last)
+    return [Row(**row) for row in rows], notes
+
+
+def tell(rows: list[Row], notes: list[str]) -> None:
+    """Print rows and notes for the process that has started this one."""
+    print(json.dumps([[asdict(row) for row in rows], notes]))

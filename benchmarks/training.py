@@ -9,12 +9,9 @@ marks included. glibc's allocator is told to keep its memory, on both sides (MAL
 """
 
 import gzip
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import Row, compare
+from benchmarks.harness import Row, compare, keeping_memory
 from regard.models import Transformer, TransformerConfig
 from regard.nn.linear import by_onednn, onednn_is_faster
 from regard.text.batches import collate, plan_batches
@@ -36,11 +33,6 @@ from regard.training.output_loss import output_cross_entropy
 TITLE = "Training steps against torch.nn.Transformer and Hugging Face's BART"
 DIM, HEADS, LAYERS, HIDDEN, DROPOUT, SMOOTHING, RATE = 256, 4, 3, 1024, 0.1, 0.1, 5e-4
 VOCABULARY, PAD, BEGIN, END, LIMIT, STEPS = 8000, 0, 1, 2, 2048, 12
-KEEP_MEMORY: dict[str, Any] = {
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TRIM_THRESHOLD_": "8589934592",
-    "MALLOC_TOP_PAD_": "268435456",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,17 +229,10 @@ def run() -> tuple[list[Row], list[str]]:
     folder = os.environ.get("REGARD_MULTI30K")
     if folder is None:
         return [], ["Not run: REGARD_MULTI30K names no folder with Multi30k's train.en.gz and train.de.gz."]
-    if not KEEP_MEMORY.items() <= os.environ.items():
-        # The allocator reads its settings when a process starts.
-        program = f"import benchmarks.training as b; b.print_measured({str(folder)!r})"
-        environment = {**os.environ, **KEEP_MEMORY}
-        run = subprocess.run([sys.executable, "-c", program], check=True, env=environment, stdout=subprocess.PIPE)
-        answer = json.loads(run.stdout.decode().splitlines()[-1])
-        return [Row(**row) for row in answer["rows"]], answer["notes"]
-    return measured(folder)
+    return keeping_memory("training", folder)
 
 
-def measured(folder: str) -> tuple[list[Row], list[str]]:
+def measure(folder: str) -> tuple[list[Row], list[str]]:
     found = pairs(Path(folder))
     stream = batches(found)
     theirs, ours = [next(stream) for _ in range(STEPS)], our_batches(found)
@@ -310,8 +295,3 @@ def collated(found: list[tuple[list[int], list[int]]], some: Iterable[int]) -> B
     marks = Marks(pad_id=PAD, begin_id=BEGIN, end_id=END)
     made = collate(*zip(*(found[n] for n in some), strict=True), source_marks=marks, target_marks=marks)
     return made.source, made.source_lengths, made.target_input, made.target_output
-
-
-def print_measured(folder: str) -> None:
-    rows, notes = measured(folder)
-    print(json.dumps({"rows": [asdict(row) for row in rows], "notes": notes}))

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from benchmarks.harness import Row, peak_memory_mib
-from benchmarks.training import KEEP_MEMORY, STEPS, Batch, batches, our_batches, pairs, peers
+from benchmarks.harness import KEEP_MEMORY, Row, peak_memory_mib
+from benchmarks.training import STEPS, Batch, batches, our_batches, pairs, peers
 
 TITLE = "Peak memory of training steps"
 

@@ -251,7 +251,7 @@ def test_other_numbers_sizes_and_installations_go_by_operations(monkeypatch: pyt
         assert step_parts.step_parts(model, torch.float32) is None
     monkeypatch.setattr(step_parts, "is_installed", lambda: False)
     assert step_parts.step_parts(model, torch.float32) is None
-    assert LateStep(lambda: None, 0).chosen(lambda _way, tokens: tokens) is None
+    assert LateStep(lambda: None, 0, 8).chosen(lambda _way, tokens: tokens) is None
 
 
 def test_what_is_done_to_the_model_later_does_not_show(always: None) -> None:

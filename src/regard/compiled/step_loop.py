@@ -1,4 +1,4 @@
-"""The compiled step of a decoder for one sentence: all that a step computes, in one call; needs numba.
+"""The compiled step of a decoder: all that a step computes, in one call; needs numba.
 
 A step of a small model multiplies one vector with each matrix. What takes its time is to read the matrices, and what
 stands between them. Here the threads share out each stage, and go on to the next one as soon as all of it is done.
@@ -58,6 +58,7 @@ def _exponential(_typing: Any, _address: Any) -> Any:
 
 _exp_of_lanes: Any = intrinsic(_exponential)
 _floats: Any = pointers_to(types.float32)
+_longs: Any = pointers_to(types.int64)
 _stages: Any = pointers_to(numba.from_dtype(STAGE))
 
 
@@ -186,9 +187,10 @@ def _norm(stage: Any, row: int) -> None:
 @numba.njit(fastmath=FAST, nogil=True)
 def _attend(stage: Any, row: int, group: int) -> None:
     """The queries of one row and one group of heads, after their own key and value are written."""
-    width, shared, length = stage.width, stage.shared, stage.length
+    width, shared, owner = stage.width, stage.shared, row // stage.sharing
+    length = carray(_longs(stage.lengths), owner + 1)[owner] if stage.lengths else stage.length
     source = stage.source + 4 * row * stage.source_stride
-    first = 4 * (row * stage.row_stride + group * stage.group_stride)
+    first = 4 * (owner * stage.owner_stride + group * stage.group_stride)
     keys, values = stage.keys + first, stage.values + first
     if stage.writes:
         last = 4 * (length - 1) * stage.key_stride

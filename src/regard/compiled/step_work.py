@@ -6,12 +6,14 @@ Compiled code that several threads start at once takes one pointer, so that ever
 import numpy as np
 
 MOST_ROWS = 8
-"""The most hypotheses of one step: a beam."""
+"""The most hypotheses of one sentence, or texts, that are decoded by one compiled step."""
+MOST_OF_MANY = 512
+"""The most hypotheses of many sentences in one compiled step."""
 PRODUCT, NORM, ATTEND, GATE = 0, 1, 2, 3
 """The kinds of stages."""
 NOTHING, RELU, GELU, GELU_TANH = 0, 1, 2, 3
 """The activations that may follow a product."""
-HELD = ("keys", "values", "row_stride", "group_stride", "key_stride")
+HELD = ("keys", "values", "sharing", "owner_stride", "group_stride", "key_stride")
 """Where the keys and values of an attention stand. They change from step to step."""
 
 STAGE = np.dtype(
@@ -20,7 +22,7 @@ STAGE = np.dtype(
         for name in (
             *("kind", "source", "source_stride", "target", "target_stride"),
             *("inputs", "outputs", "weights", "bias", "plus", "is_half", "activation", "is_rms"),
-            *("groups", "shared", "writes", "width", "length", "values_at"),
+            *("groups", "shared", "writes", "width", "length", "lengths", "values_at"),
             *("turned", "cosines", "sines", "between_pairs", "within_pair"),
             *HELD,
         )
@@ -38,8 +40,10 @@ STAGE = np.dtype(
                     `weights`, the bias `bias` and the epsilon `number`
     GATE            `outputs` numbers: the SiLU of the source's first ones times its next ones
     ATTEND          for each of `groups` key heads: `shared` queries of `width` numbers each attend to `length` keys
-                    and values, which are `key_stride` apart, those of the groups `group_stride`, and those
-                    of the rows `row_stride`; scores are multiplied with
+                    and values, which are `key_stride` apart, and those of the groups `group_stride`. So many rows as
+                    `sharing` says look at the same ones, the next rows at those that stand `owner_stride` further on,
+                    of which there may be another number: `lengths` is the address of these numbers, int64, or 0.
+                    Scores are multiplied with
                     `number`. If `writes`, the source's keys stand after its queries, its values at `values_at`, and
                     both are first written as the last key and value. If `turned`, so many numbers of each query
                     and of the new key are turned first, by the angles whose cosines and sines are given: pair n is at

@@ -45,7 +45,7 @@ class CompiledEncoder(CompiledLayers):
         """Every token attends to all of them: keys and values stand behind the queries, in the rows of the source."""
         keys = source.data_ptr() + 4 * attention.heads * attention.dim
         return {
-            "keys": keys, "values": keys + 4 * attention.groups * attention.dim, "row_stride": 0,
+            "keys": keys, "values": keys + 4 * attention.groups * attention.dim, "sharing": MOST_TOKENS,
             "group_stride": attention.dim, "key_stride": source.stride(0),
         }  # fmt: skip
 

@@ -6,13 +6,15 @@ written down once; a step sets the addresses of its caches and starts the thread
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from regard.compiled.step_work import ATTEND, HELD, MOST_ROWS, STAGE
+from regard.compiled.step_work import ATTEND, HELD, STAGE
 from regard.mechanisms.rotary.layouts import Half
 from regard.mechanisms.rotary.rotary import Rotary
 from regard.models.compiled_layers import CompiledLayers, StageFields, row_memory
@@ -22,6 +24,8 @@ from regard.torch_private import count_dispatch_modes, get_function_mode
 
 TRIAL_S = 0.05
 """The time that it may take to see which is faster. One step of each is run four times in any case."""
+OF_ONE = "step"
+"""The kind of the steps of single texts."""
 FIRST_TURNS = 64
 """The number of positions whose sines and cosines are kept at first. It doubles when more are asked for."""
 
@@ -31,25 +35,28 @@ class HeldKeys(NamedTuple):
 
     keys: int
     values: int
-    row_stride: int
-    """From the keys of one row to those of the next; 0 if all rows have the same."""
+    sharing: int
+    """How many rows, one after the other, have the same keys."""
+    owner_stride: int
+    """From these to the keys of the next rows."""
     group_stride: int
     key_stride: int
 
 
 class CompiledStep(CompiledLayers):
-    """The step of a decoder of float32 for a few rows.
+    """The step of a decoder of float32 for up to so many rows.
 
-    Matrices may be kept in bfloat16; vectors, products and sums are float32.
+    Matrices may be kept in bfloat16; vectors, products and sums are float32. The bits of a row depend on no other row.
     """
 
-    def __init__(self, parts: StepParts) -> None:
+    def __init__(self, parts: StepParts, most_rows: int) -> None:
         attentions = [one.body for one in parts.sublayers if isinstance(one.body, AttentionParts)]
         # Queries to the source have memory of their own, because they are handed out after the step.
         self._query = row_memory(
-            MOST_ROWS, max((one.heads * one.dim for one in attentions if one.is_across), default=0)
+            most_rows, max((one.heads * one.dim for one in attentions if one.is_across), default=0)
         )
-        super().__init__(parts, MOST_ROWS)
+        super().__init__(parts, most_rows)
+        self.most_rows = most_rows
         self._turns = next((_Turns(one.rotary) for one in attentions if one.rotary is not None), None)
         self._numbers = self.stages.view(np.int64).reshape(len(self.stages), -1)
         names = list(STAGE.names or ())
@@ -65,15 +72,17 @@ class CompiledStep(CompiledLayers):
         back: Sequence[HeldKeys],
         across: Sequence[HeldKeys] = (),
         source_length: int = 0,
+        source_lengths: Int[Tensor, " A"] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Do the step.
 
         Args:
-            x: the embedded tokens (N, M), float32; N is at most MOST_ROWS.
+            x: the embedded tokens (N, M), float32.
             position: how many positions of the caches are filled. The next one is written.
             back: the cache of each self-attention, with room for one more position.
-            across: for each attention to the source, the source's keys and values, without padding.
+            across: for each attention to the sources, their keys and values.
             source_length: how many there are of these.
+            source_lengths: how many of them are no padding, at least one, int64 and side by side; None if all are.
 
         Returns:
             Logits (N, V), and the last layer's queries to the source (N, H * D), or (N, 0) if there is none.
@@ -85,6 +94,7 @@ class CompiledStep(CompiledLayers):
             if across:
                 self._numbers[self._across, self._held] = across
                 stages["length"][self._across] = source_length
+                stages["lengths"][self._across] = 0 if source_lengths is None else source_lengths.data_ptr()
             if self._turns is not None:
                 stages["cosines"][self._back], stages["sines"][self._back] = self._turns.at(position)
             logits = self.run(x)
@@ -119,25 +129,29 @@ class _Turns:
 
 
 class LateStep:
-    """The compiled step of a decoder, made when so many steps were done one by one that it is worth its start.
+    """The compiled step of a decoder, made when it is wanted, and taken where it was measured to be faster.
 
     Args:
         parts: gives what it is made of; None if the decoder has parts that it does not know.
-        first_steps: so many steps are done by operations, because to load compiled code takes half a second, and to
-            compile it once some seconds.
+        first_steps: so many steps of single texts are done by operations, because to load compiled code takes half a
+            second, and to compile it once some seconds.
+        most_rows: the most rows of a step.
     """
 
-    def __init__(self, parts: Callable[[], StepParts | None], first_steps: int) -> None:
+    def __init__(self, parts: Callable[[], StepParts | None], first_steps: int, most_rows: int) -> None:
         self._parts: Callable[[], StepParts | None] | None = parts
-        self._first_steps = first_steps
+        self._first_steps, self._most_rows, self._said = first_steps, most_rows, ""
         self._made: CompiledStep | None = None
+        self._is_faster: dict[str, bool] = {}
+        """By kind of step."""
+        self._measuring = Lock()
         self.count = 0
         """The steps so far that a compiled one could have done."""
 
     @property
     def is_made(self) -> bool:
-        """Whether steps are done by compiled code by now."""
-        return self._made is not None
+        """Whether the steps of single texts are done by compiled code by now."""
+        return self._is_faster.get(OF_ONE, False)
 
     def chosen(self, step: Callable[[CompiledStep | None, Tensor], Tensor]) -> CompiledStep | None:
         """Who does the steps of a text that begins now; None for the operations of torch.
@@ -145,23 +159,50 @@ class LateStep:
         Args:
             step: does the first step of a text by either, to see which takes less time on this machine.
         """
-        if get_function_mode() is not None or count_dispatch_modes():
-            return None  # Whoever looks at the operations of torch would see nothing.
-        if self._parts is None or self.count < self._first_steps:
-            return self._made
-        parts, self._parts = self._parts(), None
-        if parts is None:
+        if _is_looked_at() or (OF_ONE not in self._is_faster and self.count < self._first_steps):
             return None
-        compiled, token = CompiledStep(parts), torch.zeros(1, dtype=torch.int64)
+        return self._faster(OF_ONE, step, torch.zeros(1, dtype=torch.int64))
+
+    def chosen_for(
+        self, tokens: Int[Tensor, " N"], step: Callable[[CompiledStep | None, Tensor], Tensor]
+    ) -> CompiledStep | None:
+        """Who does the next step of many sentences, with these tokens; it depends on their number alone."""
+        if _is_looked_at() or not 0 < len(tokens) <= self._most_rows:
+            return None
+        return self._faster(f"step of up to {1 << (len(tokens) - 1).bit_length()} rows of many sentences", step, tokens)
+
+    def _faster(
+        self, kind: str, step: Callable[[CompiledStep | None, Tensor], Tensor], tokens: Tensor
+    ) -> CompiledStep | None:
+        if kind not in self._is_faster:
+            with self._measuring:
+                self._is_faster[kind] = self._measured(kind, step, tokens)
+        return self._made if self._is_faster[kind] else None
+
+    def _measured(self, kind: str, step: Callable[[CompiledStep | None, Tensor], Tensor], tokens: Tensor) -> bool:
+        """Whether the compiled step takes less time; what it is made of is kept until one is."""
+        compiled = self._made
+        if compiled is None:
+            parts = None if self._parts is None else self._parts()
+            if parts is None:
+                return False
+            compiled, self._said = CompiledStep(parts, self._most_rows), str(parts)
         ways: dict[str, Callable[[], Way]] = {
             "operations": lambda: partial(step, None),
             "compiled": lambda: partial(step, compiled),
         }
         choices().allow(TRIAL_S)
-        if choices().fastest(f"step of {parts}, threads: {torch.get_num_threads()}", ways, token) == "compiled":
-            self._made = compiled
+        asked = f"{kind} of {self._said}, threads: {torch.get_num_threads()}"
+        is_faster = choices().fastest(asked, ways, tokens) == "compiled"
         choices().keep()
-        return self._made
+        if is_faster:
+            self._made, self._parts = compiled, None
+        return is_faster
+
+
+def _is_looked_at() -> bool:
+    """Whether somebody looks at the operations of torch, who would see nothing of compiled code."""
+    return get_function_mode() is not None or count_dispatch_modes() > 0
 
 
 def _turning(rotary: Rotary) -> StageFields:

@@ -92,21 +92,21 @@ class EnsembleDecoder:
     """The steps of an ensemble, whose members may be models or what `regard.models.inference.prepare` made of them."""
 
     def __init__(self, members: Sequence[Any]) -> None:
-        self._members = members
+        self.members = members
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> tuple[Any, ...]:
         """The state of each member before the first step."""
-        return tuple(member.start(source, source_lengths) for member in self._members)
+        return tuple(member.start(source, source_lengths) for member in self.members)
 
     def step(self, state: tuple[Any, ...], tokens: Int[Tensor, " N"]) -> Step:
         """One step of each member; the alignment is the first member's."""
-        taken = [member.step(one, tokens) for member, one in zip(self._members, state, strict=True)]
+        taken = [member.step(one, tokens) for member, one in zip(self.members, state, strict=True)]
         logits, alignments, after = zip(*taken, strict=True)
         return Step(log_mean(logits), alignments[0], after)
 
     def reorder(self, state: tuple[Any, ...], index: Int[Tensor, " N"]) -> tuple[Any, ...]:
         """The state of each member for the sequences `index`."""
-        return tuple(member.reorder(one, index) for member, one in zip(self._members, state, strict=True))
+        return tuple(member.reorder(one, index) for member, one in zip(self.members, state, strict=True))
 
 
 def log_mean(logits: Sequence[Float[Tensor, "... V"]]) -> Float[Tensor, "... V"]:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.compiled.step_work import MOST_ROWS
+from regard.compiled.step_work import MOST_OF_MANY, MOST_ROWS
 from regard.errors import ArgumentError
 from regard.mechanisms.scores.base import ScaledDot
 from regard.models.compiled_encoder import LateEncoder
@@ -29,7 +29,7 @@ from regard.models.token_memory import RememberingOutput
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
 from regard.nn.fixed_linear import Activation, FixedLinear
-from regard.storage.choices import choices
+from regard.storage.choices import Way, choices
 
 FIRST_ROOM = 32
 """The number of positions that a cache has room for at first. The room doubles when it is full."""
@@ -65,6 +65,8 @@ class Memory:
     value: tuple[Float[Tensor, "A G S D"], ...]
     bias: Float[Tensor, "A 1 1 S"] | None
     """-inf at padding; None if there is no padding."""
+    lengths: Int[Tensor, " A"] | None
+    """The tokens of each source, int64; None if there is no padding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +84,8 @@ class FixedState:
     """Buffers like those of the cache, which are no longer in use."""
     compiled: CompiledStep | None = None
     """What does the steps of this one sentence; None for the operations of torch."""
+    late: LateStep | None = None
+    """What chooses who does each step, if these are some of many sentences."""
 
 
 def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
@@ -166,28 +170,16 @@ class FixedTransformer:
         # Logits stay in the model's own dtype: in bfloat16, 1.5 % of a trained model's scores changed by over 1e-2.
         own: nn.Linear | RememberingOutput = model.output
         self._output = own if isinstance(own, RememberingOutput) else FixedLinear(own.weight, own.bias)
-        self._late_step = LateStep(partial(_given, step_parts(model, dtype)), FIRST_STEPS)
+        self._late_step = LateStep(partial(_given, step_parts(model, dtype)), FIRST_STEPS, MOST_OF_MANY)
         self._late_encoder = LateEncoder(encoder_parts(model, dtype))
 
     @torch.no_grad()
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:
         """Read the source and project its keys and values for every layer."""
         count, length = source.shape
-        bias = _bias(source_lengths, length, self._source.dtype)
-        x = self._source(source, 0, length)
-        is_single, is_compiled = count == 1 and bias is None, self._late_step.is_made
-        operations = partial(self._read, bias=bias)
-        read = self._late_encoder.chosen(length, operations) if is_single and is_compiled else operations
-        projected = read(x)
-        shapes = [layer.across.shape for layer in self._decoder]
-        keys, values = [], []
-        for shape, part in zip(shapes, projected.split([2 * shape.kv_width for shape in shapes], -1), strict=True):
-            key, value = shape.split_kv(part)  # (B, G, S, D)
-            keys.append(key.contiguous())
-            values.append(value.contiguous())
-        cache = tuple(x.new_empty(count, FIRST_ROOM, 2 * layer.back.shape.kv_width) for layer in self._decoder)
-        sources = torch.arange(count, device=source.device)
-        state = FixedState(Memory(tuple(keys), tuple(values), bias), sources, cache, 0)
+        is_single, is_compiled = count == 1 and bool((source_lengths >= length).all()), self._late_step.is_made
+        read = self._late_encoder.chosen(length, self._read) if is_single and is_compiled else self._read
+        state = self.begun(source, source_lengths, read)
         if not is_single:
             return state
         compiled = self._late_step.chosen(partial(self._trial, state))
@@ -196,7 +188,30 @@ class FixedTransformer:
             return self.start(source, source_lengths)
         return replace(state, compiled=compiled)
 
-    def _read(self, x: Float[Tensor, "B S M"], bias: Float[Tensor, "B 1 1 S"] | None) -> Float[Tensor, "B S W"]:
+    def of_many(self) -> "ManySentences":
+        """The same decoder for some of many sentences."""
+        return ManySentences(self, self._late_step)
+
+    def begun(
+        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], read: Way | None = None
+    ) -> FixedState:
+        """The state before the first step, of sources that `read` reads if they have no padding."""
+        count, length = source.shape
+        bias = _bias(source_lengths, length, self._source.dtype)
+        x = self._source(source, 0, length)
+        projected = self._read(x, bias) if read is None or bias is not None else read(x)
+        shapes = [layer.across.shape for layer in self._decoder]
+        keys, values = [], []
+        for shape, part in zip(shapes, projected.split([2 * shape.kv_width for shape in shapes], -1), strict=True):
+            key, value = shape.split_kv(part)  # (B, G, S, D)
+            keys.append(key.contiguous())
+            values.append(value.contiguous())
+        cache = tuple(x.new_empty(count, FIRST_ROOM, 2 * layer.back.shape.kv_width) for layer in self._decoder)
+        sources = torch.arange(count, device=source.device)
+        lengths = None if bias is None else source_lengths.to(torch.int64).contiguous()
+        return FixedState(Memory(tuple(keys), tuple(values), bias, lengths), sources, cache, 0)
+
+    def _read(self, x: Float[Tensor, "B S M"], bias: Float[Tensor, "B 1 1 S"] | None = None) -> Float[Tensor, "B S W"]:
         """The keys and values of the embedded sources for all layers, by the operations of torch."""
         for layer in self._encoder:
             x = layer(x, bias)
@@ -204,21 +219,28 @@ class FixedTransformer:
         return self._memory(x.view(-1, x.shape[-1]), dtype=x.dtype).view(*x.shape[:2], -1)
 
     def _trial(self, state: FixedState, compiled: CompiledStep | None, tokens: Tensor) -> Tensor:
-        """One step, to see how long it takes."""
-        return self.step(replace(state, compiled=compiled), tokens)[0]
+        """One step, to see how long it takes. What it writes into the caches the real step writes anew."""
+        return self._step_by(compiled, _with_room(state), tokens)[0]
 
     @torch.no_grad()
     def step(self, state: FixedState, tokens: Int[Tensor, " N"]) -> tuple[Tensor, FixedAlignment, FixedState]:
         """Logits after one more token; the alignment is the last layer's."""
         state = _with_room(state)
+        if state.late is not None:
+            return self._step_by(state.late.chosen_for(tokens, partial(self._trial, state)), state, tokens)
+        if state.memory.key[0].shape[0] == 1:
+            self._late_step.count += 1
+        return self._step_by(state.compiled if len(tokens) <= MOST_ROWS else None, state, tokens)
+
+    def _step_by(
+        self, compiled: CompiledStep | None, state: FixedState, tokens: Tensor
+    ) -> tuple[Tensor, FixedAlignment, FixedState]:
         position, memory = state.position, state.memory
         x = self._target(tokens, position, position + 1)
-        if memory.key[0].shape[0] == 1:
-            self._late_step.count += 1
-        if state.compiled is not None and x.shape[0] <= MOST_ROWS:
+        if compiled is not None:
             back, across = self._held(state)
-            logits, flat = state.compiled(x, position, back, across, memory.key[0].shape[2])
-            return self._stepped(state, logits, self._decoder[-1].across.shape.of_sources(flat, 1))
+            logits, flat = compiled(x, position, back, across, memory.key[0].shape[2], memory.lengths)
+            return self._stepped(state, logits, self._decoder[-1].across.shape.of_sources(flat, len(memory.key[0])))
         for number, layer in enumerate(self._decoder):
             x = layer.look_back(x, state.cache[number][:, : position + 1], position)
             x, query = layer.look_across(x, memory.key[number], memory.value[number], memory.bias)
@@ -226,14 +248,14 @@ class FixedTransformer:
         return self._stepped(state, self._output(self._decoder_norm(x)), query)
 
     def _held(self, state: FixedState) -> tuple[list[HeldKeys], list[HeldKeys]]:
-        """Where the caches and the source's keys and values of one sentence stand."""
+        """Where the caches and the sources' keys and values stand."""
         back, across = [], []
         for number, layer in enumerate(self._decoder):
             cache, key = state.cache[number], state.memory.key[number]
             at, (_, room, both) = cache.data_ptr(), cache.shape
-            back.append(HeldKeys(at, at + 4 * layer.back.shape.kv_width, room * both, layer.back.shape.dim, both))
-            stride = key.shape[2] * key.shape[3]
-            across.append(HeldKeys(key.data_ptr(), state.memory.value[number].data_ptr(), 0, stride, key.shape[3]))
+            back.append(HeldKeys(at, at + 4 * layer.back.shape.kv_width, 1, room * both, layer.back.shape.dim, both))
+            hypotheses, strides = len(state.cache[number]) // len(key), key.stride()[:3]
+            across.append(HeldKeys(key.data_ptr(), state.memory.value[number].data_ptr(), hypotheses, *strides))
         return back, across
 
     def _stepped(
@@ -266,8 +288,48 @@ class FixedTransformer:
             tuple(key.index_select(0, rows) for key in known.key),
             tuple(value.index_select(0, rows) for value in known.value),
             None if known.bias is None else known.bias.index_select(0, rows),
+            None if known.lengths is None else known.lengths.index_select(0, rows),
         )
-        return FixedState(memory, sources, cache, position, compiled=state.compiled)
+        return FixedState(memory, sources, cache, position, compiled=state.compiled, late=state.late)
+
+
+class ManySentences:
+    """The decoder of `prepare` for some of many sentences: compiled code is made ready at once.
+
+    Who does a step depends on its rows and on the machine, and not on what was decoded before: the sentences of a file
+    have the same bits whoever decodes which of them.
+    """
+
+    def __init__(self, decoder: FixedTransformer, late: LateStep) -> None:
+        self._decoder, self._late, self.max_length = decoder, late, decoder.max_length
+
+    @torch.no_grad()
+    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:
+        """Read the sources by the operations of torch."""
+        state = self._decoder.begun(source, source_lengths)
+        # The weights of a source without tokens are what torch makes of them.
+        return replace(state, late=self._late) if bool((source_lengths > 0).all()) else state
+
+    def step(self, state: FixedState, tokens: Int[Tensor, " N"]) -> tuple[Tensor, FixedAlignment, FixedState]:
+        """Logits after one more token; the alignment is the last layer's."""
+        return self._decoder.step(state, tokens)
+
+    def reorder(self, state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
+        """The state of the sequences `index`."""
+        return self._decoder.reorder(state, index)
+
+
+def of_many(decoder: Any) -> Any:
+    """The decoder for some of so many sentences that it is worth the start of compiled code; itself if there is none.
+
+    >>> from regard.models import TransformerConfig
+    >>> model = Transformer(TransformerConfig(dim=8, num_heads=2), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> type(of_many(prepare(model))).__name__, of_many(model) is model
+    ('ManySentences', True)
+    """
+    if isinstance(decoder, EnsembleDecoder):
+        return EnsembleDecoder([of_many(member) for member in decoder.members])
+    return decoder.of_many() if isinstance(decoder, FixedTransformer) else decoder
 
 
 # -- the parts ---------------------------------------------------------------------------------------------

@@ -49,14 +49,18 @@ class FixedDecoderOnly:
     def __init__(self, model: DecoderOnly) -> None:
         self._model, self.max_length = model, model.max_length
         self._heads = [layer.self_attention for layer in model.each_layer()]
-        self._late_step, self._read = LateStep(self._parts, FIRST_STEPS), self._versions()
+        self._late_step, self._read = LateStep(self._parts, FIRST_STEPS, MOST_ROWS), self._versions()
 
     @torch.no_grad()
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> TextState:
         """Read all but the last tokens of the texts; see `DecoderOnly.start`."""
         state, versions = self._model.start(source, source_lengths), self._versions()
         if versions != self._read:
-            steps, self._late_step, self._read = self._late_step.count, LateStep(self._parts, FIRST_STEPS), versions
+            steps, self._late_step, self._read = (
+                self._late_step.count,
+                LateStep(self._parts, FIRST_STEPS, MOST_ROWS),
+                versions,
+            )
             self._late_step.count = steps
         if state.seen is not None or source.shape[0] > MOST_ROWS or not self._is_as_read():
             return TextState(state, None)
@@ -125,4 +129,4 @@ def _with_room(cache: KeyValue) -> KeyValue:
 def _held(cache: KeyValue) -> HeldKeys:
     """Where a cache stands. Its buffers are as `KeyValue` makes them, the values as the keys."""
     row, group, position, _ = cache.key_buffer.stride()
-    return HeldKeys(cache.key_buffer.data_ptr(), cache.value_buffer.data_ptr(), row, group, position)
+    return HeldKeys(cache.key_buffer.data_ptr(), cache.value_buffer.data_ptr(), 1, row, group, position)

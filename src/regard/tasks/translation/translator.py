@@ -517,7 +517,10 @@ class Translator:
             [full[row] for row in rows]
             for rows in _by_length([len(ids[i]) for i in full], max(places // options.beam.size, 1))
         ]
-        jobs = [self._job([ids[i] for i in rows], options, [begun[i] for i in rows]) for rows in batches]
+        jobs = [
+            replace(self._job([ids[i] for i in rows], options, [begun[i] for i in rows]), among=len(full))
+            for rows in batches
+        ]
         answers = (search(self.decoder, job) for job in jobs) if self.searcher is None else self.searcher.search(jobs)
         for rows, hypotheses in zip(batches, answers, strict=True):
             sources = [ids[i] for i in rows]

@@ -425,7 +425,7 @@ def test_jobs_know_how_many_sentences_there_are(fitted: Translator, monkeypatch:
 
     monkeypatch.setattr("regard.tasks.translation.translator.search", noted)
     monkeypatch.setattr("regard.tasks.translation.translator.CPU_SEARCH_PLACES", 64)
-    fitted.translate_window([*SOURCES[:20], "", " "], TranslationOptions())
+    fitted.translate_window([*SOURCES[:20], ""], TranslationOptions())
     assert len(amounts) > 1
     assert sum(size for size, _ in amounts) == 20
     assert {among for _, among in amounts} == {20}

@@ -178,7 +178,7 @@ class FixedTransformer:
         """Read the source and project its keys and values for every layer."""
         count, length = source.shape
         is_single, is_compiled = count == 1 and bool((source_lengths >= length).all()), self._late_step.is_made
-        read = self._late_encoder.chosen(length, self._read) if is_single and is_compiled else self._read
+        read = self._late_encoder.chosen(length, self._read) if is_single and is_compiled else None
         state = self.begun(source, source_lengths, read)
         if not is_single:
             return state
@@ -195,11 +195,11 @@ class FixedTransformer:
     def begun(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], read: Way | None = None
     ) -> FixedState:
-        """The state before the first step, of sources that `read` reads if they have no padding."""
+        """The state before the first step, of sources that `read` reads, which then have no padding."""
         count, length = source.shape
         bias = _bias(source_lengths, length, self._source.dtype)
         x = self._source(source, 0, length)
-        projected = self._read(x, bias) if read is None or bias is not None else read(x)
+        projected = self._read(x, bias) if read is None else read(x)
         shapes = [layer.across.shape for layer in self._decoder]
         keys, values = [], []
         for shape, part in zip(shapes, projected.split([2 * shape.kv_width for shape in shapes], -1), strict=True):

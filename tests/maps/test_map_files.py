@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -78,11 +77,11 @@ def test_what_the_random_calls_do_not_draw(tmp_path: Path, options: dict[str, An
         kept.save(tmp_path / "map.safetensors")
         loaded = regard.AttentionMap.load(tmp_path / "map.safetensors")
         assert loaded.source.has_heads == kept.source.has_heads
-        # A part is read with the strides of the whole until it is saved: some libraries sum in another order then.
-        close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
-        close(loaded.dense(), kept.dense())
-        close(loaded.received(), kept.received())
-        close(loaded.value_norms().dense(), kept.value_norms().dense())
+        # A file has its numbers at any place of a line of the cache, on which the last bits of MKL's products depend.
+        loaded, placed = (regard.AttentionMap(one.source.mapped(torch.clone)) for one in (loaded, kept))
+        assert torch.equal(loaded.dense(), placed.dense())
+        assert torch.equal(loaded.received(), placed.received())
+        assert torch.equal(loaded.value_norms().dense(), placed.value_norms().dense())
 
 
 def test_a_file_says_what_its_map_was_told(tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ class CompiledStep(CompiledLayers):
             most_rows, max((one.heads * one.dim for one in attentions if one.is_across), default=0)
         )
         super().__init__(parts, most_rows)
-        self.most_rows = most_rows
         self._turns = next((_Turns(one.rotary) for one in attentions if one.rotary is not None), None)
         self._numbers = self.stages.view(np.int64).reshape(len(self.stages), -1)
         names = list(STAGE.names or ())

@@ -122,7 +122,7 @@ def test_matrices_in_bfloat16_are_rounded_once(always: None) -> None:
     exact = prepare(model)
     state = rounded.start(SOURCE, LENGTHS)
     other = exact.start(SOURCE, LENGTHS)
-    other = type(other)(state.memory, other.sources, other.cache, 0, compiled=other.compiled)
+    other = type(other)(state.memory, other.owners, other.cache, 0, compiled=other.compiled)
     for token in (BOS, 30, 17):
         ours, _, state = rounded.step(state, torch.tensor([token]))
         theirs, _, other = exact.step(other, torch.tensor([token]))

@@ -138,8 +138,8 @@ def test_a_trial_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         state = ready.start(SOURCES, LENGTHS)
         for step, column in enumerate(tokens):
             count = 9 - step % 3
-            state = ready.reorder(state, torch.arange(len(state.sources))[:count])
-            logits, _, state = ready.step(state, column[: len(state.sources)])
+            state = ready.reorder(state, torch.arange(state.count)[:count])
+            logits, _, state = ready.step(state, column[: state.count])
         found.append(logits)
     assert torch.equal(*found)
 

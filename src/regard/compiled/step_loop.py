@@ -187,18 +187,19 @@ def _norm(stage: Any, row: int) -> None:
 @numba.njit(fastmath=FAST, nogil=True)
 def _attend(stage: Any, row: int, group: int) -> None:
     """The queries of one row and one group of heads, after their own key and value are written."""
-    width, shared, owner = stage.width, stage.shared, row // stage.sharing
+    width, shared = stage.width, stage.shared
+    owner = carray(_longs(stage.owners), row + 1)[row] if stage.owners else row
     length = carray(_longs(stage.lengths), owner + 1)[owner] if stage.lengths else stage.length
     source = stage.source + 4 * row * stage.source_stride
-    first = 4 * (owner * stage.owner_stride + group * stage.group_stride)
-    keys, values = stage.keys + first, stage.values + first
+    held = _held(stage, row, group, owner, length)
     if stage.writes:
-        last = 4 * (length - 1) * stage.key_stride
+        last = held[length - 1]
         new_key = carray(_floats(source + 4 * (stage.groups * shared + group) * width), width)
         new_value = carray(_floats(source + 4 * (stage.values_at + group * width)), width)
         if stage.turned:
             _turn(stage, new_key)
-        kept_key, kept_value = carray(_floats(keys + last), width), carray(_floats(values + last), width)
+        kept_key = carray(_floats(stage.keys + last), width)
+        kept_value = carray(_floats(stage.values + last), width)
         for d in range(width):
             kept_key[d] = new_key[d]
             kept_value[d] = new_value[d]
@@ -209,7 +210,21 @@ def _attend(stage: Any, row: int, group: int) -> None:
         if stage.turned:
             _turn(stage, query)
         target = carray(_floats(stage.target + 4 * (row * stage.target_stride + head * width)), width)
-        _attend_one(query, keys, values, stage.key_stride, length, np.float32(stage.number), weights, target)
+        _attend_one(query, stage.keys, stage.values, held, np.float32(stage.number), weights, target)
+
+
+@numba.njit(nogil=True)
+def _held(stage: Any, row: int, group: int, owner: int, length: int) -> Any:
+    """Where each key and value of one row and group stands, in bytes from the first of all."""
+    held = np.empty(length, np.int64)
+    first = 4 * (owner * stage.owner_stride + group * stage.group_stride)
+    for t in range(length):
+        held[t] = first + 4 * t * stage.key_stride
+    if stage.placed:
+        places = carray(_longs(stage.places), (row + 1) * stage.placed)
+        for t in range(stage.placed):
+            held[t] += 4 * (places[row * stage.placed + t] - owner) * stage.owner_stride
+    return held
 
 
 @numba.njit(nogil=True)
@@ -225,13 +240,11 @@ def _turn(stage: Any, vector: Any) -> None:
 
 
 @numba.njit(fastmath=FAST, nogil=True)
-def _attend_one(
-    query: Any, keys: int, values: int, stride: int, length: int, scale: Any, weights: Any, target: Any
-) -> None:
+def _attend_one(query: Any, keys: int, values: int, held: Any, scale: Any, weights: Any, target: Any) -> None:
     """The softmax of scaled dot products of one query, times the values. The weights have room for whole vectors."""
-    width, largest = query.size, np.float32(-np.inf)
+    width, length, largest = query.size, held.size, np.float32(-np.inf)
     for t in range(length):
-        key, score = carray(_floats(keys + 4 * t * stride), width), ZERO
+        key, score = carray(_floats(keys + held[t]), width), ZERO
         for d in range(width):
             score += query[d] * key[d]
         weights[t] = score * scale
@@ -245,7 +258,7 @@ def _attend_one(
     for d in range(width):
         target[d] = ZERO
     for t in range(length):
-        value, weight = carray(_floats(values + 4 * t * stride), width), weights[t] / total
+        value, weight = carray(_floats(values + held[t]), width), weights[t] / total
         for d in range(width):
             target[d] += weight * value[d]
 

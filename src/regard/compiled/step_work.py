@@ -13,7 +13,7 @@ PRODUCT, NORM, ATTEND, GATE = 0, 1, 2, 3
 """The kinds of stages."""
 NOTHING, RELU, GELU, GELU_TANH = 0, 1, 2, 3
 """The activations that may follow a product."""
-HELD = ("keys", "values", "sharing", "owner_stride", "group_stride", "key_stride")
+HELD = ("keys", "values", "owners", "places", "placed", "owner_stride", "group_stride", "key_stride")
 """Where the keys and values of an attention stand. They change from step to step."""
 
 STAGE = np.dtype(
@@ -40,14 +40,15 @@ STAGE = np.dtype(
                     `weights`, the bias `bias` and the epsilon `number`
     GATE            `outputs` numbers: the SiLU of the source's first ones times its next ones
     ATTEND          for each of `groups` key heads: `shared` queries of `width` numbers each attend to `length` keys
-                    and values, which are `key_stride` apart, and those of the groups `group_stride`. So many rows as
-                    `sharing` says look at the same ones, the next rows at those that stand `owner_stride` further on,
-                    of which there may be another number: `lengths` is the address of these numbers, int64, or 0.
-                    Scores are multiplied with
-                    `number`. If `writes`, the source's keys stand after its queries, its values at `values_at`, and
-                    both are first written as the last key and value. If `turned`, so many numbers of each query
-                    and of the new key are turned first, by the angles whose cosines and sines are given: pair n is at
-                    n * `between_pairs`, and its second number `within_pair` further on.
+                    and values. These belong to owners: the numbers of the rows' owners stand at `owners`, int64, or
+                    each row is its own, where it is 0. Those of the next owner stand `owner_stride` further on, of the
+                    next group `group_stride`, of the next key `key_stride`. The first `placed` keys of a row belong to
+                    others: `places` is the address of the numbers of their owners, `placed` for each row, int64. An
+                    owner may have another number of keys: `lengths` is the address of these numbers, int64, or 0.
+                    Scores are multiplied with `number`. If `writes`, the source's keys stand after its queries, its
+                    values at `values_at`, and both are first written as the owner's last key and value. If `turned`,
+                    so many numbers of each query and of the new key are turned first, by the angles whose cosines and
+                    sines are given: pair n is at n * `between_pairs`, and its second number `within_pair` further on.
 """
 
 WORK = np.dtype([(name, np.int64) for name in ("counter", "done", "rows", "count", "stages")], align=True)

@@ -28,6 +28,8 @@ class CompiledEncoder(CompiledLayers):
     """An encoder without rotary positions, and its output layer, for one sentence of up to MOST_TOKENS tokens."""
 
     def __init__(self, parts: StepParts) -> None:
+        # All tokens have the keys of the one sentence.
+        self._owners = torch.zeros(MOST_TOKENS, dtype=torch.int64, device="cpu")
         super().__init__(parts, MOST_TOKENS)
         self._attends = np.flatnonzero(self.stages["kind"] == ATTEND)
 
@@ -45,7 +47,7 @@ class CompiledEncoder(CompiledLayers):
         """Every token attends to all of them: keys and values stand behind the queries, in the rows of the source."""
         keys = source.data_ptr() + 4 * attention.heads * attention.dim
         return {
-            "keys": keys, "values": keys + 4 * attention.groups * attention.dim, "sharing": MOST_TOKENS,
+            "keys": keys, "values": keys + 4 * attention.groups * attention.dim, "owners": self._owners.data_ptr(),
             "group_stride": attention.dim, "key_stride": source.stride(0),
         }  # fmt: skip
 

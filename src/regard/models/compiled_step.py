@@ -35,10 +35,14 @@ class HeldKeys(NamedTuple):
 
     keys: int
     values: int
-    sharing: int
-    """How many rows, one after the other, have the same keys."""
+    owners: int
+    """The address of the number of the owner of each row's keys, int64; 0 if each row has its own."""
+    places: int
+    """The address of the numbers of the owners (rows, placed) of each row's first keys, int64."""
+    placed: int
+    """How many keys these are; the others stand with the row's own owner."""
     owner_stride: int
-    """From these to the keys of the next rows."""
+    """From the keys of one owner to those of the next."""
     group_stride: int
     key_stride: int
 

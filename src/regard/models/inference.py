@@ -22,6 +22,7 @@ from regard.models.compiled_encoder import LateEncoder
 from regard.models.compiled_step import CompiledStep, HeldKeys, LateStep
 from regard.models.decoder_only import DecoderOnly
 from regard.models.ensemble import Ensemble, EnsembleDecoder
+from regard.models.fixed_state import FixedState, Memory, reordered, side_by_side, with_room
 from regard.models.stack import SelfAttentionLayer
 from regard.models.step_parts import StepParts, encoder_parts, may_be_compiled, step_parts
 from regard.models.text_inference import FixedDecoderOnly
@@ -40,13 +41,15 @@ FIRST_STEPS = 500
 class FixedAlignment:
     """The attention of one step to the source: (N, H, 1, S), computed when it is read."""
 
-    def __init__(self, query: Tensor, key: Tensor, bias: Tensor | None, scale: float, rows: int) -> None:
-        self._parts, self._scale, self._rows = (query, key, bias), scale, rows
+    def __init__(self, query: Tensor, memory: Memory, owners: Int[Tensor, " A"] | None, scale: float, rows: int) -> None:
+        self._query, self._memory, self._owners, self._scale, self._rows = query, memory, owners, scale, rows
 
     def dense(self) -> Float[Tensor, "N H 1 S"]:
         """The weights, in at least float32."""
-        query, key, bias = self._parts
-        scores = (query @ key.mT) * self._scale  # (A, G, K * R, S)
+        key, bias = self._memory.key[-1], self._memory.bias
+        if self._owners is not None:
+            key, bias = key[self._owners], None if bias is None else bias[self._owners]
+        scores = (self._query @ key.mT) * self._scale  # (A, G, K * R, S)
         weights = (
             scores.softmax(-1) if bias is None else (scores + bias).softmax(-1).masked_fill(bias == -torch.inf, 0.0)
         )
@@ -54,38 +57,6 @@ class FixedAlignment:
         hypotheses = self._rows // sources
         by_row = weights.view(sources, groups, hypotheses, -1, length).transpose(1, 2)
         return by_row.reshape(self._rows, -1, 1, length)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Memory:
-    """The projected source, A sources first. Each source may have several hypotheses."""
-
-    key: tuple[Float[Tensor, "A G S D"], ...]
-    """One entry per layer."""
-    value: tuple[Float[Tensor, "A G S D"], ...]
-    bias: Float[Tensor, "A 1 1 S"] | None
-    """-inf at padding; None if there is no padding."""
-    lengths: Int[Tensor, " A"] | None
-    """The tokens of each source, int64; None if there is no padding."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FixedState:
-    """The state that decoding passes from step to step: N = A * K hypotheses, the K of a source side by side."""
-
-    memory: Memory
-    sources: Int[Tensor, " N"]
-    """The number of the source that each hypothesis translates, as counted at the start."""
-    cache: tuple[Float[Tensor, "N capacity W"], ...]
-    """Keys and values of the target so far, side by side, one entry per layer."""
-    position: int
-    """The number of filled positions in the cache."""
-    spare: tuple[Float[Tensor, "N capacity W"], ...] = ()
-    """Buffers like those of the cache, which are no longer in use."""
-    compiled: CompiledStep | None = None
-    """What does the steps of this one sentence; None for the operations of torch."""
-    late: LateStep | None = None
-    """What chooses who does each step, if these are some of many sentences."""
 
 
 def prepare(model: Any, dtype: torch.dtype | None = None) -> Any:
@@ -207,9 +178,9 @@ class FixedTransformer:
             keys.append(key.contiguous())
             values.append(value.contiguous())
         cache = tuple(x.new_empty(count, FIRST_ROOM, 2 * layer.back.shape.kv_width) for layer in self._decoder)
-        sources = torch.arange(count, device=source.device)
+        owners = torch.arange(count, device=source.device)
         lengths = None if bias is None else source_lengths.to(torch.int64).contiguous()
-        return FixedState(Memory(tuple(keys), tuple(values), bias, lengths), sources, cache, 0)
+        return FixedState(Memory(tuple(keys), tuple(values), bias, lengths), owners, cache, 0)
 
     def _read(self, x: Float[Tensor, "B S M"], bias: Float[Tensor, "B 1 1 S"] | None = None) -> Float[Tensor, "B S W"]:
         """The keys and values of the embedded sources for all layers, by the operations of torch."""
@@ -220,77 +191,66 @@ class FixedTransformer:
 
     def _trial(self, state: FixedState, compiled: CompiledStep | None, tokens: Tensor) -> Tensor:
         """One step, to see how long it takes. What it writes into the caches the real step writes anew."""
-        return self._step_by(compiled, _with_room(state), tokens)[0]
+        return self._step_by(compiled, state, tokens)[0]
 
     @torch.no_grad()
     def step(self, state: FixedState, tokens: Int[Tensor, " N"]) -> tuple[Tensor, FixedAlignment, FixedState]:
         """Logits after one more token; the alignment is the last layer's."""
-        state = _with_room(state)
         if state.late is not None:
             return self._step_by(state.late.chosen_for(tokens, partial(self._trial, state)), state, tokens)
-        if state.memory.key[0].shape[0] == 1:
+        if state.memory.count == 1:
             self._late_step.count += 1
         return self._step_by(state.compiled if len(tokens) <= MOST_ROWS else None, state, tokens)
 
     def _step_by(
         self, compiled: CompiledStep | None, state: FixedState, tokens: Tensor
     ) -> tuple[Tensor, FixedAlignment, FixedState]:
+        x = self._target(tokens, state.position, state.position + 1)
+        if compiled is None:
+            return self._step_by_operations(with_room(side_by_side(state)), x)
+        state = with_room(state)
+        back, across = self._held(state)
+        memory = state.memory
+        logits, flat = compiled(x, state.position, back, across, memory.key[0].shape[2], memory.lengths)
+        # The query of each hypothesis looks at its own source, if these are not side by side.
+        owners = None if state.places is None else state.owners
+        count = memory.count if owners is None else state.count
+        query = self._decoder[-1].across.shape.of_sources(flat, count)
+        return self._stepped(replace(state, compiled=compiled), logits, query, owners)
+
+    def _step_by_operations(self, state: FixedState, x: Tensor) -> tuple[Tensor, FixedAlignment, FixedState]:
         position, memory = state.position, state.memory
-        x = self._target(tokens, position, position + 1)
-        if compiled is not None:
-            back, across = self._held(state)
-            logits, flat = compiled(x, position, back, across, memory.key[0].shape[2], memory.lengths)
-            return self._stepped(state, logits, self._decoder[-1].across.shape.of_sources(flat, len(memory.key[0])))
         for number, layer in enumerate(self._decoder):
             x = layer.look_back(x, state.cache[number][:, : position + 1], position)
             x, query = layer.look_across(x, memory.key[number], memory.value[number], memory.bias)
             x = layer.feed_forward(x)
-        return self._stepped(state, self._output(self._decoder_norm(x)), query)
+        return self._stepped(replace(state, compiled=None), self._output(self._decoder_norm(x)), query, None)
 
     def _held(self, state: FixedState) -> tuple[list[HeldKeys], list[HeldKeys]]:
         """Where the caches and the sources' keys and values stand."""
         back, across = [], []
+        places = (0, 0) if state.places is None else (state.places.data_ptr(), state.places.shape[1])
         for number, layer in enumerate(self._decoder):
             cache, key = state.cache[number], state.memory.key[number]
             at, (_, room, both) = cache.data_ptr(), cache.shape
-            back.append(HeldKeys(at, at + 4 * layer.back.shape.kv_width, 1, room * both, layer.back.shape.dim, both))
-            hypotheses, strides = len(state.cache[number]) // len(key), key.stride()[:3]
-            across.append(HeldKeys(key.data_ptr(), state.memory.value[number].data_ptr(), hypotheses, *strides))
+            values = at + 4 * layer.back.shape.kv_width
+            back.append(HeldKeys(at, values, 0, *places, room * both, layer.back.shape.dim, both))
+            values = state.memory.value[number].data_ptr()
+            across.append(HeldKeys(key.data_ptr(), values, state.owners.data_ptr(), 0, 0, *key.stride()[:3]))
         return back, across
 
     def _stepped(
-        self, state: FixedState, logits: Tensor, query: Float[Tensor, "A G Q D"]
+        self, state: FixedState, logits: Tensor, query: Float[Tensor, "A G Q D"], owners: Int[Tensor, " A"] | None
     ) -> tuple[Tensor, FixedAlignment, FixedState]:
         """What `step` returns."""
-        memory, scale = state.memory, self._decoder[-1].across.scale
-        alignment = FixedAlignment(query, memory.key[-1], memory.bias, scale, logits.shape[0])
+        scale = self._decoder[-1].across.scale
+        alignment = FixedAlignment(query, state.memory, owners, scale, logits.shape[0])
         return logits, alignment, replace(state, position=state.position + 1)
 
     @torch.no_grad()
     def reorder(self, state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
-        """The state of the sequences `index`. If their sources are the same as before, no memory is copied."""
-        sources, position = state.sources[index], state.position
-        if len(index) == len(state.sources):
-            cache = state.spare or tuple(map(torch.empty_like, state.cache))
-        else:
-            cache = tuple(old.new_empty(len(index), *old.shape[1:]) for old in state.cache)
-        for old, new in zip(state.cache, cache, strict=True):
-            torch.index_select(old[:, :position], 0, index, out=new[:, :position])
-        if torch.equal(sources, state.sources):
-            return replace(state, cache=cache, spare=state.cache)
-        # The memory has one row per source if all sources have equally many hypotheses; else one row per hypothesis.
-        kept, counts = torch.unique_consecutive(sources, return_counts=True)
-        whole = bool((counts == counts[0]).all()) if len(kept) else False
-        places = index[:: int(counts[0])] if whole else index
-        known = state.memory
-        rows = places // (len(state.sources) // max(len(known.key[0]), 1))
-        memory = Memory(
-            tuple(key.index_select(0, rows) for key in known.key),
-            tuple(value.index_select(0, rows) for value in known.value),
-            None if known.bias is None else known.bias.index_select(0, rows),
-            None if known.lengths is None else known.lengths.index_select(0, rows),
-        )
-        return FixedState(memory, sources, cache, position, compiled=state.compiled, late=state.late)
+        """The state of the sequences `index`; see `regard.models.fixed_state`."""
+        return reordered(state, index)
 
 
 class ManySentences:
@@ -536,12 +496,3 @@ def _bias(lengths: Int[Tensor, " B"], length: int, dtype: torch.dtype) -> Float[
     padding = torch.arange(length, device=lengths.device) >= lengths[:, None]
     bias = torch.zeros(padding.shape, dtype=dtype, device=lengths.device)
     return bias.masked_fill_(padding, -torch.inf)[:, None, None]
-
-
-def _with_room(state: FixedState) -> FixedState:
-    """A state whose cache has room for one more position."""
-    capacity = state.cache[0].shape[1]
-    if state.position < capacity:
-        return state
-    cache = tuple(nn.functional.pad(old, (0, 0, 0, capacity)) for old in state.cache)
-    return replace(state, cache=cache, spare=())

@@ -129,4 +129,4 @@ def _with_room(cache: KeyValue) -> KeyValue:
 def _held(cache: KeyValue) -> HeldKeys:
     """Where a cache stands. Its buffers are as `KeyValue` makes them, the values as the keys."""
     row, group, position, _ = cache.key_buffer.stride()
-    return HeldKeys(cache.key_buffer.data_ptr(), cache.value_buffer.data_ptr(), 1, row, group, position)
+    return HeldKeys(cache.key_buffer.data_ptr(), cache.value_buffer.data_ptr(), 0, 0, 0, row, group, position)

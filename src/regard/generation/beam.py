@@ -13,11 +13,13 @@ from regard.generation.protocol import (
     Decodable,
     Hypothesis,
     check_source,
+    chooser,
     first_tokens,
     log_probabilities,
     mean_over_heads,
     worth_leaving,
 )
+from regard.mechanisms.compiled_choice import Chooser
 from regard.mechanisms.fast_topk import largest_of_groups
 
 
@@ -80,7 +82,10 @@ def beam_search(
         logits, alignment, state = model.step(state, tokens)
         attended = mean_over_heads(alignment) if alignments and alignment is not None else None
         progress = Progress(held.sources.repeat_interleave(beam.size), written)
-        tokens, parents = held.advance(log_probabilities(logits, constraints, progress), length, attended)
+        choose = chooser(state, constraints)
+        if choose is None or 2 * beam.size > logits.shape[1]:
+            logits, choose = log_probabilities(logits, constraints, progress), largest_of_groups
+        tokens, parents = held.advance(choose, logits, length, attended)
         if not len(tokens) or length == max_steps:
             break
         state = model.reorder(state, parents)
@@ -119,14 +124,16 @@ class _Hypotheses:
         self.ended_at = torch.zeros((count, beam.size), dtype=torch.long, device=device)
         self.ended_in = torch.zeros((count, beam.size), dtype=torch.long, device=device)
 
-    def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
+    def advance(
+        self, choose: Chooser, logits: Float[Tensor, "N V"], length: int, alignment: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Choose among all continuations, and return the tokens of the next rows and the rows that they continue.
 
         Both are empty when all sources are done.
         """
-        running, vocab_size = len(self.sources), gains.shape[1]
+        running, vocab_size = len(self.sources), logits.shape[1]
         # At least K of the 2K candidates do not end, because each of the K rows has only one continuation that ends.
-        scores, index = largest_of_groups(gains, self.live, 2 * self.size)
+        scores, index = choose(logits, self.live, 2 * self.size)
         first = torch.arange(running, device=index.device)[:, None] * self.size
         parents, chosen = first + index // vocab_size, index % vocab_size
         ends = chosen == self.eos_id

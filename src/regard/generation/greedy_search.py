@@ -1,6 +1,7 @@
 """Greedy search: the most probable token at each step."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -10,6 +11,7 @@ from regard.generation.filters import Constraint, Progress
 from regard.generation.protocol import (
     Decodable,
     Hypothesis,
+    chooser,
     log_probabilities,
     mean_over_heads,
     worth_leaving,
@@ -55,7 +57,11 @@ def greedy(
     (True, True)
     """
 
-    def take(logits: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
+    def take(logits: Tensor, progress: Progress, state: Any) -> tuple[Tensor, Tensor]:
+        choose = chooser(state, constraints)
+        if choose is not None:
+            best, places = choose(logits, logits.new_zeros(logits.shape[0], 1), 1)
+            return places[:, 0], best[:, 0]
         gains = log_probabilities(logits, constraints, progress)
         tokens = largest(gains, 1)
         return tokens[:, 0], gains.gather(1, tokens)[:, 0]

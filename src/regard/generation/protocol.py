@@ -10,11 +10,16 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.generation.filters import Constraint, Progress, constrain
+from regard.mechanisms.compiled_choice import Chooser
 
 
 @runtime_checkable
 class Decodable(Protocol):
-    """The methods that a search needs. The state is a tree of tensors whose first dimension is the sequences."""
+    """The methods that a search needs. The state is a tree of tensors whose first dimension is the sequences.
+
+    A state may have an attribute `chooser`: what chooses among the logits of the step that made it, in one pass, as
+    `regard.mechanisms.compiled_choice.best_of_groups` does; or None.
+    """
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:
         """Read the source, and return the state before the first step."""
@@ -52,7 +57,12 @@ class Hypothesis:
 
 def worth_leaving(running: int, undecided: int) -> bool:
     """Whether so many sources are done that it pays to remove them, which copies the state of the others."""
-    return 4 * undecided <= 3 * running
+    return 16 * undecided <= 15 * running
+
+
+def chooser(state: Any, constraints: Sequence[Constraint]) -> Chooser | None:
+    """What chooses among the logits of a step in one pass; None if the state has nothing, or not all may be chosen."""
+    return None if constraints else getattr(state, "chooser", None)
 
 
 def log_probabilities(

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.mechanisms.compiled_choice import Chooser, best_of_groups
 from regard.models.compiled_step import CompiledStep, LateStep
 
 
@@ -62,6 +63,11 @@ class FixedState:
     """What chooses who does each step, if these are some of many sentences."""
 
     @property
+    def chooser(self) -> Chooser | None:
+        """What chooses among the logits of the last step, where compiled code did it."""
+        return None if self.compiled is None else best_of_groups
+
+    @property
     def count(self) -> int:
         """How many hypotheses there are."""
         return self.owners.shape[0]
@@ -101,7 +107,7 @@ def _pointed_at(state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
 
 def _copied(state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
     """Each hypothesis gets its own row of the cache. If the sources are the same as before, no memory is copied."""
-    owners, position, count = state.owners.index_select(0, index), state.position, index.shape[0]
+    owners, count = state.owners.index_select(0, index), index.shape[0]
     if count == state.cache[0].shape[0]:
         cache = state.spare or tuple(map(torch.empty_like, state.cache))
     else:
@@ -124,7 +130,7 @@ def _fill(cache: tuple[Tensor, ...], state: FixedState, index: Int[Tensor, " N"]
 
 
 def _memory_of(memory: Memory, owners: Int[Tensor, " N"]) -> tuple[Memory, Int[Tensor, " N"]]:
-    """One row for each source if all sources have equally many hypotheses side by side; else one for each hypothesis."""
+    """One row for each source, if all have equally many hypotheses side by side; else one for each hypothesis."""
     kept, counts = torch.unique_consecutive(owners, return_counts=True)
     each = int(counts[0]) if len(kept) and bool((counts == counts[0]).all()) else 1
     rows = owners[::each]

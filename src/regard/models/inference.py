@@ -41,7 +41,9 @@ FIRST_STEPS = 500
 class FixedAlignment:
     """The attention of one step to the source: (N, H, 1, S), computed when it is read."""
 
-    def __init__(self, query: Tensor, memory: Memory, owners: Int[Tensor, " A"] | None, scale: float, rows: int) -> None:
+    def __init__(
+        self, query: Tensor, memory: Memory, owners: Int[Tensor, " A"] | None, scale: float, rows: int
+    ) -> None:
         self._query, self._memory, self._owners, self._scale, self._rows = query, memory, owners, scale, rows
 
     def dense(self) -> Float[Tensor, "N H 1 S"]:

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.compiled.step_work import MOST_ROWS
+from regard.mechanisms.compiled_choice import Chooser, best_of_groups
 from regard.models.compiled_step import CompiledStep, HeldKeys, LateStep
 from regard.models.decoder_only import DecoderOnly, DecoderOnlyState
 from regard.models.protocol import Step
@@ -28,6 +29,11 @@ class TextState:
     inner: DecoderOnlyState
     compiled: CompiledStep | None
     """None for the operations of torch."""
+
+    @property
+    def chooser(self) -> Chooser | None:
+        """What chooses among the logits of the last step, where compiled code did it."""
+        return None if self.compiled is None else best_of_groups
 
 
 class FixedDecoderOnly:

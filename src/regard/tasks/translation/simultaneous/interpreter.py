@@ -149,7 +149,7 @@ class Interpreter:
         }
         found: list[list[int]] = [[] for _ in states]
 
-        def take(logits: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
+        def take(logits: Tensor, progress: Progress, _state: object) -> tuple[Tensor, Tensor]:
             gains = log_probabilities(logits, [], progress)
             rows = progress.sources.tolist()
             for place, row in enumerate(rows):

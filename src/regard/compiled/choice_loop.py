@@ -85,7 +85,7 @@ def _largest_of_row(row: int, columns: int, maxima: Any) -> Any:
 
 @numba.njit(nogil=True)
 def _total_of_row(row: int, columns: int, largest: Any) -> float:
-    """The logarithm of the sum of the exponentials of a row."""
+    """The logarithm of the sum of e^(x - largest) over a row."""
     sums, vectors, total = np.zeros(LANES, np.float32), columns // LANES, 0.0
     if vectors:
         _write_sums(row, vectors, largest, sums.ctypes.data)
@@ -94,7 +94,7 @@ def _total_of_row(row: int, columns: int, largest: Any) -> float:
     numbers = carray(_floats(row), columns)
     for i in range(vectors * LANES, columns):
         total += np.exp(numbers[i] - largest)
-    return largest + log(total)
+    return log(total)
 
 
 @numba.njit(nogil=True)
@@ -126,20 +126,20 @@ def _choose(work: Any, group: int, maxima: Any) -> None:
         row = work.logits + 4 * number * work.row_stride
         largest = _largest_of_row(row, columns, maxima)
         offset = np.float32(given - _total_of_row(row, columns, largest))
-        _look_at(carray(_floats(row), columns), maxima, offset, member * columns, values, places)
+        _look_at(carray(_floats(row), columns), maxima, largest, offset, member * columns, values, places)
 
 
 @numba.njit(nogil=True)
-def _look_at(numbers: Any, maxima: Any, offset: Any, first: int, values: Any, places: Any) -> None:
-    """Offer the numbers of a row that may be among the best."""
+def _look_at(numbers: Any, maxima: Any, largest: Any, offset: Any, first: int, values: Any, places: Any) -> None:
+    """Offer the numbers of a row that may be among the best. First the largest is subtracted: huge ones stay exact."""
     worst, vectors = values.size - 1, numbers.size // LANES
     for lane in range((vectors + DEEP - 1) // DEEP * LANES):
-        if maxima[lane] + offset >= values[worst]:
+        if maxima[lane] - largest + offset >= values[worst]:
             begin = lane // LANES * BLOCK + lane % LANES
             for i in range(begin, min(begin + BLOCK, vectors * LANES), LANES):
-                _offer(values, places, numbers[i] + offset, first + i)
+                _offer(values, places, numbers[i] - largest + offset, first + i)
     for i in range(vectors * LANES, numbers.size):
-        _offer(values, places, numbers[i] + offset, first + i)
+        _offer(values, places, numbers[i] - largest + offset, first + i)
 
 
 def _compiled(version: int) -> Any:

@@ -83,7 +83,7 @@ def beam_search(
         attended = mean_over_heads(alignment) if alignments and alignment is not None else None
         progress = Progress(held.sources.repeat_interleave(beam.size), written)
         choose = chooser(state, constraints)
-        if choose is None or 2 * beam.size > logits.shape[1]:
+        if choose is None:
             logits, choose = log_probabilities(logits, constraints, progress), largest_of_groups
         tokens, parents = held.advance(choose, logits, length, attended)
         if not len(tokens) or length == max_steps:

@@ -16,7 +16,7 @@ Chooser = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 def best_of_groups(
     logits: Float[Tensor, "N V"], offsets: Float[Tensor, "G M"], k: int
-) -> tuple[Float[Tensor, "G k"], Int[Tensor, "G k"]]:
+) -> tuple[Float[Tensor, "G C"], Int[Tensor, "G C"]]:
     r"""The k most probable continuations of each group of hypotheses, best first.
 
     The score of continuation v of row n is $o_n + \log p(v \mid n)$, where the probabilities are the softmax of the
@@ -26,10 +26,10 @@ def best_of_groups(
     Args:
         logits: float32 on the CPU; M rows make a group.
         offsets: what is added to the log-probabilities of each row, in nats.
-        k: how many, from 1 to V.
+        k: how many, at least 1.
 
     Returns:
-        Their scores, and their places among the M * V continuations of the group.
+        Their scores, and their places among the M * V continuations of the group. C is k, or M * V if that is less.
 
     >>> logits = torch.tensor([[0.0, 0.0], [1.0, 0.0]]).log_softmax(-1)
     >>> scores, places = best_of_groups(logits, torch.tensor([[0.0, -5.0]]), 2)
@@ -39,6 +39,7 @@ def best_of_groups(
     from regard.compiled.choice_loop import choose  # numba compiles here, or takes what the disk has
 
     (groups, members), (_, columns) = offsets.shape, logits.shape
+    k = min(k, members * columns)
     logits, offsets = logits if logits.stride(-1) == 1 else logits.contiguous(), offsets.float().contiguous()
     values = torch.empty(groups, k, dtype=torch.float32, device="cpu")
     places = torch.empty(groups, k, dtype=torch.int64, device="cpu")

@@ -1,0 +1,107 @@
+"""Hypotheses that change places: pointed at by compiled code, copied for the operations of torch."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("numba", reason="numba is not installed (the extra `fast`)")
+
+from regard.models.compiled_step import CompiledStep, LateStep
+from regard.models.fixed_state import FixedState, side_by_side
+from regard.models.inference import FIRST_ROOM, FixedTransformer, ManySentences, of_many, prepare
+from regard.storage.choices import Choices
+from tests.models.test_compiled_step import BOS, KINDS, VOCAB, every_kind, untrained
+from tests.models.test_steps_of_many import LENGTHS, SOURCES
+
+Step = tuple[list[int], bool]
+"""The hypotheses that go on, and whether compiled code takes the next step."""
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step that can be is the compiled one."""
+    monkeypatch.setattr(Choices, "fastest", lambda _self, _kind, ways, _x: [*ways][-1])
+
+
+def logits_of(
+    ready: ManySentences, steps: list[Step], patch: pytest.MonkeyPatch
+) -> tuple[list[Tensor], list[Tensor], FixedState]:
+    """The logits and the alignments of each step, and the last state."""
+    real, found, attended = LateStep.chosen_for, list[Tensor](), list[Tensor]()
+    generator = torch.Generator().manual_seed(4)
+    state, count = ready.start(SOURCES, LENGTHS), len(SOURCES)
+    for index, is_compiled in steps:
+
+        def chosen(self: LateStep, *arguments: Any, is_compiled: bool = is_compiled) -> CompiledStep | None:
+            return real(self, *arguments) if is_compiled else None
+
+        patch.setattr(LateStep, "chosen_for", chosen)
+        some = torch.tensor([one % count for one in index])
+        state, count = ready.reorder(state, some), len(index)
+        logits, alignment, state = ready.step(state, torch.randint(4, VOCAB, (count,), generator=generator))
+        found.append(logits)
+        attended.append(alignment.dense())
+    patch.undo()
+    return found, attended, state
+
+
+def by_operations(steps: list[Step]) -> list[Step]:
+    return [(index, False) for index, _ in steps]
+
+
+some_steps = st.lists(st.tuples(st.lists(st.integers(0, 40), min_size=1, max_size=14), st.booleans()), max_size=9)
+
+
+@settings(max_examples=40)
+@given(some_steps)
+def test_whoever_does_a_step_finds_what_was_written(steps: list[Step]) -> None:
+    """Hypotheses are left out, repeated and exchanged, more of them and fewer, while who does the steps changes."""
+    ready = of_many(prepare(untrained({})))
+    with pytest.MonkeyPatch.context() as patch:
+        ours, our_weights, _ = logits_of(ready, steps, patch)
+        theirs, their_weights, state = logits_of(ready, by_operations(steps), patch)
+    assert state.places is None
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(our_weights, their_weights, atol=1e-5, rtol=1e-4)
+
+
+@every_kind
+def test_caches_that_grow(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A beam of two for each source, whose hypotheses change places at every step and whose sources end."""
+    beam = [source for source in range(9) for _ in range(2)]
+    steps: list[Step] = [(beam, True)]
+    for number in range(FIRST_ROOM + 3):
+        left = 18 - 2 * (number // 6)
+        steps.append(([place - place % 2 + (number + place) % 3 % 2 for place in range(left)], True))
+    ready = of_many(prepare(untrained(kind)))
+    ours, _, state = logits_of(ready, steps, monkeypatch)
+    theirs, _, _ = logits_of(ready, by_operations(steps), monkeypatch)
+    torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-3)
+    assert state.places is not None
+    assert len(state.cache[0]) == 18  # nothing was copied
+
+
+def test_what_was_written_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = of_many(prepare(untrained({})))
+    _, _, state = logits_of(ready, [([*range(9)], True)] * 2, monkeypatch)
+    after = ready.reorder(state, torch.tensor([4, 4, 1]))
+    assert [one.data_ptr() for one in after.cache] == [one.data_ptr() for one in state.cache]
+    assert after.memory is state.memory
+    assert after.places is not None
+    assert after.places.tolist() == [[4, 4], [4, 4], [1, 1]]
+    dense = side_by_side(after)
+    assert dense.places is None
+    assert dense.memory.count == 3  # The sources have unlike numbers of hypotheses: each of these has a row.
+
+
+def test_one_sentence_is_pointed_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.models.inference.FIRST_STEPS", 0)
+    ready: FixedTransformer = prepare(untrained(KINDS["pre"]))
+    state = ready.reorder(ready.start(SOURCES[:1], LENGTHS[:1]), torch.zeros(3, dtype=torch.long))
+    assert state.compiled is not None
+    _, _, state = ready.step(state, torch.full((3,), BOS))
+    assert ready.reorder(state, torch.tensor([2, 2, 0])).places is not None

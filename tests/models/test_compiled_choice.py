@@ -84,7 +84,7 @@ def test_of_equal_ones_the_first(equal: list[int]) -> None:
 
 
 def test_more_than_there_are() -> None:
-    values, places = best_of_groups(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[0.0, -1.0]]), 9)
+    values, places = best_of_groups(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[0.0, -0.5]]), 9)
     assert places.tolist() == [[0, 3, 1, 2]]
     assert values.shape == (1, 4)
 

@@ -16,8 +16,17 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from regard.compiled import vector_code
-from regard.compiled.step_work import ATTEND, GELU, GELU_TANH, NORM, PRODUCT, RELU, STAGE, WORK
-from regard.compiled.vector_code import LANES, PANEL, VectorCode, compiled_function, next_of, pointers_to, value_of
+from regard.compiled.step_work import ATTEND, FULL, GELU, GELU_TANH, HALVES, NORM, PAIRS, PRODUCT, RELU, STAGE, WORK
+from regard.compiled.vector_code import (
+    HAS_PAIRS,
+    LANES,
+    PANEL,
+    VectorCode,
+    compiled_function,
+    next_of,
+    pointers_to,
+    value_of,
+)
 
 TOGETHER = 5
 """The most rows that are multiplied together: a beam of five. Their sums fill twenty of 32 vector registers."""
@@ -29,15 +38,19 @@ ROOT_HALF, TANH_SCALE, CUBIC = np.float32(sqrt(0.5)), np.float32(-2 * sqrt(2 / p
 FAST = {"nsz", "reassoc", "contract", "arcp"}
 
 
-def _multiply(rows: int, halves: bool) -> Any:
+def _multiply(rows: int, kept: int) -> Any:
     """The product of so many rows with one panel of a matrix, written to an address in rows of PANEL numbers."""
 
     def multiply(_context: Any, _source: Any, _stride: Any, _panel: Any, _depth: Any, _target: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             code, (source, stride, panel, depth, target) = VectorCode(builder), arguments
-            for row, line in enumerate(code.products(source, stride, panel, depth, rows, halves=halves)):
-                for vector, found in enumerate(line):
-                    code.store(found, code.at(target, row * PANEL + vector * LANES))
+            if kept == PAIRS:
+                found = code.products_of_pairs(source, stride, panel, depth, rows)
+            else:
+                found = code.products(source, stride, panel, depth, rows, halves=kept == HALVES)
+            for row, line in enumerate(found):
+                for vector, sums in enumerate(line):
+                    code.store(sums, code.at(target, row * PANEL + vector * LANES))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), generate
@@ -56,15 +69,26 @@ def _exponential(_typing: Any, _address: Any) -> Any:
     return types.void(types.int64), generate
 
 
+def _prefetch(_typing: Any, _address: Any) -> Any:
+    """Ask for the line of the cache at an address, to write into it."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        VectorCode(builder).prefetch(arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+_fetch: Any = intrinsic(_prefetch)
 _exp_of_lanes: Any = intrinsic(_exponential)
 _floats: Any = pointers_to(types.float32)
 _longs: Any = pointers_to(types.int64)
 _stages: Any = pointers_to(numba.from_dtype(STAGE))
 
 
-def _multiplying(halves: bool) -> Any:
+def _multiplying(kept: int) -> Any:
     """The products of one to TOGETHER rows with one panel of a matrix."""
-    one, two, three, four, five = (_multiply(rows, halves) for rows in range(1, TOGETHER + 1))
+    one, two, three, four, five = (_multiply(rows, kept) for rows in range(1, TOGETHER + 1))
 
     @numba.njit(nogil=True)
     def multiply(rows: int, source: int, stride: int, panel: int, depth: int, target: int) -> None:
@@ -82,11 +106,43 @@ def _multiplying(halves: bool) -> Any:
     return multiply
 
 
-_multiply_whole, _multiply_half = _multiplying(halves=False), _multiplying(halves=True)
+_multiply_whole, _multiply_half = _multiplying(FULL), _multiplying(HALVES)
+_multiply_pairs = _multiplying(PAIRS if HAS_PAIRS else HALVES)
+
+
+def _round(_typing: Any, _source: Any, _target: Any) -> Any:
+    """Write the LANES numbers at an address as bfloat16."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        code, (source, target) = VectorCode(builder), arguments
+        write = code.round_to_half if HAS_PAIRS else code.store_half
+        write(code.load(source), target)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+_round_lanes: Any = intrinsic(_round)
 
 
 @numba.njit(nogil=True)
-def _product(stage: Any, rows: int, panel: int, scratch: Any) -> None:
+def _rounded(source: int, stride: int, rows: int, inputs: int, halves: Any) -> None:
+    """Some rows as bfloat16, with zeros up to a whole vector."""
+    whole, last = inputs // LANES * LANES, np.zeros(LANES, np.float32)
+    for row in range(rows):
+        start = source + 4 * row * stride
+        target = halves[row].ctypes.data
+        for i in range(0, whole, LANES):
+            _round_lanes(start + 4 * i, target + 2 * i)
+        if whole < inputs:
+            numbers = carray(_floats(start), inputs)
+            for i in range(whole, inputs):
+                last[i - whole] = numbers[i]
+            _round_lanes(last.ctypes.data, target + 2 * whole)
+
+
+@numba.njit(nogil=True)
+def _product(stage: Any, rows: int, panel: int, scratch: Any, halves: Any) -> None:
     """One panel of the columns of a product."""
     first = panel * PANEL
     count = min(PANEL, stage.outputs - first)
@@ -95,7 +151,15 @@ def _product(stage: Any, rows: int, panel: int, scratch: Any) -> None:
     while row < rows:
         together = min(rows - row, TOGETHER)
         source = stage.source + 4 * row * stage.source_stride
-        if stage.is_half:
+        for i in range(together):
+            for line in range(0, PANEL, LANES):
+                _fetch(stage.target + 4 * ((row + i) * stage.target_stride + first + line))
+        if stage.kept == PAIRS:
+            pairs = (stage.inputs + 1) // 2
+            _rounded(source, stage.source_stride, together, stage.inputs, halves)
+            at, stride = stage.weights + 4 * panel * pairs * PANEL, halves.shape[1] // 2
+            _multiply_pairs(together, halves.ctypes.data, stride, at, pairs, scratch.ctypes.data)
+        elif stage.kept == HALVES:
             at = stage.weights + 2 * panel * size
             _multiply_half(together, source, stage.source_stride, at, stage.inputs, scratch.ctypes.data)
         else:
@@ -185,13 +249,14 @@ def _norm(stage: Any, row: int) -> None:
 
 
 @numba.njit(fastmath=FAST, nogil=True)
-def _attend(stage: Any, row: int, group: int) -> None:
+def _attend(stage: Any, row: int, group: int, held: Any, weights: Any) -> None:
     """The queries of one row and one group of heads, after their own key and value are written."""
     width, shared = stage.width, stage.shared
     owner = carray(_longs(stage.owners), row + 1)[row] if stage.owners else row
     length = carray(_longs(stage.lengths), owner + 1)[owner] if stage.lengths else stage.length
     source = stage.source + 4 * row * stage.source_stride
-    held = _held(stage, row, group, owner, length)
+    held, weights = held[:length], weights[: (length + LANES - 1) // LANES * LANES]
+    _find(stage, row, group, owner, held)
     if stage.writes:
         last = held[length - 1]
         new_key = carray(_floats(source + 4 * (stage.groups * shared + group) * width), width)
@@ -203,7 +268,6 @@ def _attend(stage: Any, row: int, group: int) -> None:
         for d in range(width):
             kept_key[d] = new_key[d]
             kept_value[d] = new_value[d]
-    weights = np.empty((length + LANES - 1) // LANES * LANES, np.float32)
     for i in range(shared):
         head = group * shared + i
         query = carray(_floats(source + 4 * head * width), width)
@@ -214,17 +278,15 @@ def _attend(stage: Any, row: int, group: int) -> None:
 
 
 @numba.njit(nogil=True)
-def _held(stage: Any, row: int, group: int, owner: int, length: int) -> Any:
-    """Where each key and value of one row and group stands, in bytes from the first of all."""
-    held = np.empty(length, np.int64)
+def _find(stage: Any, row: int, group: int, owner: int, held: Any) -> None:
+    """Write where each key and value of one row and group stands, in bytes from the first of all."""
     first = 4 * (owner * stage.owner_stride + group * stage.group_stride)
-    for t in range(length):
+    for t in range(held.size):
         held[t] = first + 4 * t * stage.key_stride
     if stage.placed:
         places = carray(_longs(stage.places), (row + 1) * stage.placed)
         for t in range(stage.placed):
             held[t] += 4 * (places[row * stage.placed + t] - owner) * stage.owner_stride
-    return held
 
 
 @numba.njit(nogil=True)
@@ -264,6 +326,18 @@ def _attend_one(query: Any, keys: int, values: int, held: Any, scale: Any, weigh
 
 
 @numba.njit(nogil=True)
+def _most(stages: Any) -> tuple[int, int]:
+    """The most numbers of a row that is rounded, and the most keys of an attention, in whole vectors."""
+    inputs = length = 0
+    for number in range(stages.size):
+        if stages[number].kind == ATTEND:
+            length = max(length, stages[number].length)
+        elif stages[number].kept == PAIRS:
+            inputs = max(inputs, stages[number].inputs)
+    return (inputs + LANES - 1) // LANES * LANES, (length + LANES - 1) // LANES * LANES
+
+
+@numba.njit(nogil=True)
 def _shares_of(stage: Any, rows: int) -> int:
     """Into how many shares a stage is divided."""
     if stage.kind == PRODUCT:
@@ -274,13 +348,13 @@ def _shares_of(stage: Any, rows: int) -> int:
 
 
 @numba.njit(nogil=True)
-def _do(stage: Any, rows: int, share: int, scratch: Any) -> None:
+def _do(stage: Any, rows: int, share: int, sums: Any, keys: Any) -> None:
     if stage.kind == PRODUCT:
-        _product(stage, rows, share, scratch)
+        _product(stage, rows, share, *sums)
     elif stage.kind == NORM:
         _norm(stage, share)
     elif stage.kind == ATTEND:
-        _attend(stage, share // stage.groups, share % stage.groups)
+        _attend(stage, share // stage.groups, share % stage.groups, *keys)
     else:
         _gate(stage, share % rows, share // rows)
 
@@ -298,7 +372,9 @@ def _compiled(version: int) -> Any:
         _ = version
         work = carray(pointer, 1)[0]
         stages = carray(_stages(work.stages), work.count)
-        scratch = np.empty((TOGETHER, PANEL), np.float32)
+        inputs, length = _most(stages)
+        sums = np.empty((TOGETHER, PANEL), np.float32), np.empty((TOGETHER, inputs), np.uint16)
+        keys = np.empty(length, np.int64), np.empty(length, np.float32)
         first, share = 0, next_of(work.counter)
         for number in range(work.count):
             stage = stages[number]
@@ -307,7 +383,7 @@ def _compiled(version: int) -> Any:
                 while value_of(work.done) < first:
                     pass
             while share < end:
-                _do(stage, work.rows, share - first, scratch)
+                _do(stage, work.rows, share - first, sums, keys)
                 next_of(work.done)
                 share = next_of(work.counter)
             first = end

@@ -11,6 +11,8 @@ MOST_OF_MANY = 512
 """The most hypotheses of many sentences in one compiled step."""
 PRODUCT, NORM, ATTEND, GATE = 0, 1, 2, 3
 """The kinds of stages."""
+FULL, HALVES, PAIRS = 0, 1, 2
+"""How a matrix is kept: in float32, in bfloat16, or in pairs of bfloat16 numbers that are multiplied as such."""
 NOTHING, RELU, GELU, GELU_TANH = 0, 1, 2, 3
 """The activations that may follow a product."""
 HELD = ("keys", "values", "owners", "places", "placed", "owner_stride", "group_stride", "key_stride")
@@ -21,7 +23,7 @@ STAGE = np.dtype(
         (name, np.int64)
         for name in (
             *("kind", "source", "source_stride", "target", "target_stride"),
-            *("inputs", "outputs", "weights", "bias", "plus", "is_half", "activation", "is_rms"),
+            *("inputs", "outputs", "weights", "bias", "plus", "kept", "activation", "is_rms"),
             *("groups", "shared", "writes", "width", "length", "lengths", "values_at"),
             *("turned", "cosines", "sines", "between_pairs", "within_pair"),
             *HELD,
@@ -35,7 +37,9 @@ STAGE = np.dtype(
     kind            PRODUCT, NORM, ATTEND or GATE
     source, target  rows of float32, `source_stride` and `target_stride` apart
     PRODUCT         target = source W + bias + plus (whose rows are as far apart as the target's), with the matrix in
-                    panels (inputs, PANEL); `is_half` says that they are bfloat16; `activation` is applied to the sum
+                    panels (inputs, PANEL), `kept` in float32 (FULL) or bfloat16 (HALVES); or (PAIRS) in panels of
+                    bfloat16 (inputs / 2, PANEL, 2), where the numbers of the source are rounded too, and the last of
+                    an odd number of inputs has a 0 beside it. `activation` is applied to the sum
     NORM            the layer norm of `inputs` numbers, or if `is_rms` their root mean square norm, with the weight
                     `weights`, the bias `bias` and the epsilon `number`
     GATE            `outputs` numbers: the SiLU of the source's first ones times its next ones

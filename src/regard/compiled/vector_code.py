@@ -19,6 +19,8 @@ LANES = 16
 """The numbers in one vector. A processor with shorter registers takes several of them."""
 VECTORS = 4 if llvm.get_host_cpu_features().get("avx512f") else 1
 """The vectors in one row of a panel. With four rows, the sums fill half of the registers, and the panel the rest."""
+HAS_PAIRS = bool(llvm.get_host_cpu_features().get("avx512bf16"))
+"""Whether the processor multiplies pairs of bfloat16 numbers, twice as many at a time as of float32."""
 PANEL = LANES * VECTORS
 """The columns of a panel."""
 SMALLEST, LARGEST = -126.0, 127.0
@@ -161,6 +163,47 @@ class VectorCode:
         bits = self.builder.load(self.builder.inttoptr(address, ir.PointerType(kind)), align=2, typ=kind)
         return self.builder.bitcast(self.builder.shl(self.builder.zext(bits, INTS), self.ints(16)), FLOATS)
 
+    def load_pairs(self, address: Any) -> Any:
+        """LANES pairs of bfloat16 numbers."""
+        return self.builder.load(self.builder.inttoptr(address, ir.PointerType(INTS)), align=4, typ=INTS)
+
+    def one_pair(self, address: Any) -> Any:
+        """The pair of bfloat16 numbers at an address, in every place of a vector."""
+        nothing = ir.Constant(INTS, ir.Undefined)
+        pair = self.builder.load(self.builder.inttoptr(address, ir.PointerType(INT)), typ=INT)
+        first = self.builder.insert_element(nothing, pair, ir.Constant(INT, 0))
+        return self.builder.shuffle_vector(first, nothing, self.ints(0))
+
+    def round_to_half(self, value: Any, address: Any) -> None:
+        """Write a vector as bfloat16, by the processor's own instruction; only if HAS_PAIRS."""
+        halves = ir.VectorType(ir.IntType(16), LANES)
+        found = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(halves, [FLOATS]), "llvm.x86.avx512bf16.cvtneps2bf16.512"
+        )
+        target = self.builder.inttoptr(address, ir.PointerType(halves))
+        self.builder.store(self.builder.call(found, [value]), target, align=2)
+
+    def products_of_pairs(self, rows_at: Any, row_stride: Any, panel_at: Any, depth: Any, rows: int) -> list[list[Any]]:
+        """The products of `rows` rows with a panel (depth, PANEL), both of pairs of bfloat16 numbers; if HAS_PAIRS.
+
+        The two products of a pair are added to the sum, which is float32.
+        """
+        builder = self.builder
+        add = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(FLOATS, [FLOATS, INTS, INTS]), "llvm.x86.avx512bf16.dpbf16ps.512"
+        )
+        starts = [self.at(rows_at, builder.mul(row_stride, self.long(row))) for row in range(rows)]
+
+        def body(place: Any, *sums: Any) -> list[Any]:
+            line = self.at(panel_at, builder.mul(place, self.long(PANEL)))
+            columns = [self.load_pairs(self.at(line, vector * LANES)) for vector in range(VECTORS)]
+            pairs = [self.one_pair(self.at(start, place)) for start in starts]
+            each = [(pair, column) for pair in pairs for column in columns]
+            return [builder.call(add, [held, *both]) for held, both in zip(sums, each, strict=True)]
+
+        found = self.loop(depth, [self.floats(0.0)] * (rows * VECTORS), body)
+        return [list(found[row * VECTORS : (row + 1) * VECTORS]) for row in range(rows)]
+
     def products(
         self,
         rows_at: Any,
@@ -229,6 +272,13 @@ class VectorCode:
     def _carry(phi: Any, *arrivals: tuple[Any, Any]) -> None:
         for value, block in arrivals:
             phi.add_incoming(value, block)
+
+    def prefetch(self, address: Any) -> None:
+        """Ask for the line of the cache at an address, to write into it."""
+        pointer = self.builder.inttoptr(address, ir.PointerType(ir.IntType(8)))
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, INT, INT, INT])
+        ask = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        self.builder.call(ask, [pointer, *(ir.Constant(INT, number) for number in (1, 3, 1))])
 
     def update(self, address: Any, combine: Callable[[Any, Any], Any], value: Any) -> None:
         """Combine a vector in memory with a value."""

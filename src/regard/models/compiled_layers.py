@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.compiled.step_work import ATTEND, GATE, NORM, PRODUCT, STAGE, WORK
+from regard.compiled.step_work import ATTEND, FULL, GATE, HALVES, NORM, PAIRS, PRODUCT, STAGE, WORK
 from regard.compiled.thread_team import run_in_threads
 from regard.models.step_parts import (
     AttentionParts,
@@ -118,9 +118,8 @@ class CompiledLayers(ABC):
         outputs, inputs = matrix.weight.shape
         return {
             "kind": PRODUCT, **_between(source, target), "inputs": inputs, "outputs": outputs,
-            "weights": self._address(_panels(matrix.weight)), "bias": self._address(matrix.bias),
-            "plus": self._address(plus), "is_half": matrix.weight.dtype == torch.bfloat16,
-            "activation": matrix.activation,
+            "weights": self._address(_panels(matrix.weight)), "kept": _kept(matrix.weight),
+            "bias": self._address(matrix.bias), "plus": self._address(plus), "activation": matrix.activation,
         }  # fmt: skip
 
     def _norm(self, norm: NormParts, source: Tensor, target: Tensor) -> StageFields:
@@ -158,10 +157,23 @@ def _between(source: Tensor, target: Tensor) -> StageFields:
     }  # fmt: skip
 
 
+def _kept(weight: Tensor) -> int:
+    """How a matrix is kept."""
+    from regard.compiled.vector_code import HAS_PAIRS
+
+    if weight.dtype == torch.float32:
+        return FULL
+    return PAIRS if HAS_PAIRS else HALVES
+
+
 def _panels(weight: Tensor) -> Tensor:
-    """The matrix (out, in) as panels (in, PANEL), with zeros in place of columns beyond the last."""
+    """The matrix (out, in) as panels (in, PANEL), with zeros in place of columns beyond the last.
+
+    Panels of pairs are (in / 2, PANEL, 2), with a zero beside the last of an odd number of inputs.
+    """
     from regard.compiled.vector_code import PANEL
 
     outputs, inputs = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % PANEL))
-    return padded.view(-1, PANEL, inputs).transpose(1, 2).contiguous()
+    each = 2 if _kept(weight) == PAIRS else 1
+    padded = torch.nn.functional.pad(weight, (0, -inputs % each, 0, -outputs % PANEL))
+    return padded.view(-1, PANEL, padded.shape[1] // each, each).transpose(1, 2).contiguous()

@@ -1,59 +1,75 @@
-"""A window of a file translated with compiled steps, and by the operations of torch: the same run, the same lines.
+"""A window of a file translated by this version of regard, and by another one: the same run, the same lines.
 
     python -m benchmarks steps_of_many        with REGARD_RUN naming a run, and REGARD_TEST a file of pairs
 
 The sources of the first 1,024 pairs, from text to text, as they stand in the file and sorted by length, by one thread,
-as each worker has. The peer is regard where no window is large enough for compiled steps. glibc is told
-to keep its memory.
+as each worker has. REGARD_BEFORE names the folder `src` of a checkout of the other version; without it the peer is this
+version by the operations of torch. Each side is a process that glibc is told to keep its memory in.
 """
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from unittest.mock import patch
+from typing import Any
 
-import torch
-
-from benchmarks.harness import Row, compare, keeping_memory
-from regard.generation.config import Beam
-from regard.training.distributed.choices import Precision
+import regard
+from benchmarks.harness import KEEP_MEMORY, Row, compare
+from regard.text.pairs import read_pairs
 
 TITLE = "A window of a file with compiled steps"
 LINES, ASKED = 1_024, 1.2
-PRECISIONS: tuple[Precision, ...] = ("float32", "bf16")
+WORKER = str(Path(__file__).with_name("window_worker.py"))
+PRECISIONS = ("float32", "bf16")
 
 
-def measure(folder: str, test: str) -> tuple[list[Row], list[str]]:
-    from regard.tasks.translation import search_job
-    from regard.tasks.translation.translator import Translator
-    from regard.text.pairs import read_pairs
+class Side:
+    """A process that translates."""
 
-    lines = [source for source, _ in islice(read_pairs([Path(test)]), LINES)]
-    orders = {"unsorted": lines, "by length": sorted(lines, key=len)}
-    rows, notes = [], []
-    torch.set_num_threads(1)
-    for precision in PRECISIONS:
-        translator = Translator.load(Path(folder), device="cpu", precision=precision)
-        for beam in (1, 5):
-            for order, sources in orders.items():
+    def __init__(self, source: str, folder: str, precision: str, is_by_operations: bool) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", WORKER, folder, precision, "yes" if is_by_operations else "no"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **KEEP_MEMORY, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self.digest = ""
 
-                def ours(beam: int = beam, sources: list[str] = sources, by: Translator = translator) -> list[str]:
-                    return [one.text for one in by.translate(sources, beam=Beam(beam))]
+    def translate(self, asked: dict[str, Any]) -> None:
+        """Translate once."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        _, self.digest = json.loads(self._process.stdout.readline())
 
-                def by_operations(run: Callable[[], list[str]] = ours) -> list[str]:
-                    with patch.object(search_job, "MANY", LINES + 1):
-                        return run()
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
 
-                what = f"{'greedy' if beam == 1 else f'beam {beam}'}, {order}, {precision}, 1 thread"
-                rows.append(compare(what, by_operations, ours, seconds=10, pairs=3, target=ASKED))
-                same = sum(one == other for one, other in zip(ours(), by_operations(), strict=True))
-                notes.append(f"{what}: {same} of {len(sources)} translations equal")
-    return rows, ["; ".join(notes) + "."]
+
+def runs(sides: tuple[Side, Side], asked: dict[str, Any]) -> list[Callable[[], None]]:
+    """The same work by each side."""
+    return [lambda side=side: side.translate(asked) for side in sides]  # type: ignore[misc]
 
 
 def run() -> tuple[list[Row], list[str]]:
-    folder, test = (os.environ.get(name) for name in ("REGARD_RUN", "REGARD_TEST"))
+    folder, test, before = (os.environ.get(name) for name in ("REGARD_RUN", "REGARD_TEST", "REGARD_BEFORE"))
     if folder is None or test is None:
         return [], ["Not run: REGARD_RUN and REGARD_TEST name a run and a file of pairs."]
-    return keeping_memory("steps_of_many", folder, test)
+    here = str(Path(regard.__file__).parents[1])
+    lines = [source for source, _ in islice(read_pairs([Path(test)]), LINES)]
+    orders = {"unsorted": lines, "by length": sorted(lines, key=len)}
+    rows, notes = [], []
+    for precision in PRECISIONS:
+        sides = Side(before or here, folder, precision, before is None), Side(here, folder, precision, False)
+        for beam in (1, 5):
+            for order, sources in orders.items():
+                peer, ours = runs(sides, {"beam": beam, "lines": sources})
+                what = f"{'greedy' if beam == 1 else f'beam {beam}'}, {order}, {precision}, 1 thread"
+                rows.append(compare(what, peer, ours, seconds=10, pairs=5, target=ASKED))
+                notes.append(f"{what}: {'equal' if sides[0].digest == sides[1].digest else 'unlike'} translations")
+        for side in sides:
+            side.close()
+    return rows, ["; ".join(notes) + "."]

@@ -61,7 +61,8 @@ def test_searches_find_what_the_model_says(kind: Any, size: int, rows: list[int]
         both = (beam_search(each, SOURCES, LENGTHS, beam=beam, **LIMITS) for each in (ready, model))
         found, expected = ([best[0] for best in each] for each in both)
     assert_same(found, expected, 2e-5)
-    assert rows[0] == 9 * size
+    assert rows[0] == 9
+    assert size == 1 or rows[1] == 9 * size
     assert len(rows) >= max(len(one.tokens) for one in found)
 
 

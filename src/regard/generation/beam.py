@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.generation.config import Beam
 from regard.generation.filters import Constraint, Progress
@@ -75,13 +75,13 @@ def beam_search(
     """
     check_source(source, source_lengths, max_steps)
     held = _Hypotheses(len(source), source.device, beam, eos_id=eos_id, max_steps=max_steps)
-    rows = torch.arange(len(source), device=source.device).repeat_interleave(beam.size)
-    state, tokens = model.reorder(model.start(source, source_lengths), rows), first_tokens(rows, bos_id)
+    # At the first step the hypotheses of a source would all be the same: there is one.
+    state, tokens = model.start(source, source_lengths), first_tokens(held.sources, bos_id)
     written = tokens[:, None][:, :0]
     for length in range(1, max_steps + 1):
         logits, alignment, state = model.step(state, tokens)
         attended = mean_over_heads(alignment) if alignments and alignment is not None else None
-        progress = Progress(held.sources.repeat_interleave(beam.size), written)
+        progress = Progress(held.sources.repeat_interleave(held.live.shape[1]), written)
         choose = chooser(state, constraints)
         if choose is None:
             logits, choose = log_probabilities(logits, constraints, progress), largest_of_groups
@@ -103,7 +103,8 @@ class _Trace(NamedTuple):
 
 
 class _Hypotheses:
-    """K live and K finished hypotheses of each source, as tensors. A row is a live hypothesis; a source has K rows.
+    """K live and K finished hypotheses of each source, as tensors. A row is a live hypothesis; a source has K rows, and
+    one before the first step.
 
     Only the A sources that still run have rows, so the numbers of the rows change from step to step. The trace
     leads back through them.
@@ -113,11 +114,9 @@ class _Hypotheses:
         self.size, self.num_best, self.beam = beam.size, beam.num_best, beam
         self.eos_id, self.max_steps = eos_id, max_steps
         self.trace: list[_Trace] = []
-        # The sources that run (A,), and the log-probabilities of their live hypotheses (A, K). At the start all K are
-        # the same, so only the first of them may be continued at the first step.
+        # The sources that run (A,), and the log-probabilities of their live hypotheses (A, K).
         self.sources = torch.arange(count, device=device)
-        self.live = torch.full((count, beam.size), -torch.inf, device=device)
-        self.live[:, 0] = 0.0
+        self.live = torch.zeros((count, 1), device=device)
         self.has_finished = False
         # The finished hypotheses (B, K), best first: their score, the step that ended them, and their row at that step.
         self.score = torch.full((count, beam.size), -torch.inf, device=device)
@@ -131,10 +130,10 @@ class _Hypotheses:
 
         Both are empty when all sources are done.
         """
-        running, vocab_size = len(self.sources), logits.shape[1]
+        (running, members), vocab_size = self.live.shape, logits.shape[1]
         # At least K of the 2K candidates do not end, because each of the K rows has only one continuation that ends.
-        scores, index = choose(logits, self.live, 2 * self.size)
-        first = torch.arange(running, device=index.device)[:, None] * self.size
+        scores, index = _filled_up(*choose(logits, self.live, 2 * self.size), 2 * self.size)
+        first = torch.arange(running, device=index.device)[:, None] * members
         parents, chosen = first + index // vocab_size, index % vocab_size
         ends = chosen == self.eos_id
         if not (self.has_finished or bool(ends.any())):  # this is so at nearly all steps but the last few
@@ -196,6 +195,14 @@ class _Hypotheses:
         steps = zip(self.trace, path, strict=False)
         attended = [trace.alignment[row] for trace, row in steps if trace.alignment is not None]
         return torch.stack(attended) if attended else None
+
+
+def _filled_up(scores: Float[Tensor, "A C"], index: Int[Tensor, "A C"], count: int) -> tuple[Tensor, Tensor]:
+    """So many candidates, where there are fewer: what is added is impossible."""
+    missing = count - scores.shape[1]
+    if not missing:
+        return scores, index
+    return nn.functional.pad(scores, (0, missing), value=-torch.inf), nn.functional.pad(index, (0, missing))
 
 
 def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> tuple[list[int], list[int]]:

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `fast`)")
 
-from regard.compiled import thread_team, vector_code
+from regard.compiled import thread_team
 from regard.generation.greedy_search import greedy
 from regard.mechanisms.rotary.rotary import Rotary
 from regard.models import compiled_layers, inference, step_parts
@@ -17,7 +17,7 @@ from regard.models.compiled_encoder import MOST_TOKENS, CompiledEncoder, LateEnc
 from regard.models.inference import FixedTransformer, prepare
 from regard.models.step_parts import encoder_parts
 from regard.storage.choices import Choices
-from tests.models.test_compiled_step import KINDS, LENGTHS, LIMITS, SOURCE, untrained
+from tests.models.test_compiled_step import KINDS, LENGTHS, LIMITS, SOURCE, keep_matrices, untrained
 from tests.models.test_inference import assert_same
 
 UNTURNED = {name: kind for name, kind in KINDS.items() if kind.get("positions") != "rotary"}
@@ -79,7 +79,7 @@ def test_translations_are_the_models(kind: Any, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("has_pairs", [False, True])
 def test_matrices_in_bfloat16_are_rounded_once(has_pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that multiplies pairs of bfloat16 numbers rounds the vectors too."""
-    monkeypatch.setattr(vector_code, "HAS_PAIRS", vector_code.HAS_PAIRS and has_pairs)
+    has_pairs = keep_matrices("pairs" if has_pairs else "halves", monkeypatch)
     model, x = untrained({}), sentence(11)
     half = compiled(model, torch.bfloat16)(x)
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_matrices_in_bfloat16_are_rounded_once(has_pairs: bool, monkeypatch: pyt
             if parameter.dim() > 1 and ("encoder." in name or "cross_attention.in_weights" in name):
                 parameter.copy_(parameter.bfloat16())
     exact = compiled(model)(x)
-    if vector_code.HAS_PAIRS:
+    if has_pairs:
         torch.testing.assert_close(half, exact, atol=0.02 * float(exact.abs().max()), rtol=0.0)
     else:
         assert torch.equal(half, exact)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 pytest.importorskip("numba", reason="numba is not installed (the extra `fast`)")
 
 from regard.compiled import thread_team, vector_code
-from regard.compiled.step_work import MOST_ROWS, PRODUCT, STAGE, WORK
+from regard.compiled.step_work import FULL, HALVES, MOST_ROWS, PAIRS, PRODUCT, STAGE, WORK
 from regard.generation.beam import beam_search
 from regard.generation.config import Beam
 from regard.generation.greedy_search import greedy
@@ -58,6 +58,15 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sentence that can be is decoded by the compiled step."""
     monkeypatch.setattr(inference, "FIRST_STEPS", 0)
     monkeypatch.setattr(Choices, "fastest", lambda _self, _kind, ways, _x: [*ways][-1])
+
+
+def keep_matrices(kept: str, patch: pytest.MonkeyPatch) -> bool:
+    """Let matrices of bfloat16 be kept as pairs or as halves, and say whether they are pairs."""
+    if kept == "pairs" and not vector_code.HAS_PAIRS:
+        pytest.skip("this processor does not multiply pairs of bfloat16 numbers")
+    half = PAIRS if kept == "pairs" else HALVES
+    patch.setattr(compiled_layers, "_kept", lambda weight: FULL if weight.dtype == torch.float32 else half)
+    return kept == "pairs"
 
 
 def is_compiled(ready: FixedTransformer) -> bool:
@@ -112,7 +121,7 @@ def test_the_default_dtype_is_not_that_of_the_step(kind: str, dtype: torch.dtype
 @pytest.mark.parametrize("has_pairs", [False, True])
 def test_matrices_in_bfloat16_are_rounded_once(has_pairs: bool, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that multiplies pairs of bfloat16 numbers rounds the vectors too."""
-    monkeypatch.setattr(vector_code, "HAS_PAIRS", vector_code.HAS_PAIRS and has_pairs)
+    has_pairs = keep_matrices("pairs" if has_pairs else "halves", monkeypatch)
     model = untrained({})
     rounded = prepare(model, torch.bfloat16)
     with torch.no_grad():
@@ -130,7 +139,7 @@ def test_matrices_in_bfloat16_are_rounded_once(has_pairs: bool, always: None, mo
     for token in (BOS, 30, 17):
         ours, _, state = rounded.step(state, torch.tensor([token]))
         theirs, _, other = exact.step(other, torch.tensor([token]))
-        if vector_code.HAS_PAIRS:
+        if has_pairs:
             torch.testing.assert_close(ours, theirs, atol=0.05 * float(theirs.abs().max()), rtol=0.0)
         else:
             assert torch.equal(ours, theirs)
@@ -146,9 +155,7 @@ def test_a_product_is_that_of_what_is_kept(
     """Of an odd number of inputs too, behind whose last stands what means nothing."""
     from regard.compiled.step_loop import run
 
-    if kept == "pairs" and not vector_code.HAS_PAIRS:
-        pytest.skip("this processor does not multiply pairs of bfloat16 numbers")
-    monkeypatch.setattr(vector_code, "HAS_PAIRS", kept == "pairs")
+    keep_matrices(kept, monkeypatch)
     weight = torch.randn(outputs, inputs, dtype=torch.float32 if kept == "float32" else torch.bfloat16)
     source, target = torch.full((rows, inputs + 3), torch.nan), torch.full((rows, outputs + 2), -7.0)
     source[:, :inputs] = torch.randn(rows, inputs)

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `fast`)")
 
+from regard.backends import short_sequences
 from regard.compiled.step_work import MOST_OF_MANY
 from regard.generation.beam import beam_search
 from regard.generation.config import Beam
@@ -166,6 +167,28 @@ def test_sources_without_tokens_and_too_many_rows_go_by_operations(rows: list[in
     assert not rows
     ready.step(ready.reorder(state, torch.arange(MOST_OF_MANY)), torch.full((MOST_OF_MANY,), BOS))
     assert rows == [MOST_OF_MANY]
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_many_short_sources_are_read_by_the_kernel_for_them(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    real = short_sequences._run
+    monkeypatch.setattr(
+        short_sequences, "_run", lambda *given, **more: taken.append(len(more["query"])) or real(*given, **more)
+    )
+    model = untrained({"num_kv_heads": kv_heads}, dim=64)
+    ready = prepare(model)
+    generator = torch.Generator().manual_seed(5)
+    source = torch.randint(3, 53, (300, 7), generator=generator)
+    lengths = torch.randint(1, 8, (300,), generator=generator)
+    found = of_many(ready).start(source, lengths).memory
+    assert taken == [300] * 2
+    expected = ready.start(source, lengths).memory
+    assert taken == [300] * 2, "the others are read by the operations of torch"
+    real_tokens = torch.arange(7) < lengths[:, None]
+    for ours, theirs in zip((*found.key, *found.value), (*expected.key, *expected.value), strict=True):
+        each = [one.transpose(1, 2)[real_tokens] for one in (ours, theirs)]
+        torch.testing.assert_close(*each, atol=2e-5, rtol=1e-4)
 
 
 def test_decoders_of_other_kinds_stay_as_they_are() -> None:

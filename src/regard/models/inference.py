@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.backends.short_sequences import ShortSequences, takes_short_sequences
 from regard.compiled.step_work import MOST_OF_MANY, MOST_ROWS
 from regard.errors import ArgumentError
 from regard.mechanisms.scores.base import ScaledDot
@@ -32,6 +33,8 @@ from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNor
 from regard.nn.fixed_linear import Activation, FixedLinear
 from regard.storage.choices import Way, choices
 
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+"""Takes queries, keys and values, what is added to scores, and their scale."""
 FIRST_ROOM = 32
 """The number of positions that a cache has room for at first. The room doubles when it is full."""
 FIRST_STEPS = 500
@@ -166,13 +169,21 @@ class FixedTransformer:
         return ManySentences(self, self._late_step)
 
     def begun(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], read: Way | None = None
+        self,
+        source: Int[Tensor, "B S"],
+        source_lengths: Int[Tensor, " B"],
+        read: Way | None = None,
+        *,
+        attend: Attend | None = None,
     ) -> FixedState:
-        """The state before the first step, of sources that `read` reads, which then have no padding."""
+        """The state before the first step, of sources that `read` reads, which then have no padding.
+
+        `attend` is the attention of the encoder, if it is not torch's.
+        """
         count, length = source.shape
         bias = _bias(source_lengths, length, self._source.dtype)
         x = self._source(source, 0, length)
-        projected = self._read(x, bias) if read is None else read(x)
+        projected = self._read(x, bias, attend) if read is None else read(x)
         shapes = [layer.across.shape for layer in self._decoder]
         keys, values = [], []
         for shape, part in zip(shapes, projected.split([2 * shape.kv_width for shape in shapes], -1), strict=True):
@@ -184,10 +195,12 @@ class FixedTransformer:
         lengths = None if bias is None else source_lengths.to(torch.int64).contiguous()
         return FixedState(Memory(tuple(keys), tuple(values), bias, lengths), owners, cache, 0)
 
-    def _read(self, x: Float[Tensor, "B S M"], bias: Float[Tensor, "B 1 1 S"] | None = None) -> Float[Tensor, "B S W"]:
+    def _read(
+        self, x: Float[Tensor, "B S M"], bias: Float[Tensor, "B 1 1 S"] | None = None, attend: Attend | None = None
+    ) -> Float[Tensor, "B S W"]:
         """The keys and values of the embedded sources for all layers, by the operations of torch."""
         for layer in self._encoder:
-            x = layer(x, bias)
+            x = layer(x, bias, attend or _attend)
         x = self._encoder_norm(x)
         return self._memory(x.view(-1, x.shape[-1]), dtype=x.dtype).view(*x.shape[:2], -1)
 
@@ -267,10 +280,11 @@ class ManySentences:
 
     @torch.no_grad()
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:
-        """Read the sources by the operations of torch."""
-        state = self._decoder.begun(source, source_lengths)
+        """Read the sources by the operations of torch, but for the attention of short ones."""
         # The weights of a source without tokens are what torch makes of them.
-        return replace(state, late=self._late) if bool((source_lengths > 0).all()) else state
+        if not bool((source_lengths > 0).all()):
+            return self._decoder.begun(source, source_lengths)
+        return replace(self._decoder.begun(source, source_lengths, attend=_attend_in_short), late=self._late)
 
     def step(self, state: FixedState, tokens: Int[Tensor, " N"]) -> tuple[Tensor, FixedAlignment, FixedState]:
         """Logits after one more token; the alignment is the last layer's."""
@@ -354,8 +368,17 @@ class _Attention:
         self.into = FixedLinear(*_projection(module, 0, last_part), dtype=dtype)
         self.out = FixedLinear(module.out.weight, module.out.bias, dtype=dtype)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=self.scale)
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """The output of softmax attention over scaled dot products, by torch."""
+    return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+
+
+def _attend_in_short(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """The same by compiled code, where it takes many short sequences."""
+    if not takes_short_sequences(query, key):
+        return _attend(query, key, value, bias, scale)
+    return ShortSequences().forward(query, key, value, additive=bias, is_causal=False, scale=scale)[0]
 
 
 class _Residual:
@@ -402,7 +425,7 @@ class _EncoderLayer:
         self._residual = _Residual(layer.residuals[0])
         self._feed_forward = _FeedForward(layer.feed_forward, layer.residuals[1], dtype)
 
-    def __call__(self, x: Float[Tensor, "B S M"], bias: Tensor | None) -> Float[Tensor, "B S M"]:
+    def __call__(self, x: Float[Tensor, "B S M"], bias: Tensor | None, attend: Attend) -> Float[Tensor, "B S M"]:
         attention, shape = self._attention, self._attention.shape
         count, length, _ = x.shape
         flat = x.reshape(count * length, -1)
@@ -414,7 +437,7 @@ class _EncoderLayer:
         shared = shape.heads // shape.groups
         if shared > 1:
             key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
-        heads = attention.attend(query, key, value, bias).transpose(1, 2).reshape(count * length, -1)
+        heads = attend(query, key, value, bias, attention.scale).transpose(1, 2).reshape(count * length, -1)
         flat = self._residual.leave(flat, attention.out, heads)
         return self._feed_forward(flat).view(count, length, -1)
 
@@ -441,7 +464,7 @@ class _DecoderLayer:
             cache[:, -1] = projected[:, shape.width :]
         key, value = shape.split_kv(cache)
         # The heads of a group are the queries of one call.
-        heads = attention.attend(query.view(count, shape.groups, -1, shape.dim), key, value, None)
+        heads = _attend(query.view(count, shape.groups, -1, shape.dim), key, value, None, attention.scale)
         return residual.leave(x, attention.out, heads.reshape(count, -1))
 
     def look_across(
@@ -452,7 +475,7 @@ class _DecoderLayer:
         count, sources, shared = x.shape[0], key.shape[0], shape.heads // shape.groups
         hypotheses = count // sources
         query = shape.of_sources(attention.into(residual.enter(x), dtype=x.dtype), sources)
-        heads = attention.attend(query, key, value, bias)
+        heads = _attend(query, key, value, bias, attention.scale)
         heads = heads.view(sources, shape.groups, hypotheses, shared, shape.dim).transpose(1, 2).reshape(count, -1)
         return residual.leave(x, attention.out, heads), query
 

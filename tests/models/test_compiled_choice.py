@@ -15,6 +15,7 @@ from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
 from regard.generation.greedy_search import greedy
 from regard.mechanisms.compiled_choice import best_of_groups
+from regard.mechanisms.fast_topk import largest_of_groups
 from regard.models import Transformer, TransformerConfig
 from regard.models.inference import of_many, prepare
 from regard.storage.choices import Choices
@@ -90,7 +91,7 @@ def test_more_than_there_are() -> None:
 
 
 def test_hypotheses_that_do_not_count() -> None:
-    """At the first step of a beam only one of the equal hypotheses of a source goes on."""
+    """Hypotheses of a beam that has fewer than it may have."""
     logits = torch.randn(6, 300)
     offsets = torch.tensor([[0.0, -INF, -INF], [-INF, -1.0, -INF]])
     assert_are_the_best(logits, offsets, 6)
@@ -104,22 +105,25 @@ def test_the_largest_logits_overflow_nothing() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, INF, -INF])
-def test_a_row_that_means_nothing_harms_no_other(bad: float) -> None:
-    """Its places are places all the same, so that nothing is read beyond a row."""
-    logits, offsets = torch.randn(4, 70), torch.zeros(2, 2)
+@pytest.mark.parametrize("columns", [3, 70])
+def test_a_row_that_means_nothing_harms_no_other(bad: float, columns: int) -> None:
+    """Its places are places all the same, so that nothing is read beyond a row; its scores are NaN, as torch's are."""
+    logits, offsets = torch.randn(4, columns), torch.zeros(2, 2)
     expected = best_of_groups(logits[2:], offsets[1:], 4)
-    logits[:2] = bad
+    logits[1] = bad
     values, places = best_of_groups(logits, offsets, 4)
-    assert ((places >= 0) & (places < 140)).all()
+    assert ((places >= 0) & (places < 2 * columns)).all()
+    assert values[0, : min(4, columns)].isnan().all()
     torch.testing.assert_close((values[1:], places[1:]), expected)
 
 
-def test_one_number_that_is_none_makes_a_row_none() -> None:
+@pytest.mark.parametrize("bad", [torch.nan, INF])
+def test_one_number_that_is_none_makes_a_row_none(bad: float) -> None:
     logits = torch.randn(2, 70)
-    logits[0, 33] = torch.nan
-    values, places = best_of_groups(logits, torch.zeros(1, 2), 4)
-    assert (places // 70 == 1).all()
-    torch.testing.assert_close(values[0].double(), logits[1].double().log_softmax(-1).topk(4).values, atol=1e-5, rtol=0)
+    logits[0, 33] = bad
+    values, _ = best_of_groups(logits, torch.zeros(1, 2), 4)
+    assert values.isnan().all()
+    assert largest_of_groups(logits.log_softmax(-1), torch.zeros(1, 2), 4)[0].isnan().all()
 
 
 def test_threads_and_strides_change_no_bit() -> None:
@@ -153,6 +157,36 @@ def test_tokens_that_may_not_be_chosen_are_not() -> None:
         assert set(found.tokens) <= allowed
     for best in beam_search(ready, SOURCES, LENGTHS, beam=Beam(3), **limits):
         assert set(best[0].tokens) <= allowed
+
+
+class OtherLogits:
+    """A decoder behind another, which makes other logits of its own."""
+
+    def __init__(self, ready: Any, change: Any) -> None:
+        self.ready, self.change = ready, change
+
+    def start(self, *given: Any) -> Any:
+        return self.ready.start(*given)
+
+    def reorder(self, *given: Any) -> Any:
+        return self.ready.reorder(*given)
+
+    def step(self, *given: Any) -> Any:
+        logits, *others = self.ready.step(*given)
+        return self.change(logits), *others
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("change", [Tensor.double, Tensor.bfloat16, lambda logits: logits.double().float()])
+def test_logits_that_are_not_the_decoders(change: Any) -> None:
+    """They are float32 no more, and compiled code would read them as such."""
+    model = untrained({})
+    limits: dict[str, Any] = {**LIMITS, "alignments": False}
+    ours, theirs = OtherLogits(of_many(prepare(model)), change), OtherLogits(prepare(model), change)
+    found, expected = (greedy(one, SOURCES, LENGTHS, **limits) for one in (ours, theirs))
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    best, right = (beam_search(one, SOURCES, LENGTHS, beam=Beam(3), **limits) for one in (ours, theirs))
+    assert [one[0].tokens for one in best] == [one[0].tokens for one in right]
 
 
 @pytest.mark.usefixtures("always")

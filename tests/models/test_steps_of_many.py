@@ -159,6 +159,37 @@ def test_whoever_looks_at_operations_sees_them(rows: list[int]) -> None:
     assert rows == [9]
 
 
+def test_under_autocast_all_goes_by_operations(rows: list[int]) -> None:
+    """Keys of half precision would be read as float32."""
+    model = untrained({})
+    ready = of_many(prepare(model))
+    with torch.autocast("cpu", torch.bfloat16):
+        state = ready.start(SOURCES, LENGTHS)
+        _, _, state = ready.step(state, torch.full((9,), BOS))
+        logits, _, _ = ready.step(state, torch.full((9,), 30))
+    assert not rows
+    expected = prepare(model)
+    _, _, state = expected.step(expected.start(SOURCES, LENGTHS), torch.full((9,), BOS))
+    right, _, _ = expected.step(state, torch.full((9,), 30))
+    assert (logits.float() - right).abs().max() < 0.1 * right.abs().max()
+
+
+def test_a_step_that_was_made_in_inference_mode_goes_on_outside_of_it(rows: list[int]) -> None:
+    ready = of_many(prepare(untrained({})))
+    with torch.inference_mode():
+        inside = greedy(ready, SOURCES, LENGTHS, **LIMITS)
+    outside = greedy(ready, SOURCES, LENGTHS, **LIMITS)
+    assert rows
+    assert [one.tokens for one in inside] == [one.tokens for one in outside]
+
+
+def test_where_nothing_is_measured_torch_reads_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_CACHE", "off")
+    monkeypatch.setattr(short_sequences, "_run", lambda *_given, **_more: pytest.fail("compiled code has read"))
+    ready = of_many(prepare(untrained({}, dim=64)))
+    ready.start(torch.randint(3, 53, (300, 7)), torch.full((300,), 7))
+
+
 def test_sources_without_tokens_and_too_many_rows_go_by_operations(rows: list[int]) -> None:
     ready = of_many(prepare(untrained({})))
     ready.step(ready.start(SOURCES, LENGTHS - 1), torch.full((9,), BOS))
@@ -173,6 +204,7 @@ def test_sources_without_tokens_and_too_many_rows_go_by_operations(rows: list[in
 def test_many_short_sources_are_read_by_the_kernel_for_them(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     real = short_sequences._run
+    monkeypatch.delenv("REGARD_CACHE")  # Tests measure nothing, and compute alike.
     monkeypatch.setattr(
         short_sequences, "_run", lambda *given, **more: taken.append(len(more["query"])) or real(*given, **more)
     )

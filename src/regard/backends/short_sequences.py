@@ -1,4 +1,4 @@
-"""The kernel that trains on short sequences of a CPU: compiled code, where torch's is slow."""
+"""The kernel for short sequences on a CPU, in training and for the sources of a file: compiled code."""
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class ShortSequences(CpuFlash):
 
 
 def takes_short_sequences(query: Tensor, key: Tensor) -> bool:
-    """Whether a call that is differentiated may go to compiled code.
+    """Whether a call of many short sequences may go to compiled code.
 
     >>> takes_short_sequences(torch.ones(1, 1, 8, 16), torch.ones(1, 1, 8, 16))  # so few numbers
     False

@@ -126,6 +126,11 @@ def _choose(work: Any, group: int, maxima: Any) -> None:
         row = work.logits + 4 * number * work.row_stride
         largest = _largest_of_row(row, columns, maxima)
         offset = np.float32(given - _total_of_row(row, columns, largest))
+        if np.isnan(offset):
+            # As the operations of torch have it, NaN is above all numbers.
+            for i in range(min(wanted, columns)):
+                values[i], places[i] = offset, member * columns + i
+            return
         _look_at(carray(_floats(row), columns), maxima, largest, offset, member * columns, values, places)
 
 

@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from regard.compiled import vector_code
+from regard.compiled import step_work, vector_code
 from regard.compiled.step_work import ATTEND, FULL, GELU, GELU_TANH, HALVES, NORM, PAIRS, PRODUCT, RELU, STAGE, WORK
 from regard.compiled.vector_code import (
     HAS_PAIRS,
@@ -391,4 +391,4 @@ def _compiled(version: int) -> Any:
     return run
 
 
-run = _compiled(crc32(inspect.getsource(vector_code).encode()))
+run = _compiled(crc32("".join(map(inspect.getsource, (vector_code, step_work))).encode()))

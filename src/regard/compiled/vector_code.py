@@ -19,7 +19,9 @@ LANES = 16
 """The numbers in one vector. A processor with shorter registers takes several of them."""
 VECTORS = 4 if llvm.get_host_cpu_features().get("avx512f") else 1
 """The vectors in one row of a panel. With four rows, the sums fill half of the registers, and the panel the rest."""
-HAS_PAIRS = bool(llvm.get_host_cpu_features().get("avx512bf16"))
+IS_FOR_HOST = all(getattr(numba.config, name, None) is None for name in ("CPU_NAME", "CPU_FEATURES"))
+"""Whether numba compiles for this processor, and not for another one that its settings name."""
+HAS_PAIRS = IS_FOR_HOST and bool(llvm.get_host_cpu_features().get("avx512bf16"))
 """Whether the processor multiplies pairs of bfloat16 numbers, twice as many at a time as of float32."""
 PANEL = LANES * VECTORS
 """The columns of a panel."""

@@ -13,7 +13,7 @@ from regard.generation.protocol import (
     Decodable,
     Hypothesis,
     check_source,
-    chooser,
+    chooser_of,
     first_tokens,
     log_probabilities,
     mean_over_heads,
@@ -82,7 +82,7 @@ def beam_search(
         logits, alignment, state = model.step(state, tokens)
         attended = mean_over_heads(alignment) if alignments and alignment is not None else None
         progress = Progress(held.sources.repeat_interleave(held.live.shape[1]), written)
-        choose = chooser(state, constraints)
+        choose = chooser_of(state, logits, constraints)
         if choose is None:
             logits, choose = log_probabilities(logits, constraints, progress), largest_of_groups
         tokens, parents = held.advance(choose, logits, length, attended)

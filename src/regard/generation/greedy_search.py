@@ -11,7 +11,7 @@ from regard.generation.filters import Constraint, Progress
 from regard.generation.protocol import (
     Decodable,
     Hypothesis,
-    chooser,
+    chooser_of,
     log_probabilities,
     mean_over_heads,
     worth_leaving,
@@ -58,7 +58,7 @@ def greedy(
     """
 
     def take(logits: Tensor, progress: Progress, state: Any) -> tuple[Tensor, Tensor]:
-        choose = chooser(state, constraints)
+        choose = chooser_of(state, logits, constraints)
         if choose is not None:
             best, places = choose(logits, logits.new_zeros(logits.shape[0], 1), 1)
             return places[:, 0], best[:, 0]

@@ -11,11 +11,12 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.generation.filters import Constraint, Progress, constrain
 from regard.mechanisms.compiled_choice import Chooser
+from regard.mechanisms.readable import is_readable
 
 
 @runtime_checkable
 class Decodable(Protocol):
-    """The methods that a search needs. The state is a tree of tensors whose first dimension is the sequences.
+    """The methods that a search needs. The state knows the sequences in their order.
 
     A state may have an attribute `chooser`: what chooses among the logits of the step that made it, in one pass, as
     `regard.mechanisms.compiled_choice.best_of_groups` does; or None.
@@ -60,9 +61,14 @@ def worth_leaving(running: int, undecided: int) -> bool:
     return 16 * undecided <= 15 * running
 
 
-def chooser(state: Any, constraints: Sequence[Constraint]) -> Chooser | None:
-    """What chooses among the logits of a step in one pass; None if the state has nothing, or not all may be chosen."""
-    return None if constraints else getattr(state, "chooser", None)
+def chooser_of(state: Any, logits: Float[Tensor, "N V"], constraints: Sequence[Constraint]) -> Chooser | None:
+    """What chooses among the logits of a step in one pass.
+
+    It is None if the state has nothing, if not all tokens may be chosen, and if whoever stands between the model and
+    the search made other logits of them than float32 in plain memory.
+    """
+    found = None if constraints else getattr(state, "chooser", None)
+    return found if found is not None and logits.dtype == torch.float32 and is_readable(logits) else None
 
 
 def log_probabilities(

@@ -20,8 +20,8 @@ def best_of_groups(
     r"""The k most probable continuations of each group of hypotheses, best first.
 
     The score of continuation v of row n is $o_n + \log p(v \mid n)$, where the probabilities are the softmax of the
-    row's logits. Of equal scores the first place is better. What has the score -inf or NaN may be missing; in its
-    place stands another place, with the score -inf.
+    row's logits. Of equal scores the first place is better. What has the score -inf may be missing; in its
+    place stands another place, with the score -inf. A row with NaN makes the scores of its group NaN.
 
     Args:
         logits: float32 on the CPU; M rows make a group.

@@ -11,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.compiled.step_work import ATTEND
-from regard.models.compiled_layers import CompiledLayers, StageFields
+from regard.models.compiled_layers import CompiledLayers, StageFields, is_looked_at, timed_as
 from regard.models.step_parts import AttentionParts, StepParts
 from regard.storage.choices import Way, choices
-from regard.torch_private import count_dispatch_modes, get_function_mode
 
 MOST_TOKENS = 128
 """The length of the longest sentence that is read so. The products of longer ones are large enough for a library."""
@@ -68,8 +67,8 @@ class LateEncoder:
         """Who reads a sentence of so many tokens without padding; either takes (1, S, M)."""
         if self._parts is None or length > MOST_TOKENS:
             return operations
-        if get_function_mode() is not None or count_dispatch_modes():
-            return operations  # Whoever looks at the operations of torch would see nothing.
+        if is_looked_at():
+            return operations
         if self._made is None:
             self._made = CompiledEncoder(self._parts)
         most = max(FEWEST_TOKENS, 1 << (length - 1).bit_length())
@@ -83,7 +82,7 @@ def _is_faster(compiled: CompiledEncoder, parts: StepParts, operations: Way, len
     ways: dict[str, Callable[[], Way]] = {"operations": lambda: operations, "compiled": lambda: compiled}
     x = torch.ones(1, length, parts.sublayers[0].norm.weight.shape[0], dtype=torch.float32, device="cpu")
     choices().allow(TRIAL_S)
-    kind = f"reading {length} tokens, {parts}, threads: {torch.get_num_threads()}"
+    kind = f"reading {length} tokens, {timed_as(parts)}, threads: {torch.get_num_threads()}"
     found = choices().fastest(kind, ways, x) == "compiled"
     choices().keep()
     return found

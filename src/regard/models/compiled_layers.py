@@ -22,6 +22,7 @@ from regard.models.step_parts import (
     StepParts,
     SublayerParts,
 )
+from regard.torch_private import count_dispatch_modes, get_function_mode
 
 StageFields = dict[str, Any]
 
@@ -29,7 +30,7 @@ StageFields = dict[str, Any]
 class CompiledLayers(ABC):
     """Layers, the norm after them and an output layer, for up to so many rows of float32.
 
-    Matrices may be kept in bfloat16; vectors, products and sums are float32.
+    Matrices may be kept in bfloat16; vectors and sums are float32, and products too, where they are not of pairs.
     """
 
     def __init__(self, parts: StepParts, most_rows: int) -> None:
@@ -145,9 +146,21 @@ class CompiledLayers(ABC):
         return int(tensor.data_ptr())
 
 
+def is_looked_at() -> bool:
+    """Whether somebody looks at the operations of torch, who would see nothing of compiled code, or changes them."""
+    return get_function_mode() is not None or count_dispatch_modes() > 0 or torch.is_autocast_enabled("cpu")
+
+
+def timed_as(parts: StepParts) -> str:
+    """What decides about the time of compiled layers."""
+    is_in_pairs = _kept(parts.sublayers[-1].ends()[1].weight) == PAIRS
+    return f"{parts}, in pairs" if is_in_pairs else str(parts)
+
+
 def row_memory(rows: int, width: int) -> Tensor:
     """A buffer of rows, which compiled code reads as float32 whatever torch's default dtype is."""
-    return torch.zeros(rows, width, dtype=torch.float32, device="cpu")
+    with torch.inference_mode(False):  # It is written to outside of that mode too.
+        return torch.zeros(rows, width, dtype=torch.float32, device="cpu")
 
 
 def _between(source: Tensor, target: Tensor) -> StageFields:

@@ -17,10 +17,9 @@ from torch import Tensor
 from regard.compiled.step_work import ATTEND, HELD, STAGE
 from regard.mechanisms.rotary.layouts import Half
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.models.compiled_layers import CompiledLayers, StageFields, row_memory
+from regard.models.compiled_layers import CompiledLayers, StageFields, is_looked_at, row_memory, timed_as
 from regard.models.step_parts import AttentionParts, StepParts
 from regard.storage.choices import Way, choices
-from regard.torch_private import count_dispatch_modes, get_function_mode
 
 TRIAL_S = 0.05
 """The time that it may take to see which is faster. One step of each is run four times in any case."""
@@ -50,7 +49,8 @@ class HeldKeys(NamedTuple):
 class CompiledStep(CompiledLayers):
     """The step of a decoder of float32 for up to so many rows.
 
-    Matrices may be kept in bfloat16; vectors, products and sums are float32. The bits of a row depend on no other row.
+    Matrices may be kept in bfloat16; vectors and sums are float32, and products too, where they are not of pairs. The
+    bits of a row depend on no other row.
     """
 
     def __init__(self, parts: StepParts, most_rows: int) -> None:
@@ -162,7 +162,7 @@ class LateStep:
         Args:
             step: does the first step of a text by either, to see which takes less time on this machine.
         """
-        if _is_looked_at() or (OF_ONE not in self._is_faster and self.count < self._first_steps):
+        if is_looked_at() or (OF_ONE not in self._is_faster and self.count < self._first_steps):
             return None
         return self._faster(OF_ONE, step, torch.zeros(1, dtype=torch.int64))
 
@@ -170,7 +170,7 @@ class LateStep:
         self, tokens: Int[Tensor, " N"], step: Callable[[CompiledStep | None, Tensor], Tensor]
     ) -> CompiledStep | None:
         """Who does the next step of many sentences, with these tokens; it depends on their number alone."""
-        if _is_looked_at() or not 0 < len(tokens) <= self._most_rows:
+        if is_looked_at() or not 0 < len(tokens) <= self._most_rows:
             return None
         return self._faster(f"step of up to {1 << (len(tokens) - 1).bit_length()} rows of many sentences", step, tokens)
 
@@ -189,7 +189,7 @@ class LateStep:
             parts = None if self._parts is None else self._parts()
             if parts is None:
                 return False
-            compiled, self._said = CompiledStep(parts, self._most_rows), str(parts)
+            compiled, self._said = CompiledStep(parts, self._most_rows), timed_as(parts)
         ways: dict[str, Callable[[], Way]] = {
             "operations": lambda: partial(step, None),
             "compiled": lambda: partial(step, compiled),
@@ -201,11 +201,6 @@ class LateStep:
         if is_faster:
             self._made, self._parts = compiled, None
         return is_faster
-
-
-def _is_looked_at() -> bool:
-    """Whether somebody looks at the operations of torch, who would see nothing of compiled code."""
-    return get_function_mode() is not None or count_dispatch_modes() > 0
 
 
 def _turning(rotary: Rotary) -> StageFields:

@@ -78,18 +78,21 @@ def with_room(state: FixedState) -> FixedState:
     capacity = state.cache[0].shape[1]
     if state.position < capacity:
         return state
+    # What grows is copied in any case. So the rows of hypotheses that have ended are left behind.
+    state = in_rows_of_their_own(state)
     cache = tuple(nn.functional.pad(old, (0, 0, 0, capacity)) for old in state.cache)
     return replace(state, cache=cache, spare=())
 
 
-def reordered(state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
+def state_of(state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
     """The state of the hypotheses `index`. The one that was given is used up."""
+    index = index.to(torch.int64)  # as compiled code reads it
     if state.compiled is not None and state.position and index.shape[0] <= state.cache[0].shape[0]:
         return _pointed_at(state, index)
     return _copied(state, index)
 
 
-def side_by_side(state: FixedState) -> FixedState:
+def in_rows_of_their_own(state: FixedState) -> FixedState:
     """The same hypotheses as the operations of torch want them."""
     if state.places is None:
         return state

@@ -20,10 +20,11 @@ from regard.compiled.step_work import MOST_OF_MANY, MOST_ROWS
 from regard.errors import ArgumentError
 from regard.mechanisms.scores.base import ScaledDot
 from regard.models.compiled_encoder import LateEncoder
+from regard.models.compiled_layers import is_looked_at
 from regard.models.compiled_step import CompiledStep, HeldKeys, LateStep
 from regard.models.decoder_only import DecoderOnly
 from regard.models.ensemble import Ensemble, EnsembleDecoder
-from regard.models.fixed_state import FixedState, Memory, reordered, side_by_side, with_room
+from regard.models.fixed_state import FixedState, Memory, in_rows_of_their_own, state_of, with_room
 from regard.models.stack import SelfAttentionLayer
 from regard.models.step_parts import StepParts, encoder_parts, may_be_compiled, step_parts
 from regard.models.text_inference import FixedDecoderOnly
@@ -31,9 +32,9 @@ from regard.models.token_memory import RememberingOutput
 from regard.models.transformer import DecoderLayer, Transformer
 from regard.nn import FeedForward, GatedFeedForward, MultiHeadAttention, PostNorm, PreNorm
 from regard.nn.fixed_linear import Activation, FixedLinear
-from regard.storage.choices import Way, choices
+from regard.storage.choices import Way, choices, is_off
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+AttendBy = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 """Takes queries, keys and values, what is added to scores, and their scale."""
 FIRST_ROOM = 32
 """The number of positions that a cache has room for at first. The room doubles when it is full."""
@@ -154,11 +155,12 @@ class FixedTransformer:
         """Read the source and project its keys and values for every layer."""
         count, length = source.shape
         is_single, is_compiled = count == 1 and bool((source_lengths >= length).all()), self._late_step.is_made
+        is_single = is_single and not is_looked_at()
         read = self._late_encoder.chosen(length, self._read) if is_single and is_compiled else None
         state = self.begun(source, source_lengths, read)
         if not is_single:
             return state
-        compiled = self._late_step.chosen(partial(self._trial, state))
+        compiled = self._late_step.chosen(self._trial(state))
         if self._late_step.is_made and not is_compiled:
             # A sentence is read and decoded in one way: its bits depend on nothing in between.
             return self.start(source, source_lengths)
@@ -174,7 +176,7 @@ class FixedTransformer:
         source_lengths: Int[Tensor, " B"],
         read: Way | None = None,
         *,
-        attend: Attend | None = None,
+        attend: AttendBy | None = None,
     ) -> FixedState:
         """The state before the first step, of sources that `read` reads, which then have no padding.
 
@@ -196,7 +198,7 @@ class FixedTransformer:
         return FixedState(Memory(tuple(keys), tuple(values), bias, lengths), owners, cache, 0)
 
     def _read(
-        self, x: Float[Tensor, "B S M"], bias: Float[Tensor, "B 1 1 S"] | None = None, attend: Attend | None = None
+        self, x: Float[Tensor, "B S M"], bias: Float[Tensor, "B 1 1 S"] | None = None, attend: AttendBy | None = None
     ) -> Float[Tensor, "B S W"]:
         """The keys and values of the embedded sources for all layers, by the operations of torch."""
         for layer in self._encoder:
@@ -204,15 +206,24 @@ class FixedTransformer:
         x = self._encoder_norm(x)
         return self._memory(x.view(-1, x.shape[-1]), dtype=x.dtype).view(*x.shape[:2], -1)
 
-    def _trial(self, state: FixedState, compiled: CompiledStep | None, tokens: Tensor) -> Tensor:
+    def _trial(self, state: FixedState) -> Callable[[CompiledStep | None, Tensor], Tensor]:
         """One step, to see how long it takes. What it writes into the caches the real step writes anew."""
-        return self._step_by(compiled, state, tokens)[0]
+        copied: list[FixedState] = []
+
+        def step(compiled: CompiledStep | None, tokens: Tensor) -> Tensor:
+            if compiled is not None:
+                return self._step_by(compiled, state, tokens)[0]
+            # Operations have no copies to make at most of their steps: the first of several has, and does not count.
+            copied[:] = copied or [in_rows_of_their_own(state)]
+            return self._step_by(None, copied[0], tokens)[0]
+
+        return step
 
     @torch.no_grad()
     def step(self, state: FixedState, tokens: Int[Tensor, " N"]) -> tuple[Tensor, FixedAlignment, FixedState]:
         """Logits after one more token; the alignment is the last layer's."""
         if state.late is not None:
-            return self._step_by(state.late.chosen_for(tokens, partial(self._trial, state)), state, tokens)
+            return self._step_by(state.late.chosen_for(tokens, self._trial(state)), state, tokens)
         if state.memory.count == 1:
             self._late_step.count += 1
         return self._step_by(state.compiled if len(tokens) <= MOST_ROWS else None, state, tokens)
@@ -222,7 +233,7 @@ class FixedTransformer:
     ) -> tuple[Tensor, FixedAlignment, FixedState]:
         x = self._target(tokens, state.position, state.position + 1)
         if compiled is None:
-            return self._step_by_operations(with_room(side_by_side(state)), x)
+            return self._step_by_operations(with_room(in_rows_of_their_own(state)), x)
         state = with_room(state)
         back, across = self._held(state)
         memory = state.memory
@@ -265,14 +276,14 @@ class FixedTransformer:
     @torch.no_grad()
     def reorder(self, state: FixedState, index: Int[Tensor, " N"]) -> FixedState:
         """The state of the sequences `index`; see `regard.models.fixed_state`."""
-        return reordered(state, index)
+        return state_of(state, index)
 
 
 class ManySentences:
     """The decoder of `prepare` for some of many sentences: compiled code is made ready at once.
 
-    Who does a step depends on its rows and on the machine, and not on what was decoded before: the sentences of a file
-    have the same bits whoever decodes which of them.
+    Who does a step, and who reads the sources, depends on how many they are and on the machine, and not on what was
+    decoded before: the batches of a file have the same bits whoever decodes which of them.
     """
 
     def __init__(self, decoder: FixedTransformer, late: LateStep) -> None:
@@ -282,7 +293,7 @@ class ManySentences:
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> FixedState:
         """Read the sources by the operations of torch, but for the attention of short ones."""
         # The weights of a source without tokens are what torch makes of them.
-        if not bool((source_lengths > 0).all()):
+        if is_looked_at() or not bool((source_lengths > 0).all()):
             return self._decoder.begun(source, source_lengths)
         return replace(self._decoder.begun(source, source_lengths, attend=_attend_in_short), late=self._late)
 
@@ -376,7 +387,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scal
 
 def _attend_in_short(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """The same by compiled code, where it takes many short sequences."""
-    if not takes_short_sequences(query, key):
+    if is_off() or not takes_short_sequences(query, key):
         return _attend(query, key, value, bias, scale)
     return ShortSequences().forward(query, key, value, additive=bias, is_causal=False, scale=scale)[0]
 
@@ -425,7 +436,7 @@ class _EncoderLayer:
         self._residual = _Residual(layer.residuals[0])
         self._feed_forward = _FeedForward(layer.feed_forward, layer.residuals[1], dtype)
 
-    def __call__(self, x: Float[Tensor, "B S M"], bias: Tensor | None, attend: Attend) -> Float[Tensor, "B S M"]:
+    def __call__(self, x: Float[Tensor, "B S M"], bias: Tensor | None, attend: AttendBy) -> Float[Tensor, "B S M"]:
         attention, shape = self._attention, self._attention.shape
         count, length, _ = x.shape
         flat = x.reshape(count * length, -1)

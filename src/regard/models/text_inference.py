@@ -84,7 +84,7 @@ class FixedDecoderOnly:
         self._late_step.count += is_few
         if state.compiled is None or not is_few:
             logits, alignment, longer = self._model.step(inner, tokens)
-            return Step(logits, alignment, replace(state, inner=longer))
+            return Step(logits, alignment, TextState(longer, None))
         assert isinstance(position, int)
         rooms = [_with_room(cache) for cache in inner.caches if cache is not None]
         x = self._model.embed(tokens[:, None], position)[:, 0]

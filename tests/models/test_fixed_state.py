@@ -103,7 +103,7 @@ def test_numbers_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = of_many(prepare(untrained({})))
     found = []
     for dtype in (torch.int64, torch.int32):
-        _, _, state = logits_of(ready, [([*range(9)], True)] * 3, monkeypatch)
+        _, _, state = logits_of(ready, [([*range(9)], True)], monkeypatch)
         state = ready.reorder(state, torch.tensor([8, 2, 2, 5], dtype=dtype))
         found.append(ready.step(state, torch.full((4,), 30))[0])
     assert torch.equal(*found)

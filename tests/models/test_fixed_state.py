@@ -27,9 +27,7 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Choices, "fastest", lambda _self, _kind, ways, _x: [*ways][-1])
 
 
-def logits_of(
-    ready: ManySentences, steps: list[Step], patch: pytest.MonkeyPatch
-) -> tuple[list[Tensor], list[Tensor], FixedState]:
+def logits_of(ready: ManySentences, steps: list[Step]) -> tuple[list[Tensor], list[Tensor], FixedState]:
     """The logits and the alignments of each step, and the last state."""
     real, found, attended = LateStep.chosen_for, list[Tensor](), list[Tensor]()
     generator = torch.Generator().manual_seed(4)
@@ -39,13 +37,13 @@ def logits_of(
         def chosen(self: LateStep, *arguments: Any, is_compiled: bool = is_compiled) -> CompiledStep | None:
             return real(self, *arguments) if is_compiled else None
 
-        patch.setattr(LateStep, "chosen_for", chosen)
         some = torch.tensor([one % count for one in index])
         state, count = ready.reorder(state, some), len(index)
-        logits, alignment, state = ready.step(state, torch.randint(4, VOCAB, (count,), generator=generator))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LateStep, "chosen_for", chosen)
+            logits, alignment, state = ready.step(state, torch.randint(4, VOCAB, (count,), generator=generator))
         found.append(logits)
         attended.append(alignment.dense())
-    patch.undo()
     return found, attended, state
 
 
@@ -61,16 +59,15 @@ some_steps = st.lists(st.tuples(st.lists(st.integers(0, 40), min_size=1, max_siz
 def test_whoever_does_a_step_finds_what_was_written(steps: list[Step]) -> None:
     """Hypotheses are left out, repeated and exchanged, more of them and fewer, while who does the steps changes."""
     ready = of_many(prepare(untrained({})))
-    with pytest.MonkeyPatch.context() as patch:
-        ours, our_weights, _ = logits_of(ready, steps, patch)
-        theirs, their_weights, state = logits_of(ready, by_operations(steps), patch)
+    ours, our_weights, _ = logits_of(ready, steps)
+    theirs, their_weights, state = logits_of(ready, by_operations(steps))
     assert state.places is None
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(our_weights, their_weights, atol=1e-5, rtol=1e-4)
 
 
 @every_kind
-def test_caches_that_grow(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_that_grow(kind: Any) -> None:
     """A beam of two for each source, whose hypotheses change places at every step and whose sources end."""
     beam = [source for source in range(9) for _ in range(2)]
     steps: list[Step] = [(beam, True)]
@@ -78,16 +75,16 @@ def test_caches_that_grow(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         left = 18 - 2 * (number // 6)
         steps.append(([place - place % 2 + (number + place) % 3 % 2 for place in range(left)], True))
     ready = of_many(prepare(untrained(kind)))
-    ours, _, state = logits_of(ready, steps, monkeypatch)
-    theirs, _, _ = logits_of(ready, by_operations(steps), monkeypatch)
+    ours, _, state = logits_of(ready, steps)
+    theirs, _, _ = logits_of(ready, by_operations(steps))
     torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-3)
     assert state.places is not None
     assert 2 <= len(state.cache[0]) < 18, "only when the caches grew was something copied"
 
 
-def test_what_was_written_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_written_is_not_moved() -> None:
     ready = of_many(prepare(untrained({})))
-    _, _, state = logits_of(ready, [([*range(9)], True)] * 2, monkeypatch)
+    _, _, state = logits_of(ready, [([*range(9)], True)] * 2)
     after = ready.reorder(state, torch.tensor([4, 4, 1]))
     assert [one.data_ptr() for one in after.cache] == [one.data_ptr() for one in state.cache]
     assert after.memory is state.memory
@@ -98,21 +95,21 @@ def test_what_was_written_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dense.memory.count == 3  # The sources have unlike numbers of hypotheses: each of these has a row.
 
 
-def test_numbers_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_another_kind() -> None:
     """Compiled code reads them as int64."""
     ready = of_many(prepare(untrained({})))
     found = []
     for dtype in (torch.int64, torch.int32):
-        _, _, state = logits_of(ready, [([*range(9)], True)], monkeypatch)
+        _, _, state = logits_of(ready, [([*range(9)], True)])
         state = ready.reorder(state, torch.tensor([8, 2, 2, 5], dtype=dtype))
         found.append(ready.step(state, torch.full((4,), 30))[0])
     assert torch.equal(*found)
 
 
-def test_a_long_sentence_leaves_the_others_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_sentence_leaves_the_others_behind() -> None:
     """A cache that grows has rows for those that go on, and the sources of these alone."""
     ready = of_many(prepare(untrained({})))
-    _, _, state = logits_of(ready, [([*range(9)], True)] + [([4], True)] * FIRST_ROOM, monkeypatch)
+    _, _, state = logits_of(ready, [([*range(9)], True)] + [([4], True)] * FIRST_ROOM)
     assert [tuple(one.shape[:2]) for one in state.cache] == [(1, 2 * FIRST_ROOM)] * 2
     assert state.memory.count == 1
 
@@ -127,7 +124,7 @@ def test_a_trial_of_operations_is_not_of_their_copies(monkeypatch: pytest.Monkey
         return "compiled"
 
     ready = of_many(prepare(untrained({})))
-    _, _, state = logits_of(ready, [([*range(9)], True)] * 2, monkeypatch)
+    _, _, state = logits_of(ready, [([*range(9)], True)] * 2)
     monkeypatch.setattr(Choices, "fastest", tried)
 
     def noted(state: FixedState) -> FixedState:

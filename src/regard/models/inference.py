@@ -242,7 +242,7 @@ class FixedTransformer:
         owners = None if state.places is None else state.owners
         count = memory.count if owners is None else state.count
         query = self._decoder[-1].across.shape.of_sources(flat, count)
-        return self._stepped(replace(state, compiled=compiled), logits, query, owners)
+        return self._stepped(state, compiled, logits, query, owners)
 
     def _step_by_operations(self, state: FixedState, x: Tensor) -> tuple[Tensor, FixedAlignment, FixedState]:
         position, memory = state.position, state.memory
@@ -250,7 +250,7 @@ class FixedTransformer:
             x = layer.look_back(x, state.cache[number][:, : position + 1], position)
             x, query = layer.look_across(x, memory.key[number], memory.value[number], memory.bias)
             x = layer.feed_forward(x)
-        return self._stepped(replace(state, compiled=None), self._output(self._decoder_norm(x)), query, None)
+        return self._stepped(state, None, self._output(self._decoder_norm(x)), query, None)
 
     def _held(self, state: FixedState) -> tuple[list[HeldKeys], list[HeldKeys]]:
         """Where the caches and the sources' keys and values stand."""
@@ -266,12 +266,17 @@ class FixedTransformer:
         return back, across
 
     def _stepped(
-        self, state: FixedState, logits: Tensor, query: Float[Tensor, "A G Q D"], owners: Int[Tensor, " A"] | None
+        self,
+        state: FixedState,
+        compiled: CompiledStep | None,
+        logits: Tensor,
+        query: Float[Tensor, "A G Q D"],
+        owners: Int[Tensor, " A"] | None,
     ) -> tuple[Tensor, FixedAlignment, FixedState]:
         """What `step` returns."""
         scale = self._decoder[-1].across.scale
         alignment = FixedAlignment(query, state.memory, owners, scale, logits.shape[0])
-        return logits, alignment, replace(state, position=state.position + 1)
+        return logits, alignment, replace(state, position=state.position + 1, compiled=compiled)
 
     @torch.no_grad()
     def reorder(self, state: FixedState, index: Int[Tensor, " N"]) -> FixedState:

@@ -54,7 +54,7 @@ def by_operations(steps: list[Step]) -> list[Step]:
 some_steps = st.lists(st.tuples(st.lists(st.integers(0, 40), min_size=1, max_size=14), st.booleans()), max_size=9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(some_steps)
 def test_whoever_does_a_step_finds_what_was_written(steps: list[Step]) -> None:
     """Hypotheses are left out, repeated and exchanged, more of them and fewer, while who does the steps changes."""

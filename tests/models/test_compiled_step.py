@@ -1,5 +1,8 @@
 """The compiled step of a decoder, against the operations of torch and the model itself."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -175,6 +178,15 @@ def test_a_product_is_that_of_what_is_kept(
     expected = numbers.double() @ weight.double().T
     torch.testing.assert_close(target[:, :outputs].double(), expected, atol=2e-5, rtol=1e-5)
     assert (target[:, outputs:] == -7.0).all()
+
+
+def test_numba_may_be_told_another_processor() -> None:
+    """It may not know pairs of bfloat16 numbers: LLVM would end the process."""
+    told = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    asked = "from regard.compiled import vector_code as code; print(code.IS_FOR_HOST, code.HAS_PAIRS)"
+    done = subprocess.run([sys.executable, "-c", asked], env={**os.environ, **told}, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("False False\n", 0), done.stderr
+    assert vector_code.IS_FOR_HOST
 
 
 def test_threads_share_a_step_and_change_no_bit(always: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ KINDS = {
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "_Linear"),
     "attention kernels": ("aten::_scaled_dot_product", "_FusedBlocks"),
     "copies and casts": ("aten::copy_", "aten::_to_copy", "aten::to", "aten::cat", "aten::fill_", "aten::zero_"),
-    "dropout": ("aten::random_", "aten::bernoulli_", "aten::ge", "_Masked"),
+    "dropout": ("aten::random_", "aten::bernoulli_", "aten::ge", "_Masked", "_ReluNetwork"),
     "norms": ("aten::native_layer_norm",),
     "softmax and loss": ("aten::_softmax", "aten::_log_softmax", "aten::amax", "aten::exp", "_LossOfRows"),
     "activation": ("aten::clamp_min", "aten::relu", "aten::threshold_backward"),

@@ -148,6 +148,14 @@ def has_forward_hooks(module: nn.Module) -> bool:
     return has_pre_hooks(module) or bool(_of(module, "torch.nn.Module", "_forward_hooks"))
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module does more than its class's forward: hooks, also global ones, or compiled code."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    own = any(_of(module, "torch.nn.Module", name) for name in names)
+    everywhere = any(getattr(nn.modules.module, f"_global{name}", None) for name in names)
+    return own or everywhere or "forward" in vars(module) or how_compiled(module) is not None
+
+
 def has_pre_hooks(module: nn.Module) -> bool:
     """Whether something runs before the module's forward."""
     return bool(_of(module, "torch.nn.Module", "_forward_pre_hooks"))

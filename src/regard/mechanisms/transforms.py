@@ -116,3 +116,18 @@ def may_be_kept(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling() or not tensor.is_cpu or is_tracing():
         return False
     return not count_dispatch_modes() and peek_interpreter_stack() is None
+
+
+def may_have_own_gradient(tensor: Tensor) -> bool:
+    """Whether an `autograd.Function` of ours may compute this: on the CPU, where no graph or transform would lose it.
+
+    >>> may_have_own_gradient(torch.ones(2))
+    True
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and tensor.device.type == "cpu"
+        and not in_trace()
+        and not in_forward_mode()
+        and not in_transform("Vmap", "Grad", "Jvp")
+    )

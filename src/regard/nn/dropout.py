@@ -49,7 +49,7 @@ class Dropout(nn.Module):
         """`dropout(relu(x))` with the same bits. Only the result is saved, whose numbers above 0 are those kept."""
         if not self.training or not self.p or _leaves_it_to_torch(x):
             return self(nn.functional.relu(x))
-        return _MaskedRelu.apply(x, decide(x, self.p))
+        return masked_relu(x, decide(x, self.p))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """`x + dropout(y)` with the same bits, in one pass fewer."""
@@ -60,6 +60,16 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """The probability."""
         return f"p={self.p}"
+
+
+def masked_relu(x: Tensor, decisions: Decisions) -> Tensor:
+    """Give max(x, 0) kept scale. Only the answer is saved for the gradient, which can be differentiated.
+
+    >>> masked_relu(torch.tensor([-1.0, 3.0]), decide(torch.ones(2), 0.0))
+    tensor([0., 3.])
+    """
+    answer: Tensor = _MaskedRelu.apply(x, decisions)
+    return answer
 
 
 def _leaves_it_to_torch(x: Tensor) -> bool:

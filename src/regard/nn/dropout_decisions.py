@@ -8,7 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.compiled.dropout_work import FIRST, MASKED, OF_RELU, RELU, SECOND, STEP, SUM, THIRD, WORK
+from regard.compiled.dropout_work import (
+    BIASED_RELU,
+    FIRST,
+    MASKED,
+    OF_RELU,
+    OF_RELU_IN_PLACE,
+    RELU,
+    SECOND,
+    SHARE,
+    STEP,
+    SUM,
+    THIRD,
+    WORK,
+)
 from regard.compiled.thread_team import run_in_threads
 from regard.mechanisms.readable import DTYPES, is_installed, is_readable
 
@@ -116,6 +129,13 @@ class PlacedBits(Decisions):
             return self._run(SUM, torch.promote_types(x.dtype, y.dtype), y, x)
         return torch.add(x, y * self._kept(y), alpha=self.scale)
 
+    def biased_relu_(self, y: Tensor, bias: Tensor) -> None:
+        """Make max(y + bias, 0) kept scale of y, a matrix in float32 whose rows follow one another."""
+        row = bias.contiguous()
+        addresses = row.data_ptr(), 0, y.data_ptr()
+        told = *addresses, False, False, False, y.shape[1], *self._keys(), self.scale
+        _call((BIASED_RELU, y.numel()), told)
+
     def parts(self) -> tuple[tuple[Tensor, ...], Callable[..., Decisions]]:
         """No tensor: the keys are enough."""
         return (), lambda: self
@@ -130,7 +150,10 @@ class PlacedBits(Decisions):
         return ((bits ^ (bits >> 14)) >= self.least).view(like.shape).to(like.dtype)
 
     def _run(self, kind: int, dtype: torch.dtype, y: Tensor, x: Tensor | None = None) -> Tensor:
-        return _run(kind, dtype, y, x, self.scale, (self.key, self.second_key, self.least))
+        return _run(kind, dtype, y, x, self.scale, self._keys())
+
+    def _keys(self) -> tuple[int, int, int]:
+        return self.key, self.second_key, self.least
 
 
 def of_masked_relu(grad: Tensor, answer: Tensor, scale: float) -> Tensor:
@@ -140,25 +163,45 @@ def of_masked_relu(grad: Tensor, answer: Tensor, scale: float) -> Tensor:
     tensor([0., 4., 0.])
     """
     # A gradient that is to be differentiated is made by torch's operations.
-    if torch.is_grad_enabled() or not _is_worth_it(grad) or not _has_loops(grad, answer):
+    if torch.is_grad_enabled() or not is_worth_it(grad.numel()) or not _has_loops(grad, answer):
         gradient: Tensor = torch.ops.aten.threshold_backward(grad, answer, 0).mul_(scale)
         return gradient
     return _run(OF_RELU, grad.dtype, grad, answer, scale)
 
 
+def of_masked_relu_(grad: Tensor, answer: Tensor, scale: float) -> Tensor:
+    """Do the same in the gradient's own memory, and give the sum of its rows; both are float32 matrices.
+
+    >>> grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> of_masked_relu_(grad, torch.tensor([[0.0, 0.5], [0.5, 0.5]]), 2.0), grad
+    (tensor([ 6., 12.]), tensor([[0., 4.],
+            [6., 8.]]))
+    """
+    totals = torch.empty(-(-grad.numel() // SHARE), grad.shape[1], dtype=torch.float32, device="cpu")
+    addresses = answer.data_ptr(), totals.data_ptr(), grad.data_ptr()
+    _call((OF_RELU_IN_PLACE, grad.numel()), (*addresses, False, False, False, grad.shape[1], 0, 0, 0, scale))
+    return totals.sum(0)
+
+
 def _run(
     kind: int, dtype: torch.dtype, y: Tensor, x: Tensor | None, scale: float, keys: tuple[int, int, int] = (0, 0, 0)
 ) -> Tensor:
-    """One call of the compiled loop, by as many threads as torch has."""
-    from regard.compiled.dropout_loop import drop  # numba compiles here, or takes what the disk has
-
+    """One call of the compiled loop, whose answer is a new tensor."""
     y, x = y.contiguous(), None if x is None else x.contiguous()
-    answer, counter = torch.empty(y.shape, dtype=dtype, device="cpu"), np.zeros(1, np.int64)
+    answer = torch.empty(y.shape, dtype=dtype, device="cpu")
     addresses = 0 if x is None else x.data_ptr(), y.data_ptr(), answer.data_ptr()
     halves = x is not None and x.dtype == torch.bfloat16, y.dtype == torch.bfloat16, dtype == torch.bfloat16
-    work = np.array([(kind, y.numel(), counter.ctypes.data, *addresses, *halves, *keys, scale)], WORK)
-    run_in_threads(drop, work.ctypes.data, torch.get_num_threads() if y.numel() >= SMALL else 1)
+    _call((kind, y.numel()), (*addresses, *halves, 0, *keys, scale))
     return answer
+
+
+def _call(what: tuple[int, int], told: tuple[int | float, ...]) -> None:
+    """Run the compiled loop by as many threads as torch has; the arguments are WORK's, before and after its counter."""
+    from regard.compiled.dropout_loop import drop  # numba compiles here, or takes what the disk has
+
+    counter = np.zeros(1, np.int64)
+    work = np.array([(*what, counter.ctypes.data, *told)], WORK)
+    run_in_threads(drop, work.ctypes.data, torch.get_num_threads() if what[1] >= SMALL else 1)
 
 
 def _has_loops(*tensors: Tensor) -> bool:
@@ -177,11 +220,24 @@ def decide(like: Tensor, probability: float) -> Decisions:
     >>> sorted({round(float(number), 4) for number in kept.unique()})
     [0.0, 1.3333]
     """
-    dropped = min(round(probability * LEVELS), LEVELS - 1)
-    if _is_worth_it(like) and _has_loops(like):
-        return PlacedBits.draw(dropped)
-    return DrawnBits.draw(like, dropped)
+    if is_worth_it(like.numel()) and _has_loops(like):
+        return placed_bits(probability)
+    return DrawnBits.draw(like, _dropped(probability))
 
 
-def _is_worth_it(like: Tensor) -> bool:
-    return SMALL <= like.numel() < MOST and is_installed()
+def placed_bits(probability: float) -> PlacedBits:
+    """Fresh keys, by which numbers are dropped with a probability in [0, 1); if it is 0, none, and nothing is drawn.
+
+    >>> placed_bits(0.0)
+    PlacedBits(key=0, second_key=0, least=0, scale=1.0)
+    """
+    return PlacedBits.draw(_dropped(probability)) if probability else PlacedBits(0, 0, 0, 1.0)
+
+
+def _dropped(probability: float) -> int:
+    return min(round(probability * LEVELS), LEVELS - 1)
+
+
+def is_worth_it(count: int) -> bool:
+    """Whether compiled code would take less time than torch's operations on so many numbers."""
+    return SMALL <= count < MOST and is_installed()

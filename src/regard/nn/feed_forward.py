@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from regard.nn.arguments import require_sizes
 from regard.nn.dropout import Dropout
 from regard.nn.linear import Linear
+from regard.nn.relu_network import has_relu_network, relu_network
 
 
 class FeedForward(nn.Module):
@@ -55,9 +56,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """The network at each position."""
+        is_relu = self.activation is nn.functional.relu
+        if is_relu and has_relu_network(x, self.up, self.dropout, self.down):
+            return relu_network(x, self.up, self.dropout, self.down)
         hidden = self.up(x)
         # ReLU and dropout run together, as in the paper: then only one of the network's widest tensors is saved.
-        is_relu = self.activation is nn.functional.relu
         return self.down(self.dropout.relu(hidden) if is_relu else self.dropout(self.activation(hidden)))
 
 

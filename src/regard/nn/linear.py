@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.mechanisms.transforms import has_values, in_forward_mode, in_trace, in_transform
+from regard.mechanisms.transforms import has_values, may_have_own_gradient
 from regard.nn.half_linear import half_linear
 from regard.torch_private import has_amx, has_avx512_bf16
 
@@ -55,7 +55,7 @@ def linear(
 def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         torch.is_grad_enabled()
-        and _is_large_and_plain(x, weight)
+        and is_large_and_plain(x, weight)
         and x.dtype == weight.dtype == torch.float32
         and (x.requires_grad or weight.requires_grad)
         and not torch.is_autocast_enabled("cpu")
@@ -66,7 +66,7 @@ def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
 def _has_few_sizes(x: Tensor, weight: Tensor) -> bool:
     return (
         torch.is_autocast_enabled("cpu")
-        and _is_large_and_plain(x, weight)
+        and is_large_and_plain(x, weight)
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and {x.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
         and weight.ndim == 2
@@ -76,16 +76,9 @@ def _has_few_sizes(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _is_large_and_plain(x: Tensor, weight: Tensor) -> bool:
+def is_large_and_plain(x: Tensor, weight: Tensor) -> bool:
     """Whether a product is worth a choice, and no graph or transform of torch would lose its gradient by one."""
-    return (
-        not torch.compiler.is_compiling()
-        and x.numel() * weight.shape[0] >= WORTH_IT
-        and x.device.type == "cpu"
-        and not in_trace()
-        and not in_forward_mode()
-        and not in_transform("Vmap", "Grad", "Jvp")
-    )
+    return x.numel() * weight.shape[0] >= WORTH_IT and may_have_own_gradient(x)
 
 
 class _Linear(torch.autograd.Function):

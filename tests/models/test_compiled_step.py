@@ -163,7 +163,7 @@ def test_a_product_is_that_of_what_is_kept(
     source, target = torch.full((rows, inputs + 3), torch.nan), torch.full((rows, outputs + 2), -7.0)
     source[:, :inputs] = torch.randn(rows, inputs)
     panels = compiled_layers._panels(weight)
-    stage, work, counters = np.zeros(1, STAGE), np.zeros(1, WORK), np.zeros(2, np.int64)
+    stage, work, counters = np.zeros(1, STAGE), np.zeros(1, WORK), np.zeros(3, np.int64)
     told = {
         "kind": PRODUCT, "source": source.data_ptr(), "source_stride": inputs + 3, "target": target.data_ptr(),
         "target_stride": outputs + 2, "inputs": inputs, "outputs": outputs, "weights": panels.data_ptr(),
@@ -172,7 +172,9 @@ def test_a_product_is_that_of_what_is_kept(
     for name, value in told.items():
         stage[name] = value
     at = counters.ctypes.data
-    work[0] = (at, at + 8, rows, 1, stage.ctypes.data)
+    asked = {"counter": at, "done": at + 8, "finished": at + 16, "rows": rows, "count": 1, "steps": 1}
+    for name, value in (asked | {"stages": stage.ctypes.data}).items():
+        work[name] = value
     thread_team.run_in_threads(run, work.ctypes.data, 1)
     numbers = source[:, :inputs].bfloat16() if kept == "pairs" else source[:, :inputs]
     expected = numbers.double() @ weight.double().T

@@ -110,7 +110,7 @@ def _offer(values: Any, places: Any, value: Any, place: int) -> None:
 
 
 @numba.njit(nogil=True)
-def _choose(work: Any, group: int, maxima: Any) -> None:
+def choose_in_group(work: Any, group: int, maxima: Any) -> None:
     """The best of one group."""
     long_vectors()
     wanted, columns = work.wanted, work.columns
@@ -147,6 +147,12 @@ def _look_at(numbers: Any, maxima: Any, largest: Any, offset: Any, first: int, v
         _offer(values, places, numbers[i] - largest + offset, first + i)
 
 
+@numba.njit(nogil=True)
+def room_for_maxima(columns: int) -> Any:
+    """Memory for the largest numbers of a row's lanes."""
+    return np.empty((columns // BLOCK + 1) * LANES, np.float32)
+
+
 def _compiled(version: int) -> Any:
     """The function that threads call; it closes over the version of other files, so that numba keeps no older code."""
 
@@ -155,10 +161,10 @@ def _compiled(version: int) -> Any:
         """Take groups until none is left; threads that call it at once share them."""
         _ = version
         work = carray(pointer, 1)[0]
-        maxima = np.empty((work.columns // BLOCK + 1) * LANES, np.float32)
+        maxima = room_for_maxima(work.columns)
         group = next_of(work.counter)
         while group < work.groups:
-            _choose(work, group, maxima)
+            choose_in_group(work, group, maxima)
             group = next_of(work.counter)
 
     return choose

@@ -15,7 +15,8 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from regard.compiled import step_work, vector_code
+from regard.compiled import choice_loop, choice_work, step_work, vector_code
+from regard.compiled.choice_loop import choose_in_group, room_for_maxima
 from regard.compiled.step_work import ATTEND, FULL, GELU, GELU_TANH, HALVES, NORM, PAIRS, PRODUCT, RELU, STAGE, WORK
 from regard.compiled.vector_code import (
     HAS_PAIRS,
@@ -84,6 +85,7 @@ _exp_of_lanes: Any = intrinsic(_exponential)
 _floats: Any = pointers_to(types.float32)
 _longs: Any = pointers_to(types.int64)
 _stages: Any = pointers_to(numba.from_dtype(STAGE))
+_choices: Any = pointers_to(numba.from_dtype(choice_work.WORK))
 
 
 def _multiplying(kept: int) -> Any:
@@ -326,7 +328,7 @@ def _attend_one(query: Any, keys: int, values: int, held: Any, scale: Any, weigh
 
 
 @numba.njit(nogil=True)
-def _most(stages: Any) -> tuple[int, int]:
+def _most(stages: Any, steps: int) -> tuple[int, int]:
     """The most numbers of a row that is rounded, and the most keys of an attention, in whole vectors."""
     inputs = length = 0
     for number in range(stages.size):
@@ -334,7 +336,7 @@ def _most(stages: Any) -> tuple[int, int]:
             length = max(length, stages[number].length)
         elif stages[number].kept == PAIRS:
             inputs = max(inputs, stages[number].inputs)
-    return (inputs + LANES - 1) // LANES * LANES, (length + LANES - 1) // LANES * LANES
+    return (inputs + LANES - 1) // LANES * LANES, (length + steps + LANES - 1) // LANES * LANES
 
 
 @numba.njit(nogil=True)
@@ -359,6 +361,38 @@ def _do(stage: Any, rows: int, share: int, sums: Any, keys: Any) -> None:
         _gate(stage, share % rows, share // rows)
 
 
+@numba.njit(nogil=True)
+def _is_due(work: Any, first: int) -> bool:
+    """Wait until all shares before one are done. If the text ends before, the share is not due, nor are later ones."""
+    while value_of(work.done) < first:
+        if value_of(work.finished):
+            return False
+    return value_of(work.finished) == 0
+
+
+@numba.njit(nogil=True)
+def _write(work: Any, stages: Any, step: int, maxima: Any) -> None:
+    """Choose the next token of the text, and make everything ready for the step after it."""
+    choice = carray(_choices(work.choice), 1)[0]
+    choice.logits = stages[stages.size - 1].target
+    choose_in_group(choice, 0, maxima)
+    token = carray(_longs(choice.places), 1)[0]
+    carray(_longs(work.tokens), work.steps)[step] = token
+    carray(_floats(work.gains), work.steps)[step] = carray(_floats(choice.values), 1)[0]
+    if token == work.end:
+        next_of(work.finished)
+    if token == work.end or step + 1 == work.steps:
+        return
+    x, width = carray(_floats(work.x), work.width), work.width
+    vector = carray(_floats(work.table + 4 * width * token), width)
+    place = carray(_floats(work.positions + 4 * width * (step + 1)), width)
+    for j in range(width):
+        x[j] = vector[j] + place[j]
+    for number in range(stages.size):
+        if stages[number].kind == ATTEND and stages[number].writes:
+            stages[number].length += 1
+
+
 def _compiled(version: int) -> Any:
     """The function that threads call; see `regard.maps.row_loop` for why it closes over a version."""
 
@@ -372,23 +406,32 @@ def _compiled(version: int) -> Any:
         _ = version
         work = carray(pointer, 1)[0]
         stages = carray(_stages(work.stages), work.count)
-        inputs, length = _most(stages)
+        inputs, length = _most(stages, work.steps)
         sums = np.empty((TOGETHER, PANEL), np.float32), np.empty((TOGETHER, inputs), np.uint16)
         keys = np.empty(length, np.int64), np.empty(length, np.float32)
+        maxima = room_for_maxima(stages[work.count - 1].outputs if work.choice else 0)
         first, share = 0, next_of(work.counter)
-        for number in range(work.count):
-            stage = stages[number]
-            end = first + _shares_of(stage, work.rows)
-            if share < end:
-                while value_of(work.done) < first:
-                    pass
-            while share < end:
-                _do(stage, work.rows, share - first, sums, keys)
-                next_of(work.done)
-                share = next_of(work.counter)
-            first = end
+        for step in range(work.steps):
+            for number in range(work.count):
+                stage = stages[number]
+                end = first + _shares_of(stage, work.rows)
+                if share < end and not _is_due(work, first):
+                    return
+                while share < end:
+                    _do(stage, work.rows, share - first, sums, keys)
+                    next_of(work.done)
+                    share = next_of(work.counter)
+                first = end
+            if work.choice:
+                if share == first:
+                    if not _is_due(work, first):
+                        return
+                    _write(work, stages, step, maxima)
+                    next_of(work.done)
+                    share = next_of(work.counter)
+                first += 1
 
     return run
 
 
-run = _compiled(crc32("".join(map(inspect.getsource, (vector_code, step_work))).encode()))
+run = _compiled(crc32("".join(map(inspect.getsource, (vector_code, step_work, choice_loop, choice_work))).encode()))

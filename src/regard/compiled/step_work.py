@@ -55,6 +55,28 @@ STAGE = np.dtype(
                     sines are given: pair n is at n * `between_pairs`, and its second number `within_pair` further on.
 """
 
-WORK = np.dtype([(name, np.int64) for name in ("counter", "done", "rows", "count", "stages")], align=True)
-"""The rows of the step, the number of its stages and their address; and two addresses of counters: the next share of
-the work that no thread has taken, and how many shares are done."""
+WORK = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            *("counter", "done", "finished", "rows", "count", "stages", "steps"),
+            *("choice", "tokens", "gains", "end", "x", "width", "table", "positions"),
+        )
+    ],
+    align=True,
+)
+"""One call: a step of some rows, or if there is a `choice` several steps of one text, token after token.
+
+    counter         the address of the next share of the work that no thread has taken
+    done            the address of a counter of shares that are done
+    finished        the address of a number that is no longer 0 when the text has ended
+    rows            how many rows a step has
+    count, stages   the number of its stages, and their address
+    steps           how many steps are done, if the text does not end before
+    choice          the address of a record of `choice_work`, for one number of one row of logits; 0 for one step
+    tokens, gains   the addresses of a token and a log-probability a step, int64 and float32, which are written
+    end             the token that ends the text
+    x, width        the address of the numbers that the first stage reads, and how many these are
+    table           the address of the tokens' vectors, `width` numbers for each
+    positions       the address of what is added to the vectors of the first step, then of the next ones
+"""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -11,6 +12,7 @@ from regard.generation.filters import Constraint, Progress
 from regard.generation.protocol import (
     Decodable,
     Hypothesis,
+    check_source,
     chooser_of,
     log_probabilities,
     mean_over_heads,
@@ -66,10 +68,16 @@ def greedy(
         tokens = largest(gains, 1)
         return tokens[:, 0], gains.gather(1, tokens)[:, 0]
 
+    check_source(source, source_lengths, max_steps)
+    state = model.start(source, source_lengths)
+    if len(source) == 1 and not constraints and not alignments:
+        whole_text = _written_at_once(model, state, bos_id, eos_id, max_steps)
+        if whole_text is not None:
+            return [whole_text]
     count, columns, attended = len(source), [], []
     scores = torch.zeros(count, device=source.device)
     for step in steps(
-        model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=take,
+        model, state, source, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=take,
         is_worth_leaving=worth_leaving,
     ):  # fmt: skip
         columns.append(_spread(step.tokens, step.rows, count, fill=eos_id))
@@ -82,6 +90,19 @@ def greedy(
         kept = sentence[: sentence.index(eos_id) + 1] if eos_id in sentence else sentence
         hypotheses.append(Hypothesis(kept, total, None if whole is None else whole[n, : len(kept)]))
     return hypotheses
+
+
+def _written_at_once(
+    model: Any, state: Any, bos_id: int | Int[Tensor, " 1"], eos_id: int, max_steps: int
+) -> Hypothesis | None:
+    """The text of one source by a model that has `write_greedily`; None if it has not, or leaves it to the steps."""
+    write = getattr(model, "write_greedily", None)
+    found = None if write is None else write(state, torch.as_tensor(bos_id).reshape(1), eos_id, max_steps)
+    if found is None:
+        return None
+    tokens, gains = found
+    # The sum is taken as the steps take it: in float32, one after another.
+    return Hypothesis(tokens, float(np.cumsum(gains, dtype=np.float32)[-1]))
 
 
 def _spread(values: Tensor, rows: Tensor, count: int, *, fill: int = 0) -> Tensor:

@@ -19,7 +19,8 @@ class Decodable(Protocol):
     """The methods that a search needs. The state knows the sequences in their order.
 
     A state may have an attribute `chooser`: what chooses among the logits of the step that made it, in one pass, as
-    `regard.mechanisms.compiled_choice.best_of_groups` does; or None.
+    `regard.mechanisms.compiled_choice.best_of_groups` does; or None. A model may have a method `write_greedily`, which
+    does all steps of a greedy search for one source at once, as `regard.models.inference.FixedTransformer` has it.
     """
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.errors import NonFiniteError
 from regard.generation.filters import Constraint, Filter, Progress, constrain
-from regard.generation.protocol import Decodable, Hypothesis, precise
+from regard.generation.protocol import Decodable, Hypothesis, check_source, precise
 from regard.generation.steps import steps
 
 
@@ -79,9 +79,11 @@ def sample_steps(
         tokens = draw_tokens(changed.softmax(-1), generator)
         return tokens[:, 0], logits.log_softmax(-1).gather(1, tokens)[:, 0]
 
+    check_source(source, source_lengths, max_steps)
+    state = model.start(source, source_lengths)
     # A text that has ended is removed at once, so that no random numbers are drawn for it.
     for step in steps(
-        model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=draw,
+        model, state, source, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=draw,
         is_worth_leaving=lambda running, left: left < running, before=before,
     ):  # fmt: skip
         yield Sampled(step.rows, step.tokens, step.gains)

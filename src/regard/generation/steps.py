@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.generation.filters import Progress
-from regard.generation.protocol import Decodable, check_source, first_tokens
+from regard.generation.protocol import Decodable, first_tokens
 
 Choose = Callable[[Tensor, Progress, Any], tuple[Tensor, Tensor]]
 """Chooses a token for each of N texts, from logits (N, V) and the state after the step that made them, and returns it
@@ -31,8 +31,8 @@ class TextStep(NamedTuple):
 
 def steps(
     model: Decodable,
+    state: Any,
     source: Int[Tensor, "B S"],
-    source_lengths: Int[Tensor, " B"],
     *,
     bos_id: int | Int[Tensor, " B"],
     eos_id: int,
@@ -47,8 +47,8 @@ def steps(
 
     Args:
         model: in evaluation mode.
-        source: token ids of B sources, padded with anything.
-        source_lengths: how many token ids of each source are real.
+        state: what `model.start` returned for B sources.
+        source: these sources.
         bos_id: the token with which every text begins, or one token for each text.
         eos_id: the token that ends a text.
         max_steps: the most tokens of a text, including the end mark.
@@ -56,12 +56,8 @@ def steps(
         is_worth_leaving: decides whether ended texts are removed from the batch, from the number of texts in the
             batch and the number of those that have not ended. To remove texts copies the state of the others.
         before: the text before the new tokens, for `choose`.
-
-    Raises:
-        ArgumentError: a source and lengths that do not fit, or max_steps below 1.
     """
-    check_source(source, source_lengths, max_steps)
-    state, rows = model.start(source, source_lengths), torch.arange(len(source), device=source.device)
+    rows = torch.arange(len(source), device=source.device)
     tokens, ended = first_tokens(rows, bos_id), torch.zeros_like(rows, dtype=torch.bool)
     written = tokens.new_empty((rows.shape[0], max_steps))  # (len() of a tensor takes microseconds.)
     for length in range(max_steps):

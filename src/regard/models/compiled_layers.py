@@ -45,13 +45,18 @@ class CompiledLayers(ABC):
         """What the first matrix of a sublayer gives: queries, keys and values, or hidden numbers."""
         self._middle = row_memory(most_rows, max(one.ends()[1].weight.shape[1] for one in parts.sublayers))
         self.stages = self._written(parts)
-        self._counters, self._work = np.zeros(2, np.int64), np.zeros(1, WORK)
-        self._work["counter"] = self._counters.ctypes.data
-        self._work["done"] = self._counters.ctypes.data + self._counters.itemsize
+        self._counters, self._work = np.zeros(3, np.int64), np.zeros(1, WORK)
+        for place, name in enumerate(("counter", "done", "finished")):
+            self._work[name] = self._counters.ctypes.data + place * self._counters.itemsize
         self._work["count"], self._work["stages"] = len(self.stages), self.stages.ctypes.data
+        self._work["steps"], self._work["x"], self._work["width"] = 1, self._x.data_ptr(), self._width
 
-    def run(self, x: Tensor) -> Tensor:
-        """The output (N, V) for rows (N, M), float32. The lock is held by the caller."""
+    def run(self, x: Tensor, **writing: int) -> Tensor:
+        """The output (N, V) for rows (N, M), float32. The lock is held by the caller.
+
+        `writing` are the fields of WORK that are needed to go on with tokens that are chosen; the output is that of the
+        last step.
+        """
         from regard.compiled.step_loop import run
 
         rows = x.shape[0]
@@ -60,7 +65,12 @@ class CompiledLayers(ABC):
         self.stages["target"][-1] = found.data_ptr()
         self._work["rows"] = rows
         self._counters[:] = 0
-        run_in_threads(run, self._work.ctypes.data, torch.get_num_threads())
+        try:
+            for name, value in writing.items():
+                self._work[name] = value
+            run_in_threads(run, self._work.ctypes.data, torch.get_num_threads())
+        finally:
+            self._work["steps"], self._work["choice"] = 1, 0
         return found
 
     # -- what differs ----------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.compiled.choice_work import WORK as CHOICE
 from regard.compiled.step_work import ATTEND, HELD, STAGE
 from regard.mechanisms.rotary.layouts import Half
 from regard.mechanisms.rotary.rotary import Rotary
@@ -90,18 +91,77 @@ class CompiledStep(CompiledLayers):
         Returns:
             Logits (N, V), and the last layer's queries to the source (N, H * D), or (N, 0) if there is none.
         """
-        stages = self.stages
         with self.lock:
-            self._numbers[self._back, self._held] = back
-            stages["length"][self._back] = position + 1
-            if across:
-                self._numbers[self._across, self._held] = across
-                stages["length"][self._across] = source_length
-                stages["lengths"][self._across] = 0 if source_lengths is None else source_lengths.data_ptr()
-            if self._turns is not None:
-                stages["cosines"][self._back], stages["sines"][self._back] = self._turns.at(position)
+            self._look(position, back, across, source_length, source_lengths)
             logits = self.run(x)
             return logits, self._query[: x.shape[0]].clone()
+
+    def write(
+        self,
+        x: Tensor,
+        position: int,
+        back: Sequence[HeldKeys],
+        across: Sequence[HeldKeys],
+        source_length: int,
+        *,
+        table: Float[Tensor, "V M"],
+        positions: Float[Tensor, "P M"],
+        end: int,
+    ) -> tuple[list[int], list[float]]:
+        """Do P steps of one text, or fewer if it ends, and choose the most probable token after each.
+
+        Args:
+            x: the embedded first token (1, M), at the first of the positions.
+            position, back, across, source_length: as for one step; the caches have room for P more positions.
+            table: the vector of each token, float32, row after row.
+            positions: what is added to the vectors of the tokens of each step, float32, row after row.
+            end: the token that ends the text.
+
+        Returns:
+            The tokens, and the log-probability of each.
+        """
+        assert self._turns is None, "turned queries need other angles at each step"
+        steps = positions.shape[0]
+        tokens, gains = np.zeros(steps, np.int64), np.zeros(steps, np.float32)
+        value, place, offset = np.zeros(1, np.float32), np.zeros(1, np.int64), np.zeros(1, np.float32)
+        choice = np.zeros(1, CHOICE)
+        choice["groups"], choice["members"], choice["wanted"] = 1, 1, 1
+        choice["columns"] = choice["row_stride"] = self.stages["outputs"][-1]
+        choice["offsets"], choice["values"] = offset.ctypes.data, value.ctypes.data
+        choice["places"] = place.ctypes.data
+        with self.lock:
+            self._look(position, back, across, source_length, None)
+            self.run(
+                x, steps=steps, choice=choice.ctypes.data, tokens=tokens.ctypes.data, gains=gains.ctypes.data,
+                end=end, table=table.data_ptr(), positions=positions.data_ptr(),
+            )  # fmt: skip
+        written = tokens.tolist()
+        count = written.index(end) + 1 if end in written else steps
+        return written[:count], gains[:count].tolist()
+
+    def _look(
+        self,
+        position: int,
+        back: Sequence[HeldKeys],
+        across: Sequence[HeldKeys],
+        source_length: int,
+        source_lengths: Tensor | None,
+    ) -> None:
+        """Tell the stages where keys and values stand. The lock is held by the caller."""
+        stages = self.stages
+        self._numbers[self._back, self._held] = back
+        stages["length"][self._back] = position + 1
+        if across:
+            self._numbers[self._across, self._held] = across
+            stages["length"][self._across] = source_length
+            stages["lengths"][self._across] = 0 if source_lengths is None else source_lengths.data_ptr()
+        if self._turns is not None:
+            stages["cosines"][self._back], stages["sines"][self._back] = self._turns.at(position)
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether queries and keys are turned by the angles of their positions."""
+        return self._turns is not None
 
     def queries_of(self, attention: AttentionParts) -> Tensor:
         """Where the queries of an attention are written, and behind them its keys and values."""

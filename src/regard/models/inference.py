@@ -228,6 +228,39 @@ class FixedTransformer:
             self._late_step.count += 1
         return self._step_by(state.compiled if len(tokens) <= MOST_ROWS else None, state, tokens)
 
+    @torch.no_grad()
+    def write_greedily(
+        self, state: FixedState, token: Int[Tensor, " 1"], end: int, most: int
+    ) -> tuple[list[int], list[float]] | None:
+        """Greedy search for one sentence by calls of compiled code that do many steps each.
+
+        Args:
+            state: after `start`. If there is an answer, it must not be used again.
+            token: the token with which the text begins.
+            end: the token that ends the text.
+            most: the most tokens of the text, at least 1.
+
+        Returns:
+            The tokens after the first, and the log-probability of each; None if each step has to be taken by itself.
+        """
+        compiled, table = state.compiled, self._target.table
+        is_one = state.late is None and state.count == 1 and state.memory.lengths is None
+        if compiled is None or table is None or not is_one or compiled.has_turns:
+            return None
+        tokens, gains = list[int](), list[float]()
+        while len(tokens) < most and tokens[-1:] != [end]:
+            state = with_room(state)
+            start = state.position
+            stop = min(state.cache[0].shape[1], start + most - len(tokens))
+            x = self._target(token, start, start + 1)
+            held, length = self._held(state), state.memory.key[0].shape[2]
+            positions = self._target.positions(start, stop)
+            some = compiled.write(x, start, *held, length, table=table, positions=positions, end=end)
+            tokens, gains = tokens + some[0], gains + some[1]
+            token, state = token.new_tensor(tokens[-1:]), replace(state, position=start + len(some[0]))
+        self._late_step.count += len(tokens)
+        return tokens, gains
+
     def _step_by(
         self, compiled: CompiledStep | None, state: FixedState, tokens: Tensor
     ) -> tuple[Tensor, FixedAlignment, FixedState]:
@@ -333,17 +366,28 @@ class _Embedding:
     def __init__(self, embedding: nn.Module, positions: nn.Module, norm: nn.Module) -> None:
         self._weight = cast(Tensor, embedding.weight).detach() * cast(float, embedding.scale)
         self._positions, self._norm = _frozen(positions), _norm(norm)
+        self._is_sum = type(norm) is nn.Identity
         self._table = self._weight.new_zeros(0, self._weight.shape[1])
         self.dtype = self._weight.dtype
 
+    @property
+    def table(self) -> Float[Tensor, "V M"] | None:
+        """What, with a row of `positions`, makes the vector of a token; None if that needs more, or is not float32."""
+        is_plain = self._is_sum and self.dtype == torch.float32 and self._weight.is_contiguous()
+        return self._weight if is_plain else None
+
     def __call__(self, tokens: Int[Tensor, "*shape"], start: int, stop: int) -> Float[Tensor, "*shape M"]:
         """Vectors of tokens at the positions from `start` to `stop`: one per token of a row, or one for all tokens."""
+        return self._norm(torch.embedding(self._weight, tokens).add_(self.positions(start, stop)))
+
+    def positions(self, start: int, stop: int) -> Float[Tensor, "P M"]:
+        """What is added at the positions from `start` to `stop`, row after row."""
         if stop > self._table.shape[0]:
             limit = cast(Any, self._positions).max_length
             size = max(stop, 2 * self._table.shape[0], 64)
             size = size if limit is None else max(stop, min(size, limit))
             self._table = self._positions(self._weight.new_zeros(1, size, self._weight.shape[1]))[0]
-        return self._norm(torch.embedding(self._weight, tokens).add_(self._table[start:stop]))
+        return self._table[start:stop]
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,9 +166,9 @@ class Interpreter:
             tokens = torch.tensor(best, device=logits.device)
             return tokens, gains.gather(1, tokens[:, None])[:, 0]
 
-        for step in steps(
-            self.translator.decoder, source, lengths, **limits, choose=take, is_worth_leaving=worth_leaving
-        ):
+        decoder = self.translator.decoder
+        state = decoder.start(source, lengths)
+        for step in steps(decoder, state, source, **limits, choose=take, is_worth_leaving=worth_leaving):
             for row, token, ended in zip(step.rows.tolist(), step.tokens.tolist(), step.ended.tolist(), strict=True):
                 if not ended:
                     found[row].append(token)

@@ -20,7 +20,7 @@ HEADER = "| kind | float32, ms | share | bf16 autocast, ms | share |\n|---|---|-
 WARM_STEPS, STEPS = 3, 12
 KINDS = {
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "_Linear"),
-    "attention kernels": ("aten::_scaled_dot_product", "_FusedBlocks"),
+    "attention kernels": ("aten::_scaled_dot_product", "_FusedBlocks", "_WholeCall"),
     "copies and casts": ("aten::copy_", "aten::_to_copy", "aten::to", "aten::cat", "aten::fill_", "aten::zero_"),
     "dropout": ("aten::random_", "aten::bernoulli_", "aten::ge", "_Masked", "_ReluNetwork"),
     "norms": ("aten::native_layer_norm",),

@@ -133,12 +133,9 @@ def attention(
         kind = settled_calls.call_kind(query, key, value, score, normalization, mask)
     settled = settled_calls.seen(kind)
     if settled is not None and not settled_calls.is_recorded(query, key, value):
-        output, lse = settled.run(query, key, value, mask)
         if not return_weights:
-            return output
-        assert isinstance(score, ScaledDot)  # Only such calls are settled.
-        assert not isinstance(mask, Tensor)
-        return _with_late_map(settled, output, lse, (query, key, value), score, mask, keep_values=keep_values)
+            return settled.run(query, key, value, mask)[0]
+        return attend_settled(settled, query, key, value, score, mask, keep_values=keep_values)
     if settled is not None and not return_weights:
         assert not isinstance(mask, Tensor)
         return settled.run_with_gradients(query, key, value, mask)[0]
@@ -153,26 +150,29 @@ def attention(
         return run_call(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
 
 
-def _with_late_map(
+def attend_settled(
     settled: Settled,
-    output: Tensor,
-    lse: Tensor,
-    vectors: tuple[Tensor, Tensor, Tensor],
-    score: ScaledDot,
-    mask: Mask | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: AnyScore,
+    mask: Mask | Tensor | None,
     *,
-    keep_values: bool,
+    keep_values: bool = False,
 ) -> Attended:
     """The output and the map of a call whose kind was seen before; the call is put together when the map is read."""
+    assert isinstance(score, ScaledDot)  # Only such calls are settled.
+    assert not isinstance(mask, Tensor)
+    output, lse = settled.run(query, key, value, mask)
     # Gradients are not recorded here, and would be wrong if the scores had one when they are read.
-    query, key = (tensor.detach() for tensor in vectors[:2])
+    query, key = query.detach(), key.detach()
     # In half precision the kernel's log-sum-exp is not exact enough to be kept.
     factors = LateFactors(
         settled.sizes, lambda query, key: settled.call(query, key, score, mask), (query, key), mask,
         lse if query.dtype == lse.dtype else None,
     )  # fmt: skip
     weights = AttentionMap(CallSource(factors, settled.sizes.leading, BACKENDS["fused"]))
-    return Attended(output, weights.with_values(vectors[2]) if keep_values else weights)
+    return Attended(output, weights.with_values(value) if keep_values else weights)
 
 
 @overload

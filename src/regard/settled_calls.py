@@ -5,6 +5,7 @@ covers the mask, its scale, and where rows may have no key. No number of any ten
 kernel with the same arguments as it does without this, and so gives the same bits, and the same gradients.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from regard.torch_private import (
     count_dispatch_modes,
     flash_cpu,
     forward_level,
+    get_function_mode,
     is_tracing,
     peek_interpreter_stack,
 )
@@ -100,15 +102,11 @@ class Settled:
 
 def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, mask: Any) -> CallKind | None:
     """What decides about a call without bias and dropout, if all of it can be told at once; None for others."""
-    if torch.compiler.is_compiling() or type(score) is not ScaledDot:
+    if type(score) is not ScaledDot or type(normalization) is not Softmax or not _runs_as_it_stands():
         return None
-    if type(normalization) is not Softmax or not (type(query) is type(key) is type(value) is Tensor):
+    if not (type(query) is type(key) is type(value) is Tensor):
         return None
     if not (query.is_cpu and key.is_cpu and value.is_cpu) or not (len(query.shape) == len(key.shape) == 4):
-        return None
-    if torch.is_autocast_enabled("cpu") or is_checking() or count_dispatch_modes() or is_tracing():
-        return None
-    if peek_interpreter_stack() is not None or forward_level() >= 0:
         return None
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return None
@@ -116,6 +114,35 @@ def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, 
     if masked is None and mask is not None:
         return None
     return query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, score.scale, masked
+
+
+def of_own_heads(x: Any, heads: Sequence[int], dim: int, score: Any, mask: Any) -> "Settled | None":
+    """What self-attention over one projection of x decides, without gradients, if its kind was seen.
+
+    Args:
+        x: (B, T, width) on the CPU.
+        heads: the numbers of query, key and value heads.
+        dim: the width of each.
+        score: as for `attention`, with softmax.
+        mask: as for `attention`.
+    """
+    if type(score) is not ScaledDot or torch.is_grad_enabled() or not _runs_as_it_stands():
+        return None
+    if type(x) is not Tensor or not x.is_cpu or len(x.shape) != 3 or get_function_mode() is not None:
+        return None
+    masked = None if mask is None else _kind_of_mask(mask)
+    if masked is None and mask is not None:
+        return None
+    (batch, length, _), (queries, keys, values), dtype = x.shape, heads, x.dtype
+    shapes = (batch, queries, length, dim), (batch, keys, length, dim), (batch, values, length, dim)
+    return SEEN.get((*shapes, dtype, dtype, dtype, score.scale, masked))
+
+
+def _runs_as_it_stands() -> bool:
+    """Whether nothing changes, records or looks at what runs here."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or is_checking():
+        return False
+    return not count_dispatch_modes() and not is_tracing() and peek_interpreter_stack() is None and forward_level() < 0
 
 
 def _kind_of_mask(mask: Any) -> CallKind | None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.backends.side_by_side import heads_together
 from regard.mechanisms.transforms import in_forward_mode, may_be_kept
+from regard.nn.linear import linear
 
 
 def split_heads(heads: Float[Tensor, "... H D"], counts: Sequence[int]) -> list[Tensor]:
@@ -25,6 +26,21 @@ def split_heads(heads: Float[Tensor, "... H D"], counts: Sequence[int]) -> list[
     if len(counts) > 1 and torch.is_grad_enabled() and heads.requires_grad and is_plain:
         return list(_Split.apply(heads, tuple(counts)))
     return list(heads.split_with_sizes(list(counts), dim=-2))
+
+
+def own_heads(
+    x: Float[Tensor, "B T M"], weight: Float[Tensor, "W M"], bias: Float[Tensor, " W"] | None, counts: Sequence[int],
+    dim: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries, keys and values (B, heads, T, D) of self-attention by one product, without gradients.
+
+    >>> query, key, _ = own_heads(torch.ones(2, 5, 3), torch.ones(48, 3), None, [2, 2, 2], 8)
+    >>> query.shape, key.shape
+    (torch.Size([2, 2, 5, 8]), torch.Size([2, 2, 5, 8]))
+    """
+    heads = linear(x, weight, bias).view(x.shape[0], x.shape[1], -1, dim).transpose(1, 2)
+    query, key, value = heads.split_with_sizes(list(counts), 1)
+    return query, key, value
 
 
 class _Split(torch.autograd.Function):

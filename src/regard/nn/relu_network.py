@@ -20,20 +20,21 @@ from regard.torch_private import has_hooks
 
 def has_relu_network(x: Tensor, up: nn.Module, dropout: nn.Module, down: nn.Module) -> bool:
     """Whether `relu_network` may be called: a gradient is wanted, and nobody waits for these modules to be called."""
+    if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
     modules = (up, dropout, down)
-    if tuple(map(type, modules)) != (Linear, Dropout, Linear) or any(map(has_hooks, modules)):
+    if tuple(map(type, modules)) != (Linear, Dropout, Linear):
         return False
     first, last = cast(Linear, up), cast(Linear, down)
     tensors = (x, first.weight, first.bias, last.weight, last.bias)
     return (
-        torch.is_grad_enabled()
-        and x.shape[-1:] == (first.in_features,)
+        x.shape[-1:] == (first.in_features,)
         and is_large_and_plain(x, first.weight)
         and is_worth_it(x.shape[:-1].numel() * first.out_features)
-        and not torch.is_autocast_enabled("cpu")
         and all(t is not None and t.dtype == torch.float32 for t in tensors)
         and any(t.requires_grad for t in tensors)
         and is_readable(*tensors)
+        and not any(map(has_hooks, modules))
     )
 
 

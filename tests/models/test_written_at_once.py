@@ -3,17 +3,21 @@
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `fast`)")
 
 from regard.compiled import thread_team
+from regard.errors import ArgumentError
 from regard.generation.filters import Vocabulary
 from regard.generation.greedy_search import greedy
 from regard.generation.protocol import Hypothesis
 from regard.models import compiled_layers, inference
+from regard.models.compiled_step import CompiledStep
 from regard.models.inference import FIRST_ROOM, FixedTransformer, ManySentences, prepare
+from regard.nn.linear import Linear
 from tests.models.test_compiled_step import BOS, KINDS, LENGTHS, SOURCE, VOCAB, always, untrained
 
 __all__ = ["always"]
@@ -174,3 +178,72 @@ def test_steps_count_as_those_of_single_sentences(always: None) -> None:
     before = ready._late_step.count
     search(ready, 7)
     assert ready._late_step.count == before + 7
+
+
+def test_a_text_that_ends_before_the_last_position(always: None) -> None:
+    """More tokens may be asked for than there are positions: only one that is needed is missed."""
+    ready = prepare(untrained({"positions": "learned", "max_length": FIRST_ROOM - 5}))
+    end = search(ready, 9, steps=True).tokens[8]
+    assert_equal(search(ready, 100, end), search(ready, 100, end, steps=True))
+    for steps in (True, False):
+        with pytest.raises(ArgumentError, match="learned positions serve up to"):
+            search(ready, 100, steps=steps)
+
+
+def test_no_call_takes_more_steps_than_others_can_wait_for(always: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    write = CompiledStep.write
+
+    def spied(self: Any, *given: Any, positions: Any, **more: Any) -> Any:
+        asked.append(len(positions))
+        return write(self, *given, positions=positions, **more)
+
+    monkeypatch.setattr(CompiledStep, "write", spied)
+    ready = prepare(untrained({}))
+    assert_equal(search(ready, 300), search(ready, 300, steps=True))
+    assert sum(asked) == 300
+    assert max(asked) == inference.STEPS_OF_A_CALL
+
+
+def test_more_logits_than_tokens_are_left_to_the_steps(always: None) -> None:
+    model = untrained({"tied_output": False})
+    model.output = Linear(24, VOCAB + 1000)
+    assert not is_written(prepare(model), max_steps=1)
+
+
+def test_steps_of_somebody_else_are_taken(always: None) -> None:
+    ready = prepare(untrained({}))
+
+    class Other(FixedTransformer):
+        def step(self, state: Any, tokens: Any) -> Any:
+            logits, alignment, state = super().step(state, tokens)
+            return -logits, alignment, state
+
+    class Around:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ready, name)
+
+        def step(self, state: Any, tokens: Any) -> Any:
+            logits, alignment, state = ready.step(state, tokens)
+            return -logits, alignment, state
+
+    assert_equal(search(Around(), 9), search(Around(), 9, steps=True))
+    expected = search(Around(), 9)
+    ready.__class__ = Other
+    assert_equal(search(ready, 9), expected)
+
+
+def test_the_sum_is_in_the_default_dtype(always: None) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        ready = prepare(untrained({}).float())
+        assert is_written(ready)
+        assert_equal(search(ready, 40), search(ready, 40, steps=True))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("end", [None, np.int64(ENDLESS)])
+def test_other_end_marks_are_left_to_the_steps(end: Any, always: None) -> None:
+    ready = prepare(untrained({}))
+    assert_equal(search(ready, 5, end), search(ready, 5, steps=True))

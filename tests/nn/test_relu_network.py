@@ -1,5 +1,7 @@
 """The feed-forward network whose widest tensor is worked on in place, against its three modules."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,10 +12,11 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+import regard
 from regard.compiled.dropout_work import SHARE
-from regard.nn import FeedForward, dropout_decisions, feed_forward, linear, relu_network
+from regard.nn import FeedForward, MultiHeadAttention, dropout_decisions, feed_forward, linear, relu_network
 from regard.nn.relu_network import has_relu_network
 
 pytest.importorskip("numba", reason="compiled dropout needs numba")
@@ -65,7 +68,8 @@ def test_it_is_the_three_modules_with_the_same_bits(dropout: float, rows: tuple[
     close(gradients(FeedForward.__call__, network, x), gradients(by_modules, network, x))
 
 
-def test_more_hidden_units_than_a_share() -> None:
+def test_more_hidden_units_than_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relu_network, "MOST_HIDDEN", 2 * SHARE)
     torch.manual_seed(0)
     network, x = FeedForward(3, SHARE + 77, dropout=0.5), torch.randn(5, 3, requires_grad=True)
     assert takes_it(network, x)
@@ -237,3 +241,78 @@ def test_the_way_is_taken_in_training_only_with_relu(monkeypatch: pytest.MonkeyP
         network(x)
     FeedForward(DIM, HIDDEN, activation=nn.functional.gelu)(x)
     assert len(called) == 1
+
+
+def test_a_watch_changes_no_bit_of_a_training() -> None:
+    """With 600 inputs MKL sums in blocks, so that a product with its bias has other last bits than one without."""
+    torch.manual_seed(0)
+    first, attend = FeedForward(600, 40, dropout=0.3), MultiHeadAttention(600, 2)
+    model, x = nn.Sequential(first, attend), torch.randn(2, 60, 600, requires_grad=True)
+    plain = gradients(lambda _, x: model(x), first, x)
+    with regard.watch(model) as watch:
+        assert takes_it(first, x)
+        watched = gradients(lambda _, x: model(x), first, x)
+    assert len(watch) == 1
+    for one, other in zip(plain, watched, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_mode_keeps_what_operations_gave() -> None:
+    """Selective checkpointing keeps products: none may be changed in its place."""
+    network, x = made(0.0, (9, 5))
+    kept = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default, torch.ops.aten.addmm.default])
+
+    def again(network: FeedForward, x: Tensor) -> Tensor:
+        return checkpoint(network, x, use_reentrant=False, context_fn=kept)
+
+    close(gradients(again, network, x), gradients(by_modules, network, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hidden_units_that_were_kept_in_another_way(dtype: torch.dtype) -> None:
+    network, x = made(0.0, (40,))
+    network.down.requires_grad_(False)
+    given = [x, *network.up.parameters()]
+    expected = torch.autograd.grad(by_modules(network, x).sum(), given)
+
+    def pack(kept: Tensor) -> Tensor:
+        return kept.t().contiguous().to(dtype) if kept.shape == (40, HIDDEN) else kept
+
+    def unpack(kept: Tensor) -> Tensor:
+        return kept.t() if kept.shape == (HIDDEN, 40) else kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        output = network(x)
+    for one, other in zip(torch.autograd.grad(output.sum(), given), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (HIDDEN - 1,), (HIDDEN + 7,)])
+def test_a_bias_of_another_shape_is_left_to_torch(shape: tuple[int, ...]) -> None:
+    network, x = made(0.0)
+    network.up.bias = nn.Parameter(torch.ones(shape))
+    assert not takes_it(network, x)
+
+
+def test_many_hidden_units_are_left_to_torch() -> None:
+    network = FeedForward(2, relu_network.MOST_HIDDEN + 1)
+    assert not takes_it(network, torch.randn(2, 2, requires_grad=True))
+
+
+def test_a_trace_that_is_compared_with_another_one() -> None:
+    """In a process of its own: the checks of shapes that tests have cannot be traced."""
+    program = """
+import torch
+from regard.nn import FeedForward
+network, x = FeedForward(4, 16).eval(), torch.randn(3, 4)
+print(torch.equal(torch.jit.trace(network, (x,))(x), network(x)))
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert (run.stdout, run.returncode) == ("True\n", 0), run.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_left_to_torch(layout: torch.layout) -> None:
+    network, _ = made(0.0)
+    assert not takes_it(network, torch.nested.nested_tensor([torch.randn(3, DIM), torch.randn(5, DIM)], layout=layout))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from regard.errors import ArgumentError, ShapeError
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig
@@ -13,7 +14,7 @@ from regard.models.config import RNNConfig
 from regard.models.rnn import RNNSeq2Seq
 from regard.training import output_loss
 from regard.training.losses import cross_entropy
-from regard.training.output_loss import output_cross_entropy
+from regard.training.output_loss import SmoothedRows, loss_of_rows, output_cross_entropy
 
 PAD = 0
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 2e-2}
@@ -132,3 +133,15 @@ def test_the_door() -> None:
         output_cross_entropy(hidden, output, targets=targets, ignore_index=PAD, label_smoothing=1.5)
     with pytest.raises(ShapeError, match="one target a row"):
         output_cross_entropy(hidden, output, targets=targets[:, 1:], ignore_index=PAD)
+
+
+def test_a_recorded_loss_of_several_blocks_runs_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No product of the graph may write into memory that was given, which autograd refuses."""
+    monkeypatch.setattr(output_loss, "ROWS_OF_A_PRODUCT", 7)
+    hidden, output, targets = example(torch.float32, shape=(1, 40))
+
+    def loss(hidden: Tensor) -> Tensor:
+        return loss_of_rows(hidden[0], output, targets[0], SmoothedRows(0.1))
+
+    graph = make_fx(loss)(hidden.detach())
+    torch.testing.assert_close(graph(hidden), loss(hidden))

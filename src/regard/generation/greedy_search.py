@@ -14,6 +14,7 @@ from regard.generation.protocol import (
     Hypothesis,
     check_source,
     chooser_of,
+    first_tokens,
     log_probabilities,
     mean_over_heads,
     worth_leaving,
@@ -71,7 +72,7 @@ def greedy(
     check_source(source, source_lengths, max_steps)
     state = model.start(source, source_lengths)
     if len(source) == 1 and not constraints and not alignments:
-        whole_text = _written_at_once(model, state, bos_id, eos_id, max_steps)
+        whole_text = _written_at_once(model, state, source, bos_id, eos_id, max_steps)
         if whole_text is not None:
             return [whole_text]
     count, columns, attended = len(source), [], []
@@ -93,16 +94,20 @@ def greedy(
 
 
 def _written_at_once(
-    model: Any, state: Any, bos_id: int | Int[Tensor, " 1"], eos_id: int, max_steps: int
+    model: Any, state: Any, source: Tensor, bos_id: int | Int[Tensor, " 1"], eos_id: int, max_steps: int
 ) -> Hypothesis | None:
     """The text of one source by a model that has `write_greedily`; None if it has not, or leaves it to the steps."""
-    write = getattr(model, "write_greedily", None)
-    found = None if write is None else write(state, torch.as_tensor(bos_id).reshape(1), eos_id, max_steps)
+    # What stands before a model may hand on all that it does not know; its steps are its own.
+    if not hasattr(type(model), "write_greedily") or not isinstance(eos_id, int) or abs(eos_id) >= 2**63:
+        return None
+    first = first_tokens(torch.zeros(1, dtype=torch.int64, device=source.device), bos_id)
+    found = model.write_greedily(state, first, eos_id, max_steps)
     if found is None:
         return None
     tokens, gains = found
-    # The sum is taken as the steps take it: in float32, one after another.
-    return Hypothesis(tokens, float(np.cumsum(gains, dtype=np.float32)[-1]))
+    # The sum is taken as the steps take it: one after another, in the wider of float32 and the default dtype.
+    dtype = np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
+    return Hypothesis(tokens, float(np.cumsum(gains, dtype=dtype)[-1]))
 
 
 def _spread(values: Tensor, rows: Tensor, count: int, *, fill: int = 0) -> Tensor:

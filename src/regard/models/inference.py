@@ -42,6 +42,10 @@ FIRST_STEPS = 500
 """So many steps of single sentences go by operations, which take about half a second, before one is compiled."""
 
 
+STEPS_OF_A_CALL = 64
+"""So many steps of one sentence are one call at most: other threads wait for it, and Ctrl-C."""
+
+
 class FixedAlignment:
     """The attention of one step to the source: (N, H, 1, S), computed when it is read."""
 
@@ -245,14 +249,17 @@ class FixedTransformer:
         """
         compiled, table = state.compiled, self._target.table
         is_one = state.late is None and state.count == 1 and state.memory.lengths is None
-        if compiled is None or table is None or not is_one or compiled.has_turns:
+        if compiled is None or table is None or not is_one or type(self).step is not FixedTransformer.step:
+            return None
+        if compiled.has_turns or len(table) < compiled.outputs:
             return None
         tokens, gains = list[int](), list[float]()
         while len(tokens) < most and tokens[-1:] != [end]:
             state = with_room(state)
             start = state.position
-            stop = min(state.cache[0].shape[1], start + most - len(tokens))
             x = self._target(token, start, start + 1)
+            limits = state.cache[0].shape[1], start + most - len(tokens), start + STEPS_OF_A_CALL
+            stop = min(*limits, *(() if self._target.limit is None else (self._target.limit,)))
             held, length = self._held(state), state.memory.key[0].shape[2]
             positions = self._target.positions(start, stop)
             some = compiled.write(x, start, *held, length, table=table, positions=positions, end=end)
@@ -371,6 +378,11 @@ class _Embedding:
         self.dtype = self._weight.dtype
 
     @property
+    def limit(self) -> int | None:
+        """The number of positions that there are, if it is limited."""
+        return cast("int | None", cast(Any, self._positions).max_length)
+
+    @property
     def table(self) -> Float[Tensor, "V M"] | None:
         """What, with a row of `positions`, makes the vector of a token; None if that needs more, or is not float32."""
         is_plain = self._is_sum and self.dtype == torch.float32 and self._weight.is_contiguous()
@@ -383,9 +395,8 @@ class _Embedding:
     def positions(self, start: int, stop: int) -> Float[Tensor, "P M"]:
         """What is added at the positions from `start` to `stop`, row after row."""
         if stop > self._table.shape[0]:
-            limit = cast(Any, self._positions).max_length
             size = max(stop, 2 * self._table.shape[0], 64)
-            size = size if limit is None else max(stop, min(size, limit))
+            size = size if self.limit is None else max(stop, min(size, self.limit))
             self._table = self._positions(self._weight.new_zeros(1, size, self._weight.shape[1]))[0]
         return self._table[start:stop]
 

@@ -55,7 +55,7 @@ def linear(
 def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         torch.is_grad_enabled()
-        and is_large_and_plain(x, weight)
+        and _is_large_and_plain(x, weight)
         and x.dtype == weight.dtype == torch.float32
         and (x.requires_grad or weight.requires_grad)
         and not torch.is_autocast_enabled("cpu")
@@ -66,7 +66,7 @@ def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
 def _has_few_sizes(x: Tensor, weight: Tensor) -> bool:
     return (
         torch.is_autocast_enabled("cpu")
-        and is_large_and_plain(x, weight)
+        and _is_large_and_plain(x, weight)
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and {x.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
         and weight.ndim == 2
@@ -76,9 +76,14 @@ def _has_few_sizes(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def is_large_and_plain(x: Tensor, weight: Tensor) -> bool:
+def _is_large_and_plain(x: Tensor, weight: Tensor) -> bool:
     """Whether a product is worth a choice, and no graph or transform of torch would lose its gradient by one."""
-    return x.numel() * weight.shape[0] >= WORTH_IT and may_have_own_gradient(x)
+    return may_have_own_gradient(x) and is_large(x, weight)
+
+
+def is_large(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is worth a choice."""
+    return bool(x.numel() * weight.shape[0] >= WORTH_IT)
 
 
 class _Linear(torch.autograd.Function):

@@ -11,27 +11,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.compiled.dropout_work import SHARE
 from regard.mechanisms.readable import is_readable
+from regard.mechanisms.transforms import may_have_own_gradient
 from regard.nn.dropout import Dropout, masked_relu
 from regard.nn.dropout_decisions import PlacedBits, is_worth_it, of_masked_relu, of_masked_relu_, placed_bits
-from regard.nn.linear import Linear, by_onednn, is_large_and_plain
-from regard.torch_private import has_hooks
+from regard.nn.linear import Linear, by_onednn, is_large
+from regard.torch_private import count_dispatch_modes, has_hooks
+
+MOST_HIDDEN = SHARE // 4
+"""The most hidden units: with more of them the sums of the way back would take a large part of what they take."""
 
 
 def has_relu_network(x: Tensor, up: nn.Module, dropout: nn.Module, down: nn.Module) -> bool:
-    """Whether `relu_network` may be called: a gradient is wanted, and nobody waits for these modules to be called."""
-    if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    """Whether `relu_network` may be called: a gradient is wanted, and nobody waits for these modules to be called.
+
+    A mode that keeps what operations give, as selective checkpointing does, would keep what is changed in its place.
+    """
+    if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not may_have_own_gradient(x):
         return False
     modules = (up, dropout, down)
-    if tuple(map(type, modules)) != (Linear, Dropout, Linear):
+    if count_dispatch_modes() or not is_readable(x) or tuple(map(type, modules)) != (Linear, Dropout, Linear):
         return False
     first, last = cast(Linear, up), cast(Linear, down)
     tensors = (x, first.weight, first.bias, last.weight, last.bias)
     return (
         x.shape[-1:] == (first.in_features,)
-        and is_large_and_plain(x, first.weight)
+        and first.out_features <= MOST_HIDDEN
+        and is_large(x, first.weight)
         and is_worth_it(x.shape[:-1].numel() * first.out_features)
         and all(t is not None and t.dtype == torch.float32 for t in tensors)
+        and first.bias.shape == first.weight.shape[:1]
         and any(t.requires_grad for t in tensors)
         and is_readable(*tensors)
         and not any(map(has_hooks, modules))
@@ -79,25 +89,28 @@ class _ReluNetwork(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Float[Tensor, "N E"]) -> tuple[Tensor | None, ...]:
         x, up, up_bias, down, hidden = ctx.saved_tensors
-        of_x, of_up, _, of_down, of_down_bias, _ = ctx.needs_input_grad
+        of_x, of_up, of_up_bias, of_down, of_down_bias, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():
             # This gradient is to be differentiated, so that the hidden units have to be a function that autograd knows.
             hidden = masked_relu(nn.functional.linear(x, up, up_bias), ctx.decisions)
+        of_first: tuple[Tensor | None, ...] = (None, None, None)
         with by_onednn():
-            of_hidden, total = _through_relu(grad @ down, hidden, ctx.decisions.scale)
-            return (
-                of_hidden @ up if of_x else None,
-                of_hidden.t() @ x if of_up else None,
-                total,
-                grad.t() @ hidden if of_down else None,
-                grad.sum(0) if of_down_bias else None,
-                None,
-            )
+            if of_x or of_up or of_up_bias:
+                of_hidden, total = _through_relu(grad @ down, hidden, ctx.decisions.scale)
+                of_first = of_hidden @ up if of_x else None, of_hidden.t() @ x if of_up else None, total
+            of_last = grad.t() @ hidden if of_down else None, grad.sum(0) if of_down_bias else None
+        return *of_first, *of_last, None
 
 
 def _through_relu(grad: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The gradient of what ReLU and dropout were given, and the sum of its rows. `grad` is overwritten if it can be."""
-    if torch.is_grad_enabled() or grad.dtype != torch.float32 or not is_readable(grad, hidden):
+    if torch.is_grad_enabled() or not _may_be_changed(grad, hidden):
         found = of_masked_relu(grad, hidden, scale)
         return found, found.sum(0)
     return grad, of_masked_relu_(grad, hidden, scale)
+
+
+def _may_be_changed(grad: Tensor, hidden: Tensor) -> bool:
+    """Whether compiled code may write where the gradient stands; whoever kept the hidden units may give others back."""
+    is_known = grad.dtype == hidden.dtype == torch.float32 and grad.is_contiguous() and hidden.is_contiguous()
+    return is_known and not count_dispatch_modes() and is_readable(grad, hidden)

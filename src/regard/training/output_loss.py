@@ -12,6 +12,7 @@ from regard.mechanisms.shapes import is_autocasting
 from regard.mechanisms.transforms import can_look
 from regard.nn.half_linear import LEAST_ROWS
 from regard.nn.linear import by_onednn
+from regard.torch_private import count_dispatch_modes
 from regard.training.loss_in_one_pass import has_one_pass, loss_in_one_pass
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
 
@@ -199,7 +200,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 def _product_in(memory: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
     """The product, in the memory of an earlier one: new pages would take a third of the time of a product."""
-    if memory is None or memory.device.type != "cpu" or type(memory) is not Tensor:
+    if memory is None or memory.device.type != "cpu" or type(memory) is not Tensor or count_dispatch_modes():
         return _product(x, y)
     with by_onednn():
         return torch.mm(x, y, out=memory[: len(x)])

@@ -38,7 +38,8 @@ class CompiledLayers(ABC):
         """Memory whose addresses the stages hold."""
         self.lock = Lock()
         """Is held while the stages are set and run."""
-        self._outputs = len(parts.output.weight)
+        self.outputs = len(parts.output.weight)
+        """How many numbers the output layer gives for a row."""
         self._width = parts.sublayers[0].norm.weight.shape[0]
         self._x, self._inner = row_memory(most_rows, self._width), row_memory(most_rows, self._width)
         self.begun = row_memory(most_rows, max(one.ends()[0].weight.shape[0] for one in parts.sublayers))
@@ -60,7 +61,7 @@ class CompiledLayers(ABC):
         from regard.compiled.step_loop import run
 
         rows = x.shape[0]
-        found = torch.empty(rows, self._outputs, dtype=torch.float32, device="cpu")
+        found = torch.empty(rows, self.outputs, dtype=torch.float32, device="cpu")
         self._x[:rows] = x
         self.stages["target"][-1] = found.data_ptr()
         self._work["rows"] = rows
@@ -94,7 +95,7 @@ class CompiledLayers(ABC):
         if parts.norm is not None:
             stages.append(self._norm(parts.norm, self._x, self._inner))
             source = self._inner
-        stages.append({**self._product(parts.output, source, self._x), "target_stride": self._outputs})
+        stages.append({**self._product(parts.output, source, self._x), "target_stride": self.outputs})
         written = np.zeros(len(stages), STAGE)
         for stage, told in zip(written, stages, strict=True):
             for name, value in told.items():

@@ -159,11 +159,6 @@ class CompiledStep(CompiledLayers):
             stages["cosines"][self._back], stages["sines"][self._back] = self._turns.at(position)
 
     @property
-    def outputs(self) -> int:
-        """How many logits there are."""
-        return self._outputs
-
-    @property
     def has_turns(self) -> bool:
         """Whether queries and keys are turned by the angles of their positions."""
         return self._turns is not None

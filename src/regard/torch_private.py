@@ -38,6 +38,7 @@ PRIVATE = {
     # What a tensor is to the dispatcher.
     "dispatch_keys": "torch._C:_dispatch_keys",
     "DispatchKey": "torch._C:DispatchKey",
+    "DispatchKeySet": "torch._C:DispatchKeySet",
     "graph_task_id": "torch._C:_current_graph_task_id",
     # Functions of torch on their way to an operator.
     "DisableTorchFunction": "torch._C:DisableTorchFunction",

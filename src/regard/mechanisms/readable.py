@@ -12,6 +12,10 @@ DTYPES = (torch.float32, torch.bfloat16)
 """The dtypes that the compiled loops of training know."""
 
 
+PLAIN = (Tensor, torch.nn.Parameter)
+"""The classes whose products are torch's own."""
+
+
 @cache
 def is_installed() -> bool:
     """Whether numba is there; it is not imported."""
@@ -26,4 +30,6 @@ def is_readable(*tensors: Tensor) -> bool:
     >>> is_readable(torch.ones(2)), is_readable(torch.ones(2, device="meta"))
     (True, False)
     """
-    return all(type(t) in (Tensor, torch.nn.Parameter) and can_look(t) and is_its_memory(t) for t in tensors)
+    # Whether there are values depends on nothing else that differs between plain tensors.
+    is_run = not tensors or (type(tensors[0]) in PLAIN and can_look(tensors[0]))
+    return is_run and all(type(t) in PLAIN and is_its_memory(t) for t in tensors)

@@ -101,10 +101,11 @@ class SelfAttentionLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask, bias: Bias | None, record: RecordMap | None, name: str) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        x = self.residuals[0](
+        around_attention, around_network = self.residuals
+        x = around_attention(
             x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias)
         )
-        return self.residuals[1](x, self.feed_forward)
+        return cast(Tensor, around_network(x, self.feed_forward))
 
     def extend(
         self, x: Tensor, cache: KeyValue | None, mask: Mask, bias: Bias | None, offset: int | Tensor

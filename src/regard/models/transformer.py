@@ -36,13 +36,14 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, memory: Tensor, mask: Mask, bias: Bias | None, record: RecordMap | None, name: str
     ) -> Tensor:
         """(B, T, D) to (B, T, D); `mask` excludes the padding of the memory, `bias` is added in self-attention."""
-        x = self.residuals[0](
+        around_itself, around_source, around_network = self.residuals
+        x = around_itself(
             x, lambda y: recorded_attention(self.self_attention, record, f"{name}.self", y, mask=causal(), bias=bias)
         )
-        x = self.residuals[1](
+        x = around_source(
             x, lambda y: recorded_attention(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask)
         )
-        return self.residuals[2](x, self.feed_forward)
+        return cast(Tensor, around_network(x, self.feed_forward))
 
     def step(
         self, x: Float[Tensor, "N 1 D"], cache: KeyValue | None, memory: KeyValue, mask: Mask, bias: Bias | None

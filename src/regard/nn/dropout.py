@@ -47,13 +47,17 @@ class Dropout(nn.Module):
 
     def relu(self, x: Tensor) -> Tensor:
         """`dropout(relu(x))` with the same bits. Only the result is saved, whose numbers above 0 are those kept."""
-        if not self.training or not self.p or _leaves_it_to_torch(x):
+        if not self.training or not self.p:
+            return nn.functional.relu(x)
+        if _leaves_it_to_torch(x):
             return self(nn.functional.relu(x))
         return masked_relu(x, decide(x, self.p))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """`x + dropout(y)` with the same bits, in one pass fewer."""
-        if not self.training or not self.p or _leaves_it_to_torch(y) or x.shape != y.shape:
+        if not self.training or not self.p:
+            return x + y
+        if _leaves_it_to_torch(y) or x.shape != y.shape:
             return x + self(y)
         return _MaskedSum.apply(x, y, decide(y, self.p))
 

@@ -55,11 +55,12 @@ def linear(
 def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and onednn_is_faster()
         and _is_large_and_plain(x, weight)
         and x.dtype == weight.dtype == torch.float32
         and (x.requires_grad or weight.requires_grad)
         and not torch.is_autocast_enabled("cpu")
-        and onednn_is_faster()
     )
 
 

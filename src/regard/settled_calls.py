@@ -24,6 +24,7 @@ from regard.mechanisms.checks import is_checking
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal, Lengths
 from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.readable import PLAIN
 from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.shapes import Sizes
 from regard.torch_private import (
@@ -116,11 +117,12 @@ def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, 
     return query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, score.scale, masked
 
 
-def of_own_heads(x: Any, heads: Sequence[int], dim: int, score: Any, mask: Any) -> "Settled | None":
+def of_own_heads(x: Any, weight: Any, heads: Sequence[int], dim: int, score: Any, mask: Any) -> "Settled | None":
     """What self-attention over one projection of x decides, without gradients, if its kind was seen.
 
     Args:
         x: (B, T, width) on the CPU.
+        weight: of the projection, (heads times their width, width). A weight of another class has products of its own.
         heads: the numbers of query, key and value heads.
         dim: the width of each.
         score: as for `attention`, with softmax.
@@ -128,8 +130,10 @@ def of_own_heads(x: Any, heads: Sequence[int], dim: int, score: Any, mask: Any) 
     """
     if type(score) is not ScaledDot or torch.is_grad_enabled() or not _runs_as_it_stands():
         return None
-    if type(x) is not Tensor or not x.is_cpu or len(x.shape) != 3 or get_function_mode() is not None:
+    if type(x) is not Tensor or type(weight) not in PLAIN or not x.is_cpu or get_function_mode() is not None:
         return None
+    if len(x.shape) != 3 or x.shape[2] != weight.shape[1] or x.dtype != weight.dtype:
+        return None  # the long way says what does not fit
     masked = None if mask is None else _kind_of_mask(mask)
     if masked is None and mask is not None:
         return None

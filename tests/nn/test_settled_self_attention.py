@@ -113,6 +113,17 @@ def test_who_goes_the_long_way() -> None:
     assert not taken(lambda: attend.eval()(x))[1]
 
 
+def test_a_weight_of_another_class_has_products_of_its_own() -> None:
+    class Own(Tensor):
+        pass
+
+    attend, x = MultiHeadAttention(12, 3).eval(), torch.randn(2, 5, 12)
+    with torch.no_grad():
+        attend(x)
+        attend.in_weights[0] = torch.nn.Parameter(attend.in_weights[0].as_subclass(Own))
+        assert not taken(lambda: attend(x))[1]
+
+
 def test_a_watch_sees_every_call_and_changes_no_bit() -> None:
     attend, x = MultiHeadAttention(12, 3).eval(), torch.randn(2, 5, 12)
     with torch.no_grad():

@@ -100,8 +100,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         if weight is None or is_extended or not self.batch_first or (self.training and self.dropout):
             return None
         counts, mask = (self.num_heads,) * 3, causal(0) if is_causal else None
-        settled = of_own_heads(x, counts, self.head_dim, SCALED_DOT, mask)
-        if settled is None or x.shape[2] != self.embed_dim or x.dtype != weight.dtype:
+        settled = of_own_heads(x, weight, counts, self.head_dim, SCALED_DOT, mask)
+        if settled is None:
             return None
         heads = own_heads(x, weight, self.in_proj_bias, counts, self.head_dim)
         if not need_weights:

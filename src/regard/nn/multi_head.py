@@ -318,10 +318,10 @@ class MultiHeadAttention(nn.Module):
         """
         if self.rotary is not None or (self.training and self.dropout):
             return None
-        settled = of_own_heads(x, self.counts, self.head_dim, self.score, mask)
-        if settled is None or x.shape[2] != self.widths[0]:
-            return None
         weight = getattr(self.in_weights, "0")  # (An index into a list of parameters takes five microseconds.)
+        settled = of_own_heads(x, weight, self.counts, self.head_dim, self.score, mask)
+        if settled is None:
+            return None
         heads = own_heads(x, weight, self.in_bias, self.counts, self.head_dim)
         if not return_weights:
             output = settled.run(*heads, mask)[0]

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `fast`)")
 
-from regard.compiled import thread_team
+from regard.compiled import thread_team, tile_code
 from regard.generation.greedy_search import greedy
 from regard.mechanisms.rotary.rotary import Rotary
 from regard.models import compiled_layers, inference, step_parts
@@ -151,10 +151,10 @@ def test_each_kind_of_length_is_measured_once(monkeypatch: pytest.MonkeyPatch) -
     late = LateEncoder(encoder_parts(untrained({}), torch.float32))
     found = [late.chosen(length, operations) is operations for length in (1, 16, 3, 17, 32, 20, 33, 128)]
     assert found == [False, False, False, True, True, True, True, True]
-    threads = torch.get_num_threads()
+    threads, tiles = torch.get_num_threads(), ", in tiles" if tile_code.HAS_TILES else ""
     lengths = [16, 32, 64, 128]
     assert asked == [
-        f"reading {n} tokens, 4 sublayers, 24 x 31, 96 outputs, float32, threads: {threads}" for n in lengths
+        f"reading {n} tokens, 4 sublayers, 24 x 31, 96 outputs, float32{tiles}, threads: {threads}" for n in lengths
     ]
 
 

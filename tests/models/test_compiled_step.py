@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `fast`)")
 
-from regard.compiled import thread_team, vector_code
+from regard.compiled import thread_team, tile_code, vector_code
 from regard.compiled.step_work import FULL, HALVES, MOST_ROWS, PAIRS, PRODUCT, STAGE, WORK
 from regard.generation.beam import beam_search
 from regard.generation.config import Beam
@@ -274,8 +274,8 @@ def test_what_was_slower_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
     ready = prepare(untrained({}))
     monkeypatch.setattr(Choices, "fastest", first)
     assert [is_compiled(ready), is_compiled(ready)] == [False, False]
-    threads = torch.get_num_threads()
-    assert asked == [f"step of 6 sublayers, 24 x 31, 331 outputs, float32, threads: {threads}"]
+    threads, tiles = torch.get_num_threads(), ", in tiles" if tile_code.HAS_TILES else ""
+    assert asked == [f"step of 6 sublayers, 24 x 31, 331 outputs, float32{tiles}, threads: {threads}"]
 
 
 def test_with_nothing_measured_all_goes_by_operations(monkeypatch: pytest.MonkeyPatch) -> None:

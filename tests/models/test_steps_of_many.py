@@ -11,11 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("numba", reason="numba is not installed (the extra `fast`)")
 
 from regard.backends import short_sequences
-from regard.compiled.step_work import MOST_OF_MANY
+from regard.compiled import tile_code
+from regard.compiled.step_work import MOST_OF_MANY, TILE_ROWS
 from regard.generation.beam import beam_search
 from regard.generation.config import Beam
 from regard.generation.greedy_search import greedy
-from regard.models import inference
+from regard.models import compiled_layers, compiled_tiles, inference
 from regard.models.compiled_step import CompiledStep
 from regard.models.ensemble import EnsembleDecoder
 from regard.models.inference import FIRST_ROOM, ManySentences, of_many, prepare
@@ -86,20 +87,53 @@ def test_matrices_in_bfloat16_are_those_of_one_sentence(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_the_bits_of_a_row_depend_on_no_other_row(threads: int) -> None:
+@pytest.mark.parametrize("repeats", [1, 7])
+def test_the_bits_of_a_row_depend_on_no_other_row(repeats: int, threads: int) -> None:
+    """But on whether there are so many that they are multiplied as tiles."""
     before = torch.get_num_threads()
     ready = of_many(prepare(untrained({}, dim=64, feed_forward_dim=300)))
-    tokens = torch.arange(18) + 4
+    count = 9 * repeats
+    tokens, some = torch.arange(count) + 4, torch.randperm(count)[: max(2, count // 2)]
+    assert (len(some) >= TILE_ROWS) == (count >= TILE_ROWS)
     try:
         torch.set_num_threads(threads)
-        start = ready.reorder(ready.start(SOURCES, LENGTHS), torch.arange(9).repeat_interleave(2))
+        start = ready.reorder(ready.start(SOURCES, LENGTHS), torch.arange(9).repeat_interleave(repeats))
         whole, _, _ = ready.step(start, tokens)
         torch.set_num_threads(1)
-        for index in ([3], [17, 0, 5], [8, 9]):
-            some = torch.tensor(index)
-            assert torch.equal(ready.step(ready.reorder(start, some), tokens[some])[0], whole[some])
+        for index in (some, some.flip(0)):
+            assert torch.equal(ready.step(ready.reorder(start, index), tokens[index])[0], whole[index])
     finally:
         torch.set_num_threads(before)
+
+
+@every_kind
+@pytest.mark.parametrize("count", [TILE_ROWS, 3 * TILE_ROWS + 1])
+def test_many_rows_are_the_models(kind: Any, count: int, rows: list[int]) -> None:
+    model, states, tokens = untrained(kind), [], torch.randint(3, VOCAB, (4, count))
+    ready = of_many(prepare(model))
+    for each in (ready, model):
+        states.append(each.reorder(each.start(SOURCES, LENGTHS), torch.arange(count) % 9))
+    with torch.no_grad():
+        for column in tokens:
+            (ours, attended, states[0]), (theirs, expected, states[1]) = (
+                each.step(state, column) for each, state in zip((ready, model), states, strict=True)
+            )
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(attended.dense(), expected.dense(), rtol=0, atol=1e-5)
+    assert rows == [count] * 4
+
+
+@pytest.mark.skipif(not tile_code.HAS_TILES, reason="this processor, or this process, multiplies no tiles")
+def test_tiles_of_bfloat16_are_what_pairs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = untrained({}, dim=64, feed_forward_dim=300), torch.arange(18) + 4
+    found = []
+    for there in (True, False):
+        monkeypatch.setattr(compiled_layers, "has_tiles", lambda _rows, there=there: there)
+        monkeypatch.setattr(compiled_tiles, "has_tiles", lambda _rows, there=there: there)
+        ready = of_many(prepare(model, torch.bfloat16))
+        found.append(ready.step(ready.reorder(ready.start(SOURCES, LENGTHS), torch.arange(18) % 9), tokens)[0])
+    assert not torch.equal(*found)
+    torch.testing.assert_close(*found, atol=2e-2 * float(found[0].abs().max()), rtol=0)
 
 
 def test_the_number_of_rows_decides(monkeypatch: pytest.MonkeyPatch, rows: list[int]) -> None:

@@ -15,14 +15,40 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from regard.compiled import choice_loop, choice_work, step_work, vector_code
+from regard.compiled import choice_loop, choice_work, finishing, step_work, tile_code, vector_code
 from regard.compiled.choice_loop import choose_in_group, room_for_maxima
-from regard.compiled.step_work import ATTEND, FULL, GELU, GELU_TANH, HALVES, NORM, PAIRS, PRODUCT, RELU, STAGE, WORK
+from regard.compiled.finishing import fetch_panel, finish_panel
+from regard.compiled.step_work import (
+    ATTEND,
+    CUT,
+    FULL,
+    GELU,
+    GELU_TANH,
+    HALVES,
+    NORM,
+    PAIRS,
+    PRODUCT,
+    RELU,
+    STAGE,
+    TILE_DEPTH,
+    TILE_ROWS,
+    WORK,
+)
+from regard.compiled.tile_code import (
+    HAS_TILES,
+    blocks_of,
+    configure_tiles,
+    cut_rows,
+    multiply_tiles,
+    release_tiles,
+    row_bytes,
+)
 from regard.compiled.vector_code import (
     HAS_PAIRS,
     LANES,
     PANEL,
     VectorCode,
+    aligned_numbers,
     compiled_function,
     next_of,
     pointers_to,
@@ -70,17 +96,6 @@ def _exponential(_typing: Any, _address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-def _prefetch(_typing: Any, _address: Any) -> Any:
-    """Ask for the line of the cache at an address, to write into it."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        VectorCode(builder).prefetch(arguments[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-_fetch: Any = intrinsic(_prefetch)
 _exp_of_lanes: Any = intrinsic(_exponential)
 _floats: Any = pointers_to(types.float32)
 _longs: Any = pointers_to(types.int64)
@@ -146,43 +161,82 @@ def _rounded(source: int, stride: int, rows: int, inputs: int, halves: Any) -> N
 @numba.njit(nogil=True)
 def _product(stage: Any, rows: int, panel: int, scratch: Any, halves: Any) -> None:
     """One panel of the columns of a product."""
-    first = panel * PANEL
-    count = min(PANEL, stage.outputs - first)
-    size = stage.inputs * PANEL
-    row = 0
-    while row < rows:
-        together = min(rows - row, TOGETHER)
-        source = stage.source + 4 * row * stage.source_stride
-        for i in range(together):
-            for line in range(0, PANEL, LANES):
-                _fetch(stage.target + 4 * ((row + i) * stage.target_stride + first + line))
-        if stage.kept == PAIRS:
-            pairs = (stage.inputs + 1) // 2
-            _rounded(source, stage.source_stride, together, stage.inputs, halves)
-            at, stride = stage.weights + 4 * panel * pairs * PANEL, halves.shape[1] // 2
-            _multiply_pairs(together, halves.ctypes.data, stride, at, pairs, scratch.ctypes.data)
-        elif stage.kept == HALVES:
-            at = stage.weights + 2 * panel * size
-            _multiply_half(together, source, stage.source_stride, at, stage.inputs, scratch.ctypes.data)
+    together = 2 * TILE_ROWS if stage.parts and rows >= TILE_ROWS else TOGETHER
+    for row in range(0, rows, together):
+        count = min(rows - row, together)
+        fetch_panel(count, stage.target + 4 * (row * stage.target_stride + panel * PANEL), stage.target_stride)
+        if together > TOGETHER:
+            _multiply_cut(stage, row, count, panel, scratch)
         else:
-            at = stage.weights + 4 * panel * size
-            _multiply_whole(together, source, stage.source_stride, at, stage.inputs, scratch.ctypes.data)
-        for i in range(together):
-            place = 4 * ((row + i) * stage.target_stride + first)
-            found, target = scratch[i], carray(_floats(stage.target + place), count)
-            if stage.bias:
-                bias = carray(_floats(stage.bias + 4 * first), count)
-                for j in range(count):
-                    found[j] += bias[j]
-            if stage.plus:
-                plus = carray(_floats(stage.plus + place), count)
-                for j in range(count):
-                    found[j] += plus[j]
-            if stage.activation:
-                _activate(stage.activation, found)
-            for j in range(count):
-                target[j] = found[j]
-        row += together
+            _multiply_rows(stage, row, count, panel, scratch, halves)
+        _finish(stage, row, count, panel * PANEL, scratch)
+
+
+@numba.njit(nogil=True)
+def _multiply_cut(stage: Any, row: int, count: int, panel: int, scratch: Any) -> None:
+    """The products of rows that are cut, as tiles."""
+    size = row_bytes(stage.inputs, stage.parts)
+    cut, matrix = stage.cut + row * size, stage.tiles + panel * PANEL * size
+    multiply_tiles(count, cut, matrix, stage.inputs, stage.parts, scratch.ctypes.data)
+
+
+@numba.njit(nogil=True)
+def _multiply_rows(stage: Any, row: int, count: int, panel: int, scratch: Any, halves: Any) -> None:
+    """The products of up to TOGETHER rows, by vectors."""
+    source = stage.source + 4 * row * stage.source_stride
+    if stage.kept == PAIRS:
+        pairs = blocks_of(stage.inputs) * TILE_DEPTH // 2
+        _rounded(source, stage.source_stride, count, stage.inputs, halves)
+        at, stride = stage.weights + 4 * panel * pairs * PANEL, halves.shape[1] // 2
+        _multiply_pairs(count, halves.ctypes.data, stride, at, (stage.inputs + 1) // 2, scratch.ctypes.data)
+    elif stage.kept == HALVES:
+        at = stage.weights + 2 * panel * stage.inputs * PANEL
+        _multiply_half(count, source, stage.source_stride, at, stage.inputs, scratch.ctypes.data)
+    else:
+        at = stage.weights + 4 * panel * stage.inputs * PANEL
+        _multiply_whole(count, source, stage.source_stride, at, stage.inputs, scratch.ctypes.data)
+
+
+@numba.njit(nogil=True)
+def _cut(stage: Any, rows: int, row: int) -> None:
+    """Cut the rows of one tile."""
+    source = stage.source + 4 * row * stage.source_stride
+    target = stage.target + row * row_bytes(stage.inputs, stage.parts)
+    cut_rows(source, stage.source_stride, min(rows - row, TILE_ROWS), stage.inputs, stage.parts, target)
+
+
+@numba.njit(nogil=True)
+def _finish(stage: Any, row: int, rows: int, first: int, scratch: Any) -> None:
+    """Write the products of some rows, with what is added to them, and after the activation."""
+    count = min(PANEL, stage.outputs - first)
+    bias = stage.bias + 4 * first if stage.bias else 0
+    place = 4 * (row * stage.target_stride + first)
+    plus, target = stage.plus + place if stage.plus else 0, stage.target + place
+    if count == PANEL and stage.activation <= RELU:
+        finish_panel(rows, scratch.ctypes.data, bias, plus, stage.activation, target, stage.target_stride)
+        return
+    for i in range(rows):
+        there = 4 * i * stage.target_stride
+        numbers = carray(_floats(target + there), count)
+        _finish_some(scratch[i], bias, plus + there if plus else 0, stage.activation, numbers)
+
+
+@numba.njit(nogil=True)
+def _finish_some(found: Any, bias: int, plus: int, activation: int, target: Any) -> None:
+    """Write some products of one row."""
+    count = target.size
+    if bias:
+        added = carray(_floats(bias), count)
+        for j in range(count):
+            found[j] += added[j]
+    if plus:
+        added = carray(_floats(plus), count)
+        for j in range(count):
+            found[j] += added[j]
+    if activation:
+        _activate(activation, found)
+    for j in range(count):
+        target[j] = found[j]
 
 
 @numba.njit(nogil=True)
@@ -346,6 +400,8 @@ def _shares_of(stage: Any, rows: int) -> int:
         return (stage.outputs + PANEL - 1) // PANEL
     if stage.kind == NORM:
         return int(rows)
+    if stage.kind == CUT:
+        return (rows + TILE_ROWS - 1) // TILE_ROWS if stage.parts and rows >= TILE_ROWS else 0
     return rows * (stage.groups if stage.kind == ATTEND else (stage.outputs + GATED - 1) // GATED)
 
 
@@ -357,6 +413,8 @@ def _do(stage: Any, rows: int, share: int, sums: Any, keys: Any) -> None:
         _norm(stage, share)
     elif stage.kind == ATTEND:
         _attend(stage, share // stage.groups, share % stage.groups, *keys)
+    elif stage.kind == CUT:
+        _cut(stage, rows, share * TILE_ROWS)
     else:
         _gate(stage, share % rows, share // rows)
 
@@ -393,45 +451,57 @@ def _write(work: Any, stages: Any, step: int, maxima: Any) -> None:
             stages[number].length += 1
 
 
+@numba.njit(nogil=True)
+def _run(work: Any, stages: Any) -> None:
+    """Take shares of the stages, in order, until there are no more."""
+    inputs, length = _most(stages, work.steps)
+    rows = max(TOGETHER, 2 * TILE_ROWS)
+    sums = aligned_numbers(rows * PANEL).reshape(rows, PANEL), np.empty((TOGETHER, inputs), np.uint16)
+    keys = np.empty(length, np.int64), np.empty(length, np.float32)
+    maxima = room_for_maxima(stages[work.count - 1].outputs if work.choice else 0)
+    first, share = 0, next_of(work.counter)
+    for step in range(work.steps):
+        for number in range(work.count):
+            stage = stages[number]
+            end = first + _shares_of(stage, work.rows)
+            if share < end and not _is_due(work, first):
+                return
+            while share < end:
+                _do(stage, work.rows, share - first, sums, keys)
+                next_of(work.done)
+                share = next_of(work.counter)
+            first = end
+        if work.choice:
+            if share == first:
+                if not _is_due(work, first):
+                    return
+                _write(work, stages, step, maxima)
+                next_of(work.done)
+                share = next_of(work.counter)
+            first += 1
+
+
 def _compiled(version: int) -> Any:
     """The function that threads call; see `regard.maps.row_loop` for why it closes over a version."""
 
     @compiled_function(types.void(types.CPointer(numba.from_dtype(WORK))))
     def run(pointer: Any) -> None:
-        """Take shares of the stages, in order, until there are no more; threads that call it at once share them.
+        """Do all that there is to do; threads that call it at once share it.
 
         A thread waits for the stages before the one that it takes a share of, never for another thread to arrive: so
         one thread does all if the others never come.
         """
         _ = version
         work = carray(pointer, 1)[0]
-        stages = carray(_stages(work.stages), work.count)
-        inputs, length = _most(stages, work.steps)
-        sums = np.empty((TOGETHER, PANEL), np.float32), np.empty((TOGETHER, inputs), np.uint16)
-        keys = np.empty(length, np.int64), np.empty(length, np.float32)
-        maxima = room_for_maxima(stages[work.count - 1].outputs if work.choice else 0)
-        first, share = 0, next_of(work.counter)
-        for step in range(work.steps):
-            for number in range(work.count):
-                stage = stages[number]
-                end = first + _shares_of(stage, work.rows)
-                if share < end and not _is_due(work, first):
-                    return
-                while share < end:
-                    _do(stage, work.rows, share - first, sums, keys)
-                    next_of(work.done)
-                    share = next_of(work.counter)
-                first = end
-            if work.choice:
-                if share == first:
-                    if not _is_due(work, first):
-                        return
-                    _write(work, stages, step, maxima)
-                    next_of(work.done)
-                    share = next_of(work.counter)
-                first += 1
+        has_tiles = work.rows >= TILE_ROWS
+        if has_tiles:
+            configure_tiles(np.zeros(64, np.uint8))
+        _run(work, carray(_stages(work.stages), work.count))
+        if has_tiles:
+            release_tiles()
 
     return run
 
 
-run = _compiled(crc32("".join(map(inspect.getsource, (vector_code, step_work, choice_loop, choice_work))).encode()))
+SOURCES = (vector_code, tile_code, finishing, step_work, choice_loop, choice_work)
+run = _compiled(crc32("".join(map(inspect.getsource, SOURCES)).encode(), HAS_TILES))

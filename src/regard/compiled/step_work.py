@@ -9,12 +9,16 @@ MOST_ROWS = 8
 """The most hypotheses of one sentence, or texts, that are decoded by one compiled step."""
 MOST_OF_MANY = 512
 """The most hypotheses of many sentences in one compiled step."""
-PRODUCT, NORM, ATTEND, GATE = 0, 1, 2, 3
+PRODUCT, NORM, ATTEND, GATE, CUT = 0, 1, 2, 3, 4
 """The kinds of stages."""
 FULL, HALVES, PAIRS = 0, 1, 2
 """How a matrix is kept: in float32, in bfloat16, or in pairs of bfloat16 numbers that are multiplied as such."""
 NOTHING, RELU, GELU, GELU_TANH = 0, 1, 2, 3
 """The activations that may follow a product."""
+TILE_ROWS = 16
+"""The rows of a tile; fewer than these are not multiplied as tiles."""
+TILE_DEPTH = 32
+"""The bfloat16 numbers in a row of a tile."""
 HELD = ("keys", "values", "owners", "places", "placed", "owner_stride", "group_stride", "key_stride")
 """Where the keys and values of an attention stand. They change from step to step."""
 
@@ -24,6 +28,7 @@ STAGE = np.dtype(
         for name in (
             *("kind", "source", "source_stride", "target", "target_stride"),
             *("inputs", "outputs", "weights", "bias", "plus", "kept", "activation", "is_rms"),
+            *("parts", "tiles", "cut"),
             *("groups", "shared", "writes", "width", "length", "lengths", "values_at"),
             *("turned", "cosines", "sines", "between_pairs", "within_pair"),
             *HELD,
@@ -34,12 +39,16 @@ STAGE = np.dtype(
 )
 """One stage. Addresses are in bytes, and 0 where there is nothing; strides are in float32 numbers.
 
-    kind            PRODUCT, NORM, ATTEND or GATE
+    kind            PRODUCT, NORM, ATTEND, GATE or CUT
     source, target  rows of float32, `source_stride` and `target_stride` apart
     PRODUCT         target = source W + bias + plus (whose rows are as far apart as the target's), with the matrix in
                     panels (inputs, PANEL), `kept` in float32 (FULL) or bfloat16 (HALVES); or (PAIRS) in panels of
                     bfloat16 (inputs / 2, PANEL, 2), where the numbers of the source are rounded too, and the last of
-                    an odd number of inputs has a 0 beside it. `activation` is applied to the sum
+                    those of a number of inputs that is no multiple of TILE_DEPTH have zeros behind them.
+                    `activation` is applied to the sum. If there are `parts`, TILE_ROWS rows and more are multiplied as
+                    tiles: the rows that the stage before has cut, at `cut`, with the matrix at `tiles`
+    CUT             `inputs` numbers of each row of the source are cut into `parts`, and written to the target as tiles
+                    (see `regard.compiled.tile_code`). It does nothing for fewer than TILE_ROWS rows, or without parts
     NORM            the layer norm of `inputs` numbers, or if `is_rms` their root mean square norm, with the weight
                     `weights`, the bias `bias` and the epsilon `number`
     GATE            `outputs` numbers: the SiLU of the source's first ones times its next ones

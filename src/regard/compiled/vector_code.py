@@ -106,11 +106,11 @@ class VectorCode:
         builder.position_at_end(start)
         place, held = builder.phi(LONG), [builder.phi(value.type) for value in carried]
         found = body(place, *held)
-        following = builder.add(place, self.long(1))
+        end, following = builder.block, builder.add(place, self.long(1))
         builder.cbranch(builder.icmp_signed("<", following, count), start, after)
-        self._carry(place, (self.long(0), before), (following, start))
+        self._carry(place, (self.long(0), before), (following, end))
         for phi, first, value in zip(held, carried, found, strict=True):
-            self._carry(phi, (first, before), (value, start))
+            self._carry(phi, (first, before), (value, end))
         builder.position_at_end(after)
         return found
 
@@ -275,12 +275,12 @@ class VectorCode:
         for value, block in arrivals:
             phi.add_incoming(value, block)
 
-    def prefetch(self, address: Any) -> None:
-        """Ask for the line of the cache at an address, to write into it."""
+    def prefetch(self, address: Any, to_write: int = 1) -> None:
+        """Ask for the line of the cache at an address, to write into it, or with 0 to read it."""
         pointer = self.builder.inttoptr(address, ir.PointerType(ir.IntType(8)))
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, INT, INT, INT])
         ask = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-        self.builder.call(ask, [pointer, *(ir.Constant(INT, number) for number in (1, 3, 1))])
+        self.builder.call(ask, [pointer, *(ir.Constant(INT, number) for number in (to_write, 3, 1))])
 
     def update(self, address: Any, combine: Callable[[Any, Any], Any], value: Any) -> None:
         """Combine a vector in memory with a value."""

@@ -12,8 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.compiled.step_work import ATTEND, FULL, GATE, HALVES, NORM, PAIRS, PRODUCT, STAGE, WORK
+from regard.compiled.step_work import (
+    ATTEND,
+    CUT,
+    FULL,
+    GATE,
+    HALVES,
+    NORM,
+    PAIRS,
+    PRODUCT,
+    STAGE,
+    TILE_DEPTH,
+    WORK,
+)
 from regard.compiled.thread_team import run_in_threads
+from regard.models.compiled_tiles import Tiles, has_tiles
 from regard.models.step_parts import (
     AttentionParts,
     FeedForwardParts,
@@ -45,7 +58,9 @@ class CompiledLayers(ABC):
         self.begun = row_memory(most_rows, max(one.ends()[0].weight.shape[0] for one in parts.sublayers))
         """What the first matrix of a sublayer gives: queries, keys and values, or hidden numbers."""
         self._middle = row_memory(most_rows, max(one.ends()[1].weight.shape[1] for one in parts.sublayers))
+        self._has_tiles, self._panels = has_tiles(most_rows), list[Tensor]()
         self.stages = self._written(parts)
+        self._tiles = Tiles(self.stages, self._panels, most_rows)
         self._counters, self._work = np.zeros(3, np.int64), np.zeros(1, WORK)
         for place, name in enumerate(("counter", "done", "finished")):
             self._work[name] = self._counters.ctypes.data + place * self._counters.itemsize
@@ -61,6 +76,7 @@ class CompiledLayers(ABC):
         from regard.compiled.step_loop import run
 
         rows = x.shape[0]
+        self._tiles.make_ready(rows)
         found = torch.empty(rows, self.outputs, dtype=torch.float32, device="cpu")
         self._x[:rows] = x
         self.stages["target"][-1] = found.data_ptr()
@@ -95,7 +111,8 @@ class CompiledLayers(ABC):
         if parts.norm is not None:
             stages.append(self._norm(parts.norm, self._x, self._inner))
             source = self._inner
-        stages.append({**self._product(parts.output, source, self._x), "target_stride": self.outputs})
+        stages += self._product(parts.output, source, self._x)
+        stages[-1]["target_stride"] = self.outputs
         written = np.zeros(len(stages), STAGE)
         for stage, told in zip(written, stages, strict=True):
             for name, value in told.items():
@@ -115,24 +132,30 @@ class CompiledLayers(ABC):
         if sublayer.is_norm_first:
             return [
                 self._norm(sublayer.norm, self._x, self._inner),
-                self._product(first, self._inner, begun),
+                *self._product(first, self._inner, begun),
                 *between,
-                self._product(last, done, self._x, plus=self._x),
+                *self._product(last, done, self._x, plus=self._x),
             ]
         return [
-            self._product(first, self._x, begun),
+            *self._product(first, self._x, begun),
             *between,
-            self._product(last, done, self._inner, plus=self._x),
+            *self._product(last, done, self._inner, plus=self._x),
             self._norm(sublayer.norm, self._inner, self._x),
         ]
 
-    def _product(self, matrix: MatrixParts, source: Tensor, target: Tensor, plus: Tensor | None = None) -> StageFields:
+    def _product(
+        self, matrix: MatrixParts, source: Tensor, target: Tensor, plus: Tensor | None = None
+    ) -> list[StageFields]:
+        """A product, and before it the cutting of what it multiplies, where there are tiles."""
         outputs, inputs = matrix.weight.shape
-        return {
+        self._panels.append(_panels(matrix.weight))
+        product: StageFields = {
             "kind": PRODUCT, **_between(source, target), "inputs": inputs, "outputs": outputs,
-            "weights": self._address(_panels(matrix.weight)), "kept": _kept(matrix.weight),
+            "weights": self._panels[-1].data_ptr(), "kept": _kept(matrix.weight),
             "bias": self._address(matrix.bias), "plus": self._address(plus), "activation": matrix.activation,
         }  # fmt: skip
+        cut: StageFields = {"kind": CUT, **_between(source, target), "inputs": inputs}
+        return [cut, product] if self._has_tiles else [product]
 
     def _norm(self, norm: NormParts, source: Tensor, target: Tensor) -> StageFields:
         return {
@@ -164,8 +187,10 @@ def is_looked_at() -> bool:
 
 def timed_as(parts: StepParts) -> str:
     """What decides about the time of compiled layers."""
+    from regard.compiled.tile_code import HAS_TILES
+
     is_in_pairs = _kept(parts.sublayers[-1].ends()[1].weight) == PAIRS
-    return f"{parts}, in pairs" if is_in_pairs else str(parts)
+    return f"{parts}{', in pairs' if is_in_pairs else ''}{', in tiles' if HAS_TILES else ''}"
 
 
 def row_memory(rows: int, width: int) -> Tensor:
@@ -193,11 +218,11 @@ def _kept(weight: Tensor) -> int:
 def _panels(weight: Tensor) -> Tensor:
     """The matrix (out, in) as panels (in, PANEL), with zeros in place of columns beyond the last.
 
-    Panels of pairs are (in / 2, PANEL, 2), with a zero beside the last of an odd number of inputs.
+    Panels of pairs are (in / 2, PANEL, 2), with zeros up to a multiple of TILE_DEPTH inputs.
     """
     from regard.compiled.vector_code import PANEL
 
     outputs, inputs = weight.shape
-    each = 2 if _kept(weight) == PAIRS else 1
-    padded = torch.nn.functional.pad(weight, (0, -inputs % each, 0, -outputs % PANEL))
+    each, depth = (2, TILE_DEPTH) if _kept(weight) == PAIRS else (1, 1)
+    padded = torch.nn.functional.pad(weight, (0, -inputs % depth, 0, -outputs % PANEL))
     return padded.view(-1, PANEL, padded.shape[1] // each, each).transpose(1, 2).contiguous()

@@ -6,12 +6,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.maps.attention_map import AttentionMap
-from regard.mechanisms.masks.basic import lengths
 from regard.models.config import EncoderOnlyConfig
 from regard.models.one_stack import OneStack
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss
-from regard.models.stack import NORMS, make_stack
+from regard.models.stack import NORMS, make_stack, padding_mask
 from regard.nn import Linear
 
 
@@ -57,7 +56,7 @@ class EncoderOnly(OneStack):
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
         """
-        return self.read_out(self.run(tokens, lengths(token_lengths), None, "encoder", segments), loss)
+        return self.read_out(self.run(tokens, padding_mask(token_lengths, tokens), None, "encoder", segments), loss)
 
     def encode(
         self,
@@ -66,7 +65,7 @@ class EncoderOnly(OneStack):
         segments: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """The vector of each token after the last layer; see `forward`."""
-        return self.final_norm(self.run(tokens, lengths(token_lengths), None, "encoder", segments))
+        return self.final_norm(self.run(tokens, padding_mask(token_lengths, tokens), None, "encoder", segments))
 
     def attend(
         self,
@@ -76,7 +75,7 @@ class EncoderOnly(OneStack):
     ) -> dict[str, AttentionMap]:
         """Every attention map of a pass, by name: encoder.n, each (B, H, T, T)."""
         maps: dict[str, AttentionMap] = {}
-        self.run(tokens, lengths(token_lengths), maps.__setitem__, "encoder", segments)
+        self.run(tokens, padding_mask(token_lengths, tokens, maps.__setitem__), maps.__setitem__, "encoder", segments)
         return maps
 
 

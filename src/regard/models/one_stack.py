@@ -57,7 +57,7 @@ class OneStack(nn.Module):
     def run(
         self,
         tokens: Int[Tensor, "B T"],
-        mask: Mask,
+        mask: Mask | None,
         record: RecordMap | None,
         name: str,
         segments: Int[Tensor, "B T"] | None = None,

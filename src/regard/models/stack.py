@@ -5,12 +5,15 @@ from functools import partial
 from typing import TypeVar, cast
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from regard.functional import Attended
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import lengths
 from regard.mechanisms.rotary.rotary import Rotary
+from regard.mechanisms.transforms import can_look
 from regard.models.config import StackConfig
 from regard.models.parts import Maker, StackParts
 from regard.models.protocol import RecordMap
@@ -26,6 +29,7 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
+from regard.torch_private import get_function_mode
 
 Body = TypeVar("Body", bound=nn.Module)
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -99,7 +103,7 @@ class SelfAttentionLayer(nn.Module):
         self.feed_forward = parts.feed_forward()
         self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
 
-    def forward(self, x: Tensor, mask: Mask, bias: Bias | None, record: RecordMap | None, name: str) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, bias: Bias | None, record: RecordMap | None, name: str) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         around_attention, around_network = self.residuals
         x = around_attention(
@@ -127,7 +131,7 @@ def recorded_attention(
     record: RecordMap | None,
     name: str,
     *inputs: Tensor,
-    mask: Mask,
+    mask: Mask | None,
     bias: Bias | None = None,
 ) -> Tensor:
     """Run an attention module; if there is a record, call it with the name and the map."""
@@ -137,6 +141,20 @@ def recorded_attention(
     assert record is not None
     record(name, attended.weights)
     return attended.output
+
+
+def padding_mask(valid: Int[Tensor, " B"], sequences: Tensor, record: RecordMap | None = None) -> Mask | None:
+    """`lengths(valid)` for sequences (B, S, ...), or None where all of them are whole: the same for every layer.
+
+    To find that out takes each layer as long as it takes here once. Where gradients are recorded, and where somebody
+    looks at the calls, who may ask for their mask, it stays.
+    """
+    mask = lengths(valid)
+    if record is not None or torch.is_grad_enabled() or get_function_mode() is not None:
+        return mask
+    if valid.shape != sequences.shape[:1] or 0 in sequences.shape[:2] or not can_look(valid):
+        return mask
+    return None if int(valid.min()) >= sequences.shape[1] else mask
 
 
 def shared_bias(relative: nn.Module | None) -> Bias | None:

@@ -18,7 +18,13 @@ from regard.models.building import stack_of
 from regard.models.config import TransformerConfig
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, RecordMap, Step
-from regard.models.stack import SelfAttentionLayer, make_stack, recorded_attention, shared_bias
+from regard.models.stack import (
+    SelfAttentionLayer,
+    make_stack,
+    padding_mask,
+    recorded_attention,
+    shared_bias,
+)
 from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
 
 
@@ -33,7 +39,7 @@ class DecoderLayer(nn.Module):
         self.residuals = nn.ModuleList([parts.residual() for _ in range(3)])
 
     def forward(
-        self, x: Tensor, memory: Tensor, mask: Mask, bias: Bias | None, record: RecordMap | None, name: str
+        self, x: Tensor, memory: Tensor, mask: Mask | None, bias: Bias | None, record: RecordMap | None, name: str
     ) -> Tensor:
         """(B, T, D) to (B, T, D); `mask` excludes the padding of the memory, `bias` is added in self-attention."""
         around_itself, around_source, around_network = self.residuals
@@ -164,7 +170,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
         x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
-        mask, bias = lengths(source_lengths), shared_bias(self.encoder_bias)
+        mask, bias = padding_mask(source_lengths, x, record), shared_bias(self.encoder_bias)
         for number, layer in enumerate(self.encoder):
             x = layer(x, mask, bias, record, f"encoder.{number}")
         return self.encoder_norm(x)
@@ -184,7 +190,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """The input of the output layer, (B, T, D)."""
         x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
-        mask, bias = lengths(source_lengths), shared_bias(self.decoder_bias)
+        mask, bias = padding_mask(source_lengths, memory, record), shared_bias(self.decoder_bias)
         for number, layer in enumerate(self.decoder):
             x = layer(x, memory, mask, bias, record, f"decoder.{number}")
         return self.decoder_norm(x)

@@ -117,12 +117,13 @@ def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, 
     return query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, score.scale, masked
 
 
-def of_own_heads(x: Any, weight: Any, heads: Sequence[int], dim: int, score: Any, mask: Any) -> "Settled | None":
-    """What self-attention over one projection of x decides, without gradients, if its kind was seen.
+def of_heads(x: Any, y: Any, weight: Any, heads: Sequence[int], dim: int, score: Any, mask: Any) -> "Settled | None":
+    """What attention from x to y over the heads of one weight decides, without gradients, if its kind was seen.
 
     Args:
         x: (B, T, width) on the CPU.
-        weight: of the projection, (heads times their width, width). A weight of another class has products of its own.
+        y: (B, S, width); x itself in self-attention.
+        weight: of the projections, (heads times their width, width). One of another class has products of its own.
         heads: the numbers of query, key and value heads.
         dim: the width of each.
         score: as for `attention`, with softmax.
@@ -134,11 +135,18 @@ def of_own_heads(x: Any, weight: Any, heads: Sequence[int], dim: int, score: Any
         return None
     if len(x.shape) != 3 or x.shape[2] != weight.shape[1] or x.dtype != weight.dtype:
         return None  # the long way says what does not fit
+    (batch, length, width), (queries, keys, values), dtype = x.shape, heads, x.dtype
+    others = length
+    if y is not x:
+        if type(y) is not Tensor or not y.is_cpu or y.dtype != dtype or len(y.shape) != 3:
+            return None
+        if y.shape[0] != batch or y.shape[2] != width:
+            return None
+        others = y.shape[1]
     masked = None if mask is None else _kind_of_mask(mask)
     if masked is None and mask is not None:
         return None
-    (batch, length, _), (queries, keys, values), dtype = x.shape, heads, x.dtype
-    shapes = (batch, queries, length, dim), (batch, keys, length, dim), (batch, values, length, dim)
+    shapes = (batch, queries, length, dim), (batch, keys, others, dim), (batch, values, others, dim)
     return SEEN.get((*shapes, dtype, dtype, dtype, score.scale, masked))
 
 

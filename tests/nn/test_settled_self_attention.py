@@ -29,12 +29,12 @@ def taken(call: Any) -> tuple[Any, bool]:
     found: list[Any] = []
 
     def spied(*arguments: Any) -> Any:
-        found.append(settled_calls.of_own_heads(*arguments))
+        found.append(settled_calls.of_heads(*arguments))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (multi_head, compat):
-            patch.setattr(module, "of_own_heads", spied)
+            patch.setattr(module, "of_heads", spied)
         answer = call()
     return answer, any(one is not None for one in found)
 
@@ -42,7 +42,7 @@ def taken(call: Any) -> tuple[Any, bool]:
 def the_long_way(call: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for module in (multi_head, compat):
-            patch.setattr(module, "of_own_heads", lambda *_: None)
+            patch.setattr(module, "of_heads", lambda *_: None)
         return call()
 
 
@@ -73,6 +73,35 @@ def test_bits_are_those_of_the_long_way(
         assert torch.equal(seen.weights.dense(), wanted.weights.dense())
 
 
+@given(
+    mask=st.sampled_from(list(MASKS)),
+    heads=st.sampled_from([(4, 4), (4, 2), (3, 1)]),
+    batch=st.integers(1, 3),
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    bias=st.booleans(),
+    is_turned=st.booleans(),
+)
+@settings(max_examples=30)
+def test_so_are_those_of_attention_to_others(
+    mask: str, heads: tuple[int, int], batch: int, sizes: tuple[int, int], bias: bool, is_turned: bool
+) -> None:
+    """Rotary positions turn nothing there."""
+    width = 4 * heads[0]
+    rotary = Rotary(4) if is_turned else None
+    attend = MultiHeadAttention(width, heads[0], num_kv_heads=heads[1], bias=bias, rotary=rotary).eval()
+    x, y = (torch.randn(batch, size, width) for size in sizes)
+    hidden = MASKS[mask](batch, sizes[1]) if mask != "dense" else torch.ones(*sizes, dtype=torch.bool)
+    with torch.no_grad():
+        expected = the_long_way(lambda: attend(x, y, mask=hidden))
+        found, is_short = taken(lambda: attend(x, y, mask=hidden))
+        assert torch.equal(found, expected)
+        assert is_short or mask in ("dense", "causal", "both")
+        seen, _ = taken(lambda: attend(x, y, mask=hidden, return_weights=True))
+        wanted = the_long_way(lambda: attend(x, y, mask=hidden, return_weights=True))
+        assert torch.equal(seen.output, expected)
+        assert torch.equal(seen.weights.dense(), wanted.weights.dense())
+
+
 @pytest.mark.parametrize("need", [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -100,7 +129,9 @@ def test_who_goes_the_long_way() -> None:
         assert taken(lambda: attend(x))[1]
         assert not taken(lambda: attend(x, bias=torch.zeros(5, 5)))[1]
         assert not taken(lambda: attend(x, backend="tiled"))[1]
-        assert not taken(lambda: attend(x, x))[1]
+        attend(x, x)
+        assert taken(lambda: attend(x, x))[1]
+        assert not taken(lambda: attend(x, x, x))[1]
         assert not taken(lambda: attend(x[None]))[1]
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert not taken(lambda: attend(x))[1]
@@ -135,6 +166,19 @@ def test_a_watch_sees_every_call_and_changes_no_bit() -> None:
     assert not is_short
     assert len(watch) == 1
     assert torch.equal(watched, plain)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("other", [torch.randn(2, 5, 11), torch.randn(2, 5, 12).double()])
+def test_others_that_do_not_fit_are_refused_in_the_same_words(other: Tensor) -> None:
+    attend, x = MultiHeadAttention(12, 3).eval(), torch.randn(2, 4, 12)
+    attend(x, torch.randn(2, 5, 12))
+    messages = []
+    for way in (taken, the_long_way):
+        with pytest.raises((RegardError, RuntimeError)) as caught:
+            way(lambda: attend(x, other))
+        messages.append(str(caught.value).split("\n")[0])
+    assert messages[0] == messages[1]
 
 
 def test_hooks_of_the_output_layer_are_called() -> None:

@@ -16,8 +16,8 @@ from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
 from regard.nn.linear import Linear, linear
-from regard.nn.packed_heads import own_heads, split_heads
-from regard.settled_calls import of_own_heads
+from regard.nn.packed_heads import heads_of_both, own_heads, split_heads
+from regard.settled_calls import of_heads
 
 
 class MultiHeadAttention(nn.Module):
@@ -198,11 +198,11 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ShapeError: the inputs do not fit each other, or have no batch dimension.
         """
+        if bias is None and backend is None and value is None and self.is_packed:
+            short = self._settled(query, key, mask, return_weights)
+            if short is not None:
+                return short
         if key is None and value is None and self.is_packed:
-            if bias is None and backend is None:
-                short = self._settled(query, mask, return_weights)
-                if short is not None:
-                    return short
             heads, k, v = self.project_heads(query, 0, 1, 2)
             heads, k = self._turned(0, heads, k)
             return self._attend(heads, KeyValue.of(k, v), mask, bias, backend, return_weights)
@@ -311,18 +311,24 @@ class MultiHeadAttention(nn.Module):
         output = self.out(output.transpose(-3, -2).flatten(-2))
         return Attended(output, attended.weights) if isinstance(attended, Attended) else output
 
-    def _settled(self, x: Tensor, mask: Mask | Tensor | None, return_weights: bool) -> Tensor | Attended | None:
-        """Self-attention without gradients, if what it decides is kept from one like it; None if it goes the long way.
+    def _settled(
+        self, x: Tensor, y: Tensor | None, mask: Mask | Tensor | None, return_weights: bool
+    ) -> Tensor | Attended | None:
+        """Attention from x to y, or to itself, without gradients, if what it decides is kept from one like it.
 
-        Around one short call there is more to decide than to compute: see `regard.settled_calls`.
+        Else it goes the long way. Around one short call there is more to decide than to compute: see
+        `regard.settled_calls`.
         """
-        if self.rotary is not None or (self.training and self.dropout):
+        if (self.rotary is not None and y is None) or (self.training and self.dropout):
             return None
         weight = getattr(self.in_weights, "0")  # (An index into a list of parameters takes five microseconds.)
-        settled = of_own_heads(x, weight, self.counts, self.head_dim, self.score, mask)
+        settled = of_heads(x, x if y is None else y, weight, self.counts, self.head_dim, self.score, mask)
         if settled is None:
             return None
-        heads = own_heads(x, weight, self.in_bias, self.counts, self.head_dim)
+        if y is None:
+            heads = own_heads(x, weight, self.in_bias, self.counts, self.head_dim)
+        else:
+            heads = heads_of_both(x, y, weight, self.in_bias, self.counts, self.head_dim)
         if not return_weights:
             output = settled.run(*heads, mask)[0]
             return cast(Tensor, self.out(output.transpose(1, 2).flatten(2)))

@@ -43,6 +43,24 @@ def own_heads(
     return query, key, value
 
 
+def heads_of_both(
+    x: Float[Tensor, "B T M"], y: Float[Tensor, "B S M"], weight: Float[Tensor, "W M"],
+    bias: Float[Tensor, " W"] | None, counts: Sequence[int], dim: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries (B, heads, T, D) of x, and keys and values (B, heads, S, D) of y, by two products, without gradients.
+
+    >>> query, key, _ = heads_of_both(torch.ones(2, 5, 3), torch.ones(2, 4, 3), torch.ones(48, 3), None, [2, 2, 2], 8)
+    >>> query.shape, key.shape
+    (torch.Size([2, 2, 5, 8]), torch.Size([2, 2, 4, 8]))
+    """
+    first = counts[0] * dim
+    of_x, of_y = (None, None) if bias is None else (bias[:first], bias[first:])
+    query = linear(x, weight[:first], of_x).view(x.shape[0], x.shape[1], -1, dim).transpose(1, 2)
+    others = linear(y, weight[first:], of_y).view(y.shape[0], y.shape[1], -1, dim).transpose(1, 2)
+    key, value = others.split_with_sizes(list(counts[1:]), 1)
+    return query, key, value
+
+
 class _Split(torch.autograd.Function):
     """`split_with_sizes` along the heads."""
 

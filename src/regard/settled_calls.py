@@ -117,7 +117,9 @@ def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, 
     return query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, score.scale, masked
 
 
-def of_heads(x: Any, y: Any, weight: Any, heads: Sequence[int], dim: int, score: Any, mask: Any) -> "Settled | None":
+def of_projections(
+    x: Any, y: Any, weight: Any, heads: Sequence[int], dim: int, score: Any, mask: Any
+) -> "Settled | None":
     """What attention from x to y over the heads of one weight decides, without gradients, if its kind was seen.
 
     Args:

@@ -29,12 +29,12 @@ def taken(call: Any) -> tuple[Any, bool]:
     found: list[Any] = []
 
     def spied(*arguments: Any) -> Any:
-        found.append(settled_calls.of_heads(*arguments))
+        found.append(settled_calls.of_projections(*arguments))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (multi_head, compat):
-            patch.setattr(module, "of_heads", spied)
+            patch.setattr(module, "of_projections", spied)
         answer = call()
     return answer, any(one is not None for one in found)
 
@@ -42,7 +42,7 @@ def taken(call: Any) -> tuple[Any, bool]:
 def the_long_way(call: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for module in (multi_head, compat):
-            patch.setattr(module, "of_heads", lambda *_: None)
+            patch.setattr(module, "of_projections", lambda *_: None)
         return call()
 
 

@@ -13,7 +13,7 @@ from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.shapes import autocast_dtype
 from regard.nn.linear import linear
 from regard.nn.packed_heads import own_heads
-from regard.settled_calls import of_heads
+from regard.settled_calls import of_projections
 
 SCALED_DOT = ScaledDot()
 
@@ -100,7 +100,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if weight is None or is_extended or not self.batch_first or (self.training and self.dropout):
             return None
         counts, mask = (self.num_heads,) * 3, causal(0) if is_causal else None
-        settled = of_heads(x, x, weight, counts, self.head_dim, SCALED_DOT, mask)
+        settled = of_projections(x, x, weight, counts, self.head_dim, SCALED_DOT, mask)
         if settled is None:
             return None
         heads = own_heads(x, weight, self.in_proj_bias, counts, self.head_dim)

@@ -17,7 +17,7 @@ from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
 from regard.nn.linear import Linear, linear
 from regard.nn.packed_heads import heads_of_both, own_heads, split_heads
-from regard.settled_calls import of_heads
+from regard.settled_calls import of_projections
 
 
 class MultiHeadAttention(nn.Module):
@@ -322,7 +322,7 @@ class MultiHeadAttention(nn.Module):
         if (self.rotary is not None and y is None) or (self.training and self.dropout):
             return None
         weight = getattr(self.in_weights, "0")  # (An index into a list of parameters takes five microseconds.)
-        settled = of_heads(x, x if y is None else y, weight, self.counts, self.head_dim, self.score, mask)
+        settled = of_projections(x, x if y is None else y, weight, self.counts, self.head_dim, self.score, mask)
         if settled is None:
             return None
         if y is None:

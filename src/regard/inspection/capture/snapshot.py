@@ -6,18 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import OverwrittenError
-from regard.mechanisms.readable import is_readable
-from regard.torch_private import count_dispatch_modes, version_counter
-
-LARGE = 2**18
-"""The bytes of a tensor that is copied to reused memory."""
-WRITTEN_AS = {
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-    torch.float16: torch.float16,
-    torch.bfloat16: torch.int16,
-}
-"""The dtypes that are copied to reused memory, each with one of as many bytes that NumPy knows."""
+from regard.torch_private import version_counter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,23 +48,12 @@ class Kept:
 def copied(tensor: Tensor) -> Tensor:
     """An ordinary copy, also of an inference tensor (which has no version that could be compared).
 
-    The copy has the same memory order as the tensor, because that is the fastest to copy. A large one on the CPU goes
-    to memory of an earlier copy that nobody holds any more: to make new pages takes longer than to copy.
+    The copy has the same memory order as the tensor, because that is the fastest to copy.
     """
+    if not torch.is_inference_mode_enabled():
+        return tensor.detach().clone()
     with torch.inference_mode(False), torch.no_grad():
-        if tensor.numel() * tensor.element_size() < LARGE or tensor.dtype not in WRITTEN_AS or not _is_plain(tensor):
-            return tensor.detach().clone()
-        from regard.maps.reused_memory import reused_memory
-
-        order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-        laid_out = tensor.detach().permute(order)
-        memory = reused_memory(laid_out.shape, WRITTEN_AS[tensor.dtype]).view(tensor.dtype)
-        return memory.copy_(laid_out).permute([order.index(dim) for dim in range(tensor.dim())])
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether the numbers of a tensor stand in the memory of the CPU, and no mode of torch asks where they go."""
-    return is_readable(tensor) and not count_dispatch_modes()
+        return tensor.clone()
 
 
 def may_be_overwritten(tensor: Tensor) -> bool:

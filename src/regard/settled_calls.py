@@ -140,7 +140,7 @@ def of_projections(
     (batch, length, width), (queries, keys, values), dtype = x.shape, heads, x.dtype
     others = length
     if y is not x:
-        if type(y) is not Tensor or not y.is_cpu or y.dtype != dtype or len(y.shape) != 3:
+        if type(y) is not Tensor or not y.is_cpu or len(y.shape) != 3:
             return None
         if y.shape[0] != batch or y.shape[2] != width:
             return None

@@ -72,6 +72,29 @@ def keep_matrices(kept: str, patch: pytest.MonkeyPatch) -> bool:
     return kept == "pairs"
 
 
+def assert_steps_agree(decoders: tuple[Any, Any], states: list[Any], tokens: Tensor) -> None:
+    """Two decoders have the same logits and weights after each column of tokens."""
+    with torch.no_grad():
+        for column in tokens:
+            (ours, attended, states[0]), (theirs, expected, states[1]) = (
+                each.step(state, column) for each, state in zip(decoders, states, strict=True)
+            )
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(attended.dense(), expected.dense(), rtol=0, atol=1e-5)
+
+
+def run_stages(stages: Any, rows: int, threads: int) -> None:
+    """Do stages of compiled code once."""
+    from regard.compiled.step_loop import run
+
+    work, counters = np.zeros(1, WORK), np.zeros(3, np.int64)
+    at = counters.ctypes.data
+    asked = {"counter": at, "done": at + 8, "finished": at + 16, "rows": rows, "count": len(stages), "steps": 1}
+    for name, value in (asked | {"stages": stages.ctypes.data}).items():
+        work[name] = value
+    thread_team.run_in_threads(run, work.ctypes.data, threads)
+
+
 def is_compiled(ready: FixedTransformer) -> bool:
     return ready.start(SOURCE, LENGTHS).compiled is not None
 
@@ -96,13 +119,7 @@ def test_a_step_is_the_models(kind: Any, rows: int, always: None) -> None:
     for each in (ready, model):
         state = each.start(SOURCE, LENGTHS)
         states.append(each.reorder(state, torch.zeros(rows, dtype=torch.long)))
-    with torch.no_grad():
-        for column in tokens:
-            (ours, attended, states[0]), (theirs, expected, states[1]) = (
-                each.step(state, column) for each, state in zip((ready, model), states, strict=True)
-            )
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
-            torch.testing.assert_close(attended.dense(), expected.dense(), rtol=0, atol=1e-5)
+    assert_steps_agree((ready, model), states, tokens)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -156,14 +173,12 @@ def test_a_product_is_that_of_what_is_kept(
     kept: str, rows: int, inputs: int, outputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an odd number of inputs too, behind whose last stands what means nothing."""
-    from regard.compiled.step_loop import run
-
     keep_matrices(kept, monkeypatch)
     weight = torch.randn(outputs, inputs, dtype=torch.float32 if kept == "float32" else torch.bfloat16)
     source, target = torch.full((rows, inputs + 3), torch.nan), torch.full((rows, outputs + 2), -7.0)
     source[:, :inputs] = torch.randn(rows, inputs)
     panels = compiled_layers._panels(weight)
-    stage, work, counters = np.zeros(1, STAGE), np.zeros(1, WORK), np.zeros(3, np.int64)
+    stage = np.zeros(1, STAGE)
     told = {
         "kind": PRODUCT, "source": source.data_ptr(), "source_stride": inputs + 3, "target": target.data_ptr(),
         "target_stride": outputs + 2, "inputs": inputs, "outputs": outputs, "weights": panels.data_ptr(),
@@ -171,11 +186,7 @@ def test_a_product_is_that_of_what_is_kept(
     }  # fmt: skip
     for name, value in told.items():
         stage[name] = value
-    at = counters.ctypes.data
-    asked = {"counter": at, "done": at + 8, "finished": at + 16, "rows": rows, "count": 1, "steps": 1}
-    for name, value in (asked | {"stages": stage.ctypes.data}).items():
-        work[name] = value
-    thread_team.run_in_threads(run, work.ctypes.data, 1)
+    run_stages(stage, rows, threads=1)
     numbers = source[:, :inputs].bfloat16() if kept == "pairs" else source[:, :inputs]
     expected = numbers.double() @ weight.double().T
     torch.testing.assert_close(target[:, :outputs].double(), expected, atol=2e-5, rtol=1e-5)

@@ -23,7 +23,7 @@ from regard.models.inference import FIRST_ROOM, ManySentences, of_many, prepare
 from regard.storage.choices import Choices
 from regard.tasks.translation import search_job
 from regard.tasks.translation.search_job import SearchJob, search
-from tests.models.test_compiled_step import BOS, EOS, LIMITS, VOCAB, every_kind, untrained
+from tests.models.test_compiled_step import BOS, EOS, LIMITS, VOCAB, assert_steps_agree, every_kind, untrained
 from tests.models.test_inference import assert_same
 
 LENGTHS = torch.tensor([7, 1, 4, 6, 2, 7, 7, 5, 3])
@@ -113,13 +113,7 @@ def test_many_rows_are_the_models(kind: Any, count: int, rows: list[int]) -> Non
     ready = of_many(prepare(model))
     for each in (ready, model):
         states.append(each.reorder(each.start(SOURCES, LENGTHS), torch.arange(count) % 9))
-    with torch.no_grad():
-        for column in tokens:
-            (ours, attended, states[0]), (theirs, expected, states[1]) = (
-                each.step(state, column) for each, state in zip((ready, model), states, strict=True)
-            )
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
-            torch.testing.assert_close(attended.dense(), expected.dense(), rtol=0, atol=1e-5)
+    assert_steps_agree((ready, model), states, tokens)
     assert rows == [count] * 4
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `fast`)")
 
-from regard.compiled import thread_team, tile_code
-from regard.compiled.step_loop import run
-from regard.compiled.step_work import CUT, PAIRS, PRODUCT, RELU, STAGE, TILE_DEPTH, TILE_ROWS, WORK
+from regard.compiled import tile_code
+from regard.compiled.step_work import CUT, PAIRS, PRODUCT, RELU, STAGE, TILE_DEPTH, TILE_ROWS
 from regard.compiled.tile_code import WHOLE_PARTS
 from regard.models import compiled_layers
 from regard.models.compiled_tiles import tiles_of
+from tests.models.test_compiled_step import run_stages
 
 needs_tiles = pytest.mark.skipif(not tile_code.HAS_TILES, reason="this processor, or this process, multiplies no tiles")
 
@@ -48,15 +48,11 @@ def multiplied(
     if plus is not None:
         added[:, :outputs] = plus
         product["plus"] = added.data_ptr()
-    stages, work, counters = np.zeros(2, STAGE), np.zeros(1, WORK), np.zeros(3, np.int64)
+    stages = np.zeros(2, STAGE)
     for stage, told in zip(stages, (common | {"kind": CUT, "target": cut.data_ptr()}, product), strict=True):
         for name, value in told.items():
             stage[name] = value
-    at = counters.ctypes.data
-    asked = {"counter": at, "done": at + 8, "finished": at + 16, "rows": rows, "count": 2, "steps": 1}
-    for name, value in (asked | {"stages": stages.ctypes.data}).items():
-        work[name] = value
-    thread_team.run_in_threads(run, work.ctypes.data, torch.get_num_threads())
+    run_stages(stages, rows, torch.get_num_threads())
     assert (target[:, outputs:] == -7.0).all()
     return target[:, :outputs]
 

@@ -85,7 +85,7 @@ class TileCode:
 
 
 def _in_turn(parts: int) -> list[tuple[int, int]]:
-    """The parts of the left and the right number of each product; from one to the next at most one of them changes.
+    """The parts of the left and the right number of each product, in an order that seldom changes both of them.
 
     What is smaller than 2^-24 of the whole is left out.
     """
@@ -94,6 +94,14 @@ def _in_turn(parts: int) -> list[tuple[int, int]]:
         others = range(parts - part)
         found += [(part, other) for other in (others if part % 2 == 0 else reversed(others))]
     return found
+
+
+def _fetch_tiles(vector: VectorCode, address: Any, columns: int) -> None:
+    """Ask for the lines of the cache of some tiles of a panel that stand side by side, to read them."""
+    for row in range(TILE_ROWS):
+        for column in range(columns):
+            place = vector.long(4 * PANEL * row + LINE_BYTES * column)
+            vector.prefetch(vector.builder.add(address, place), 0)
 
 
 def _multiply(blocks_of_rows: int, parts: int) -> Any:
@@ -126,12 +134,7 @@ def _multiply(blocks_of_rows: int, parts: int) -> Any:
                         for number, tile in enumerate(held):
                             code.add_product(number * columns + column, tile, tile_of_columns)
                     if part == 0:
-                        next_line = builder.add(line, vector.long((parts + other) * PART_BYTES))
-                        for row in range(TILE_ROWS):
-                            for column in range(columns):
-                                vector.prefetch(
-                                    builder.add(next_line, vector.long(4 * PANEL * row + LINE_BYTES * column)), 0
-                                )
+                        _fetch_tiles(vector, builder.add(line, vector.long((parts + other) * PART_BYTES)), columns)
                     before, of_before = part, other
                 return []
 

@@ -103,7 +103,7 @@ class Settled:
 
 def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, mask: Any) -> CallKind | None:
     """What decides about a call without bias and dropout, if all of it can be told at once; None for others."""
-    if type(score) is not ScaledDot or type(normalization) is not Softmax or not _runs_as_it_stands():
+    if type(score) is not ScaledDot or type(normalization) is not Softmax or not runs_as_it_stands():
         return None
     if not (type(query) is type(key) is type(value) is Tensor):
         return None
@@ -131,7 +131,7 @@ def of_projections(
         score: as for `attention`, with softmax.
         mask: as for `attention`.
     """
-    if type(score) is not ScaledDot or torch.is_grad_enabled() or not _runs_as_it_stands():
+    if type(score) is not ScaledDot or torch.is_grad_enabled() or not runs_as_it_stands():
         return None
     if type(x) is not Tensor or type(weight) not in PLAIN or not x.is_cpu or get_function_mode() is not None:
         return None
@@ -152,7 +152,7 @@ def of_projections(
     return SEEN.get((*shapes, dtype, dtype, dtype, score.scale, masked))
 
 
-def _runs_as_it_stands() -> bool:
+def runs_as_it_stands() -> bool:
     """Whether nothing changes, records or looks at what runs here."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or is_checking():
         return False

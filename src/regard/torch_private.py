@@ -60,10 +60,11 @@ PRIVATE = {
     "flex_attention_operator": "torch._higher_order_ops.flex_attention:flex_attention",
     "TransformGetItemToIndex": "torch._dynamo._trace_wrapped_higher_order_op:TransformGetItemToIndex",
     "TorchDynamoException": "torch._dynamo.exc:TorchDynamoException",
-    # Many tensors at once, and linear layers as oneDNN lays them out.
+    # Which kernel torch takes; many tensors at once, and linear layers as oneDNN lays them out.
     "multiply_each_": "torch:_foreach_mul_",
     "lerp_each_": "torch:_foreach_lerp_",
     "linear_pointwise": "torch:ops.mkldnn._linear_pointwise",
+    "fused_choice": "torch:_fused_sdp_choice",
     "reorder_linear_weight": "torch:ops.mkldnn._reorder_linear_weight",
 }
 """From our name to torch's: the module, and the name in it."""
@@ -169,7 +170,7 @@ def has_pre_hooks(module: nn.Module) -> bool:
 
 def how_compiled(module: nn.Module) -> str | None:
     """ "around" for what torch.compile hands back, "in place" after module.compile(), None for other modules."""
-    if "_orig_mod" in dict(module.named_children()):
+    if "_orig_mod" in _of(module, "torch.nn.Module", "_modules"):
         return "around"
     is_compiled = getattr(module, "_compiled_call_impl", None) is not None
     return "in place" if is_compiled or hasattr(module.forward, "_torchdynamo_orig_callable") else None

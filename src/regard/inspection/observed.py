@@ -121,7 +121,7 @@ class Record:
         """Count runs of modules that look like attention, so that the report can miss none, and recomputed modules."""
         if (path := self._suspects.get(id(module))) is not None:
             self.ran[path] += 1
-        if is_in_backward() and (path := self.paths.get(id(module))) is not None and path in self.count:
+        if (path := self.paths.get(id(module))) in self.count and path is not None and is_in_backward():
             self.recomputed[path] += 1
 
     def left(self, thread: Thread, module: nn.Module, output: Any) -> None:

@@ -5,10 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
-from regard.torch_private import Missing, TorchDispatchMode, operator
+from regard.settled_calls import runs_as_it_stands
+from regard.torch_private import Missing, TorchDispatchMode, flash_cpu, fused_choice, get_function_mode, operator
 
 aten = torch.ops.aten
+FLASH = SDPBackend.FLASH_ATTENTION.value
 
 LSE_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
     "_scaled_dot_product_flash_attention_for_cpu": lambda lse, queries: lse,
@@ -25,21 +29,79 @@ result of cudnn's kernel has one dimension more.
 """
 
 
-class KernelLse(TorchDispatchMode):
-    """Placed around one call of F.scaled_dot_product_attention, it records the operator that ran, its inputs and lse.
+FLASH_CPU = flash_cpu.default
 
-    >>> with KernelLse() as kernel:
-    ...     output = torch.nn.functional.scaled_dot_product_attention(*[torch.ones(1, 1, 2, 4)] * 3)
-    >>> kernel.lse
-    tensor([[[2.6931, 2.6931]]])
+
+class KernelLse:
+    """What ran in one call of F.scaled_dot_product_attention: the operator, its inputs, and its lse.
+
+    >>> query = torch.ones(1, 1, 2, 4)
+    >>> output, kernel = run_with_lse(torch.nn.functional.scaled_dot_product_attention, (query, query, query), {})
+    >>> kernel.operator, kernel.lse
+    ('aten._scaled_dot_product_flash_attention_for_cpu', tensor([[[2.6931, 2.6931]]]))
     """
 
+    __slots__ = ("key", "lse", "operator", "query")
+
     def __init__(self) -> None:
-        super().__init__()
         self.operator: str | None = None
         self.lse: Tensor | None = None
         self.query: Tensor | None = None
         self.key: Tensor | None = None
+
+    def ran(self, operator: Any, query: Tensor, key: Tensor, lse: Tensor) -> None:
+        """Remember what ran; `lse` is as the operator gave it."""
+        self.operator = str(operator).removesuffix(".default")
+        self.query, self.key = query, key
+        self.lse = KERNELS[operator](lse, query.shape[-2])
+
+
+def run_with_lse(
+    func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, KernelLse]:  # fmt: skip
+    """Run F.scaled_dot_product_attention, and tell which operator it ran, and the operator's log-sum-exp."""
+    kernel = KernelLse()
+    output = _by_the_kernel(kernel, *args, **kwargs) if func is F.scaled_dot_product_attention else None
+    if output is None:
+        with _Recording(kernel):
+            output = func(*args, **kwargs)
+    return output, kernel
+
+
+def _by_the_kernel(
+    kernel: KernelLse,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """Call the kernel of the CPU as torch would, if torch would; None if it is not certain.
+
+    torch asks `_fused_sdp_choice`, and calls that kernel with the same tensors. To watch its dispatch instead costs
+    50 to 100 us a call.
+    """
+    if attn_mask is not None or not (type(query) is type(key) is type(value) is Tensor) or not query.is_cpu:
+        return None
+    if query.is_nested or FLASH_CPU not in KERNELS or get_function_mode() is not None or not runs_as_it_stands():
+        return None
+    chosen = fused_choice(query, key, value, None, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if chosen != FLASH:
+        return None
+    output, lse = FLASH_CPU(query, key, value, dropout_p, is_causal, scale=scale)
+    kernel.ran(FLASH_CPU, query, key, lse)
+    return output
+
+
+class _Recording(TorchDispatchMode):
+    """Placed around one call of F.scaled_dot_product_attention, it sees the operators that run."""
+
+    def __init__(self, kernel: KernelLse) -> None:
+        super().__init__()
+        self._kernel = kernel
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -50,7 +112,5 @@ class KernelLse(TorchDispatchMode):
                 return func.decompose(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if func in KERNELS:
-            self.operator = str(func).removesuffix(".default")
-            self.query, self.key = args[0], args[1]
-            self.lse = KERNELS[func](result[1], args[0].shape[-2])
+            self._kernel.ran(func, args[0], args[1], result[1])
         return result

@@ -18,7 +18,7 @@ from regard.inspection.capture.factors import output_error, undisturbed
 from regard.inspection.capture.folded_heads import Folding, find_folding, note_of
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.kept_values import OutputOf, weights_gradient
-from regard.inspection.capture.module_stack import Frame, Thread
+from regard.inspection.capture.module_stack import TRANSPOSED_LINEAR, Frame, Thread
 from regard.inspection.capture.no_attention import ValueProduct, judged
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
@@ -139,11 +139,12 @@ def observe_product(thread: Thread, func: Callable[..., Any], args: tuple[Any, .
 
 def observe_plain(thread: Thread, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Look at a plain module that ran without our mode: remember projections, and follow traced tensors."""
-    if isinstance(module, nn.Linear):
+    kind = type(module)
+    if isinstance(module, nn.Linear) or (kind.__module__, kind.__name__) == TRANSPOSED_LINEAR:
         thread.traces.projected(output, channels_last=True)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
         thread.traces.projected(output, channels_last=False)
-    if not thread.traces or not args or thread.traces.of(args[0]) is None:
+    if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
         return
     if isinstance(module, nn.Linear):
         thread.try_to(_multiplied, thread, F.linear, (args[0], module.weight, module.bias), {}, output)

@@ -85,20 +85,21 @@ class Traces:
     """The traced tensors of one thread."""
 
     def __init__(self) -> None:
-        self._traces: dict[int, tuple[weakref.ref[Tensor], Trace]] = {}
+        self.alive: dict[int, tuple[weakref.ref[Tensor], Trace]] = {}
+        """The traces by the ids of their tensors; whoever asks for it at each function asks here."""
         self._projections: dict[int, _Projection] = {}
 
     def __len__(self) -> int:
-        return len(self._traces)
+        return len(self.alive)
 
     def of(self, tensor: object) -> Trace | None:
         """The trace of a tensor."""
-        found = self._traces.get(id(tensor))
+        found = self.alive.get(id(tensor))
         return None if found is None or found[0]() is not tensor else found[1]
 
     def put(self, tensor: Tensor, trace: Trace) -> None:
         """Trace a tensor for as long as it lives."""
-        number, traces = id(tensor), self._traces
+        number, traces = id(tensor), self.alive
 
         def forget(reference: "weakref.ref[Tensor]") -> None:
             # By then, another tensor may have this number.
@@ -109,7 +110,7 @@ class Traces:
 
     def drop(self, tensor: Tensor) -> None:
         """Trace a tensor no longer."""
-        self._traces.pop(id(tensor), None)
+        self.alive.pop(id(tensor), None)
 
     def is_alive(self, origin: SoftmaxOrigin) -> bool:
         """Whether a tensor made from that origin still exists."""
@@ -117,18 +118,18 @@ class Traces:
 
     def all(self) -> Iterator[Trace]:
         """All traces."""
-        return iter([trace for reference, trace in list(self._traces.values()) if reference() is not None])
+        return iter([trace for reference, trace in list(self.alive.values()) if reference() is not None])
 
     def leave(self, depth: int) -> None:
         """Forget what was traced inside of a module that ended, and is wanted no longer."""
-        for number, (_, trace) in list(self._traces.items()):
+        for number, (_, trace) in list(self.alive.items()):
             is_done = all(origin.is_taken and origin.depth >= depth for origin in trace.origins)
             if is_done if trace.kind == "weights" else trace.depth >= depth:
-                self._traces.pop(number, None)
+                self.alive.pop(number, None)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._traces.clear()
+        self.alive.clear()
         self._projections.clear()
 
     # -- projections -------------------------------------------------------------------------------------
@@ -137,34 +138,43 @@ class Traces:
         """Remember that a tensor is the output of a projection, whose channels are its last axis or its second."""
         if len(self._projections) > MOST_PROJECTIONS:
             self._projections = {n: one for n, one in self._projections.items() if not one.is_gone()}
-        base = base_of(output)
-        reference = StorageWeakRef(base.untyped_storage()) if base.is_inference() else weakref.ref(base)
-        self._projections[_number(base)] = _Projection(
-            reference, tuple(base.shape), base.is_contiguous() or None, channels_last
-        )  # fmt: skip
+        if output.is_inference():
+            shape = tuple(output.shape) if output.is_contiguous() else None
+            one = _Projection(StorageWeakRef(output.untyped_storage()), channels_last, shape)
+        else:
+            # Of an output that is a view itself, its own views are not known: to ask for its base takes 10 us.
+            one = _Projection(weakref.ref(output), channels_last)
+        self._projections[_number(output)] = one
 
     def is_channel(self, tensor: Tensor, axis: int) -> bool | None:
         """Whether an axis runs over the channels of a projection (True) or over positions; None if that is not known.
 
         It is known of a projection's output and of its views, whose strides tell.
         """
-        projection = self._projections.get(_number(base_of(tensor)))
-        if projection is None or projection.is_gone() or not projection.is_contiguous or tensor.shape[axis] < 2:
-            return None
-        shape, stride = projection.shape, tensor.stride(axis)
-        if projection.channels_last:
-            return stride < shape[-1]
-        places = prod(shape[2:])
-        return places <= stride < places * shape[1] if len(shape) > 2 else None
+        for output in (tensor, base_of(tensor)):
+            projection = self._projections.get(_number(output))
+            if projection is not None and not projection.is_gone():
+                return None if tensor.shape[axis] < 2 else projection.is_channel(output, tensor.stride(axis))
+        return None
 
 
 class _Projection(NamedTuple):
-    """The output of a projection: which tensor it is, and how it lies in memory."""
+    """The output of a projection: which tensor it is, and which of its axes is that of the channels."""
 
     reference: Any
-    shape: tuple[int, ...]
-    is_contiguous: bool | None
     channels_last: bool
+    shape: tuple[int, ...] | None = None
+    """Of an inference tensor, which its views cannot name: its shape; None if it is not contiguous."""
+
+    def is_channel(self, output: Tensor, stride: int) -> bool | None:
+        """Whether an axis with this stride, of the output or of its view, runs over the channels."""
+        shape = self.shape if output.is_inference() else output.shape if output.is_contiguous() else None
+        if shape is None:
+            return None
+        if self.channels_last:
+            return stride < shape[-1]
+        places = prod(shape[2:])
+        return places <= stride < places * shape[1] if len(shape) > 2 else None
 
     def is_gone(self) -> bool:
         """Whether its memory may belong to another tensor by now."""
@@ -183,9 +193,9 @@ def base_of(tensor: Tensor) -> Tensor:
     return tensor if base is None else base
 
 
-def _number(base: Tensor) -> int:
-    """What tells a tensor and its views from others. An inference tensor does not know what it is a view of."""
-    return base.untyped_storage().data_ptr() if base.is_inference() else id(base)
+def _number(tensor: Tensor) -> int:
+    """What tells a tensor from others. An inference tensor has the number of its views, since it does not know them."""
+    return tensor.untyped_storage().data_ptr() if tensor.is_inference() else id(tensor)
 
 
 def is_learned(tensor: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -14,12 +15,13 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.folded_heads import Folding, find_folding, note_of, told_heads
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
-from regard.inspection.capture.kernel_lse import KernelLse
+from regard.inspection.capture.kernel_lse import KernelLse, run_with_lse
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.snapshot import Kept
+from regard.maps.call_values import CallValues
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.normalizations import Softmax
@@ -54,13 +56,10 @@ class Sdpa(ObservedCall):
         query, key, dtype = self._as_computed()
         query, key = one_rank(query, key, self.enable_gqa)
         kept = keeper.keep(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
-        call, _ = make_call(
-            kept[0].tensor, kept[1].tensor, kept[1].tensor,
-            score=ScaledDot(self.scale), normalization=Softmax(), mask=None, bias=None, dropout=0.0,
-        )  # fmt: skip
+        call = _call_of(kept[0].tensor, kept[1].tensor, self.scale, is_checked=dtype is None)
         vectors = call.query, call.key
         mixed = self.folding if isinstance(self.folding, str) else ""
-        given, mask, is_causal = GivenMask(), self.attn_mask, self.is_causal
+        given, mask, is_causal = NOTHING_GIVEN, self.attn_mask, self.is_causal
         if is_causal and mask is not None and mask.is_floating_point():
             # What the lowest number hides depends on the other keys of the row, and some of these are not seen.
             mask, is_causal = _with_causal(mask, call.sizes), False
@@ -78,9 +77,11 @@ class Sdpa(ObservedCall):
             graph=keeper.graph,
         )  # fmt: skip
         verify = "dropout" if self.dropout_p else self._verify(factors)
-        beside = kept_values(
-            keeper, name, call.sizes, lambda: self._values(keeper, name, call), lambda: self._output(call.sizes)
-        )
+        beside = CallValues()
+        if keeper.values or keeper.gradients is not None:
+            beside = kept_values(
+                keeper, name, call.sizes, lambda: self._values(keeper, name, call), lambda: self._output(call.sizes)
+            )
         return Reading(
             factors, notes, verify, evidence=evidence, mixed=mixed, beside=beside, holds_keys=not keeper.graph
         )  # fmt: skip
@@ -155,6 +156,38 @@ class Sdpa(ObservedCall):
         return error
 
 
+def _call_of(query: Tensor, key: Tensor, scale: float | None, *, is_checked: bool) -> Call:
+    """The call of queries and keys, without a mask; what a call of the same shapes was found to be is not asked again."""
+    is_plain = type(query) is type(key) is Tensor and query.dim() == key.dim() == 4 and len(query) == len(key)
+    if not (is_checked and is_plain and (scale is None or type(scale) is float)):
+        return _checked(query, key, scale)
+    known = _known(query.shape, key.shape, query.dtype, key.dtype, query.device, key.device, scale)
+    return Call(
+        query=query, key=key, score=known.score, normalization=known.normalization, mask=None, bias=None, dropout=0.0,
+        sizes=known.sizes,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _known(
+    queries: torch.Size, keys: torch.Size, query_dtype: torch.dtype, key_dtype: torch.dtype,
+    query_device: torch.device, key_device: torch.device, scale: float | None,
+) -> Call:  # fmt: skip
+    query, key = (
+        torch.empty((), dtype=dtype, device=device).expand(shape)
+        for shape, dtype, device in ((queries, query_dtype, query_device), (keys, key_dtype, key_device))
+    )
+    return _checked(query, key, scale)
+
+
+def _checked(query: Tensor, key: Tensor, scale: float | None) -> Call:
+    score = ScaledDot(scale)
+    return make_call(query, key, key, score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0)[0]
+
+
+NOTHING_GIVEN = GivenMask()
+
+
 def _with_causal(mask: Tensor, sizes: Sizes) -> Tensor:
     """Numbers to add that hide the keys after each query too."""
     later = torch.ones(sizes.queries, sizes.keys, dtype=torch.bool, device=mask.device).triu(1)
@@ -174,6 +207,8 @@ def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
     """Put a call under its mask; rows that the model spreads evenly get a query of 0."""
     bound = None if also is None else also.bind(call.sizes, call.query.device)
     masks = [m for m in (bound, given.mask) if m is not None]
+    if not masks and given.bias is None and given.even is None:
+        return call
     mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
     query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
     return replace(call, query=query, mask=mask, bias=given.bias)
@@ -188,7 +223,8 @@ def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tens
     if query.is_nested or key.is_nested:
         raise ShapeError("nested tensors are not read: pass padded tensors with a mask to see this call")
     rank = max(query.dim(), key.dim(), 4 if has_groups else 2)
-    query, key = (t[(None,) * (rank - t.dim())] for t in (query, key))
+    if not query.dim() == key.dim() == rank:
+        query, key = (t[(None,) * (rank - t.dim())] for t in (query, key))
     if rank >= 4 and not has_groups and query.shape[-3] < key.shape[-3]:
         query = query.expand(*query.shape[:-3], key.shape[-3], *query.shape[-2:])
     return query, key
@@ -210,8 +246,7 @@ def _arguments(
 
 def observe_sdpa(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run F.scaled_dot_product_attention, and hand its arguments and its kernel's lse to the thread's watches."""
-    with KernelLse() as kernel:
-        output = func(*args, **kwargs)
+    output, kernel = run_with_lse(func, args, kwargs)
     thread.try_to(_give, thread, args, kwargs, output, kernel)
     return output
 

@@ -138,24 +138,24 @@ class Traces:
         """Remember that a tensor is the output of a projection, whose channels are its last axis or its second."""
         if len(self._projections) > MOST_PROJECTIONS:
             self._projections = {n: one for n, one in self._projections.items() if not one.is_gone()}
-        if output.is_inference():
-            shape = tuple(output.shape) if output.is_contiguous() else None
-            one = _Projection(StorageWeakRef(output.untyped_storage()), channels_last, shape)
+        base = base_of(output)
+        if base.is_inference():
+            shape = tuple(base.shape) if base.is_contiguous() else None
+            one = _Projection(StorageWeakRef(base.untyped_storage()), channels_last, shape)
         else:
-            # Of an output that is a view itself, its own views are not known: to ask for its base takes 10 us.
-            one = _Projection(weakref.ref(output), channels_last)
-        self._projections[_number(output)] = one
+            one = _Projection(weakref.ref(base), channels_last)
+        self._projections[_number(base)] = one
 
     def is_channel(self, tensor: Tensor, axis: int) -> bool | None:
         """Whether an axis runs over the channels of a projection (True) or over positions; None if that is not known.
 
         It is known of a projection's output and of its views, whose strides tell.
         """
-        for output in (tensor, base_of(tensor)):
-            projection = self._projections.get(_number(output))
-            if projection is not None and not projection.is_gone():
-                return None if tensor.shape[axis] < 2 else projection.is_channel(output, tensor.stride(axis))
-        return None
+        base = base_of(tensor)
+        projection = self._projections.get(_number(base))
+        if projection is None or projection.is_gone() or tensor.shape[axis] < 2:
+            return None
+        return projection.is_channel(base, tensor.stride(axis))
 
 
 class _Projection(NamedTuple):
@@ -166,9 +166,9 @@ class _Projection(NamedTuple):
     shape: tuple[int, ...] | None = None
     """Of an inference tensor, which its views cannot name: its shape; None if it is not contiguous."""
 
-    def is_channel(self, output: Tensor, stride: int) -> bool | None:
+    def is_channel(self, base: Tensor, stride: int) -> bool | None:
         """Whether an axis with this stride, of the output or of its view, runs over the channels."""
-        shape = self.shape if output.is_inference() else output.shape if output.is_contiguous() else None
+        shape = self.shape if base.is_inference() else base.shape if base.is_contiguous() else None
         if shape is None:
             return None
         if self.channels_last:
@@ -193,9 +193,9 @@ def base_of(tensor: Tensor) -> Tensor:
     return tensor if base is None else base
 
 
-def _number(tensor: Tensor) -> int:
-    """What tells a tensor from others. An inference tensor has the number of its views, since it does not know them."""
-    return tensor.untyped_storage().data_ptr() if tensor.is_inference() else id(tensor)
+def _number(base: Tensor) -> int:
+    """What tells a tensor and its views from others. An inference tensor does not know what it is a view of."""
+    return base.untyped_storage().data_ptr() if base.is_inference() else id(base)
 
 
 def is_learned(tensor: Tensor) -> bool:

@@ -7,10 +7,12 @@ the pass of the attention took 4. Whether it goes back depends on what else the 
 
 import weakref
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
+from mmap import mmap
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +20,9 @@ LEAST, MOST = 2**18, 2**27
 """The bytes of the smallest block that is kept, and of all blocks together that wait to be taken again."""
 PAGE = 4096
 """Blocks are whole pages; and numbers whose addresses agree in their last 12 bits are as one for some processors."""
+
+SMALLEST, LINE = 2**14, 64
+"""The bytes of the smallest copy that an arena takes, and those of a line of the cache, at which each copy begins."""
 
 _free: list["_Block"] = []
 """The blocks that nobody holds, the oldest first. What is done to it is one call of a list's method at a time, because
@@ -27,21 +32,19 @@ _lent: dict[int, "_Lent"] = {}
 
 
 class _Block:
-    """Some bytes whose pages are there."""
+    """Some bytes whose pages are there, in a mapping of their own: they lie in the way of no other memory."""
 
     def __init__(self, size: int) -> None:
-        self.bytes = torch.zeros(size, dtype=torch.uint8, device="cpu")
+        self.size = size
+        self._mapping = mmap(-1, size)
+        np.frombuffer(self._mapping, dtype=np.uint8).fill(0)
 
     def lent(self) -> Any:
         """All bytes, as an array of numpy; when nothing is left that was made of it, the block is free."""
-        array = self.bytes.numpy()
+        array = np.frombuffer(self._mapping, dtype=np.uint8)
         one = _Lent(self, array)
         _lent[id(one)] = one
         return array
-
-    @property
-    def size(self) -> int:
-        return self.bytes.numel()
 
 
 class _Lent(weakref.ref):  # type: ignore[type-arg]
@@ -76,6 +79,58 @@ def reused_memory(shape: Sequence[int], dtype: torch.dtype, *, away_from: Tensor
     first = 0 if away_from is None else (away_from.data_ptr() + PAGE // 2 - array.ctypes.data) % PAGE
     numbers = array[first : first + wanted].view(str(dtype).removeprefix("torch."))
     return torch.from_numpy(numbers.reshape(tuple(shape)))
+
+
+class Arena:
+    """Memory for copies of tensors that are held about as long as one another, as what a watch keeps is.
+
+    Where copies lie between a model's own tensors, the heap of the process grows around them, goes back to the system
+    when they are freed, and comes again as new pages with the next run: 10,000 pages a run of GPT-2 over 512 tokens.
+    Large copies have blocks of their own, and smaller ones share blocks; the smallest are left to torch.
+    """
+
+    def __init__(self) -> None:
+        self._block: Any = None
+        self._used = 0
+
+    def copied(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor on the CPU, in the same memory order. It is no view, and has a storage of its own.
+
+        >>> tensor = torch.arange(12000.0).view(3, 4000).T
+        >>> copy = Arena().copied(tensor)
+        >>> torch.equal(copy, tensor), copy.stride(), copy.untyped_storage().nbytes()
+        (True, (1, 4000), 48000)
+        """
+        size = tensor.numel() * tensor.element_size()
+        if size < SMALLEST or tensor.layout != torch.strided:
+            return tensor.clone()
+        array, first = self._room(size)
+        flat = torch.frombuffer(array, dtype=tensor.dtype, count=tensor.numel(), offset=first)
+        strides = _dense_strides(tensor.shape, tensor.stride())
+        copy = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        copy.set_(flat.untyped_storage(), 0, tensor.shape, strides)  # type: ignore[call-overload]
+        return copy.copy_(tensor)
+
+    def _room(self, size: int) -> tuple[Any, int]:
+        """Some bytes that are free: an array, and where they begin in it."""
+        if size >= LEAST:
+            return _lent_bytes(-(-size // PAGE) * PAGE), 0
+        if self._block is None or self._used + size > self._block.nbytes:
+            last = 0 if self._block is None else self._block.nbytes
+            self._block, self._used = _lent_bytes(min(max(2 * last, LEAST), 4 * LEAST)), 0
+        first = self._used
+        self._used += -(-size // LINE) * LINE
+        return self._block, first
+
+
+@lru_cache(maxsize=256)
+def _dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of the same order without gaps."""
+    dense, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda d: (strides[d] == 0, strides[d], -d)):
+        dense[dim] = step
+        step *= shape[dim]
+    return tuple(dense)
 
 
 def _lent_bytes(size: int) -> Any:

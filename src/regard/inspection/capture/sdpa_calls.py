@@ -141,7 +141,7 @@ class Sdpa(ObservedCall):
         lse = lse.detach().to(call.query.device).reshape(shape)
         if given.live is not None:
             lse = lse.masked_fill(~given.live, -torch.inf)
-        return keeper.keep(lse, "").tensor
+        return keeper.copied(lse) if keeper.where == "factors" else keeper.keep(lse, "").tensor
 
     def _verify(self, factors: Factors) -> Callable[[], float]:
         assert self.output is not None, "it is read after it ran"

@@ -101,7 +101,7 @@ def test_so_much_is_kept_and_the_oldest_goes_first() -> None:
     assert free_bytes() == MOST
     del young
     assert free_bytes() == MOST // 2 + LEAST
-    assert [block.bytes.data_ptr() for block in reused_memory._free][:1] == places[1:]
+    assert [block.lent().ctypes.data for block in tuple(reused_memory._free)][:1] == places[1:]
 
 
 def test_what_is_larger_than_all_that_is_kept_is_not_kept() -> None:
@@ -179,7 +179,7 @@ def test_statistics_that_are_held_stay_as_they_are() -> None:
     for name in NAMES:
         assert_same(fresh[name], kept[name])
         assert_same(again[name], kept[name])
-    places = {block.bytes.data_ptr() for block in reused_memory._free}
+    places = {block.lent().ctypes.data for block in tuple(reused_memory._free)}
     del again
     assert len(reused_memory._free) > len(places)
     # What a map without a mask leaves on the memory is not seen by one that answers only for half of it.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from math import prod
 from mmap import mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -93,23 +93,19 @@ class Arena:
         self._block: Any = None
         self._used = 0
 
-    def copied(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor on the CPU, in the same memory order. It is no view, and has a storage of its own.
+    def copied(self, tensor: Tensor) -> "ArenaCopy":
+        """A copy of a tensor on the CPU.
 
         >>> tensor = torch.arange(12000.0).view(3, 4000).T
-        >>> copy = Arena().copied(tensor)
+        >>> copy = Arena().copied(tensor).tensor()
         >>> torch.equal(copy, tensor), copy.stride(), copy.untyped_storage().nbytes()
         (True, (1, 4000), 48000)
         """
-        size = tensor.numel() * tensor.element_size()
-        if size < SMALLEST or tensor.layout != torch.strided:
-            return tensor.clone()
-        array, first = self._room(size)
-        flat = torch.frombuffer(array, dtype=tensor.dtype, count=tensor.numel(), offset=first)
+        array, first = self._room(tensor.numel() * tensor.element_size())
         strides = _dense_strides(tensor.shape, tensor.stride())
-        copy = torch.empty(0, dtype=tensor.dtype, device="cpu")
-        copy.set_(flat.untyped_storage(), 0, tensor.shape, strides)  # type: ignore[call-overload]
-        return copy.copy_(tensor)
+        copy = ArenaCopy(array, first, tuple(tensor.shape), strides, tensor.dtype)
+        copy.tensor().copy_(tensor)
+        return copy
 
     def _room(self, size: int) -> tuple[Any, int]:
         """Some bytes that are free: an array, and where they begin in it."""
@@ -121,6 +117,28 @@ class Arena:
         first = self._used
         self._used += -(-size // LINE) * LINE
         return self._block, first
+
+
+class ArenaCopy(NamedTuple):
+    """A copy that is no tensor yet: what a tensor needs beside its numbers would lie between those of the model."""
+
+    array: Any
+    first: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self) -> Tensor:
+        """A tensor of the copy, in the memory order of the original; it is no view, and its storage ends where it ends."""
+        flat = torch.frombuffer(self.array, dtype=self.dtype, count=prod(self.shape), offset=self.first)
+        tensor = torch.empty(0, dtype=self.dtype, device="cpu")
+        return tensor.set_(flat.untyped_storage(), 0, self.shape, self.strides)  # type: ignore[call-overload, no-any-return]
+
+
+def may_be_in_arena(tensor: Tensor) -> bool:
+    """Whether a tensor is on the CPU, and large enough that it matters where its copy lies."""
+    size = tensor.numel() * tensor.element_size()
+    return type(tensor) is Tensor and tensor.is_cpu and size >= SMALLEST and tensor.layout == torch.strided
 
 
 @lru_cache(maxsize=256)

@@ -6,6 +6,7 @@ fixed size, or put the rows of its batch in another order. A fingerprint is a pr
 random directions: vectors that differ have different fingerprints.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.inspection.capture.factors import undisturbed
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.provenance import base_of
+from regard.inspection.capture.snapshot import Kept, LateCopy
 from regard.torch_private import DisableTorchFunction
 
 DIRECTIONS = 2
@@ -35,8 +37,8 @@ class Evidence:
     If the weights themselves were seen, they serve as queries.
     """
 
-    queries: Tensor
-    keys: Tensor
+    queries: Tensor | LateCopy
+    keys: Tensor | LateCopy
     given: Tensor
     """The tensor of keys or values that the model handed over."""
     held: tuple[Kept, ...] = ()
@@ -44,7 +46,7 @@ class Evidence:
 
     def printed(self) -> "Prints | None":
         """The fingerprints; None if there are no numbers (meta tensors) that could be compared."""
-        return _printed(self.queries, self.keys, _memory(self.given))
+        return _printed(self.queries, self.keys, Memory.of(self.given))
 
     def later(self) -> "Callable[[], Prints | None] | None":
         """What makes the fingerprints later, None if what they are made of was overwritten by then.
@@ -53,7 +55,9 @@ class Evidence:
         """
         if not self.held:
             return None
-        queries, keys, held, memory = self.queries, self.keys, self.held, _memory(self.given)
+        queries, keys, held = self.queries, self.keys, self.held
+        is_late = isinstance(keys, LateCopy)
+        memory = Memory.of(self.given, holds_nothing=is_late)
 
         def printed() -> Prints | None:
             return None if any(kept.is_stale for kept in held) else _printed(queries, keys, memory)
@@ -67,12 +71,13 @@ class Prints:
 
     queries: Tensor
     keys: Tensor
-    memory: Any
+    memory: "Memory"
     filled: int
     """How many keys there are before the empty places of a buffer, which are 0 throughout."""
 
 
-def _printed(queries: Tensor, keys: Tensor, memory: Any) -> Prints | None:
+def _printed(queries: Tensor | LateCopy, keys: Tensor | LateCopy, memory: "Memory") -> Prints | None:
+    queries, keys = (one.tensor if isinstance(one, LateCopy) else one for one in (queries, keys))
     if keys.is_meta or queries.is_meta or not keys.numel():
         return None
     # Without this a watch would take the products that are computed here for calls of the model.
@@ -117,12 +122,37 @@ def _print(vectors: Tensor) -> Tensor:
     return (vectors @ directions).sum(1)
 
 
-def _memory(tensor: Tensor) -> Any:
-    """What is equal for two tensors that are one view of the same memory, even if one of them is gone."""
-    from torch.multiprocessing.reductions import StorageWeakRef
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """The memory of a view, without keeping it alive."""
 
-    # The weak reference does not keep the memory alive, but no other storage can get its address.
-    return StorageWeakRef(tensor.untyped_storage()), tensor.storage_offset(), tensor.stride()
+    reference: Any
+    """A weak reference to its storage, or to the tensor that it is a view of."""
+    place: tuple[int, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, holds_nothing: bool = False) -> "Memory":
+        """That of a tensor. A reference to a storage holds a small piece of the heap; one to a tensor holds nothing,
+        but ends with the tensor."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        base = None if not holds_nothing or tensor.is_inference() else base_of(tensor)
+        reference = StorageWeakRef(tensor.untyped_storage()) if base is None else weakref.ref(base)
+        return cls(reference, (tensor.storage_offset(), tensor.stride()))
+
+    def is_that_of(self, other: "Memory") -> bool:
+        """Whether the other is the same view of the same memory."""
+        return self.place == other.place and (self is other or self._number() == other._number() is not None)
+
+    def _number(self) -> int | None:
+        """What tells the storage from all others; None if it is gone."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        reference = self.reference
+        if isinstance(reference, weakref.ref):
+            tensor = reference()
+            reference = None if tensor is None else StorageWeakRef(tensor.untyped_storage())
+        return None if reference is None else int(reference.cdata)
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.backends import BACKENDS, row_state
 from regard.backends.base import Call
 from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.snapshot import Kept, LateCopy
 from regard.maps.call_source import GivenFactors
 from regard.maps.leveled import Leveling
 from regard.mechanisms.masks.base import Mask
@@ -35,7 +35,7 @@ class Factors:
         sizes: Sizes,
         call: Call | Callable[[], Call],
         *,
-        state: Tensor | Callable[[], Tensor] | None = None,
+        state: Tensor | LateCopy | Callable[[], Tensor] | None = None,
         held: Iterable[Kept] = (),
         of: str | None = None,
         notes: list[str] | None = None,
@@ -67,8 +67,9 @@ class Factors:
         if not isinstance(self._call, Call):
             with self._context():
                 self._call = self._call()
-            # The computed call has tensors of its own, which the model cannot change.
-            self.held = ()
+            if not all(isinstance(kept, LateCopy) for kept in self.held):
+                # The computed call has tensors of its own, which the model cannot change.
+                self.held = ()
         if self.keys is not None:
             self.keys.kept.check()
             return replace(self._call, key=self.keys.tensor[:, :, : self.sizes.keys])
@@ -107,6 +108,8 @@ class Factors:
 
     def _check(self, call: Call) -> None:
         """Drop a kernel's row state that is wrong, and say so, or that is not exact."""
+        if isinstance(self._state, LateCopy):
+            self._state = self._state.tensor
         if self._of is None or not isinstance(self._state, Tensor):
             return
         operator, self._of = self._of, None
@@ -134,8 +137,8 @@ class Factors:
             tensors.append(self.keys.tensor)
         if isinstance(self._call, Call):
             tensors += [self._call.query, self._call.key]
-        if isinstance(self._state, Tensor):
-            tensors.append(self._state)
+        if isinstance(self._state, Tensor | LateCopy):
+            tensors.append(self._state if isinstance(self._state, Tensor) else self._state.tensor)
         return tensors
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> GivenFactors:

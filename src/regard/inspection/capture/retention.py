@@ -8,8 +8,8 @@ from torch import Tensor
 
 from regard.inspection.capture.mask_reading import GivenMask, read_mask
 from regard.inspection.capture.output_gradients import GradientLog
-from regard.inspection.capture.snapshot import Kept, copied, holds_much_more, may_be_overwritten
-from regard.maps.reused_memory import Arena
+from regard.inspection.capture.snapshot import Kept, LateCopy, copied, holds_much_more, may_be_overwritten
+from regard.maps.reused_memory import Arena, may_be_in_arena
 from regard.mechanisms.shapes import Sizes
 from regard.torch_private import version_counter
 
@@ -34,6 +34,11 @@ class Keeper:
         self._copies: dict[object, Kept] = {}
         self._arena = Arena()
 
+    @property
+    def keeps_more(self) -> bool:
+        """Whether more is kept of a call than queries, keys and row state."""
+        return self.graph or self.values or self.gradients is not None
+
     def keep(self, tensor: Tensor, what: str) -> Kept:
         """Keep an activation. A buffer is copied, and so is a view that keeps far more memory alive than its own."""
         if self.graph:
@@ -45,14 +50,14 @@ class Keeper:
         if self.where == "cpu" and tensor.device.type != "cpu":
             return Kept(tensor.cpu(), what)
         if self.copy or may_be_overwritten(tensor) or holds_much_more(tensor):
-            return Kept(self.copied(tensor), what)
+            return self.copied(tensor, what)
         return Kept(tensor, what, version_counter(tensor))
 
-    def copied(self, tensor: Tensor) -> Tensor:
-        """A copy of an activation, which no longer lies between the model's own tensors if it is on the CPU."""
-        if type(tensor) is not Tensor or not tensor.is_cpu or torch.is_inference_mode_enabled():
-            return copied(tensor)
-        return self._arena.copied(tensor.detach())
+    def copied(self, tensor: Tensor, what: str) -> Kept:
+        """Keep a copy of an activation; a large one on the CPU no longer lies between the model's own tensors."""
+        if may_be_in_arena(tensor) and not torch.is_inference_mode_enabled():
+            return LateCopy(self._arena.copied(tensor), what)
+        return Kept(copied(tensor), what)
 
     def _keep_graph(self, tensor: Tensor, what: str) -> Kept:
         """Keep a tensor with its graph. The graph keeps alive what the tensor is a view of, so that a copy saves none.

@@ -20,10 +20,11 @@ from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.snapshot import Kept, LateCopy
 from regard.maps.call_values import CallValues
+from regard.maps.reused_memory import may_be_in_arena
 from regard.mechanisms.masks.base import And, Mask
-from regard.mechanisms.masks.basic import causal
+from regard.mechanisms.masks.basic import Causal, causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.shapes import Sizes, is_autocasting
@@ -56,6 +57,10 @@ class Sdpa(ObservedCall):
         query, key, dtype = self._as_computed()
         query, key = one_rank(query, key, self.enable_gqa)
         kept = keeper.keep(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
+        if self.attn_mask is None and dtype is None and isinstance(kept[0], LateCopy) and isinstance(kept[1], LateCopy):
+            late = self._read_late(kept[0], kept[1], keeper)
+            if late is not None:
+                return late
         call = _call_of(kept[0].tensor, kept[1].tensor, self.scale, is_checked=dtype is None)
         vectors = call.query, call.key
         mixed = self.folding if isinstance(self.folding, str) else ""
@@ -85,6 +90,27 @@ class Sdpa(ObservedCall):
         return Reading(
             factors, notes, verify, evidence=evidence, mixed=mixed, beside=beside, holds_keys=not keeper.graph
         )  # fmt: skip
+
+    def _read_late(self, query: LateCopy, key: LateCopy, keeper: Keeper) -> Reading | None:
+        """The same where queries and keys were copied and nothing else is kept: no tensor is made until the map is read.
+
+        None if the call is of another kind.
+        """
+        lse, scale = self.kernel.lse, self.scale
+        known = _known_of(self.query, self.key, scale) if self.folding is None and not keeper.keeps_more else None
+        if known is None or lse is None or not may_be_in_arena(lse) or lse.shape != self.query.shape[:-1]:
+            return None
+        mask = FROM_THE_FIRST if self.is_causal else None
+
+        def call() -> Call:
+            return replace(known, query=query.tensor, key=key.tensor, mask=mask)
+
+        state, held = keeper.copied(lse, ""), (query, key)
+        notes: list[str] = []
+        factors = Factors(known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes)
+        verify = "dropout" if self.dropout_p else self._verify(factors)
+        evidence = Evidence(query, key, self.key, held=held)
+        return Reading(factors, notes, verify, evidence=evidence, holds_keys=True)
 
     def _values(self, keeper: Keeper, name: str, call: Call) -> ValuesOf:
         kept = keeper.keep(self.value, f"the values of {name}")
@@ -141,7 +167,7 @@ class Sdpa(ObservedCall):
         lse = lse.detach().to(call.query.device).reshape(shape)
         if given.live is not None:
             lse = lse.masked_fill(~given.live, -torch.inf)
-        return keeper.copied(lse) if keeper.where == "factors" else keeper.keep(lse, "").tensor
+        return keeper.keep(lse, "").tensor
 
     def _verify(self, factors: Factors) -> Callable[[], float]:
         assert self.output is not None, "it is read after it ran"
@@ -156,16 +182,21 @@ class Sdpa(ObservedCall):
         return error
 
 
+FROM_THE_FIRST = Causal(0)
+
+
 def _call_of(query: Tensor, key: Tensor, scale: float | None, *, is_checked: bool) -> Call:
     """The call of queries and keys, without a mask; what a call of the same shapes was found to be is not asked again."""
+    known = _known_of(query, key, scale) if is_checked else None
+    return _checked(query, key, scale) if known is None else replace(known, query=query, key=key)
+
+
+def _known_of(query: Tensor, key: Tensor, scale: float | None) -> Call | None:
+    """A call of such queries and keys, on none of their numbers; None if their kind is not known so easily."""
     is_plain = type(query) is type(key) is Tensor and query.dim() == key.dim() == 4 and len(query) == len(key)
-    if not (is_checked and is_plain and (scale is None or type(scale) is float)):
-        return _checked(query, key, scale)
-    known = _known(query.shape, key.shape, query.dtype, key.dtype, query.device, key.device, scale)
-    return Call(
-        query=query, key=key, score=known.score, normalization=known.normalization, mask=None, bias=None, dropout=0.0,
-        sizes=known.sizes,
-    )  # fmt: skip
+    if not is_plain or not (scale is None or type(scale) is float):
+        return None
+    return _known(query.shape, key.shape, query.dtype, key.dtype, query.device, key.device, scale)
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.inspection.capture.evidence import Prints, same_rows
+from regard.inspection.capture.evidence import Memory, Prints, same_rows
 
 OPEN = 16
 """How many sequences of a module may wait for their next call. Their fingerprints are held until then."""
@@ -69,7 +69,7 @@ class _End:
     known: Tensor
     """The fingerprints of all its keys so far (B, total, n); for cross-attention those of its last call."""
     queries: Tensor
-    memory: Any
+    memory: Memory
     order: int
 
     @property
@@ -192,7 +192,7 @@ class Sequences:
                 told = self._told_since(end, when)
                 if end.queries.shape == prints.queries.shape and _are_same(prints.queries, end.queries):
                     why = "it asks the same queries of the same keys as an earlier call"
-                elif prints.memory == end.memory if told is None else told.origins is not None:
+                elif prints.memory.is_that_of(end.memory) if told is None else told.origins is not None:
                     origins = _narrowed(origins, None if told is None else told.origins)
                     return _Found(end, 0, prints.filled, origins), ""
                 else:

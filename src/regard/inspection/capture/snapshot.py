@@ -1,11 +1,13 @@
 """A tensor of the model that is kept, as it is or as a copy; if the model overwrites it later, that is noticed."""
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from regard.errors import OverwrittenError
+from regard.maps.reused_memory import ArenaCopy
 from regard.torch_private import version_counter
 
 
@@ -43,6 +45,34 @@ class Kept:
     def bytes(self) -> int:
         """The bytes of memory that it keeps alive."""
         return self.tensor.untyped_storage().nbytes()
+
+
+class LateCopy(Kept):
+    """A copy that becomes a tensor when it is first asked for, most often after the model has run.
+
+    Each tensor has small pieces of memory, which the heap puts between the large ones of the model: then it can no
+    longer give these to the model again, and takes new pages from the system.
+    """
+
+    __slots__ = ("_copy", "_made")
+
+    def __init__(self, copy: ArenaCopy, what: str) -> None:
+        for name, value in (("what", what), ("version", None), ("_copy", copy), ("_made", None)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def tensor(self) -> Tensor:  # type: ignore[override]
+        """The copy."""
+        if self._made is None:
+            with torch.inference_mode(False), torch.no_grad():
+                object.__setattr__(self, "_made", self._copy.tensor())
+        made: Tensor = self._made
+        return made
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of memory that it keeps alive."""
+        return prod(self._copy.shape) * self._copy.dtype.itemsize
 
 
 def copied(tensor: Tensor) -> Tensor:

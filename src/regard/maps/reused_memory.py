@@ -21,8 +21,8 @@ LEAST, MOST = 2**18, 2**27
 PAGE = 4096
 """Blocks are whole pages; and numbers whose addresses agree in their last 12 bits are as one for some processors."""
 
-SMALLEST, LINE = 2**14, 64
-"""The bytes of the smallest copy that an arena takes, and those of a line of the cache, at which each copy begins."""
+LINE = 64
+"""The bytes of a line of the cache, at which each copy begins."""
 
 _free: list["_Block"] = []
 """The blocks that nobody holds, the oldest first. What is done to it is one call of a list's method at a time, because
@@ -86,7 +86,7 @@ class Arena:
 
     Where copies lie between a model's own tensors, the heap of the process grows around them, goes back to the system
     when they are freed, and comes again as new pages with the next run: 10,000 pages a run of GPT-2 over 512 tokens.
-    Large copies have blocks of their own, and smaller ones share blocks; the smallest are left to torch.
+    Large copies have blocks of their own, and smaller ones share blocks.
     """
 
     def __init__(self) -> None:
@@ -129,16 +129,10 @@ class ArenaCopy(NamedTuple):
     dtype: torch.dtype
 
     def tensor(self) -> Tensor:
-        """A tensor of the copy, in the memory order of the original; it is no view, and its storage ends where it ends."""
+        """A tensor of the copy, in the memory order of the original. It is no view, and has a storage of its own."""
         flat = torch.frombuffer(self.array, dtype=self.dtype, count=prod(self.shape), offset=self.first)
         tensor = torch.empty(0, dtype=self.dtype, device="cpu")
-        return tensor.set_(flat.untyped_storage(), 0, self.shape, self.strides)  # type: ignore[call-overload, no-any-return]
-
-
-def may_be_in_arena(tensor: Tensor) -> bool:
-    """Whether a tensor is on the CPU, and large enough that it matters where its copy lies."""
-    size = tensor.numel() * tensor.element_size()
-    return type(tensor) is Tensor and tensor.is_cpu and size >= SMALLEST and tensor.layout == torch.strided
+        return tensor.set_(flat.untyped_storage(), 0, self.shape, self.strides)
 
 
 @lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.inspection.capture.factors import undisturbed
 from regard.inspection.capture.provenance import base_of
-from regard.inspection.capture.snapshot import Kept, LateCopy
+from regard.inspection.capture.snapshot import Kept
 from regard.torch_private import DisableTorchFunction
 
 DIRECTIONS = 2
@@ -37,8 +37,8 @@ class Evidence:
     If the weights themselves were seen, they serve as queries.
     """
 
-    queries: Tensor | LateCopy
-    keys: Tensor | LateCopy
+    queries: Tensor | Kept
+    keys: Tensor | Kept
     given: Tensor
     """The tensor of keys or values that the model handed over."""
     held: tuple[Kept, ...] = ()
@@ -46,7 +46,7 @@ class Evidence:
 
     def printed(self) -> "Prints | None":
         """The fingerprints; None if there are no numbers (meta tensors) that could be compared."""
-        return _printed(self.queries, self.keys, Memory.of(self.given))
+        return _printed(self.queries, self.keys, ViewedMemory.of(self.given))
 
     def later(self) -> "Callable[[], Prints | None] | None":
         """What makes the fingerprints later, None if what they are made of was overwritten by then.
@@ -56,8 +56,7 @@ class Evidence:
         if not self.held:
             return None
         queries, keys, held = self.queries, self.keys, self.held
-        is_late = isinstance(keys, LateCopy)
-        memory = Memory.of(self.given, holds_nothing=is_late)
+        memory = ViewedMemory.of(self.given, holds_nothing=isinstance(keys, Kept))
 
         def printed() -> Prints | None:
             return None if any(kept.is_stale for kept in held) else _printed(queries, keys, memory)
@@ -71,13 +70,13 @@ class Prints:
 
     queries: Tensor
     keys: Tensor
-    memory: "Memory"
+    memory: "ViewedMemory"
     filled: int
     """How many keys there are before the empty places of a buffer, which are 0 throughout."""
 
 
-def _printed(queries: Tensor | LateCopy, keys: Tensor | LateCopy, memory: "Memory") -> Prints | None:
-    queries, keys = (one.tensor if isinstance(one, LateCopy) else one for one in (queries, keys))
+def _printed(queries: Tensor | Kept, keys: Tensor | Kept, memory: "ViewedMemory") -> Prints | None:
+    queries, keys = (one.tensor if isinstance(one, Kept) else one for one in (queries, keys))
     if keys.is_meta or queries.is_meta or not keys.numel():
         return None
     # Without this a watch would take the products that are computed here for calls of the model.
@@ -123,7 +122,7 @@ def _print(vectors: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Memory:
+class ViewedMemory:
     """The memory of a view, without keeping it alive."""
 
     reference: Any
@@ -131,16 +130,16 @@ class Memory:
     place: tuple[int, tuple[int, ...]]
 
     @classmethod
-    def of(cls, tensor: Tensor, *, holds_nothing: bool = False) -> "Memory":
+    def of(cls, tensor: Tensor, *, holds_nothing: bool = False) -> "ViewedMemory":
         """That of a tensor. A reference to a storage holds a small piece of the heap; one to a tensor holds nothing,
         but ends with the tensor."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
         base = None if not holds_nothing or tensor.is_inference() else base_of(tensor)
         reference = StorageWeakRef(tensor.untyped_storage()) if base is None else weakref.ref(base)
-        return cls(reference, (tensor.storage_offset(), tensor.stride()))
+        return cls(reference, (int(tensor.storage_offset()), tensor.stride()))
 
-    def is_that_of(self, other: "Memory") -> bool:
+    def is_that_of(self, other: "ViewedMemory") -> bool:
         """Whether the other is the same view of the same memory."""
         return self.place == other.place and (self is other or self._number() == other._number() is not None)
 

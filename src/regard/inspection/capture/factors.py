@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.backends import BACKENDS, row_state
 from regard.backends.base import Call
 from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
-from regard.inspection.capture.snapshot import Kept, LateCopy
+from regard.inspection.capture.snapshot import Kept
 from regard.maps.call_source import GivenFactors
 from regard.maps.leveled import Leveling
 from regard.mechanisms.masks.base import Mask
@@ -35,14 +35,17 @@ class Factors:
         sizes: Sizes,
         call: Call | Callable[[], Call],
         *,
-        state: Tensor | LateCopy | Callable[[], Tensor] | None = None,
+        state: Tensor | Kept | Callable[[], Tensor] | None = None,
         held: Iterable[Kept] = (),
         of: str | None = None,
         notes: list[str] | None = None,
         even: Tensor | None = None,
         graph: bool = False,
+        is_late: bool = False,
     ) -> None:
         self.sizes = sizes
+        self._is_late = is_late
+        """Whether the call is made of the held copies themselves, and only when it is asked for."""
         self._context = with_graph if graph else undisturbed
         self.even = even
         """Rows that the model spread evenly because its mask left them no key, as in `GivenMask`."""
@@ -67,7 +70,7 @@ class Factors:
         if not isinstance(self._call, Call):
             with self._context():
                 self._call = self._call()
-            if not all(isinstance(kept, LateCopy) for kept in self.held):
+            if not self._is_late:
                 # The computed call has tensors of its own, which the model cannot change.
                 self.held = ()
         if self.keys is not None:
@@ -80,6 +83,7 @@ class Factors:
         """The row state; if no kernel gave an exact one, one pass over the scores computes it."""
         call = self.call
         self._check(call)
+        assert not isinstance(self._state, Kept), "the check has read it"
         if self._state is None:
             with self._context():
                 self._state = row_state(call)
@@ -108,7 +112,7 @@ class Factors:
 
     def _check(self, call: Call) -> None:
         """Drop a kernel's row state that is wrong, and say so, or that is not exact."""
-        if isinstance(self._state, LateCopy):
+        if isinstance(self._state, Kept):
             self._state = self._state.tensor
         if self._of is None or not isinstance(self._state, Tensor):
             return
@@ -137,7 +141,7 @@ class Factors:
             tensors.append(self.keys.tensor)
         if isinstance(self._call, Call):
             tensors += [self._call.query, self._call.key]
-        if isinstance(self._state, Tensor | LateCopy):
+        if isinstance(self._state, Tensor | Kept):
             tensors.append(self._state if isinstance(self._state, Tensor) else self._state.tensor)
         return tensors
 

@@ -431,7 +431,7 @@ def is_in_backward() -> bool:
 def is_plain(module: nn.Module, traces: Traces) -> bool:
     """Whether a module calls no function that has an observer, so that it can run without our mode.
 
-    What a module of torch makes of a traced tensor is found afterwards; modules of transformers then run under our mode.
+    What a module of torch makes of a traced tensor is found afterwards; those of transformers then run under our mode.
     """
     kind = type(module)
     if kind not in PLAIN and (traces.alive or not is_known(kind.__module__, kind.__name__)):

@@ -1,17 +1,19 @@
 """The rules by which a watch keeps tensors, and the masks that it has read."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from regard.inspection.capture.mask_reading import GivenMask, read_mask
 from regard.inspection.capture.output_gradients import GradientLog
-from regard.inspection.capture.snapshot import Kept, LateCopy, copied, holds_much_more, may_be_overwritten
-from regard.maps.reused_memory import Arena, may_be_in_arena
+from regard.inspection.capture.snapshot import Kept, copied, holds_much_more, may_be_late, may_be_overwritten
 from regard.mechanisms.shapes import Sizes
 from regard.torch_private import version_counter
+
+if TYPE_CHECKING:
+    from regard.maps.reused_memory import Arena
 
 Where = Literal["factors", "cpu", "summary"]
 
@@ -32,7 +34,7 @@ class Keeper:
         """and the gradients of its output."""
         self._masks: dict[object, GivenMask] = {}
         self._copies: dict[object, Kept] = {}
-        self._arena = Arena()
+        self._arena: Arena | None = None
 
     @property
     def keeps_more(self) -> bool:
@@ -55,9 +57,18 @@ class Keeper:
 
     def copied(self, tensor: Tensor, what: str) -> Kept:
         """Keep a copy of an activation; a large one on the CPU no longer lies between the model's own tensors."""
-        if may_be_in_arena(tensor) and not torch.is_inference_mode_enabled():
-            return LateCopy(self._arena.copied(tensor), what)
-        return Kept(copied(tensor), what)
+        if not may_be_late(tensor) or torch.is_inference_mode_enabled():
+            return Kept(copied(tensor), what)
+        return self.copied_late(tensor, what)
+
+    def copied_late(self, tensor: Tensor, what: str) -> Kept:
+        """Keep a copy of a tensor on the CPU that is no tensor before it is asked for."""
+        if self._arena is None:
+            # It is loaded when it is needed: `import regard` and small models stay light.
+            from regard.maps.reused_memory import Arena
+
+            self._arena = Arena()
+        return Kept(self._arena.copied(tensor), what)
 
     def _keep_graph(self, tensor: Tensor, what: str) -> Kept:
         """Keep a tensor with its graph. The graph keeps alive what the tensor is a view of, so that a copy saves none.

@@ -20,9 +20,8 @@ from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
-from regard.inspection.capture.snapshot import Kept, LateCopy
+from regard.inspection.capture.snapshot import Kept
 from regard.maps.call_values import CallValues
-from regard.maps.reused_memory import may_be_in_arena
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal, causal
 from regard.mechanisms.normalizations import Softmax
@@ -57,8 +56,8 @@ class Sdpa(ObservedCall):
         query, key, dtype = self._as_computed()
         query, key = one_rank(query, key, self.enable_gqa)
         kept = keeper.keep(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
-        if self.attn_mask is None and dtype is None and isinstance(kept[0], LateCopy) and isinstance(kept[1], LateCopy):
-            late = self._read_late(kept[0], kept[1], keeper)
+        if self.attn_mask is None and dtype is None and kept[0].is_late and kept[1].is_late:
+            late = self._read_late(*kept, keeper)
             if late is not None:
                 return late
         call = _call_of(kept[0].tensor, kept[1].tensor, self.scale, is_checked=dtype is None)
@@ -91,23 +90,23 @@ class Sdpa(ObservedCall):
             factors, notes, verify, evidence=evidence, mixed=mixed, beside=beside, holds_keys=not keeper.graph
         )  # fmt: skip
 
-    def _read_late(self, query: LateCopy, key: LateCopy, keeper: Keeper) -> Reading | None:
-        """The same where queries and keys were copied and nothing else is kept: no tensor is made until the map is read.
+    def _read_late(self, query: Kept, key: Kept, keeper: Keeper) -> Reading | None:
+        """The same where queries and keys were copied and nothing else is kept: no tensor is made before it is read.
 
         None if the call is of another kind.
         """
         lse, scale = self.kernel.lse, self.scale
         known = _known_of(self.query, self.key, scale) if self.folding is None and not keeper.keeps_more else None
-        if known is None or lse is None or not may_be_in_arena(lse) or lse.shape != self.query.shape[:-1]:
+        if known is None or type(lse) is not Tensor or not lse.is_cpu or lse.shape != self.query.shape[:-1]:
             return None
         mask = FROM_THE_FIRST if self.is_causal else None
 
         def call() -> Call:
             return replace(known, query=query.tensor, key=key.tensor, mask=mask)
 
-        state, held = keeper.copied(lse, ""), (query, key)
+        state, held = keeper.copied_late(lse, ""), (query, key)
         notes: list[str] = []
-        factors = Factors(known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes)
+        factors = Factors(known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, is_late=True)
         verify = "dropout" if self.dropout_p else self._verify(factors)
         evidence = Evidence(query, key, self.key, held=held)
         return Reading(factors, notes, verify, evidence=evidence, holds_keys=True)
@@ -186,7 +185,7 @@ FROM_THE_FIRST = Causal(0)
 
 
 def _call_of(query: Tensor, key: Tensor, scale: float | None, *, is_checked: bool) -> Call:
-    """The call of queries and keys, without a mask; what a call of the same shapes was found to be is not asked again."""
+    """The call of queries and keys, without a mask; what such a call was found to be is not asked again."""
     known = _known_of(query, key, scale) if is_checked else None
     return _checked(query, key, scale) if known is None else replace(known, query=query, key=key)
 

@@ -11,12 +11,12 @@ the self-attention of the same step goes on too, or the keys are still in the sa
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.inspection.capture.evidence import Memory, Prints, same_rows
+from regard.inspection.capture.evidence import Prints, ViewedMemory, same_rows
 
 OPEN = 16
 """How many sequences of a module may wait for their next call. Their fingerprints are held until then."""
@@ -69,7 +69,7 @@ class _End:
     known: Tensor
     """The fingerprints of all its keys so far (B, total, n); for cross-attention those of its last call."""
     queries: Tensor
-    memory: Memory
+    memory: ViewedMemory
     order: int
 
     @property

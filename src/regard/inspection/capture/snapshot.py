@@ -1,23 +1,46 @@
 """A tensor of the model that is kept, as it is or as a copy; if the model overwrites it later, that is noticed."""
 
 from dataclasses import dataclass
-from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard.errors import OverwrittenError
-from regard.maps.reused_memory import ArenaCopy
 from regard.torch_private import version_counter
 
+if TYPE_CHECKING:
+    from regard.maps.reused_memory import ArenaCopy
 
-@dataclass(frozen=True, slots=True, eq=False)
+LARGE = 2**14
+"""The bytes from which it matters where in memory a copy lies."""
+
+
+@dataclass(slots=True, eq=False)
 class Kept:
-    """A tensor of the model, its name for messages, and the version that was seen; None if nobody can write to it."""
+    """A tensor of the model, its name for messages, and the version that was seen; None if nobody can write to it.
 
-    tensor: Tensor
+    A copy in an arena becomes a tensor when it is first asked for, most often after the model has run. Each tensor has
+    small pieces of memory, which the heap puts between the large ones of the model: then it can no longer give these
+    to the model again, and takes new pages from the system.
+    """
+
+    made: "Tensor | ArenaCopy"
     what: str
     version: int | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is a copy that is no tensor yet."""
+        return not isinstance(self.made, Tensor)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor."""
+        if not isinstance(self.made, Tensor):
+            with torch.inference_mode(False), torch.no_grad():
+                self.made = self.made.tensor()
+        return self.made
 
     @property
     def is_stale(self) -> bool:
@@ -47,34 +70,6 @@ class Kept:
         return self.tensor.untyped_storage().nbytes()
 
 
-class LateCopy(Kept):
-    """A copy that becomes a tensor when it is first asked for, most often after the model has run.
-
-    Each tensor has small pieces of memory, which the heap puts between the large ones of the model: then it can no
-    longer give these to the model again, and takes new pages from the system.
-    """
-
-    __slots__ = ("_copy", "_made")
-
-    def __init__(self, copy: ArenaCopy, what: str) -> None:
-        for name, value in (("what", what), ("version", None), ("_copy", copy), ("_made", None)):
-            object.__setattr__(self, name, value)
-
-    @property
-    def tensor(self) -> Tensor:  # type: ignore[override]
-        """The copy."""
-        if self._made is None:
-            with torch.inference_mode(False), torch.no_grad():
-                object.__setattr__(self, "_made", self._copy.tensor())
-        made: Tensor = self._made
-        return made
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of memory that it keeps alive."""
-        return prod(self._copy.shape) * self._copy.dtype.itemsize
-
-
 def copied(tensor: Tensor) -> Tensor:
     """An ordinary copy, also of an inference tensor (which has no version that could be compared).
 
@@ -84,6 +79,12 @@ def copied(tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
     with torch.inference_mode(False), torch.no_grad():
         return tensor.clone()
+
+
+def may_be_late(tensor: Tensor) -> bool:
+    """Whether a copy of the tensor may lie in an arena: it is on the CPU, and large."""
+    size = tensor.numel() * tensor.element_size()
+    return type(tensor) is Tensor and tensor.is_cpu and size >= LARGE and tensor.layout == torch.strided
 
 
 def may_be_overwritten(tensor: Tensor) -> bool:

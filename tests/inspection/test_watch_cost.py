@@ -1,0 +1,316 @@
+"""What keeps a watch cheap changes nothing: the kernel that is called directly, modules without frames, late copies."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+import regard
+from regard.inspection.capture.kernel_lse import FLASH_CPU, KernelLse, run_with_lse
+from regard.inspection.capture.module_stack import is_known, this_thread
+from regard.inspection.capture.snapshot import LARGE
+from regard.maps.reused_memory import Arena
+
+ATTEND: Any = F.scaled_dot_product_attention
+B, H, T, D = 1, 4, 96, 32
+
+
+def vectors(*shape: int, count: int = 3) -> list[Tensor]:
+    return [torch.randn(*(shape or (B, H, T, D))) for _ in range(count)]
+
+
+def dense(query: Tensor, key: Tensor, *, is_causal: bool = False, scale: float | None = None) -> Tensor:
+    scores = query.double() @ key.double().mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return (scores.masked_fill(hidden, -torch.inf) if is_causal else scores).softmax(-1)
+
+
+# -- the kernel ------------------------------------------------------------------------------------------
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[KernelLse]:
+    """The calls in which the kernel was called directly."""
+    from regard.inspection.capture import kernel_lse
+
+    real, direct = kernel_lse._by_the_kernel, []
+
+    def by_the_kernel(kernel: KernelLse, *args: Any, **kwargs: Any) -> Tensor | None:
+        output = real(kernel, *args, **kwargs)
+        if output is not None:
+            direct.append(kernel)
+        return output
+
+    monkeypatch.setattr(kernel_lse, "_by_the_kernel", by_the_kernel)
+    return direct
+
+
+@pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": 0.3}, {"is_causal": True, "scale": 0.05}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_kernel_gives_the_bits_of_torch(
+    settings: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = counted(monkeypatch)
+    given = [one.to(dtype) for one in vectors()]
+    output, kernel = run_with_lse(ATTEND, tuple(given), settings)
+    assert direct == [kernel]
+    assert torch.equal(output, ATTEND(*given, **settings))
+    assert kernel.lse is not None
+    expected = torch.logsumexp(_scores(*given[:2], **settings), -1)
+    torch.testing.assert_close(kernel.lse.double(), expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+
+
+def _scores(query: Tensor, key: Tensor, *, is_causal: bool = False, scale: float | None = None) -> Tensor:
+    scores = query.double() @ key.double().mT * (D**-0.5 if scale is None else scale)
+    return scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf) if is_causal else scores
+
+
+def test_gradients_are_those_of_torch() -> None:
+    ours, theirs = ([one.clone().requires_grad_() for one in given] for given in [vectors()] * 2)
+    run_with_lse(ATTEND, tuple(ours), {"is_causal": True})[0].square().sum().backward()
+    ATTEND(*theirs, is_causal=True).square().sum().backward()
+    assert all(torch.equal(one.grad, other.grad) for one, other in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
+
+
+class _Names(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _under_autocast(call: Callable[[], Any]) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return call()
+
+
+def _under_the_math_kernel(call: Callable[[], Any]) -> Any:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return call()
+
+
+def _under_a_mode(call: Callable[[], Any]) -> Any:
+    with _Names() as names:
+        result = call()
+    assert ATTEND in names.seen  # whoever looks sees what the model called
+    return result
+
+
+@pytest.mark.parametrize(
+    ("around", "settings"),
+    [
+        (_under_autocast, {}),
+        (_under_the_math_kernel, {}),
+        (_under_a_mode, {}),
+        (lambda call: call(), {"attn_mask": torch.ones(T, T, dtype=torch.bool).tril()}),
+        (lambda call: torch.vmap(lambda _: call()[0])(torch.zeros(2))[0], {}),
+    ],
+)
+def test_other_calls_are_left_to_torch(around: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    direct = counted(monkeypatch)
+    given = vectors()
+    found = around(lambda: run_with_lse(ATTEND, tuple(given), settings))
+    output = found[0] if isinstance(found, tuple) else found
+    assert direct == []
+    assert torch.equal(output, around(lambda: (ATTEND(*given, **settings),))[0].reshape(output.shape))
+
+
+def test_a_subclass_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Tensor):
+        pass
+
+    direct = counted(monkeypatch)
+    given = [one.as_subclass(Mine) for one in vectors()]
+    assert isinstance(run_with_lse(ATTEND, tuple(given), {})[0], Mine)
+    assert direct == []
+
+
+def test_the_operator_is_named_as_torch_names_it() -> None:
+    _, kernel = run_with_lse(ATTEND, tuple(vectors()), {})
+    assert f"{kernel.operator}.default" == str(FLASH_CPU)
+
+
+# -- modules without frames ------------------------------------------------------------------------------
+
+
+class Attend(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ATTEND(x, x, x)
+
+
+class Stopped(BaseException):
+    """What torch does not tell the hooks behind a module of, as of Ctrl-C."""
+
+
+@pytest.mark.parametrize("error", [KeyError, Stopped])
+def test_a_plain_module_that_another_hook_stopped_hides_nothing(error: type[BaseException]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain, self.attend = nn.Linear(D, D), Attend()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with pytest.raises(error):
+                self.plain(x)
+            return self.attend(x) + ATTEND(x, x, x)
+
+    def stop(module: nn.Module, args: Any) -> None:
+        if isinstance(module, nn.Linear):
+            raise error
+
+    model = Model()
+    with torch.no_grad(), regard.watch(model) as seen:
+        handle = nn.modules.module.register_module_forward_pre_hook(stop)
+        try:
+            model(vectors()[0])
+        finally:
+            handle.remove()
+        assert this_thread().plain is None
+    assert list(seen) == [("attend", 0), ("", 0)]
+
+
+def test_a_plain_module_that_raises_hides_nothing() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = nn.Linear(D, D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with pytest.raises(RuntimeError):
+                self.plain(x[..., 1:])
+            return ATTEND(x, x, x)
+
+    with torch.no_grad(), regard.watch(model := Model()) as seen:
+        model(vectors()[0])
+    assert list(seen) == [("", 0)]
+
+
+def test_only_classes_of_transformers_are_known() -> None:
+    assert is_known("transformers.activations", "NewGELUActivation")
+    assert is_known("transformers.pytorch_utils", "Conv1D")
+    assert is_known("transformers.models.llama.modeling_llama", "LlamaRMSNorm")
+    assert not is_known("transformers.models.llama.modeling_llama", "LlamaAttention")
+    assert not is_known("mine.activations", "NewGELUActivation")
+
+
+# -- late copies -----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int8]),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_copy_is_laid_out_as_a_clone(shape: list[int], random: Any, dtype: torch.dtype, has_gaps: bool) -> None:
+    order = random.sample(range(len(shape)), len(shape))
+    whole = torch.arange(2 * torch.Size(shape).numel()).view([*(shape[d] for d in order), 2]).to(dtype)
+    tensor = (whole[..., 0] if has_gaps else whole[..., 0].clone()).permute([order.index(d) for d in range(len(shape))])
+    arena = Arena()
+    copies = [arena.copied(tensor + n) for n in range(3)]
+    for n, copy in enumerate(copies):
+        made, cloned = copy.tensor(), (tensor + n).clone()
+        assert torch.equal(made, cloned)
+        assert [s for s, size in zip(made.stride(), shape, strict=True) if size > 1] == [
+            s for s, size in zip(cloned.stride(), shape, strict=True) if size > 1
+        ]
+        assert made.untyped_storage().nbytes() == made.numel() * made.element_size()
+        assert made._base is None
+
+
+class Projected(nn.Module):
+    """As in GPT-2: queries, keys and values are parts of one product, so that a watch copies."""
+
+    def __init__(self, *, is_causal: bool = True, scale: float | None = None) -> None:
+        super().__init__()
+        self.project = nn.Linear(H * D, 3 * H * D)
+        self.settings: dict[str, Any] = {"is_causal": is_causal, "scale": scale}
+        self.given: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            part.unflatten(-1, (H, D)).transpose(1, 2) for part in self.project(x).split(H * D, -1)
+        )  # fmt: skip
+        output = ATTEND(query, key, value, **self.settings)
+        self.given = [query.clone(), key.clone()]
+        query.zero_(), key.zero_()  # whoever holds a view has nothing
+        return output
+
+
+def seen_of(model: nn.Module, x: Tensor, **how: Any) -> Any:
+    with torch.no_grad(), regard.watch(model, **how) as seen:
+        model(x)
+    return seen
+
+
+@pytest.mark.parametrize("length", [8, T, 300])
+@pytest.mark.parametrize(("is_causal", "scale"), [(True, None), (False, 0.2)])
+def test_maps_of_copies_are_exact(length: int, is_causal: bool, scale: float | None) -> None:
+    model, x = Projected(is_causal=is_causal, scale=scale), torch.randn(2, length, H * D)
+    seen = seen_of(model, x)
+    expected = dense(*model.given, is_causal=is_causal, scale=scale)
+    torch.testing.assert_close(seen[""].dense().double(), expected, atol=1e-6, rtol=0)
+    assert seen_of(model, x, verify=True).calls[0].error < 1e-6
+    assert seen.report().held_bytes == 4 * 2 * length * H * (2 * D + 1)
+
+
+def test_settings_of_equal_shapes_are_told_apart() -> None:
+    x = torch.randn(1, T, H * D)
+    for scale in (0.2, 0.1, None):
+        model = Projected(scale=scale)
+        found = seen_of(model, x)[""].dense().double()
+        torch.testing.assert_close(found, dense(*model.given, is_causal=True, scale=scale), atol=1e-6, rtol=0)
+
+
+def test_no_tensor_is_made_before_a_map_is_read() -> None:
+    seen = seen_of(Projected(), torch.randn(2, T, H * D))
+    assert 4 * T * H * D >= LARGE
+    held = seen.calls[0].factors.held
+    assert [kept.is_late for kept in held] == [True, True]
+    seen[""].dense()
+    assert [kept.is_late for kept in held] == [False, False]
+
+
+def test_copies_are_kept_by_maps_alone_and_travel() -> None:
+    model = Projected()
+    seen = seen_of(model, torch.randn(2, 200, H * D))
+    expected = dense(*model.given, is_causal=True)
+    weights = seen[""]
+    del seen
+    again = pickle.loads(pickle.dumps(weights))
+    seen_of(model, torch.randn(2, 200, H * D))  # it must not take their memory
+    for one in (weights, again):
+        torch.testing.assert_close(one.dense().double(), expected, atol=1e-6, rtol=0)
+
+
+def test_other_queries_of_the_same_keys_go_on_with_a_late_call() -> None:
+    class Asks(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            return ATTEND(query, key, key)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asks = Asks()
+
+        def forward(self, source: Tensor, steps: list[Tensor]) -> None:
+            key = source[..., :D]
+            for query in steps:
+                self.asks(query[..., :D], key)
+
+    source, steps = vectors(1, H, T, 3 * D, count=1)[0], vectors(1, H, T, 3 * D, count=2)
+    with torch.no_grad(), regard.watch(model := Model()) as seen:
+        model(source, steps)
+    (whole,) = seen.generations("asks")
+    query = torch.cat([step[..., :D] for step in steps], -2)
+    torch.testing.assert_close(whole.dense().double(), dense(query, source[..., :D]), atol=1e-6, rtol=0)

@@ -112,8 +112,9 @@ class Arena:
         if size >= LEAST:
             return _lent_bytes(-(-size // PAGE) * PAGE), 0
         if self._block is None or self._used + size > self._block.nbytes:
-            last = 0 if self._block is None else self._block.nbytes
-            self._block, self._used = _lent_bytes(min(max(2 * last, LEAST), 4 * LEAST)), 0
+            # They grow, so that a watch of a small model holds little more than its copies.
+            next_size = LEAST // 4 if self._block is None else min(2 * self._block.nbytes, 4 * LEAST)
+            self._block, self._used = _lent_bytes(max(next_size, -(-size // PAGE) * PAGE)), 0
         first = self._used
         self._used += -(-size // LINE) * LINE
         return self._block, first

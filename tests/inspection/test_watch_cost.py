@@ -134,6 +134,29 @@ def test_a_subclass_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert direct == []
 
 
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [
+        (lambda q, k, v: (q, k.double(), v), {}),
+        (lambda q, k, v: (q, k, v.double()), {}),
+        (lambda q, k, v: (q, k[..., 1:], v), {}),
+        (lambda q, k, v: (q, k[:, :3], v[:, :3]), {}),
+        (lambda q, k, v: (q, k, v.tolist()), {}),
+        (lambda q, k, v: (q, k), {}),
+        (lambda q, k, v: (q, k, v), {"scales": 1.0}),
+        (lambda q, k, v: (q, k, v, None, 0.0, False, 0.5), {}),
+        (lambda q, k, v: (q, k, v), {"dropout_p": 2.0}),
+    ],
+)
+def test_what_torch_refuses_is_refused_in_its_words(change: Any, settings: dict[str, Any]) -> None:
+    given = change(*vectors())
+    with pytest.raises((RuntimeError, TypeError, ValueError)) as theirs:
+        ATTEND(*given, **settings)
+    with pytest.raises(theirs.type) as ours:
+        run_with_lse(ATTEND, given, settings)
+    assert str(ours.value) == str(theirs.value)
+
+
 def test_the_operator_is_named_as_torch_names_it() -> None:
     _, kernel = run_with_lse(ATTEND, tuple(vectors()), {})
     assert f"{kernel.operator}.default" == str(FLASH_CPU)

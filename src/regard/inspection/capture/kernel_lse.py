@@ -61,7 +61,12 @@ def run_with_lse(
 ) -> tuple[Tensor, KernelLse]:  # fmt: skip
     """Run F.scaled_dot_product_attention, and tell which operator it ran, and the operator's log-sum-exp."""
     kernel = KernelLse()
-    output = _by_the_kernel(kernel, *args, **kwargs) if func is F.scaled_dot_product_attention else None
+    output = None
+    if func is F.scaled_dot_product_attention:
+        try:
+            output = _by_the_kernel(kernel, *args, **kwargs)
+        except (RuntimeError, TypeError):
+            output = None  # torch says in its own words what is wrong
     if output is None:
         with _Recording(kernel):
             output = func(*args, **kwargs)
@@ -76,6 +81,7 @@ def _by_the_kernel(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
@@ -84,9 +90,12 @@ def _by_the_kernel(
     torch asks `_fused_sdp_choice`, and calls that kernel with the same tensors. To watch its dispatch instead costs
     50 to 100 us a call.
     """
-    if attn_mask is not None or not (type(query) is type(key) is type(value) is Tensor) or not query.is_cpu:
+    given = query, key, value
+    if attn_mask is not None or not all(type(one) is Tensor and one.is_cpu and one.dim() == 4 for one in given):
         return None
-    if query.is_nested or FLASH_CPU not in KERNELS or get_function_mode() is not None or not runs_as_it_stands():
+    if any(one.is_nested for one in given) or FLASH_CPU not in KERNELS:
+        return None
+    if get_function_mode() is not None or not runs_as_it_stands():
         return None
     chosen = fused_choice(query, key, value, None, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if chosen != FLASH:

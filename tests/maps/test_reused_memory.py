@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -198,3 +199,14 @@ def assert_same(one: object, other: object) -> None:
         assert isinstance(other, tuple)
         for a, b in zip(one, other, strict=True):
             assert_same(a, b)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_has_its_own_numbers() -> None:
+    ours = taken_memory((COUNT,), torch.float32).fill_(1.0)
+    child = os.fork()
+    if not child:
+        ours.numpy().fill(7.0)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert ours.numpy().max() == 1.0

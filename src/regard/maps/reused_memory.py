@@ -5,11 +5,12 @@ page of 4 KiB on an Intel Xeon in a virtual machine, so that the 6 MB of two pic
 the pass of the attention took 4. Whether it goes back depends on what else the process has freed.
 """
 
+import mmap
+import sys
 import weakref
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from math import prod
-from mmap import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,9 @@ class _Block:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._mapping = mmap(-1, size)
+        # Python shares a mapping with forked processes unless it is told otherwise; Windows has no fork, and no flags.
+        private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+        self._mapping = mmap.mmap(-1, size, **private)
         np.frombuffer(self._mapping, dtype=np.uint8).fill(0)
 
     def lent(self) -> Any:

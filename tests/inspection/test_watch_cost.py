@@ -41,8 +41,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[KernelLse]:
 
     real, direct = kernel_lse._by_the_kernel, []
 
-    def by_the_kernel(kernel: KernelLse, *args: Any, **kwargs: Any) -> Tensor | None:
-        output = real(kernel, *args, **kwargs)
+    def by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | None:
+        output = real(kernel, arguments)
         if output is not None:
             direct.append(kernel)
         return output

@@ -56,25 +56,7 @@ class KernelLse:
         self.lse = KERNELS[operator](lse, query.shape[-2])
 
 
-def run_with_lse(
-    func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, KernelLse]:  # fmt: skip
-    """Run F.scaled_dot_product_attention, and tell which operator it ran, and the operator's log-sum-exp."""
-    kernel = KernelLse()
-    output = None
-    if func is F.scaled_dot_product_attention:
-        try:
-            output = _by_the_kernel(kernel, *args, **kwargs)
-        except (RuntimeError, TypeError):
-            output = None  # torch says in its own words what is wrong
-    if output is None:
-        with _Recording(kernel):
-            output = func(*args, **kwargs)
-    return output, kernel
-
-
-def _by_the_kernel(
-    kernel: KernelLse,
+def sdpa_arguments(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -84,23 +66,47 @@ def _by_the_kernel(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor | None:
+) -> dict[str, Any]:
+    """The arguments of F.scaled_dot_product_attention by name; `inspect` finds no signature of that function."""
+    return dict(locals())
+
+
+def run_with_lse(
+    func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, KernelLse]:  # fmt: skip
+    """Run F.scaled_dot_product_attention, and tell which operator it ran, and the operator's log-sum-exp."""
+    kernel = KernelLse()
+    output = None
+    if func is F.scaled_dot_product_attention:
+        try:
+            output = _by_the_kernel(kernel, sdpa_arguments(*args, **kwargs))
+        except (RuntimeError, TypeError):
+            output = None  # torch says in its own words what is wrong
+    if output is None:
+        with _Recording(kernel):
+            output = func(*args, **kwargs)
+    return output, kernel
+
+
+def _by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | None:
     """Call the kernel of the CPU as torch would, if torch would; None if it is not certain.
 
     torch asks `_fused_sdp_choice`, and calls that kernel with the same tensors. To watch its dispatch instead costs
     50 to 100 us a call.
     """
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
     given = query, key, value
-    if attn_mask is not None or not all(type(one) is Tensor and one.is_cpu and one.dim() == 4 for one in given):
+    if arguments["attn_mask"] is not None or not all(
+        type(one) is Tensor and one.is_cpu and one.dim() == 4 for one in given
+    ):
         return None
     if any(one.is_nested for one in given) or FLASH_CPU not in KERNELS:
         return None
     if get_function_mode() is not None or not runs_as_it_stands():
         return None
-    chosen = fused_choice(query, key, value, None, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if chosen != FLASH:
+    if fused_choice(**arguments) != FLASH:
         return None
-    output, lse = FLASH_CPU(query, key, value, dropout_p, is_causal, scale=scale)
+    output, lse = FLASH_CPU(query, key, value, arguments["dropout_p"], arguments["is_causal"], scale=arguments["scale"])
     kernel.ran(FLASH_CPU, query, key, lse)
     return output
 

@@ -535,7 +535,7 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     if thread.mode.compiled:
         thread.hand_on()
     if thread.plain is not None:
-        # It calls no modules: it has ended, and an exception in another hook has kept us from seeing it.
+        # An exception in another hook has kept us from seeing its end; or it calls this module (a gated norm).
         thread.end_plain()
     if is_plain(module, thread.traces) and not (thread.editors and is_in_backward()):
         thread.begin_plain(module)

@@ -15,7 +15,7 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.folded_heads import Folding, find_folding, note_of, told_heads
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
-from regard.inspection.capture.kernel_lse import KernelLse, run_with_lse
+from regard.inspection.capture.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
@@ -260,20 +260,6 @@ def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tens
     return query, key
 
 
-def _arguments(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> dict[str, Any]:
-    """The arguments of F.scaled_dot_product_attention by name; `inspect` finds no signature of that function."""
-    return dict(locals())
-
-
 def observe_sdpa(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run F.scaled_dot_product_attention, and hand its arguments and its kernel's lse to the thread's watches."""
     output, kernel = run_with_lse(func, args, kwargs)
@@ -292,7 +278,7 @@ def laid_out_by_heads(
 
     `output` is None before it ran.
     """
-    call = Sdpa(**_arguments(*args, **kwargs), output=output, kernel=kernel)
+    call = Sdpa(**sdpa_arguments(*args, **kwargs), output=output, kernel=kernel)
     return _unfolded(_with_heads(call, thread.stack[-1].module)) if thread.stack else call
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import OverwrittenError
-from regard.torch_private import version_counter
+from regard.mechanisms.readable import is_readable
+from regard.torch_private import count_dispatch_modes, version_counter
 
 if TYPE_CHECKING:
     from regard.maps.reused_memory import ArenaCopy
@@ -82,9 +83,8 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def may_be_late(tensor: Tensor) -> bool:
-    """Whether a copy of the tensor may lie in an arena: it is on the CPU, and large."""
-    size = tensor.numel() * tensor.element_size()
-    return type(tensor) is Tensor and tensor.is_cpu and size >= LARGE and tensor.layout == torch.strided
+    """Whether a copy of the tensor may lie in an arena: it is memory of the CPU, and large, and no mode looks at it."""
+    return is_readable(tensor) and tensor.numel() * tensor.element_size() >= LARGE and not count_dispatch_modes()
 
 
 def may_be_overwritten(tensor: Tensor) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard.compiled import thread_team
-from regard.maps import one_loop, row_work
+from regard.maps import one_loop, row_tiles, row_work
 from regard.maps.dot_scores import DotScores
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
@@ -246,7 +246,8 @@ def test_blocks_on_one_diagonal_are_made_once(
         return real(scores, rows, columns)
 
     monkeypatch.setattr(DotScores, "added", counted)
-    monkeypatch.setattr(one_loop, "ADDED_ELEMENTS", most_added)
+    monkeypatch.setattr(row_tiles, "ADDED_ELEMENTS", most_added)
+    monkeypatch.setattr(row_tiles, "kept_batches", {})
     q, k = torch.randn(1, 2, 333, 8), torch.randn(1, 2, 325, 8)
     with torch.no_grad():
         answered.clear()
@@ -254,7 +255,7 @@ def test_blocks_on_one_diagonal_are_made_once(
         dense = regard.attention(q.double(), k.double(), k.double(), mask=mask, return_weights=True).weights.dense()
     assert answered == [True]
     if most_added == 1 << 20:
-        assert (len(made) < 333 // one_loop.MOST_ROWS) is is_made_once
+        assert (len(made) < 333 // row_tiles.MOST_ROWS) is is_made_once
     torch.testing.assert_close(found["received"].double(), dense.sum(-2), rtol=1e-6, atol=5e-6)
     torch.testing.assert_close(found["entropy"].double(), torch.special.entr(dense).sum(-1), rtol=0, atol=5e-6)
 

@@ -23,6 +23,8 @@ IS_FOR_HOST = all(getattr(numba.config, name, None) is None for name in ("CPU_NA
 """Whether numba compiles for this processor, and not for another one that its settings name."""
 HAS_PAIRS = IS_FOR_HOST and bool(llvm.get_host_cpu_features().get("avx512bf16"))
 """Whether the processor multiplies pairs of bfloat16 numbers, twice as many at a time as of float32."""
+HAS_COMPRESS = IS_FOR_HOST and bool(llvm.get_host_cpu_features().get("avx512f"))
+"""Whether the processor packs chosen numbers of a vector together."""
 PANEL = LANES * VECTORS
 """The columns of a panel."""
 SMALLEST, LARGEST = -126.0, 127.0
@@ -67,6 +69,19 @@ class VectorCode:
         nothing = ir.Constant(FLOATS, ir.Undefined)
         first = self.builder.insert_element(nothing, value, ir.Constant(INT, 0))
         return self.builder.shuffle_vector(first, nothing, self.ints(0))
+
+    def splat_int(self, value: Any) -> Any:
+        """A vector of one whole number of 32 bits."""
+        nothing = ir.Constant(INTS, ir.Undefined)
+        first = self.builder.insert_element(nothing, value, ir.Constant(INT, 0))
+        return self.builder.shuffle_vector(first, nothing, self.ints(0))
+
+    def compressed(self, values: Any, chosen: Any) -> Any:
+        """The chosen numbers of a vector, one after the other, and then zeros; only if HAS_COMPRESS."""
+        kind = ir.FunctionType(FLOATS, [FLOATS, FLOATS, chosen.type])
+        name = f"llvm.x86.avx512.mask.compress.v{LANES}f32"
+        found = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(found, [values, self.floats(0.0), chosen])
 
     def one(self, address: Any) -> Any:
         """The number at an address, in every place of a vector."""
@@ -171,10 +186,7 @@ class VectorCode:
 
     def one_pair(self, address: Any) -> Any:
         """The pair of bfloat16 numbers at an address, in every place of a vector."""
-        nothing = ir.Constant(INTS, ir.Undefined)
-        pair = self.builder.load(self.builder.inttoptr(address, ir.PointerType(INT)), typ=INT)
-        first = self.builder.insert_element(nothing, pair, ir.Constant(INT, 0))
-        return self.builder.shuffle_vector(first, nothing, self.ints(0))
+        return self.splat_int(self.builder.load(self.builder.inttoptr(address, ir.PointerType(INT)), typ=INT))
 
     def round_to_half(self, value: Any, address: Any) -> None:
         """Write a vector as bfloat16, by the processor's own instruction; only if HAS_PAIRS."""

@@ -2,12 +2,17 @@
 
 import math
 from bisect import bisect_left
+from collections.abc import Hashable
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
 from regard.backends.base import Call
 from regard.maps.source import Piece, Rows, take_rows
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.masks.basic import Causal
+from regard.mechanisms.masks.patterns import Strided, Window
 from regard.mechanisms.shapes import take
 
 NEVER = 1e30
@@ -15,6 +20,11 @@ NEVER = 1e30
 LN_2 = math.log(2)
 """Converts logarithms. Weights are computed as powers of 2, because on the CPU `exp` of float32 takes up to 170 times
 as long if its result is nearly 0."""
+
+IN_NUMBERS: dict[type[Mask], tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind)) for kind in (Causal, Strided, Window)
+}
+"""Masks that are nothing but their fields, by name, and these are numbers where the mask is relative."""
 
 
 def _to_base_2(state: Tensor) -> Tensor:
@@ -65,6 +75,15 @@ class DotScores:
     def is_relative(self) -> bool:
         """Whether what is added depends on key - query alone, so that all blocks on a diagonal are equal."""
         return self._call.bias is None and self._call.mask is not None and self._call.mask.is_relative()
+
+    @property
+    def kind(self) -> Hashable:
+        """The masks with all that they are; None if there is more to them than numbers, or a bias."""
+        call = self._call
+        masks = () if call.mask is None else call.mask.factors()
+        if call.bias is not None or not all(type(mask) in IN_NUMBERS and mask.is_relative() for mask in masks):
+            return None
+        return tuple((type(mask), *(getattr(mask, name) for name in IN_NUMBERS[type(mask)])) for mask in masks)
 
     @property
     def _looks(self) -> frozenset[str]:

@@ -6,9 +6,9 @@ less time than the fused kernel that the attention itself ran. As many threads a
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,21 +18,15 @@ from torch import Tensor
 from regard.backends.base import Call
 from regard.compiled import thread_team
 from regard.maps import statistics as st
-from regard.maps.dot_scores import NEVER
 from regard.maps.pooling import Bins, Grid
-from regard.maps.row_work import TILE, WORK, addresses
+from regard.maps.row_work import FIELDS, WORK, addresses
 from regard.maps.source import Scores, Source, Statistic
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.readable import is_installed
-from regard.mechanisms.tile_sizes import fitting, ranges
 from regard.mechanisms.transforms import can_look, in_forward_mode
 
 SMALL = 1 << 20
 """Maps with fewer weights than this go by tiles: to load numba takes longer than they do."""
-ADDED_ELEMENTS = 1 << 20
-"""How many numbers are added to scores in one run of the loop: 4 MiB of masks and biases."""
-MOST_ROWS, FEWEST_ROWS = 64, 8
-"""The queries for which masks and biases are made together."""
 SHARES = 4
 """The shares of a thread, if there are not as many cells: rows differ in what they see."""
 MOST_RANKED = 64
@@ -135,7 +129,8 @@ class _Answered:
         """The answers (cells, ...) of a statistic."""
         match statistic:
             case st.Received():
-                return (self.received.sum(1)[:, : self._keys].float(),)
+                whole = self.received[:, 0] if self.received.shape[1] == 1 else self.received.sum(1)
+                return (whole[:, : self._keys].float(),)
             case st.Entropy():
                 return (self.entropy,)
             case st.Largest():
@@ -156,10 +151,11 @@ def _read(
 ) -> list[tuple[Tensor, ...]] | None:
     from regard.compiled.vector_code import PANEL
     from regard.maps.row_loop import prepare, read_rows
+    from regard.maps.row_tiles import batches_of
 
     threads, grid = torch.get_num_threads(), wanted.grid
     pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)
-    panels = -(-source.keys // PANEL)
+    panels, has_sums = -(-source.keys // PANEL), "sum" in wanted.pictures
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (scores.query, scores.key))
     found = _Answered(source, wanted, pieces, panels * PANEL)
     arrays = {
@@ -174,10 +170,9 @@ def _read(
         "piece_edges": _piece_edges(source.queries, pieces, grid),
         "row_edges": np.array([0, source.queries]) if grid is None else _edges(grid.rows),
         "column_edges": np.zeros(1, np.int64) if grid is None else _edges(grid.columns),
-        "row_shares": np.ones(1, np.float32) if grid is None else _shares(grid.rows, wanted),
-        "column_shares": np.ones(0, np.float32) if grid is None else _shares(grid.columns, wanted),
+        "row_shares": np.ones(1, np.float32) if grid is None else _shares(grid.rows, has_sums),
+        "column_shares": np.ones(0, np.float32) if grid is None else _shares(grid.columns, has_sums),
     }
-    work = np.zeros(1, WORK)
     told = {
         **addresses(**arrays), "batch": query.shape[0], "heads": query.shape[1], "key_heads": key.shape[1],
         "queries": source.queries, "keys": source.keys, "depth": query.shape[3], "panel_count": panels,
@@ -186,12 +181,11 @@ def _read(
         "sum_bins": found.sums.shape[2], "peak_bins": found.peaks.shape[2],
         **_strides("query", query), **_strides("key", key), "scale": scores.scale,
     }  # fmt: skip
-    for name, value in told.items():
-        work[name] = value
+    work = np.array([tuple(told.get(name, 0) for name in FIELDS)], WORK)
     thread_team.run_in_threads(prepare, work.ctypes.data, threads)
-    if arrays["not_finite"].any():
+    if arrays["not_finite"][0]:
         return None
-    for number, (tiles, added) in enumerate(_batches(source, scores, PANEL)):
+    for number, (tiles, added) in enumerate(batches_of(source, scores, PANEL)):
         places = addresses(tiles=tiles, added=added)
         work["is_first"] = number == 0
         work["tiles"], work["tile_count"], work["added"] = places["tiles"], len(tiles), places["added"]
@@ -205,6 +199,7 @@ def _strides(name: str, tensor: Tensor) -> dict[str, int]:
     return {f"{name}_batch_stride": batch, f"{name}_head_stride": head, f"{name}_stride": row}
 
 
+@lru_cache
 def _edges(bins: Bins) -> Any:
     """Where bins begin, and where the last one ends."""
     size, extra = divmod(bins.length, bins.count)
@@ -212,61 +207,17 @@ def _edges(bins: Bins) -> Any:
     return index * size + np.minimum(index, extra)
 
 
-def _shares(bins: Bins, wanted: _Wanted) -> Any:
+@lru_cache
+def _shares(bins: Bins, has_sums: bool) -> Any:
     """By what the loop multiplies sums: 1, or the share of one place in its bin, which gives means."""
     sizes = np.diff(_edges(bins))
-    return np.ones(bins.count, np.float32) if "sum" in wanted.pictures else (1 / sizes).astype(np.float32)
+    return np.ones(bins.count, np.float32) if has_sums else (1 / sizes).astype(np.float32)
 
 
+@lru_cache
 def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:
     """Where the pieces begin into which rows are shared out; each bin of the picture is in one of them."""
     places = [queries * piece // pieces for piece in range(pieces)]
     if grid is not None:
         places = [grid.rows.edge(grid.rows.index_of(place)) for place in places]
     return np.array([*places, queries], np.int64)
-
-
-def _batches(source: Source, scores: Scores, panel: int) -> Iterator[tuple[Any, Tensor]]:
-    """The tiles, some at a time, and the numbers that are added to their scores; the last time may be without tiles."""
-    most = fitting(2 * ADDED_ELEMENTS, scores.breadth * source.keys, MOST_ROWS)
-    step = max(most, FEWEST_ROWS) if scores.reads_queries else max(source.queries, 1)
-    tiles, parts, count = list[tuple[int, ...]](), list[Tensor](), 0
-    # Under a causal mask or a window, blocks on one diagonal are equal, and made once: where each begins, its strides.
-    made = dict[tuple[int, ...], tuple[int, ...]]()
-    for rows in ranges(source.queries, step):
-        columns = source.columns(rows)
-        first, stop = columns.start // panel, -(-columns.stop // panel)
-        if not columns:
-            continue
-        # In a causal tile the mask allows most panels in all rows.
-        whole = range(columns.stop // panel - first + 1)[1:] if columns.start % panel == 0 else range(0)
-        start = first + bisect_left(
-            whole, True, key=lambda n: not scores.allows(rows, range(columns.start, columns.start + n * panel))
-        )
-        added: tuple[int, ...] = (0, 0, 0, 0)
-        if start < stop:
-            wanted = range(max(columns.start, start * panel), columns.stop)
-            edges = (wanted.start, wanted.stop, start * panel, stop * panel)
-            place = (len(rows), *(edge - rows.start for edge in edges))
-            if not scores.is_relative or place not in made:
-                part = _added(scores, rows, wanted, range(start * panel, stop * panel))
-                strides = [0 if size == 1 else stride for size, stride in zip(part.shape, part.stride(), strict=True)]
-                made[place] = (count, *strides[:3])
-                parts.append(part.flatten())
-                count += part.numel()
-            added = made[place]
-        tiles.append((rows.start, rows.stop, first, stop, start, *added))
-        if count >= ADDED_ELEMENTS:
-            yield np.array(tiles, TILE), torch.cat(parts)
-            tiles, parts, count = [], [], 0
-            made.clear()
-    yield np.array(tiles, TILE), torch.cat([*parts, scores.query.new_zeros(1)])
-
-
-def _added(scores: Scores, rows: range, wanted: range, panels: range) -> Tensor:
-    """What is added to the scores of some rows and the keys of some panels; those outside `wanted` are hidden."""
-    block = scores.added(rows, wanted)
-    # Always a copy: a bias may have any strides, and one number for all keys.
-    part = block.new_full((*block.shape[:3], len(panels)), -NEVER)
-    part[..., wanted.start - panels.start : wanted.stop - panels.start] = block
-    return part

@@ -77,6 +77,8 @@ def reused_memory(shape: Sequence[int], dtype: torch.dtype, *, away_from: Tensor
     torch.Size([2, 3])
     """
     wanted, more = prod(shape) * dtype.itemsize, 0 if away_from is None else PAGE
+    if wanted < LEAST and away_from is None:
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     size = -(-(wanted + more) // PAGE) * PAGE
     array = _lent_bytes(size) if wanted >= LEAST else torch.empty(size, dtype=torch.uint8, device="cpu").numpy()
     first = 0 if away_from is None else (away_from.data_ptr() + PAGE // 2 - array.ctypes.data) % PAGE

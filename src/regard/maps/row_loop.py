@@ -11,14 +11,12 @@ from zlib import crc32
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from regard.compiled import vector_code
 from regard.compiled.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to
-from regard.maps import picture_blocks, row_work, weights_block
+from regard.maps import picture_blocks, row_ranks, row_work, weights_block
 from regard.maps.picture_blocks import (
     max_1,
     max_2,
@@ -33,91 +31,22 @@ from regard.maps.picture_blocks import (
     sum_16,
     sum_32,
 )
+from regard.maps.row_ranks import rank, room_for
 from regard.maps.row_work import TILE, WORK
-from regard.maps.weights_block import first_bit, kth_largest, set_of_larger, weigh_1, weigh_2, weigh_4
+from regard.maps.weights_block import weigh_1, weigh_1_1_1_1, weigh_2, weigh_2_2, weigh_3, weigh_4
 
 LN_2 = np.float32(0.6931471805599453)
-ZERO, TINY = np.float32(0), np.finfo(np.float32).tiny
+ZERO = np.float32(0)
 TOGETHER = 4
 """The most queries whose weights are made together."""
 FLUSHED = 64
 """Sums by key are float32 for so many rows, and only then added to those in float64."""
-FEW = 32
-"""At most so many weights of a row are compared with one another for the ranking."""
-KEY_BITS, LAST_KEY = 32, 2**32 - 1
-"""A weight's bits and its key in one number: of equal weights the first key makes the larger number."""
 # Sums may be reordered, so that the loops use vector registers. Numbers are finite: `regard.maps.one_loop` looks first.
 FAST = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
 
 
-def _bitcast(_typing: Any, _bits: Any) -> Any:
-    """The float32 that has the bits of an int32."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-_float_of_bits: Any = intrinsic(_bitcast)
 _floats, _doubles, _longs = (pointers_to(kind) for kind in (types.float32, types.float64, types.int64))
 _tiles: Any = pointers_to(numba.from_dtype(TILE))
-
-
-@numba.njit(nogil=True)
-def _rank(weights: Any, top: Any, keys: Any, first_key: int, maxima: Any, best: Any, few: Any) -> None:
-    """Write the k largest weights of a row in order, the first of equal ones first.
-
-    Weights are compared by their bits, which for numbers of 0 and above is the same. The k-th largest of the maxima of
-    the lanes is a bound that few weights reach: the place of each is how many of the others are larger. If more than
-    FEW reach it, `_rank_many` ranks them.
-    """
-    bits, address, count = weights.view(np.int32), weights.ctypes.data, 0
-    bound = max(kth_largest(maxima.ctypes.data, best.size), TINY)
-    for start in range(0, weights.size, LANES):
-        found = set_of_larger(address + 4 * start, bound)
-        while found:
-            if count == few.size:
-                _rank_many(weights, top, keys, first_key, bound, best)
-                return
-            j = start + first_bit(found)
-            few[count] = (np.int64(bits[j]) << KEY_BITS) + (LAST_KEY - j)
-            count += 1
-            found &= found - 1
-    for i in range(count):
-        one, place = few[i], 0
-        for other in few[:count]:
-            place += other > one
-        if place < best.size:
-            top[place] = _float_of_bits(np.int32(one >> KEY_BITS))
-            keys[place] = first_key + LAST_KEY - (one & LAST_KEY)
-
-
-@numba.njit(nogil=True)
-def _rank_many(weights: Any, top: Any, keys: Any, first_key: int, bound: Any, best: Any) -> None:
-    """The same where many weights reach the bound: each is put into its place, and the smallest held is the bound."""
-    bits, address, last = weights.view(np.int32), weights.ctypes.data, best.size - 1
-    best[:] = 0
-    for start in range(0, weights.size, LANES):
-        found = set_of_larger(address + 4 * start, bound)
-        while found:
-            j = start + first_bit(found)
-            _insert((np.int64(bits[j]) << KEY_BITS) + (LAST_KEY - j), best)
-            found &= found - 1
-        bound = max(bound, _float_of_bits(np.int32(best[last] >> KEY_BITS)))
-    for place in range(best.size):
-        if best[place]:
-            top[place] = _float_of_bits(np.int32(best[place] >> KEY_BITS))
-            keys[place] = first_key + LAST_KEY - (best[place] & LAST_KEY)
-
-
-@numba.njit(nogil=True, inline="always")
-def _insert(new: Any, best: Any) -> None:
-    """Put a number into its place among the largest, without a branch that a processor would guess wrongly."""
-    # From the last place, so that no step waits for the one before.
-    for place in range(best.size - 1, 0, -1):
-        best[place] = max(best[place], min(best[place - 1], new))
-    best[0] = max(best[0], new)
 
 
 @numba.njit(fastmath=FAST, nogil=True)
@@ -275,9 +204,26 @@ def _is_finite(work: Any, cell: int) -> bool:
 
 
 @numba.njit(nogil=True)
-def _read_share(work: Any, cell: int, piece: int) -> None:
+def _room_of(work: Any) -> Any:
+    """The memory in which a thread works: it is handed on as an address, see `regard.maps.row_ranks.room_for`."""
+    width = work.panel_count * PANEL
+    ranks = room_for(width if work.ranked else 0, work.ranked)
+    return aligned_numbers(TOGETHER * (3 * width + 2 * LANES) + width), ranks
+
+
+@numba.njit(nogil=True)
+def _read_share(work: Any, cell: int, piece: int, memory: int, room_at: int) -> None:
     """Read some rows of one cell, in every tile."""
     width, ranked = work.panel_count * PANEL, work.ranked
+    # The weights of a few rows, their maxima, and sums and maxima over the rows of each bin.
+    weights_at, total_at = memory, memory + 4 * TOGETHER * width
+    peak_at = total_at + 4 * TOGETHER * width
+    maxima_at = peak_at + 4 * TOGETHER * width
+    spread_at = maxima_at + 4 * TOGETHER * LANES
+    total, peak = (carray(_floats(total_at), (TOGETHER, width)), carray(_floats(peak_at), (TOGETHER, width)))
+    maxima, spread = carray(_floats(maxima_at), TOGETHER * LANES), carray(_floats(spread_at), (TOGETHER, LANES))
+    held = carray(_floats(spread_at + 4 * TOGETHER * LANES), width)
+    held[:] = ZERO
     batch, head = divmod(cell, work.heads)
     key_head = batch * work.key_heads + head // (work.heads // work.key_heads)
     query = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
@@ -290,8 +236,6 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
     shares = carray(_floats(work.column_shares), work.column_bins)
     received = carray(_doubles(work.received + 8 * (cell * work.pieces + piece) * width), width)
     entropy = carray(_floats(work.entropy + 4 * cell * work.queries), work.queries)
-    top = carray(_floats(work.top + 4 * cell * work.queries * ranked), (work.queries, ranked))
-    places = carray(_longs(work.places + 8 * cell * work.queries * ranked), (work.queries, ranked))
     sums_at, peaks_at = (
         work.sums + 4 * cell * work.row_bins * work.sum_bins,
         work.peaks + 4 * cell * work.row_bins * work.peak_bins,
@@ -300,22 +244,7 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
     peaks = carray(_floats(peaks_at), (work.row_bins, work.peak_bins))
     tiles = carray(_tiles(work.tiles), work.tile_count)
     if work.is_first:
-        # Here and not before the loop: what is zeroed is still in the cache when it is added to.
-        received[:] = 0.0
-        entropy[rows[piece] : rows[piece + 1]] = ZERO
-        top[rows[piece] : rows[piece + 1]] = ZERO
-        places[rows[piece] : rows[piece + 1]] = -1
-        first_bin, last_bin = np.searchsorted(bins, rows[piece]), np.searchsorted(bins, rows[piece + 1])
-        sums[first_bin:last_bin] = ZERO
-        peaks[first_bin:last_bin] = ZERO
-    # Memory of this share alone: the weights of a few rows, their maxima, and sums and maxima over the rows of a bin.
-    weights = aligned_numbers(TOGETHER * width).reshape((TOGETHER, width))
-    maxima = aligned_numbers(TOGETHER * LANES).reshape((TOGETHER, LANES))
-    spread = aligned_numbers(TOGETHER * LANES).reshape((TOGETHER, LANES))
-    total, peak, held = aligned_numbers(width), aligned_numbers(width), np.zeros(width, np.float32)
-    best, few = np.empty(ranked, np.int64), np.empty(FEW, np.int64)
-    weights_at, total_at, peak_at = weights.ctypes.data, total.ctypes.data, peak.ctypes.data
-    spread_at, maxima_at = spread.ctypes.data, maxima.ctypes.data
+        _clear(work, cell, rows[piece], rows[piece + 1], received, entropy, bins, sums, peaks)
     for number in range(work.tile_count):
         tile = tiles[number]
         row, end = max(tile.start, rows[piece]), min(tile.stop, rows[piece + 1])
@@ -328,8 +257,7 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
         bin_of = np.searchsorted(bins, row, side="right") - 1
         begun = flushed = row
         while row < end:
-            left = min(bins[bin_of + 1], end) - row
-            together = TOGETHER if left >= TOGETHER else 2 if left >= 2 else 1
+            together, bins_together = _rows_together(bins, bin_of, row, end, row == begun)
             spread[:] = ZERO
             maxima[:] = ZERO
             query_at, state_at = query + 4 * row * work.query_stride, state + 4 * row
@@ -342,24 +270,32 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
                     more_at, tile.row_stride, weights_at + here, width, total_at + here, peak_at + here,
                     np.int64(row == begun), spread_at, maxima_at,
                 )  # fmt: skip
-                if together == TOGETHER:
+                if together < TOGETHER:
+                    _weigh_few(at, together, work.scale)
+                elif bins_together == 1:
                     weigh_4(at, work.scale)
-                elif together == 2:
-                    weigh_2(at, work.scale)
+                elif bins_together == 2:
+                    weigh_2_2(at, work.scale)
                 else:
-                    weigh_1(at, work.scale)
+                    weigh_1_1_1_1(at, work.scale)
             for i in range(together):
                 entropy[row + i] = _entropy(spread[i])
                 if ranked:
-                    _rank(weights[i, :seen], top[row + i], places[row + i], first_key, maxima[i], best, few)
+                    row_at = (cell * work.queries + row + i) * ranked
+                    rank(
+                        weights_at + 4 * i * width, seen, work.top + 4 * row_at, work.places + 8 * row_at, ranked,
+                        first_key, maxima_at + 4 * i * LANES, room_at,
+                    )  # fmt: skip
             row += together
-            is_bin_done = row == bins[bin_of + 1]
+            is_bin_done = row == bins[bin_of + bins_together]
             if row == end or row - flushed >= FLUSHED or (is_bin_done and work.column_bins > 0):
-                for j in range(columns):
-                    held[j] += total[j]
-                if work.column_bins:
-                    row_share = row_shares[bin_of]
-                    _pool(total, peak, columns, edges, first_key, row_share, shares, sums[bin_of], peaks[bin_of])
+                for one in range(bins_together):
+                    for j in range(columns):
+                        held[j] += total[one, j]
+                    if work.column_bins:
+                        to = bin_of + one
+                        share = row_shares[to]
+                        _pool(total[one], peak[one], columns, edges, first_key, share, shares, sums[to], peaks[to])
                 begun = row
             if row == end or row - flushed >= FLUSHED:
                 for j in range(columns):
@@ -367,7 +303,52 @@ def _read_share(work: Any, cell: int, piece: int) -> None:
                 held[:columns] = ZERO
                 flushed = row
             if is_bin_done:
-                bin_of += 1
+                bin_of += bins_together
+
+
+@numba.njit(nogil=True)
+def _clear(
+    work: Any, cell: int, first: int, last: int, received: Any, entropy: Any, bins: Any, sums: Any, peaks: Any
+) -> None:
+    """Write what answers begin with, where nothing is read yet.
+
+    A share does so itself, and not somebody before the loop: this is still in the cache when it is added to.
+    """
+    received[:] = 0.0
+    entropy[first:last] = ZERO
+    first_ranked, count = (cell * work.queries + first) * work.ranked, (last - first) * work.ranked
+    carray(_floats(work.top + 4 * first_ranked), count)[:] = ZERO
+    carray(_longs(work.places + 8 * first_ranked), count)[:] = -1
+    first_bin, last_bin = np.searchsorted(bins, first), np.searchsorted(bins, last)
+    sums[first_bin:last_bin] = ZERO
+    peaks[first_bin:last_bin] = ZERO
+
+
+@numba.njit(nogil=True, inline="always")
+def _rows_together(bins: Any, bin_of: int, row: int, end: int, is_begun: bool) -> tuple[int, int]:
+    """For how many rows the weights are made together from here on, and in how many whole bins these are.
+
+    A panel of keys that is read for four rows takes about as long as for two. Four rows are in one bin, in two bins of
+    two rows, or in four.
+    """
+    left = min(bins[bin_of + 1], end) - row
+    if left >= TOGETHER:
+        return TOGETHER, 1
+    if is_begun and left < 3 and row + TOGETHER <= end:
+        count = TOGETHER // left
+        if bin_of + count < bins.size and bins[bin_of + count] == row + TOGETHER:
+            return TOGETHER, count
+    return left, 1
+
+
+@numba.njit(nogil=True)
+def _weigh_few(at: Any, rows: int, scale: Any) -> None:
+    if rows == 3:
+        weigh_3(at, scale)
+    elif rows == 2:
+        weigh_2(at, scale)
+    else:
+        weigh_1(at, scale)
 
 
 def _compiled(version: int) -> tuple[Any, Any]:
@@ -400,13 +381,16 @@ def _compiled(version: int) -> tuple[Any, Any]:
         _ = version
         work = carray(pointer, 1)[0]
         cells = work.batch * work.heads
+        memory, room = _room_of(work)
         share = next_of(work.counter)
         while share < cells * work.pieces:
-            _read_share(work, share % cells, work.pieces - 1 - share // cells)
+            _read_share(work, share % cells, work.pieces - 1 - share // cells, memory.ctypes.data, room.ctypes.data)
             share = next_of(work.counter)
+        # Whoever is handed an address does not hold the memory, which is freed after the last line that names it.
+        memory[0] = room[0] = ZERO
 
     return prepare, read_rows
 
 
-_PARTS = (weights_block, picture_blocks, vector_code, row_work)
+_PARTS = (weights_block, picture_blocks, row_ranks, vector_code, row_work)
 prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, _PARTS)).encode()))

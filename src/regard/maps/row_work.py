@@ -18,7 +18,8 @@ _ADDRESSES = (
     "counter", "not_finite", "query", "key", "panels", "state", "added", "tiles", "piece_edges", "row_edges",
     "column_edges", "row_shares", "column_shares", "received", "entropy", "top", "places", "sums", "peaks",
 )  # fmt: skip
-WORK = np.dtype([(name, np.int64) for name in (*_COUNTS, *_STRIDES, *_ADDRESSES)] + [("scale", np.float32)], align=True)
+FIELDS = (*_COUNTS, *_STRIDES, *_ADDRESSES, "scale")
+WORK = np.dtype([(name, np.int64) for name in FIELDS[:-1]] + [(FIELDS[-1], np.float32)], align=True)
 """Counts, strides in numbers, addresses in bytes, and the scale of the scores to base 2.
 
     is_first            whether these are the first tiles, so that the answers hold nothing yet

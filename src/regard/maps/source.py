@@ -7,7 +7,7 @@ columns, answers a question at once if it does not need them, and says in one pl
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
@@ -62,6 +62,10 @@ class Scores(Protocol):
     @property
     def is_relative(self) -> bool:
         """Whether what is added depends on key - query alone, so that all blocks on a diagonal are equal."""
+
+    @property
+    def kind(self) -> Hashable:
+        """What is added, as far as the sizes do not say it, for scores of equal kinds; None if it has no name."""
 
     def allows(self, rows: range, columns: range) -> bool:
         """Whether nothing is added in all of the rows and columns; False if that is not known cheaply."""

@@ -8,16 +8,15 @@ in memory.
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from regard.compiled.vector_code import FLOAT, FLOATS, INT, INTS, LANES, LARGEST, LONG, SMALLEST, VectorCode
+from regard.compiled.vector_code import LANES, LARGEST, SMALLEST, VectorCode
 
 
-def _kernel(rows: int) -> Any:
-    """The kernel for so many queries."""
+def _kernel(rows: int, bins: int = 1) -> Any:
+    """The kernel for so many queries, the same number in each of some bins."""
 
     def weigh(_context: Any, _places: Any, _scale: Any) -> Any:
         """Turn queries and a panel of keys into weights 2^(scale q k + added - state).
@@ -28,7 +27,8 @@ def _kernel(rows: int) -> Any:
             state: one number for each query.
             added, stride: what is added to the scores of each query; the address 0 stands for nothing.
             weights, stride: where the weights of each query are written.
-            total, peak: (PANEL,), to which the sums over the queries are added, and the largest weights.
+            total, peak: (PANEL,), to which the sums over the queries are added, and the largest weights; those of the
+                next bin stand `stride` further on.
             is_first: whether what stands in these two counts for nothing.
             spread: (rows, LANES), to which sums of w log2 w are added.
             maxima: (rows, LANES), for the largest weight of each lane.
@@ -62,11 +62,14 @@ def _kernel(rows: int) -> Any:
                 code.update(code.at(maxima, row * LANES), code.larger, code.of_all(code.larger, made))
                 found.append(made)
             is_fresh = builder.icmp_signed("!=", is_first, code.long(0))
-            for place, combine in ((total, builder.fadd), (peak, code.larger)):
-                for vector, column in enumerate(zip(*found, strict=True)):
-                    here = code.at(place, vector * LANES)
-                    held = builder.select(is_fresh, zero, code.load(here))
-                    code.store(code.of_all(combine, [held, *column]), here)
+            for number in range(bins):
+                lines = found[number * rows // bins : (number + 1) * rows // bins]
+                start = builder.mul(weights_stride, code.long(number))
+                for place, combine in ((total, builder.fadd), (peak, code.larger)):
+                    for vector, column in enumerate(zip(*lines, strict=True)):
+                        here = code.at(code.at(place, start), vector * LANES)
+                        held = builder.select(is_fresh, zero, code.load(here))
+                        code.store(code.of_all(combine, [held, *column]), here)
             return context.get_dummy_value()
 
         return types.void(types.UniTuple(types.int64, 14), types.float32), generate
@@ -74,49 +77,5 @@ def _kernel(rows: int) -> Any:
     return intrinsic(weigh)
 
 
-weigh_4, weigh_2, weigh_1 = _kernel(4), _kernel(2), _kernel(1)
-
-
-def _kth_largest(_context: Any, _address: Any, _k: Any) -> Any:
-    """The k-th largest of the LANES numbers at an address, none below 0; 0 if there are fewer."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        code, (address, k) = VectorCode(builder), arguments
-        numbers, not_below = code.load(address), code.ints(0)
-        nothing = ir.Constant(FLOATS, ir.Undefined)
-        for lane in range(LANES):
-            one = builder.shuffle_vector(numbers, nothing, code.ints(lane))
-            not_below = builder.add(not_below, builder.zext(builder.fcmp_ordered(">=", one, numbers), INTS))
-        wanted = builder.insert_element(ir.Constant(INTS, ir.Undefined), builder.trunc(k, INT), ir.Constant(INT, 0))
-        wanted = builder.shuffle_vector(wanted, ir.Constant(INTS, ir.Undefined), code.ints(0))
-        kept = builder.select(builder.icmp_signed(">=", not_below, wanted), numbers, code.floats(0.0))
-        kind = ir.FunctionType(FLOAT, [FLOATS])
-        largest = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fmax.v{LANES}f32")
-        return builder.call(largest, [kept])
-
-    return types.float32(types.int64, types.int64), generate
-
-
-def _set_of_larger(_context: Any, _address: Any, _bound: Any) -> Any:
-    """Which of the LANES numbers at an address are not below a bound, as the bits of a whole number."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        code, (address, bound) = VectorCode(builder), arguments
-        are_larger = builder.fcmp_ordered(">=", code.load(address), code.splat(bound))
-        return builder.zext(builder.bitcast(are_larger, ir.IntType(LANES)), LONG)
-
-    return types.int64(types.int64, types.float32), generate
-
-
-def _first_bit(_context: Any, _bits: Any) -> Any:
-    """The place of the first bit of a number that is not 0."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.int64), generate
-
-
-kth_largest: Any = intrinsic(_kth_largest)
-set_of_larger: Any = intrinsic(_set_of_larger)
-first_bit: Any = intrinsic(_first_bit)
+weigh_4, weigh_3, weigh_2, weigh_1 = map(_kernel, (4, 3, 2, 1))
+weigh_2_2, weigh_1_1_1_1 = _kernel(4, 2), _kernel(4, 4)

@@ -1,0 +1,91 @@
+"""The tiles of a map that a loop over its rows reads, and what is added to their scores: masks and biases."""
+
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.maps.dot_scores import NEVER
+from regard.maps.row_work import TILE
+from regard.maps.source import Scores, Source
+from regard.mechanisms.tile_sizes import fitting, ranges
+
+ADDED_ELEMENTS = 1 << 20
+"""How many numbers are added to scores in one run of the loop: 4 MiB of masks and biases."""
+MOST_ROWS, FEWEST_ROWS = 64, 8
+"""The queries for which masks and biases are made together."""
+MOST_KEPT, KEPT_ELEMENTS = 16, 1 << 16
+"""The tiles of so many maps are kept for later maps, if they have no more added numbers than that."""
+
+Batch = tuple[Any, Tensor]
+"""Some tiles, and the numbers that are added to their scores."""
+kept_batches: dict[Hashable, Batch] = {}
+"""All tiles of such maps, the oldest first."""
+
+
+def batches_of(source: Source, scores: Scores, panel: int) -> Iterable[Batch]:
+    """The tiles, some at a time, and the numbers that are added to their scores; the last time may be without tiles.
+
+    The layers of a model most often have the same, which are made once.
+    """
+    batches = _batches(source, scores, panel)
+    if scores.kind is None:
+        return batches
+    key = (scores.kind, source.queries, source.keys, panel)
+    if (known := kept_batches.get(key)) is not None:
+        return [known]
+    first, *more = islice(batches, 2)
+    if not more and first[1].numel() <= KEPT_ELEMENTS:
+        for oldest in list(kept_batches)[: max(len(kept_batches) - MOST_KEPT + 1, 0)]:
+            kept_batches.pop(oldest, None)
+        kept_batches[key] = first
+    return chain([first, *more], batches)
+
+
+def _batches(source: Source, scores: Scores, panel: int) -> Iterator[Batch]:
+    most = fitting(2 * ADDED_ELEMENTS, scores.breadth * source.keys, MOST_ROWS)
+    step = max(most, FEWEST_ROWS) if scores.reads_queries else max(source.queries, 1)
+    tiles, parts, count = list[tuple[int, ...]](), list[Tensor](), 0
+    # Under a causal mask or a window, blocks on one diagonal are equal, and made once: where each begins, its strides.
+    made = dict[tuple[int, ...], tuple[int, ...]]()
+    for rows in ranges(source.queries, step):
+        columns = source.columns(rows)
+        first, stop = columns.start // panel, -(-columns.stop // panel)
+        if not columns:
+            continue
+        # In a causal tile the mask allows most panels in all rows.
+        whole = range(columns.stop // panel - first + 1)[1:] if columns.start % panel == 0 else range(0)
+        start = first + bisect_left(
+            whole, True, key=lambda n: not scores.allows(rows, range(columns.start, columns.start + n * panel))
+        )
+        added: tuple[int, ...] = (0, 0, 0, 0)
+        if start < stop:
+            wanted = range(max(columns.start, start * panel), columns.stop)
+            edges = (wanted.start, wanted.stop, start * panel, stop * panel)
+            place = (len(rows), *(edge - rows.start for edge in edges))
+            if not scores.is_relative or place not in made:
+                part = _added(scores, rows, wanted, range(start * panel, stop * panel))
+                strides = [0 if size == 1 else stride for size, stride in zip(part.shape, part.stride(), strict=True)]
+                made[place] = (count, *strides[:3])
+                parts.append(part.flatten())
+                count += part.numel()
+            added = made[place]
+        tiles.append((rows.start, rows.stop, first, stop, start, *added))
+        if count >= ADDED_ELEMENTS:
+            yield np.array(tiles, TILE), torch.cat(parts)
+            tiles, parts, count = [], [], 0
+            made.clear()
+    yield np.array(tiles, TILE), torch.cat([*parts, scores.query.new_zeros(1)])
+
+
+def _added(scores: Scores, rows: range, wanted: range, panels: range) -> Tensor:
+    """What is added to the scores of some rows and the keys of some panels; those outside `wanted` are hidden."""
+    block = scores.added(rows, wanted)
+    # Always a copy: a bias may have any strides, and one number for all keys.
+    part = block.new_full((*block.shape[:3], len(panels)), -NEVER)
+    part[..., wanted.start - panels.start : wanted.stop - panels.start] = block
+    return part

@@ -30,6 +30,7 @@ from regard.compiled.vector_code import (
     compiled_function,
     next_of,
     pointers_to,
+    transpose,
 )
 
 SHARE = 4
@@ -60,19 +61,6 @@ def _copying(from_half: bool, to_half: bool) -> Any:
         return types.void(types.int64, types.int64, types.float32), generate
 
     return intrinsic(copy)
-
-
-def _transposed(_typing: Any, _source: Any, _stride: Any, _target: Any, _target_stride: Any) -> Any:
-    """Write LANES rows of LANES numbers as columns."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        code, (source, stride, target, target_stride) = VectorCode(builder), arguments
-        rows = [code.load(code.at(source, builder.mul(stride, code.long(row)))) for row in range(LANES)]
-        for row, column in enumerate(code.transposed(rows)):
-            code.store(column, code.at(target, builder.mul(target_stride, code.long(row))))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), generate
 
 
 def _multiplying(rows: int, vectors: int) -> Any:
@@ -194,7 +182,6 @@ def _score_gradients(
 
 
 _from_whole, _from_half, _to_half = _copying(False, False), _copying(True, False), _copying(False, True)
-_transpose: Any = intrinsic(_transposed)
 _one, _two = _multiplying(MANY, 1), _multiplying(MANY, min(2, VECTORS))
 _three, _four = _multiplying(FEW, min(3, VECTORS)), _multiplying(FEW, min(4, VECTORS))
 _softmax_of: Any = intrinsic(_softmax)
@@ -260,7 +247,7 @@ def _turn(rows: int, width: int, padded: int, target: int) -> None:
     """Write `padded` rows of a matrix as columns."""
     for row in range(0, padded, LANES):
         for column in range(0, width, LANES):
-            _transpose(rows + 4 * (row * width + column), width, target + 4 * (column * padded + row), padded)
+            transpose(rows + 4 * (row * width + column), width, target + 4 * (column * padded + row), padded)
 
 
 # -- the work -----------------------------------------------------------------------------------------

@@ -373,6 +373,19 @@ def _value_of(_typing: Any, _counter: Any) -> Any:
     return types.int64(types.int64), generate
 
 
+def _transposed(_typing: Any, _source: Any, _stride: Any, _target: Any, _target_stride: Any) -> Any:
+    """Write LANES rows of LANES numbers as columns."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        code, (source, stride, target, target_stride) = VectorCode(builder), arguments
+        rows = [code.load(code.at(source, builder.mul(stride, code.long(row)))) for row in range(LANES)]
+        for row, column in enumerate(code.transposed(rows)):
+            code.store(column, code.at(target, builder.mul(target_stride, code.long(row))))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
 def _long(_typing: Any) -> Any:
     """Ask LLVM for vectors of 512 bits in the loops of a function, where the processor has them.
 
@@ -390,4 +403,5 @@ def _long(_typing: Any) -> Any:
 
 long_vectors: Any = intrinsic(_long)
 next_of: Any = intrinsic(_next_of)
+transpose: Any = intrinsic(_transposed)
 value_of: Any = intrinsic(_value_of)

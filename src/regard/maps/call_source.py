@@ -45,6 +45,12 @@ class CallFactors(Protocol):
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of lowered rows where the bias is far from 0 (`regard.maps.leveled`)."""
 
+    def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
+        """The same, and a function if the row state is a kernel's that nobody has checked yet.
+
+        It says whether the row state is right, for the largest |ln of a sum of weights| of the last queries.
+        """
+
     def tensors(self) -> list[Tensor]:
         """The tensors that are held in memory now."""
 
@@ -135,6 +141,10 @@ class GivenFactors:
         call, state = self.call, self.state
         with torch.enable_grad():  # As of the row state itself, the first reader may want no gradient.
             return self._leveling.applied(call, state)
+
+    def unchecked(self) -> tuple[Call, Tensor, None]:
+        """The same: the row state is right."""
+        return *self.reading, None
 
     @property
     def known_state(self) -> Tensor | None:
@@ -317,9 +327,9 @@ class CallSource(Source):
 
     def dot_scores(self) -> DotScores | None:
         """The scores, if the weights are a softmax of dot products."""
-        call, state = self.factors.reading
+        call, state, is_right = self.factors.unchecked()
         scale = _dot_scale(call)
-        return None if scale is None else DotScores(call, state, scale)
+        return None if scale is None else DotScores(call, state, scale, is_right)
 
     def softmax_call(self) -> SoftmaxCall | None:
         """The call, with its row state if that is known or more than the log-sum-exp of the scores."""

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import fields
 
 import torch
@@ -53,10 +53,10 @@ def _covered(call: Call, rows: Rows, columns: Rows) -> int:
 class DotScores:
     """The factors of the scores of a call, for whoever makes the products."""
 
-    def __init__(self, call: Call, state: Tensor, scale: float) -> None:
-        self._call, self.scale = call, scale / LN_2
+    def __init__(self, call: Call, state: Tensor, scale: float, is_right: Callable[[float], bool] | None) -> None:
+        self._call, self.scale, self.is_right = call, scale / LN_2, is_right
         self.query, self.key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
-        self.state = _to_base_2(state)
+        self.state = state
 
     @property
     def reads_queries(self) -> bool:

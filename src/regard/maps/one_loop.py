@@ -52,7 +52,8 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
     """The answers (cells, ...) of several statistics, as `regard.maps.tiles.one_pass` gives them.
 
     Returns None if they are not all among those of the loop, if the weights are not a softmax of dot products in
-    float32 on the CPU, if a gradient is asked, or if a number is not finite: then tiles answer.
+    float32 on the CPU, if a gradient is asked, if a number is not finite, or if a kernel's row state turns out to be
+    wrong: then tiles answer.
     """
     wanted = _Wanted.of(statistics)
     if wanted is None or not _is_worth_it(source.dtype, math.prod(source.shape)) or not is_installed():
@@ -162,11 +163,13 @@ def _read(
         **found.arrays(),
         "counter": np.zeros(1, np.int64),
         "not_finite": np.zeros(1, np.int64),
+        "misses": np.full(source.cells, np.inf, np.float32),
         "query": query,
         "key": key,
         # By torch, whose memory begins at a whole line of the cache: numpy's does so by chance.
         "panels": key.new_empty(*key.shape[:2], panels, key.shape[3], PANEL),
-        "state": scores.state.contiguous(),
+        "lse": (lse := scores.state.contiguous()),
+        "state": torch.empty_like(lse),
         "piece_edges": _piece_edges(source.queries, pieces, grid),
         "row_edges": np.array([0, source.queries]) if grid is None else _edges(grid.rows),
         "column_edges": np.zeros(1, np.int64) if grid is None else _edges(grid.columns),
@@ -191,6 +194,8 @@ def _read(
         work["tiles"], work["tile_count"], work["added"] = places["tiles"], len(tiles), places["added"]
         arrays["counter"][:] = 0
         thread_team.run_in_threads(read_rows, work.ctypes.data, threads)
+    if scores.is_right is not None and not scores.is_right(max(arrays["misses"].tolist())):
+        return None
     return [found.answer(statistic) for statistic in statistics]
 
 

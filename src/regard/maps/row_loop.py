@@ -15,8 +15,16 @@ from numba import types
 from numba.np.numpy_support import carray
 
 from regard.compiled import vector_code
-from regard.compiled.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to
-from regard.maps import picture_blocks, row_ranks, row_work, weights_block
+from regard.compiled.vector_code import (
+    LANES,
+    PANEL,
+    aligned_numbers,
+    compiled_function,
+    next_of,
+    pointers_to,
+    transpose,
+)
+from regard.maps import dot_scores, picture_blocks, row_ranks, row_work, weights_block
 from regard.maps.picture_blocks import (
     max_1,
     max_2,
@@ -36,7 +44,7 @@ from regard.maps.row_work import TILE, WORK
 from regard.maps.weights_block import weigh_1, weigh_1_1_1_1, weigh_2, weigh_2_2, weigh_3, weigh_4
 
 LN_2 = np.float32(0.6931471805599453)
-ZERO = np.float32(0)
+ZERO, NEVER = np.float32(0), np.float32(dot_scores.NEVER)
 TOGETHER = 4
 """The most queries whose weights are made together."""
 FLUSHED = 64
@@ -169,17 +177,22 @@ def _pack(work: Any, head: int) -> bool:
     start = work.key + 4 * (batch * work.key_batch_stride + group * work.key_head_stride)
     panels_at = work.panels + 4 * head * work.panel_count * work.depth * PANEL
     panels = carray(_floats(panels_at), (work.panel_count, work.depth, PANEL))
-    total = ZERO
+    total, row = ZERO, 4 * work.key_stride
     for number in range(work.panel_count):
         panel, first = panels[number], number * PANEL
-        count = min(PANEL, work.keys - first)
+        count, depth = min(PANEL, work.keys - first), work.depth
+        rows, columns = count // LANES * LANES, depth // LANES * LANES
         if count < PANEL:
             panel[:] = ZERO
+        for j in range(0, rows, LANES):
+            for d in range(0, columns, LANES):
+                place = start + (first + j) * row + 4 * d
+                transpose(place, work.key_stride, panel.ctypes.data + 4 * (d * PANEL + j), PANEL)
         for j in range(count):
-            key = carray(_floats(start + 4 * (first + j) * work.key_stride), work.depth)
-            total += _sum(key)
-            for d in range(work.depth):
+            key = carray(_floats(start + (first + j) * row), depth)
+            for d in range(columns if j < rows else 0, depth):
                 panel[d, j] = key[d]
+        total += _sum(panel.reshape(depth * PANEL))
     return np.isfinite(total)
 
 
@@ -193,11 +206,15 @@ def _sum(numbers: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def _is_finite(work: Any, cell: int) -> bool:
-    """Whether the queries and the states of one cell are."""
+def _take_rows(work: Any, cell: int) -> bool:
+    """Write the states of one cell to base 2; returns whether they and the queries are finite."""
     batch, head = divmod(cell, work.heads)
     start = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
-    total = _sum(carray(_floats(work.state + 4 * cell * work.queries), work.queries))
+    given = carray(_floats(work.lse + 4 * cell * work.queries), work.queries)
+    state = carray(_floats(work.state + 4 * cell * work.queries), work.queries)
+    for i in range(work.queries):
+        state[i] = NEVER if given[i] == -np.inf else given[i] / LN_2
+    total = _sum(state)
     for i in range(work.queries):
         total += _sum(carray(_floats(start + 4 * i * work.query_stride), work.depth))
     return np.isfinite(total)
@@ -242,7 +259,7 @@ def _read_share(work: Any, cell: int, piece: int, memory: int, room_at: int) -> 
     )
     sums = carray(_floats(sums_at), (work.row_bins, work.sum_bins))
     peaks = carray(_floats(peaks_at), (work.row_bins, work.peak_bins))
-    tiles = carray(_tiles(work.tiles), work.tile_count)
+    tiles, misses = carray(_tiles(work.tiles), work.tile_count), carray(_floats(work.misses), work.batch * work.heads)
     if work.is_first:
         _clear(work, cell, rows[piece], rows[piece + 1], received, entropy, bins, sums, peaks)
     for number in range(work.tile_count):
@@ -286,6 +303,9 @@ def _read_share(work: Any, cell: int, piece: int, memory: int, room_at: int) -> 
                         weights_at + 4 * i * width, seen, work.top + 4 * row_at, work.places + 8 * row_at, ranked,
                         first_key, maxima_at + 4 * i * LANES, room_at,
                     )  # fmt: skip
+            if row + together == work.queries:
+                last = weights_at + 4 * (together - 1) * width
+                misses[cell] = np.float32(abs(np.log(_sum(carray(_floats(last), seen)))))
             row += together
             is_bin_done = row == bins[bin_of + bins_together]
             if row == end or row - flushed >= FLUSHED or (is_bin_done and work.column_bins > 0):
@@ -361,13 +381,16 @@ def _compiled(version: int) -> tuple[Any, Any]:
 
     @compiled_function(kind)
     def prepare(pointer: Any) -> None:
-        """Pack the keys, and look whether all numbers are finite; threads that call it at once share the heads."""
+        """Pack the keys, write the states to base 2, and look whether all numbers are finite.
+
+        Threads that call it at once share the heads.
+        """
         _ = version
         work = carray(pointer, 1)[0]
         heads, cells = work.batch * work.key_heads, work.batch * work.heads
         one = next_of(work.counter)
         while one < heads + cells:
-            is_finite = _pack(work, one) if one < heads else _is_finite(work, one - heads)
+            is_finite = _pack(work, one) if one < heads else _take_rows(work, one - heads)
             if not is_finite:
                 next_of(work.not_finite)
             one = next_of(work.counter)

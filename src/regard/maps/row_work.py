@@ -15,8 +15,8 @@ _STRIDES = (
     "query_batch_stride", "query_head_stride", "query_stride", "key_batch_stride", "key_head_stride", "key_stride",
 )  # fmt: skip
 _ADDRESSES = (
-    "counter", "not_finite", "query", "key", "panels", "state", "added", "tiles", "piece_edges", "row_edges",
-    "column_edges", "row_shares", "column_shares", "received", "entropy", "top", "places", "sums", "peaks",
+    "counter", "not_finite", "query", "key", "panels", "lse", "state", "added", "tiles", "piece_edges", "row_edges",
+    "column_edges", "row_shares", "column_shares", "received", "entropy", "top", "places", "sums", "peaks", "misses",
 )  # fmt: skip
 FIELDS = (*_COUNTS, *_STRIDES, *_ADDRESSES, "scale")
 WORK = np.dtype([(name, np.int64) for name in FIELDS[:-1]] + [(FIELDS[-1], np.float32)], align=True)
@@ -27,11 +27,13 @@ WORK = np.dtype([(name, np.int64) for name in FIELDS[:-1]] + [(FIELDS[-1], np.fl
     not_finite          a number that is not 0 after the preparation if a query, a key or a state is NaN or infinite
     query, key          (batch, heads, queries, depth) and (batch, key_heads, keys, depth), float32
     panels              the keys as (batch, key_heads, panel_count, depth, PANEL)
-    state               (batch, heads, queries), the log-sum-exp to base 2
+    lse                 (batch, heads, queries), the log-sum-exp, -inf for a row with no key
+    state               the same to base 2, and NEVER for such a row
     added               what is added to scores, in the order of the tiles
     piece_edges         where the pieces begin into which rows are shared out
     row_edges, column_edges   where the bins of the picture begin
     row_shares, column_shares   what the sum of a block is multiplied by: 1 / size of its bins for means, 1 for sums
+    misses              (cells,), how far the sum of the last query's weights is from 1: |ln of it|
     received            (cells, pieces, panel_count * PANEL), float64, the sums by key
     entropy             (cells, queries)
     top, places         (cells, queries, ranked), 0 and -1 where fewer weights are larger than 0

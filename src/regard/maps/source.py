@@ -41,7 +41,7 @@ Part = Callable[[Rows, Rows], Piece]
 
 
 class Scores(Protocol):
-    """The scores whose weights are 2^(scale q k + added - state), in float32 or float64."""
+    """The scores whose weights are 2^(scale q k + added - state / ln 2), in float32 or float64."""
 
     scale: float
     query: Tensor
@@ -49,7 +49,10 @@ class Scores(Protocol):
     key: Tensor
     """(B, G, S, D); G divides H."""
     state: Tensor
-    """The log-sum-exp of each row to base 2, (B, H, T); far above 0 for a row with no key."""
+    """The log-sum-exp of each row, (B, H, T); -inf for a row with no key."""
+    is_right: Callable[[float], bool] | None
+    """Whether the state is right, of which nobody is sure yet, for the largest |ln of a sum of weights| of the last
+    queries; None for a state that is right."""
 
     @property
     def reads_queries(self) -> bool:

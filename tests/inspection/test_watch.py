@@ -582,6 +582,53 @@ def test_the_check_is_made_once_and_not_while_the_model_runs(monkeypatch: pytest
     assert len(checks) == 2
 
 
+@pytest.mark.parametrize("wrong", [None, lambda lse: lse + 0.01, lambda lse: lse - 0.01, torch.zeros_like])
+def test_the_loop_finds_a_wrong_lse_itself(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any] | None) -> None:
+    """The loop over rows sums the weights of the last queries, and nothing is computed for the check alone."""
+    pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
+    from regard.maps import one_loop
+
+    checks = []
+    right = factors_module.checked
+    monkeypatch.setattr(factors_module, "checked", lambda *args: checks.append(args) or right(*args))
+    monkeypatch.setattr(one_loop, "SMALL", 0)
+    if wrong is not None:
+        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        monkeypatch.setitem(lse_module.KERNELS, operator, lambda lse, queries: wrong(lse))
+    model, inputs = Attend(), x()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(inputs)
+    with torch.no_grad():
+        found = seen[""].summary("received", "entropy", "top_keys", k=2)
+    assert len(checks) == (wrong is not None)
+    exact = dense(model, inputs).detach()
+    close(found["received"], exact.sum(-2))
+    close(found["top_keys"].values, exact.topk(2).values)
+    assert ("a row sums to 1" in str(seen.report())) is (wrong is not None)
+    assert len(checks) == (wrong is not None), "a map is checked once"
+
+
+def test_last_queries_with_no_key_are_no_wrong_lse(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
+    from regard.maps import one_loop
+
+    monkeypatch.setattr(one_loop, "SMALL", 0)
+    q = torch.randn(1, 2, 6, 8)
+    allowed = torch.ones(6, 6, dtype=torch.bool).tril()
+    allowed[-1] = False
+
+    class Masked(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=allowed)
+
+    with torch.no_grad(), regard.watch(model := Masked()) as seen:
+        model(q)
+    with torch.no_grad():
+        found = seen[""].summary("received", "top_keys", k=2)
+    assert (found["top_keys"].values[..., -1, :] == 0).all()
+    assert "a row sums to 1" not in str(seen.report())
+
+
 def test_verify_finds_wrong_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factors_module, "TOLERANCE", {torch.float32: 1e9})
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

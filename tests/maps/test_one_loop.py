@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -191,6 +192,39 @@ def test_pictures_of_blocks_of_every_width(width: int, mask: regard.Mask | None,
             torch.testing.assert_close(found[name].double(), exact.permute(2, 3, 0, 1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("mask", [None, regard.causal(), regard.window(9)], ids=str)
+@pytest.mark.parametrize("rows", [1, 18, 22, 23, 30, 40, 45, 60, 89, 90])
+def test_pictures_of_rows_of_every_height(rows: int, mask: regard.Mask | None, answered: Answered) -> None:
+    """Four queries in one bin, in two or in four; bins of three, of five, and of two heights; cut by a tile."""
+    q, k = torch.randn(1, 2, 90, 8), torch.randn(1, 2, 90, 8)
+    with torch.no_grad():
+        weights = regard.attention(q, k, k, mask=mask, return_weights=True).weights
+        answered.clear()
+        found = weights.summary(*PICTURES, "received", "top_keys", rows=rows, columns=90, k=3)
+        assert answered == [True]
+        dense = regard.attention(*(t.double() for t in (q, k, k)), mask=mask, return_weights=True).weights.dense()
+    bins = weights.grid(rows, 90).rows.ranges()
+    for name, reduce in (("pooled_mean", torch.mean), ("pooled_sum", torch.sum), ("pooled_max", torch.amax)):
+        exact = torch.stack([reduce(dense[..., r.start : r.stop, :], -2) for r in bins], -2)
+        torch.testing.assert_close(found[name].double(), exact, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["received"].double(), dense.sum(-2), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["top_keys"].values.double(), dense.topk(3).values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [1, 15, 16, 24, 33])
+def test_keys_of_every_depth_are_packed(depth: int, answered: Answered) -> None:
+    """Whole squares of sixteen keys by sixteen numbers, and what is left of both; and keys that stand apart."""
+    q, k = torch.randn(1, 2, 40, depth), torch.randn(1, 75, 2, depth).transpose(1, 2)
+    with torch.no_grad():
+        weights = regard.attention(q, k, k, return_weights=True).weights
+        answered.clear()
+        found = weights.summary("received", "top_keys", k=9)
+        dense = regard.attention(*(t.double() for t in (q, k, k)), return_weights=True).weights.dense()
+    assert answered == [True]
+    torch.testing.assert_close(found["received"].double(), dense.sum(-2), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["top_keys"].values.double(), dense.topk(9).values, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "mask", [regard.window(70), regard.window(32), regard.documents(torch.arange(600) // 64), regard.causal()], ids=str
 )
@@ -258,6 +292,52 @@ def test_blocks_on_one_diagonal_are_made_once(
         assert (len(made) < 333 // row_tiles.MOST_ROWS) is is_made_once
     torch.testing.assert_close(found["received"].double(), dense.sum(-2), rtol=1e-6, atol=5e-6)
     torch.testing.assert_close(found["entropy"].double(), torch.special.entr(dense).sum(-1), rtol=0, atol=5e-6)
+
+
+def test_tiles_are_kept_for_equal_masks_alone(answered: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[range]()
+    real = DotScores.added
+    monkeypatch.setattr(
+        DotScores, "added", lambda scores, rows, columns: made.append(rows) or real(scores, rows, columns)
+    )
+    monkeypatch.setattr(row_tiles, "kept_batches", {})
+    masks = [
+        regard.causal(), regard.causal(offset=3), regard.window(30), regard.window(40), regard.window(31, side="both"),
+        regard.causal() & regard.window(30), regard.strided(3), regard.strided(4), regard.causal() | regard.window(8),
+        regard.documents(torch.arange(200) // 50), regard.documents(torch.arange(200) // 40), None,
+    ]  # fmt: skip
+    for keys in (200, 150):
+        for mask in masks:
+            if keys == 150 and mask is not None and "documents" in str(mask):
+                continue
+            q, k = torch.randn(1, 2, 200, 8), torch.randn(1, 2, keys, 8)
+            with torch.no_grad():
+                answered.clear()
+                found = regard.attention(q, k, k, mask=mask, return_weights=True).weights.summary("received", "top_key")
+                exact = regard.attention(*(t.double() for t in (q, k, k)), mask=mask, return_weights=True).weights
+                assert answered == [True]
+                torch.testing.assert_close(found["received"].double(), exact.dense().sum(-2), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        for heads in (2, 3):
+            made.clear()
+            q = torch.randn(2, heads, 170, 16)
+            regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.summary("received", "top_key")
+            assert bool(made) is (heads == 2), "the second is of the same size, under an equal mask"
+
+
+def test_few_tiles_are_kept_and_no_large_ones(answered: Answered, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_tiles, "kept_batches", {})
+    with torch.no_grad():
+        for keys in range(30, 30 + row_tiles.MOST_KEPT + 3):
+            q = torch.randn(1, 1, keys, 4)
+            regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.summary("received", "top_key")
+        assert [key[1] for key in row_tiles.kept_batches] == list(range(33, 33 + row_tiles.MOST_KEPT))
+        q = torch.randn(1, 1, 600, 4)
+        answered.clear()
+        regard.attention(q, q, q, mask=regard.strided(2), return_weights=True).weights.summary("received", "top_key")
+        assert answered == [True]
+    assert all(batch[1].numel() <= row_tiles.KEPT_ELEMENTS for batch in row_tiles.kept_batches.values())
+    assert 600 not in [key[1] for key in row_tiles.kept_batches]
 
 
 def test_memory_that_vectors_read_begins_at_a_line_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,9 +428,9 @@ def test_equal_weights_are_ranked_by_their_keys() -> None:
 
 
 @pytest.mark.parametrize("ranked", [1, 8, 16, 17, 33, 64])
-@pytest.mark.parametrize("count", [8, 9, 20, 32, 33, 100])
+@pytest.mark.parametrize("count", [8, 9, 20, 32, 33, 64, 65, 100])
 def test_of_few_and_of_many_equal_weights_the_first_keys_are_named(count: int, ranked: int) -> None:
-    """Up to 32 weights that reach the bound are compared with one another; more take their places one by one."""
+    """Up to 64 weights that reach the bound are compared with one another; more take their places one by one."""
     chosen = torch.randperm(300)[:count].sort().values
     q, k = torch.ones(1, 1, 5, 4), torch.zeros(1, 1, 300, 4)
     k[..., chosen, :] = 2.0
@@ -358,6 +438,35 @@ def test_of_few_and_of_many_equal_weights_the_first_keys_are_named(count: int, r
         found = regard.attention(q, k, k, return_weights=True).weights.summary("top_keys", k=ranked)["top_keys"]
     others = torch.arange(300)[~torch.isin(torch.arange(300), chosen)]
     assert torch.equal(found.indices[0, 0], torch.cat([chosen, others])[:ranked].expand(5, ranked))
+
+
+def test_large_weights_are_packed_the_same_without_the_instruction() -> None:
+    """Only some processors pack chosen numbers of a vector by an instruction."""
+    import numba
+
+    from regard.maps.row_ranks import pack, pack_by_bits
+
+    def packing(way: Any) -> Any:
+        @numba.njit
+        def packed(weights: Any, bound: Any, few: Any, places: Any) -> int:
+            count = 0
+            for start in range(0, weights.size, 16):
+                to, at = few.ctypes.data + 4 * count, places.ctypes.data + 4 * count
+                count += way(weights.ctypes.data + 4 * start, start, bound, to, at)
+            return count
+
+        return packed
+
+    weights = np.random.default_rng(0).random(320, np.float32)
+    weights[::7] = 0.5
+    for bound in (0.0, 0.5, 0.9, 2.0):
+        chosen = np.flatnonzero(weights >= np.float32(bound))
+        for way in (pack, pack_by_bits):
+            few, places = np.empty(340, np.float32), np.empty(340, np.int32)
+            count = packing(way)(weights, np.float32(bound), few, places)
+            assert count == len(chosen)
+            assert np.array_equal(places[:count], chosen)
+            assert np.array_equal(few[:count], weights[chosen])
 
 
 def test_a_tie_at_the_last_place_keeps_the_first_key() -> None:

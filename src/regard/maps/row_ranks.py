@@ -142,7 +142,7 @@ _float_of_bits: Any = intrinsic(_bitcast)
 
 
 @numba.njit(nogil=True, inline="always")
-def _pack_by_bits(address: int, first: int, bound: Any, numbers: int, places: int) -> int:
+def pack_by_bits(address: int, first: int, bound: Any, numbers: int, places: int) -> int:
     """The same as `_compress`, for processors without the instruction."""
     weights, few, at = carray(_floats(address), LANES), carray(_floats(numbers), LANES), carray(_ints(places), LANES)
     found, count = _larger(address, bound), 0
@@ -154,7 +154,7 @@ def _pack_by_bits(address: int, first: int, bound: Any, numbers: int, places: in
     return count
 
 
-_pack: Any = intrinsic(_compress) if HAS_COMPRESS else _pack_by_bits
+pack: Any = intrinsic(_compress) if HAS_COMPRESS else pack_by_bits
 
 
 @numba.njit(nogil=True)
@@ -185,7 +185,7 @@ def rank(weights: int, width: int, top: int, keys: int, ranked: int, first_key: 
     order = places + 4 * (width + LANES)
     bound, count = max(_kth(maxima, ranked), TINY), 0
     for start in range(0, width, LANES):
-        count += _pack(weights + 4 * start, start, bound, few + 4 * count, places + 4 * count)
+        count += pack(weights + 4 * start, start, bound, few + 4 * count, places + 4 * count)
     if count == 0:
         return
     if count > FEW:

@@ -109,7 +109,7 @@ class Arena:
         array, first = self._room(tensor.numel() * tensor.element_size())
         strides = _dense_strides(tensor.shape, tensor.stride())
         copy = ArenaCopy(array, first, tuple(tensor.shape), strides, tensor.dtype)
-        copy.tensor().copy_(tensor)
+        copy.numbers().as_strided(copy.shape, strides).copy_(tensor)
         return copy
 
     def _room(self, size: int) -> tuple[Any, int]:
@@ -134,9 +134,13 @@ class ArenaCopy(NamedTuple):
     strides: tuple[int, ...]
     dtype: torch.dtype
 
+    def numbers(self) -> Tensor:
+        """Its numbers in the order of their memory."""
+        return torch.frombuffer(self.array, dtype=self.dtype, count=prod(self.shape), offset=self.first)
+
     def tensor(self) -> Tensor:
         """A tensor of the copy, in the memory order of the original. It is no view, and has a storage of its own."""
-        flat = torch.frombuffer(self.array, dtype=self.dtype, count=prod(self.shape), offset=self.first)
+        flat = self.numbers()
         tensor = torch.empty(0, dtype=self.dtype, device="cpu")
         return tensor.set_(flat.untyped_storage(), 0, self.shape, self.strides)
 

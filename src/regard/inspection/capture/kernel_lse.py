@@ -1,6 +1,7 @@
 """The log-sum-exp that torch's fused kernels compute and F.scaled_dot_product_attention throws away."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -51,9 +52,14 @@ class KernelLse:
 
     def ran(self, operator: Any, query: Tensor, key: Tensor, lse: Tensor) -> None:
         """Remember what ran; `lse` is as the operator gave it."""
-        self.operator = str(operator).removesuffix(".default")
+        self.operator = _name_of(operator)
         self.query, self.key = query, key
         self.lse = KERNELS[operator](lse, query.shape[-2])
+
+
+@cache
+def _name_of(operator: Any) -> str:
+    return str(operator).removesuffix(".default")
 
 
 def sdpa_arguments(

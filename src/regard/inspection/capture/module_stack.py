@@ -251,7 +251,7 @@ class Thread:
         """
         if self.meant is not None:
             return watch.paths.get(id(self.meant))
-        running: FrameType | None = sys._getframe(1)
+        running: FrameType | None = _frame_of_model(sys._getframe(1))
         while running is not None:
             if (path := watch.paths.get(id(running.f_locals.get("self")))) is not None:
                 return path
@@ -333,6 +333,13 @@ class Thread:
     def is_in_attention(self) -> bool:
         """Whether a running module looks like attention."""
         return any(looks_like_attention(frame.module) for frame in self.stack)
+
+
+def _frame_of_model(running: FrameType | None) -> FrameType | None:
+    """The innermost frame that is not ours: to ask a frame for its `self` copies all that it holds."""
+    while running is not None and running.f_globals.get("__name__", "").startswith("regard.inspection."):
+        running = running.f_back
+    return running
 
 
 class Entries:

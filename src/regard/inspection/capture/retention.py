@@ -45,15 +45,14 @@ class Keeper:
         """Keep an activation. A buffer is copied, and so is a view that keeps far more memory alive than its own."""
         if self.graph:
             return self._keep_graph(tensor, what)
-        tensor = tensor.detach()
         if self.where == "summary":
             # It is read before the model goes on, and then released.
-            return Kept(tensor, what)
+            return Kept(tensor.detach(), what)
         if self.where == "cpu" and tensor.device.type != "cpu":
-            return Kept(tensor.cpu(), what)
+            return Kept(tensor.detach().cpu(), what)
         if self.copy or may_be_overwritten(tensor) or holds_much_more(tensor):
-            return self.copied(tensor, what)
-        return Kept(tensor, what, version_counter(tensor))
+            return self.copied(tensor.detach() if tensor.requires_grad else tensor, what)
+        return Kept(tensor.detach(), what, version_counter(tensor))
 
     def copied(self, tensor: Tensor, what: str) -> Kept:
         """Keep a copy of an activation; a large one on the CPU no longer lies between the model's own tensors."""

@@ -306,7 +306,9 @@ def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
 
     Source: `pack_gqa` of transformers 5.23, integrations/sdpa_attention.py.
     """
-    group = getattr(module, "num_key_value_groups", 1)
+    # A module asks three tables before it says that it has no attribute.
+    name = "num_key_value_groups"
+    group = getattr(module, name, 1) if name in module.__dict__ or hasattr(type(module), name) else 1
     query, mask = call.query, call.attn_mask
     if group == 1 or call.enable_gqa or query.dim() != 4:
         return call

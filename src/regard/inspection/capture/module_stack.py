@@ -569,10 +569,13 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         return None
     if thread.plain is not None:
         is_this = thread.plain is module
-        thread.end_plain()
-        if is_this:
-            if len(rest) == 2:
+        try:
+            if is_this and len(rest) == 2:
+                # Our mode is still off: it would see each question that is asked of a tensor here.
                 thread.observers.plain(thread, module, args, rest[1])
+        finally:
+            thread.end_plain()
+        if is_this:
             return None
     return _end(thread, module, args, *rest) if thread.stack else None
 

@@ -217,6 +217,47 @@ def test_a_plain_module_that_raises_hides_nothing() -> None:
     assert list(seen) == [("", 0)]
 
 
+def test_plain_modules_are_looked_at_while_our_mode_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question that is asked of a tensor under our mode goes through it."""
+    seen_functions = list[str]()
+    mode = type(this_thread().mode)
+    real = mode.__torch_function__
+
+    def counted(self: Any, func: Any, *rest: Any) -> Any:
+        seen_functions.append(getattr(func, "__name__", str(func)))
+        return real(self, func, *rest)
+
+    monkeypatch.setattr(mode, "__torch_function__", counted)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ATTEND(self.plain(x), x, x)
+
+    model, x = Model(), vectors()[0]
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x)
+    assert seen_functions == ["scaled_dot_product_attention"]
+    assert list(seen) == [("", 0)]
+
+
+def test_a_method_of_a_module_of_ours_is_a_call_of_that_module() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = regard.nn.MultiHeadAttention(D, H)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attend.extend(x, None)[0]
+
+    with torch.no_grad(), regard.watch(model := Model()) as seen:
+        model(torch.randn(2, 5, D))
+    assert list(seen) == [("attend", 0)]
+
+
 def test_only_classes_of_transformers_are_known() -> None:
     assert is_known("transformers.activations", "NewGELUActivation")
     assert is_known("transformers.pytorch_utils", "Conv1D")

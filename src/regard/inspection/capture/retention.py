@@ -54,6 +54,16 @@ class Keeper:
             return self.copied(tensor.detach() if tensor.requires_grad else tensor, what)
         return Kept(tensor.detach(), what, version_counter(tensor))
 
+    def keep_queries(self, tensor: Tensor, what: str) -> Kept:
+        """Keep queries, which the model needs no longer after the call: a large copy that lies apart, if one can be.
+
+        The model then uses their memory again in the next layer, where it would else take new pages, which are slower
+        to make than the copy. Keys may be in a cache of the model, and a copy would hold them a second time.
+        """
+        if self.where == "factors" and not tensor.requires_grad and may_be_late(tensor) and not torch.is_inference_mode_enabled():
+            return self.copied_late(tensor, what)
+        return self.keep(tensor, what)
+
     def copied(self, tensor: Tensor, what: str) -> Kept:
         """Keep a copy of an activation; a large one on the CPU no longer lies between the model's own tensors."""
         if not may_be_late(tensor) or torch.is_inference_mode_enabled():

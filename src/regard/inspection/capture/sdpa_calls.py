@@ -55,8 +55,8 @@ class Sdpa(ObservedCall):
         """Keep query and key as the kernel got them, the mask (as a predicate if possible), and the lse if right."""
         query, key, dtype = self._as_computed()
         query, key = one_rank(query, key, self.enable_gqa)
-        kept = keeper.keep(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
-        if self.attn_mask is None and dtype is None and kept[0].is_late and kept[1].is_late:
+        kept = keeper.keep_queries(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
+        if self.attn_mask is None and dtype is None and kept[0].is_late:
             late = self._read_late(*kept, keeper)
             if late is not None:
                 return late
@@ -91,7 +91,7 @@ class Sdpa(ObservedCall):
         )  # fmt: skip
 
     def _read_late(self, query: Kept, key: Kept, keeper: Keeper) -> Reading | None:
-        """The same where queries and keys were copied and nothing else is kept: no tensor is made before it is read.
+        """The same where queries were copied and nothing else is kept: no tensor is made before it is read.
 
         None if the call is of another kind.
         """
@@ -108,7 +108,7 @@ class Sdpa(ObservedCall):
         notes: list[str] = []
         factors = Factors(known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, is_late=True)
         verify = "dropout" if self.dropout_p else self._verify(factors)
-        evidence = Evidence(query, key, self.key, held=held)
+        evidence = Evidence(query, key if key.is_late else key.tensor, self.key, held=held)
         return Reading(factors, notes, verify, evidence=evidence, holds_keys=True)
 
     def _values(self, keeper: Keeper, name: str, call: Call) -> ValuesOf:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import regard
+from regard.errors import OverwrittenError
 from regard.inspection.capture.kernel_lse import FLASH_CPU, KernelLse, run_with_lse
 from regard.inspection.capture.module_stack import is_known, this_thread
 from regard.inspection.capture.snapshot import LARGE
@@ -326,6 +327,38 @@ def test_maps_of_copies_are_exact(length: int, is_causal: bool, scale: float | N
     torch.testing.assert_close(seen[""].dense().double(), expected, atol=1e-6, rtol=0)
     assert seen_of(model, x, verify=True).calls[0].error < 1e-6
     assert seen.report().held_bytes == 4 * 2 * length * H * (2 * D + 1)
+
+
+class Asks(nn.Module):
+    """Queries of their own memory, as where they were rotated."""
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        output = ATTEND(query, key, key)
+        query.zero_()  # the model takes their memory again
+        return output
+
+
+def test_large_queries_are_copied_and_keys_are_not() -> None:
+    query, key = vectors(count=2)
+    expected = dense(query, key)
+    with torch.no_grad(), regard.watch(model := Asks()) as seen:
+        model(query, key)
+    assert [kept.is_late for kept in seen.calls[0].factors.held] == [True, False]
+    torch.testing.assert_close(seen[""].dense().double(), expected, atol=1e-6, rtol=0)
+    assert seen.report().held_bytes == 4 * B * H * T * (2 * D + 1)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(query.normal_(), key)
+    key.zero_()
+    with pytest.raises(OverwrittenError, match="keys"):
+        seen[""].dense()
+
+
+def test_queries_that_lie_in_the_memory_of_the_keys_are_held_once() -> None:
+    x = vectors(count=1)[0]
+    with torch.no_grad(), regard.watch(model := Attend()) as seen:
+        model(x)
+    assert seen.report().held_bytes == 4 * B * H * T * (D + 1)
+    torch.testing.assert_close(seen[""].dense().double(), dense(x, x), atol=1e-6, rtol=0)
 
 
 def test_settings_of_equal_shapes_are_told_apart() -> None:

@@ -54,15 +54,17 @@ class Keeper:
             return self.copied(tensor.detach() if tensor.requires_grad else tensor, what)
         return Kept(tensor.detach(), what, version_counter(tensor))
 
-    def keep_queries(self, tensor: Tensor, what: str) -> Kept:
+    def keep_queries(self, tensor: Tensor, keys: Tensor, what: str) -> Kept:
         """Keep queries, which the model needs no longer after the call: a large copy that lies apart, if one can be.
 
         The model then uses their memory again in the next layer, where it would else take new pages, which are slower
-        to make than the copy. Keys may be in a cache of the model, and a copy would hold them a second time.
+        to make than the copy. Keys may be in a cache of the model, and a copy would hold them a second time; so it
+        would the queries that lie in the memory of the keys.
         """
-        if self.where == "factors" and not tensor.requires_grad and may_be_late(tensor) and not torch.is_inference_mode_enabled():
-            return self.copied_late(tensor, what)
-        return self.keep(tensor, what)
+        may_copy = self.where == "factors" and not tensor.requires_grad and may_be_late(tensor)
+        if not may_copy or torch.is_inference_mode_enabled() or _share_memory(tensor, keys):
+            return self.keep(tensor, what)
+        return self.copied_late(tensor, what)
 
     def copied(self, tensor: Tensor, what: str) -> Kept:
         """Keep a copy of an activation; a large one on the CPU no longer lies between the model's own tensors."""
@@ -174,6 +176,10 @@ def _identity(tensor: Tensor) -> object | None:
 class _Place:
     storage: object
     where: tuple[object, ...]
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

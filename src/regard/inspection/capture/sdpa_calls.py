@@ -55,7 +55,7 @@ class Sdpa(ObservedCall):
         """Keep query and key as the kernel got them, the mask (as a predicate if possible), and the lse if right."""
         query, key, dtype = self._as_computed()
         query, key = one_rank(query, key, self.enable_gqa)
-        kept = keeper.keep_queries(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
+        kept = keeper.keep_queries(query, key, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
         if self.attn_mask is None and dtype is None and kept[0].is_late:
             late = self._read_late(*kept, keeper)
             if late is not None:

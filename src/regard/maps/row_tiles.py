@@ -21,13 +21,13 @@ MOST_ROWS, FEWEST_ROWS = 64, 8
 MOST_KEPT, KEPT_ELEMENTS = 16, 1 << 16
 """The tiles of so many maps are kept for later maps, if they have no more added numbers than that."""
 
-Batch = tuple[Any, Tensor]
+TileBatch = tuple[Any, Tensor]
 """Some tiles, and the numbers that are added to their scores."""
-kept_batches: dict[Hashable, Batch] = {}
+kept_batches: dict[Hashable, TileBatch] = {}
 """All tiles of such maps, the oldest first."""
 
 
-def batches_of(source: Source, scores: Scores, panel: int) -> Iterable[Batch]:
+def batches_of(source: Source, scores: Scores, panel: int) -> Iterable[TileBatch]:
     """The tiles, some at a time, and the numbers that are added to their scores; the last time may be without tiles.
 
     The layers of a model most often have the same, which are made once.
@@ -46,7 +46,7 @@ def batches_of(source: Source, scores: Scores, panel: int) -> Iterable[Batch]:
     return chain([first, *more], batches)
 
 
-def _batches(source: Source, scores: Scores, panel: int) -> Iterator[Batch]:
+def _batches(source: Source, scores: Scores, panel: int) -> Iterator[TileBatch]:
     most = fitting(2 * ADDED_ELEMENTS, scores.breadth * source.keys, MOST_ROWS)
     step = max(most, FEWEST_ROWS) if scores.reads_queries else max(source.queries, 1)
     tiles, parts, count = list[tuple[int, ...]](), list[Tensor](), 0

@@ -65,14 +65,8 @@ class VectorCode:
         return self.builder.add(address, self.builder.mul(offset, self.long(4)))
 
     def splat(self, value: Any) -> Any:
-        """A vector of one number."""
-        nothing = ir.Constant(FLOATS, ir.Undefined)
-        first = self.builder.insert_element(nothing, value, ir.Constant(INT, 0))
-        return self.builder.shuffle_vector(first, nothing, self.ints(0))
-
-    def splat_int(self, value: Any) -> Any:
-        """A vector of one whole number of 32 bits."""
-        nothing = ir.Constant(INTS, ir.Undefined)
+        """A vector of one number, a float32 or a whole number of 32 bits."""
+        nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
         first = self.builder.insert_element(nothing, value, ir.Constant(INT, 0))
         return self.builder.shuffle_vector(first, nothing, self.ints(0))
 
@@ -186,7 +180,7 @@ class VectorCode:
 
     def one_pair(self, address: Any) -> Any:
         """The pair of bfloat16 numbers at an address, in every place of a vector."""
-        return self.splat_int(self.builder.load(self.builder.inttoptr(address, ir.PointerType(INT)), typ=INT))
+        return self.splat(self.builder.load(self.builder.inttoptr(address, ir.PointerType(INT)), typ=INT))
 
     def round_to_half(self, value: Any, address: Any) -> None:
         """Write a vector as bfloat16, by the processor's own instruction; only if HAS_PAIRS."""

@@ -224,7 +224,7 @@ def _take_rows(work: Any, cell: int) -> bool:
 def _room_of(work: Any) -> Any:
     """The memory in which a thread works: it is handed on as an address, see `regard.maps.row_ranks.room_for`."""
     width = work.panel_count * PANEL
-    ranks = room_for(width if work.ranked else 0, work.ranked)
+    ranks = room_for(width if work.ranked else 0)
     return aligned_numbers(TOGETHER * (3 * width + 2 * LANES) + width), ranks
 
 

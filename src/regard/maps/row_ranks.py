@@ -29,7 +29,7 @@ from regard.compiled.vector_code import (
 
 TINY = np.finfo(np.float32).tiny
 FEW = 4 * LANES
-"""At most so many weights of a row are compared with one another."""
+"""At most so many weights of a row are compared with one another: as many as may be asked for, or more."""
 KEY_BITS, LAST_KEY = 32, 2**32 - 1
 """A weight's bits and its key in one number: of equal weights the first key makes the larger number."""
 
@@ -49,7 +49,7 @@ def _kth_largest(_context: Any, _address: Any, _k: Any) -> Any:
         for lane in range(LANES):
             one = builder.shuffle_vector(numbers, nothing, code.ints(lane))
             not_below = builder.add(not_below, builder.zext(builder.fcmp_ordered(">=", one, numbers), INTS))
-        wanted = code.splat_int(builder.trunc(k, INT))
+        wanted = code.splat(builder.trunc(k, INT))
         kept = builder.select(builder.icmp_signed(">=", not_below, wanted), numbers, code.floats(0.0))
         kind = ir.FunctionType(FLOAT, [FLOATS])
         largest = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fmax.v{LANES}f32")
@@ -88,9 +88,9 @@ def _compress(_context: Any, _address: Any, _first: Any, _bound: Any, _numbers: 
         code, (address, first, bound, numbers, places) = VectorCode(builder), arguments
         weights = code.load(address)
         chosen = builder.fcmp_ordered(">=", weights, code.splat(bound))
-        own = builder.add(code.splat_int(builder.trunc(first, INT)), ir.Constant(INTS, list(range(LANES))))
+        own = builder.add(code.splat(builder.trunc(first, INT)), ir.Constant(INTS, list(range(LANES))))
         code.store(code.compressed(weights, chosen), numbers)
-        code.store(builder.bitcast(code.compressed(builder.bitcast(own, FLOATS), chosen), FLOATS), places)
+        code.store(code.compressed(builder.bitcast(own, FLOATS), chosen), places)
         bits = builder.bitcast(chosen, ir.IntType(LANES))
         return builder.zext(builder.ctpop(bits), LONG)
 
@@ -106,11 +106,11 @@ def _count_before(_context: Any, _numbers: Any, _own: Any, _count: Any, _places:
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (numbers, own, count, places) = VectorCode(builder), arguments
         mine = code.load(code.at(numbers, own))
-        at = builder.add(code.splat_int(builder.trunc(own, INT)), ir.Constant(INTS, list(range(LANES))))
+        at = builder.add(code.splat(builder.trunc(own, INT)), ir.Constant(INTS, list(range(LANES))))
 
         def body(other: Any, before: Any) -> list[Any]:
             number = code.one(code.at(numbers, other))
-            stands_before = builder.icmp_signed("<", code.splat_int(builder.trunc(other, INT)), at)
+            stands_before = builder.icmp_signed("<", code.splat(builder.trunc(other, INT)), at)
             is_equal = builder.and_(builder.fcmp_ordered("==", number, mine), stands_before)
             comes_before = builder.or_(builder.fcmp_ordered(">", number, mine), is_equal)
             return [builder.sub(before, builder.sext(comes_before, INTS))]
@@ -158,13 +158,13 @@ pack: Any = intrinsic(_compress) if HAS_COMPRESS else pack_by_bits
 
 
 @numba.njit(nogil=True)
-def room_for(width: int, ranked: int) -> Any:
+def room_for(width: int) -> Any:
     """The memory that `rank` works in, for rows of a width; `rank` is told where it begins.
 
     That is a number and not the array itself, because to hand on an array counts who holds it, and that takes as long
     as to rank a row.
     """
-    return aligned_numbers(2 * (width + LANES) + 4 * FEW + 2 * ranked)
+    return aligned_numbers(2 * (width + LANES) + 3 * FEW)
 
 
 @numba.njit(nogil=True)
@@ -217,9 +217,8 @@ def _rank_many(few: int, places: int, count: int, top: int, keys: int, ranked: i
         if one > best[ranked - 1]:
             _insert(one, best)
     for place in range(ranked):
-        if best[place]:
-            top_of[place] = _float_of_bits(np.int32(best[place] >> KEY_BITS))
-            keys_of[place] = first_key + LAST_KEY - (best[place] & LAST_KEY)
+        top_of[place] = _float_of_bits(np.int32(best[place] >> KEY_BITS))
+        keys_of[place] = first_key + LAST_KEY - (best[place] & LAST_KEY)
 
 
 @numba.njit(nogil=True, inline="always")

@@ -169,7 +169,7 @@ def attend_settled(
     # In half precision the kernel's log-sum-exp is not exact enough to be kept.
     factors = LateFactors(
         settled.sizes, lambda query, key: settled.call(query, key, score, mask), (query, key), mask,
-        lse if query.dtype == lse.dtype else None,
+        lse if query.dtype == lse.dtype else None, settled.scale,
     )  # fmt: skip
     weights = AttentionMap(CallSource(factors, settled.sizes.leading, BACKENDS["fused"]))
     return Attended(output, weights.with_values(value) if keep_values else weights)

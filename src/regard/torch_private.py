@@ -11,9 +11,10 @@ somebody's traceback. No other file of this package reads a private name of torc
 """
 
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 import torch.utils.checkpoint
@@ -23,6 +24,7 @@ from torch.autograd import forward_ad
 from regard.errors import TorchVersionError
 from regard.version import __version__
 
+M = TypeVar("M", bound=nn.Module)
 OLDEST, NEWEST = "2.8", "2.15"
 """The versions of torch between which the tests have run: benchmarks/COMPAT.md."""
 
@@ -161,6 +163,51 @@ def has_hooks(module: nn.Module) -> bool:
     everywhere = [getattr(nn.modules.module, f"_global{name}", {}) for name in names]
     wanting = any(not hasattr(hook, FOR_ATTENTION) for hooks in everywhere for hook in hooks.values())
     return own or wanting or "forward" in vars(module) or how_compiled(module) is not None
+
+
+def is_bare(module: nn.Module, kind: type[M], forward: Callable[..., Any]) -> TypeGuard[M]:
+    """Whether a module is of this very class, and calling it runs this forward of the class and nothing else.
+
+    Hooks of the module and compiled code would run beside it or instead of it.
+    """
+    own = module.__dict__
+    return (
+        type(module) is kind
+        and kind.forward is forward
+        and not (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or "forward" in own
+            or "_compiled_call_impl" in own
+        )
+    )
+
+
+_CALL = nn.Module.__call__
+
+
+def has_hooks_of_all() -> bool:
+    """Whether something runs with every module: global hooks, or another `__call__` of modules."""
+    names = nn.modules.module.__dict__
+    return bool(
+        names["_global_forward_hooks"]
+        or names["_global_forward_pre_hooks"]
+        or names["_global_backward_hooks"]
+        or names["_global_backward_pre_hooks"]
+        or nn.Module.__call__ is not _CALL
+    )
+
+
+children_of: Callable[[nn.Module], dict[str, Any]] = attrgetter("_modules")
+"""The modules in a module, by name. To ask it for one of them takes five times as long."""
+
+
+def parameter(module: nn.Module, name: str) -> Any:
+    """`getattr(module, name)` for a parameter, sooner where it stands in the module and is not computed."""
+    own = _of(module, "torch.nn.Module", "_parameters")
+    return own[name] if name in own else getattr(module, name)
 
 
 def has_pre_hooks(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import settled_calls
-from regard.errors import NonFiniteError, ShapeError
+from regard.errors import NonFiniteError, OverwrittenError, ShapeError, TooLargeError
 from regard.functional import Attended
 from regard.maps.call_source import source_of_call
 from tests.core.random_calls import DTYPES, Case, cases
@@ -274,3 +274,28 @@ def test_kinds_do_not_pile_up(runs: list[settled_calls.Settled], monkeypatch: py
     for length in range(1, 9):
         regard.attention(*[torch.randn(1, 1, length, 4)] * 3)
     assert len(settled_calls.SEEN) <= 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mask", [None, regard.causal(0), regard.lengths(torch.tensor([7, 3]))], ids=str)
+@pytest.mark.parametrize("groups", [4, 2])
+def test_all_weights_of_a_short_call_are_those_of_a_block_and_keep_its_promises(mask: Any, groups: int) -> None:
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, groups, 7, 8)
+    for _ in range(2):
+        weights = regard.attention(q, k, k, mask=mask, return_weights=True).weights
+    dense, keys = weights.dense(), k.repeat_interleave(4 // groups, 1)
+    assert torch.equal(dense, weights.block(range(5), range(7)))
+    scores = (q.double() @ keys.double().mT) / 8**0.5
+    if mask is not None:
+        allowed = torch.ones(2, 1, 5, 7, dtype=torch.bool).tril() if "causal" in str(mask) else None
+        scores = scores.masked_fill(
+            ~(torch.arange(7) < mask.valid.view(2, 1, 1, 1) if allowed is None else allowed), -torch.inf
+        )
+    assert torch.allclose(dense.double(), scores.softmax(-1), atol=1e-6)
+    cost = 2 * 4 * 5 * 7 * 4
+    assert weights.dense(limit_bytes=cost).shape == (2, 4, 5, 7)
+    with pytest.raises(TooLargeError, match="above the limit"):
+        weights.dense(limit_bytes=cost - 1)
+    k.zero_()
+    with pytest.raises(OverwrittenError, match="the keys"):
+        weights.dense()

@@ -14,7 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 import regard
 import regard.nn
 from regard.backends import flex, tiled
-from regard.models.config import TransformerConfig
+from regard.models.config import EncoderOnlyConfig, TransformerConfig
+from regard.models.encoder_only import EncoderOnly
 from regard.models.transformer import Transformer
 
 QUERIES, KEYS = 6, 7
@@ -257,3 +258,18 @@ def test_tiles_export_strictly() -> None:
     attend, query, key = regard.nn.AdditiveAttention(4, 6, 8).eval(), torch.randn(2, 3, 4), torch.randn(2, 5, 6)
     program = torch.export.export(attend, (query, key), strict=True)
     torch.testing.assert_close(program.module()(query, key), attend(query, key), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["encoder", "both"])
+def test_models_are_one_graph_after_calls_that_went_by_operations_alone(name: str) -> None:
+    sizes: dict[str, Any] = {"dim": 16, "num_heads": 4, "feed_forward_dim": 24}
+    tokens, lengths = torch.randint(4, 30, (3, 6)), torch.tensor([6, 6, 6])
+    inputs: tuple[Tensor, ...] = tokens, lengths
+    model: nn.Module = EncoderOnly(EncoderOnlyConfig(num_layers=2, **sizes), vocab_size=30)
+    if name == "both":
+        inputs = tokens, lengths, tokens
+        model = Transformer(TransformerConfig(**sizes), source_vocab_size=30, target_vocab_size=30)
+    eager = [model.eval()(*inputs) for _ in range(2)][1]
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(*inputs), eager, atol=1e-6)

@@ -63,3 +63,16 @@ def test_whoever_looks_at_the_calls_sees_their_mask() -> None:
         assert ", lengths" in repr(seen.maps[0])
         with FakeTensorMode():
             assert isinstance(padding_mask(torch.full((3,), 6), torch.zeros(3, 6)), Lengths)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_trace_keeps_the_mask() -> None:
+    masks: list[Any] = []
+
+    def call(valid: Tensor) -> Tensor:
+        masks.append(padding_mask(valid, TOKENS))
+        return valid + 1
+
+    torch.jit.trace(call, WHOLE, check_trace=False)
+    assert isinstance(masks[0], Lengths)

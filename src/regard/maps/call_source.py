@@ -173,8 +173,11 @@ class LateFactors(GivenFactors):
         vectors: tuple[Tensor, Tensor],
         mask: Mask | None,
         state: Tensor | None,
+        scale: float,
     ) -> None:
         self._sizes, self._make, self._given, self._state = sizes, make, vectors, state
+        is_plain = mask is None and state is not None and vectors[0].shape[1] == vectors[1].shape[1]
+        self._scale_of_all = scale if is_plain else None
         self._leveling = Leveling()
         self._unwritten = Unwritten(*vectors, mask)
         self._made: Call | None = None
@@ -195,6 +198,20 @@ class LateFactors(GivenFactors):
         if self._made is None:
             self._made = self._make(*self._given)
         return self._made
+
+    def short_weights(self, limit_bytes: int) -> Tensor | None:
+        """All weights (cells, T, S) where nothing is masked and the kernel's row state was kept; else None.
+
+        Raises:
+            OverwrittenError: somebody has written to what it reads.
+        """
+        (query, key), state = self._given, self._state
+        if state is None or self._scale_of_all is None:
+            return None
+        if state.numel() * key.shape[2] * state.itemsize > limit_bytes:
+            return None
+        self._unwritten.check()
+        return _dot_logs_of(query.flatten(0, 1), key.flatten(0, 1), state, self._scale_of_all).exp()
 
     def tensors(self) -> list[Tensor]:
         """Queries, keys and the row state."""
@@ -312,6 +329,11 @@ class CallSource(Source):
         """The keys that the mask allows."""
         call = self.call
         return range(self.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
+
+    def short_weights(self, limit_bytes: int) -> Tensor | None:
+        """All weights of a short call in few steps; they have the bits of `part`."""
+        weights = self.factors.short_weights(limit_bytes) if isinstance(self.factors, LateFactors) else None
+        return None if weights is None else weights.view(*self.layout, *weights.shape[1:])
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
         """The weights of the call on those cells."""
@@ -493,12 +515,16 @@ def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows
         take(tensor, asked).to(call.compute_dtype).flatten(0, 1)
         for tensor, asked in ((call.query, rows), (call.key, columns))
     )
-    less = _never_if_no_key(state).flatten(0, 1)[..., None]
-    logs = torch.baddbmm(less, query, key.mT, beta=-1, alpha=scale)
+    logs = _dot_logs_of(query, key, state, scale)
     if call.mask is None:
         return logs
     masked = call.masked if logs.requires_grad else call.masked_
     return masked(logs.unflatten(0, call.query.shape[:2]), rows, columns).flatten(0, 1)
+
+
+def _dot_logs_of(query: Tensor, key: Tensor, state: Tensor, scale: float) -> Tensor:
+    less = _never_if_no_key(state).flatten(0, 1)[..., None]
+    return torch.baddbmm(less, query, key.mT, beta=-1, alpha=scale)
 
 
 def _never_if_no_key(state: Tensor) -> Tensor:

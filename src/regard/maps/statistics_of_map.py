@@ -123,6 +123,9 @@ class MapStatistics:
         Raises:
             TooLargeError: it would take more than `limit_bytes`.
         """
+        whole = self.source.short_weights(limit_bytes)
+        if whole is not None:
+            return whole
         return self.block(range(self.shape[-2]), range(self.shape[-1]), limit_bytes=limit_bytes)
 
     def at(self, rows: Tensor, columns: Tensor, *, leading: Sequence[Tensor] | None = None) -> Tensor:

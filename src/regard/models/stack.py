@@ -13,7 +13,7 @@ from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import lengths
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.transforms import can_look
+from regard.mechanisms.transforms import may_be_kept
 from regard.models.config import StackConfig
 from regard.models.parts import Maker, StackParts
 from regard.models.protocol import RecordMap
@@ -29,7 +29,8 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
-from regard.torch_private import get_function_mode
+from regard.nn.short_way import ShortLayer, attention_alone, network_alone, residual_alone, sublayers_alone
+from regard.torch_private import children_of, get_function_mode
 
 Body = TypeVar("Body", bound=nn.Module)
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -111,6 +112,17 @@ class SelfAttentionLayer(nn.Module):
         )
         return cast(Tensor, around_network(x, self.feed_forward))
 
+    alone_for = forward
+
+    def alone(self, x: Tensor, mask: Mask | None) -> ShortLayer | None:
+        """What the layer computes of inputs like x where no gradient is recorded; see `regard.nn.short_way`."""
+        modules = children_of(self)
+        around_attention, around_network = map(residual_alone, children_of(modules["residuals"]).values())
+        return sublayers_alone(
+            (around_attention, attention_alone(modules["self_attention"], x, None, mask)),
+            (around_network, network_alone(modules["feed_forward"])),
+        )
+
     def extend(
         self, x: Tensor, cache: KeyValue | None, mask: Mask, bias: Bias | None, offset: int | Tensor
     ) -> tuple[Tensor, KeyValue]:
@@ -149,12 +161,16 @@ def padding_mask(valid: Int[Tensor, " B"], sequences: Tensor, record: RecordMap 
     To find that out takes each layer as long as it takes here once. Where gradients are recorded, and where somebody
     looks at the calls, who may ask for their mask, it stays.
     """
-    mask = lengths(valid)
-    if record is not None or torch.is_grad_enabled() or get_function_mode() is not None:
-        return mask
-    if valid.shape != sequences.shape[:1] or 0 in sequences.shape[:2] or not can_look(valid):
-        return mask
-    return None if int(valid.min()) >= sequences.shape[1] else mask
+    is_looked_at = record is not None or torch.is_grad_enabled() or get_function_mode() is not None
+    return None if not is_looked_at and _are_whole(valid, sequences) else lengths(valid)
+
+
+def _are_whole(valid: Tensor, sequences: Tensor) -> bool:
+    """Whether no sequence is padded, where that can be seen at once; of what is no lengths it says no."""
+    is_one_each = valid.shape == sequences.shape[:1] and valid.dtype in (torch.int64, torch.int32)
+    if not is_one_each or 0 in sequences.shape[:2] or type(valid) is not Tensor or not may_be_kept(valid):
+        return False
+    return min(valid.tolist()) >= sequences.shape[1]
 
 
 def shared_bias(relative: nn.Module | None) -> Bias | None:

@@ -1,6 +1,6 @@
 """Multi-head attention."""
 
-from typing import Literal, cast, overload
+from typing import Literal, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -15,9 +15,10 @@ from regard.mechanisms.rotary.rotary import Rotary
 from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
-from regard.nn.linear import Linear, linear
+from regard.nn.linear import Linear, linear, short_product
 from regard.nn.packed_heads import heads_of_both, own_heads, split_heads
-from regard.settled_calls import of_projections
+from regard.settled_calls import Settled, of_projections
+from regard.torch_private import children_of, parameter
 
 
 class MultiHeadAttention(nn.Module):
@@ -198,7 +199,8 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ShapeError: the inputs do not fit each other, or have no batch dimension.
         """
-        if bias is None and backend is None and value is None and self.is_packed:
+        is_plain = bias is None and backend is None and value is None and self.is_packed
+        if is_plain and not torch.compiler.is_compiling():
             short = self._settled(query, key, mask, return_weights)
             if short is not None:
                 return short
@@ -319,21 +321,25 @@ class MultiHeadAttention(nn.Module):
         Else it goes the long way. Around one short call there is more to decide than to compute: see
         `regard.settled_calls`.
         """
-        if (self.rotary is not None and y is None) or (self.training and self.dropout):
-            return None
-        weight = getattr(self.in_weights, "0")  # (An index into a list of parameters takes five microseconds.)
-        settled = of_projections(x, x if y is None else y, weight, self.counts, self.head_dim, self.score, mask)
+        settled = None if self.rotary is not None and y is None else self.settled(x, y, mask)
         if settled is None:
             return None
+        weight, bias = parameter(children_of(self)["in_weights"], "0"), parameter(self, "in_bias")
         if y is None:
-            heads = own_heads(x, weight, self.in_bias, self.counts, self.head_dim)
+            heads = own_heads(x, weight, bias, self.counts, self.head_dim)
         else:
-            heads = heads_of_both(x, y, weight, self.in_bias, self.counts, self.head_dim)
+            heads = heads_of_both(x, y, weight, bias, self.counts, self.head_dim)
         if not return_weights:
-            output = settled.run(*heads, mask)[0]
-            return cast(Tensor, self.out(output.transpose(1, 2).flatten(2)))
+            return short_product(children_of(self)["out"], settled.run(*heads, mask)[0].transpose(1, 2).flatten(2))
         output, weights = attend_settled(settled, *heads, self.score, mask)
-        return Attended(self.out(output.transpose(1, 2).flatten(2)), weights)
+        return Attended(short_product(children_of(self)["out"], output.transpose(1, 2).flatten(2)), weights)
+
+    def settled(self, x: Tensor, y: Tensor | None, mask: Mask | Tensor | None) -> Settled | None:
+        """What attention from x to y, or to itself, decides, if one like it was seen and no gradient is recorded."""
+        if not self.is_packed or (self.training and self.dropout):
+            return None
+        weight = parameter(children_of(self)["in_weights"], "0")  # (An index into the list takes five microseconds.)
+        return of_projections(x, x if y is None else y, weight, self.counts, self.head_dim, self.score, mask)
 
     def _turned(self, offset: int | Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
         """Heads (batch..., heads, T, D), turned by their positions from `offset` on if there is a `rotary`."""

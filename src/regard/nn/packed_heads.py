@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.backends.side_by_side import heads_together
 from regard.mechanisms.transforms import in_forward_mode, may_be_kept
-from regard.nn.linear import linear
 
 
 def split_heads(heads: Float[Tensor, "... H D"], counts: Sequence[int]) -> list[Tensor]:
@@ -38,7 +37,7 @@ def own_heads(
     >>> query.shape, key.shape
     (torch.Size([2, 2, 5, 8]), torch.Size([2, 2, 5, 8]))
     """
-    heads = linear(x, weight, bias).view(x.shape[0], x.shape[1], -1, dim).transpose(1, 2)
+    heads = nn.functional.linear(x, weight, bias).view(x.shape[0], x.shape[1], -1, dim).transpose(1, 2)
     query, key, value = heads.split_with_sizes(list(counts), 1)
     return query, key, value
 
@@ -55,8 +54,8 @@ def heads_of_both(
     """
     first = counts[0] * dim
     of_x, of_y = (None, None) if bias is None else (bias[:first], bias[first:])
-    query = linear(x, weight[:first], of_x).view(x.shape[0], x.shape[1], -1, dim).transpose(1, 2)
-    others = linear(y, weight[first:], of_y).view(y.shape[0], y.shape[1], -1, dim).transpose(1, 2)
+    query = nn.functional.linear(x, weight[:first], of_x).view(x.shape[0], x.shape[1], -1, dim).transpose(1, 2)
+    others = nn.functional.linear(y, weight[first:], of_y).view(y.shape[0], y.shape[1], -1, dim).transpose(1, 2)
     key, value = others.split_with_sizes(list(counts[1:]), 1)
     return query, key, value
 

@@ -165,7 +165,8 @@ def attend_settled(
     assert not isinstance(mask, Tensor)
     output, lse = settled.run(query, key, value, mask)
     # Gradients are not recorded here, and would be wrong if the scores had one when they are read.
-    query, key = (vectors.detach() if vectors.requires_grad else vectors for vectors in (query, key))
+    if query.requires_grad or key.requires_grad:
+        query, key = query.detach(), key.detach()
     # In half precision the kernel's log-sum-exp is not exact enough to be kept.
     factors = LateFactors(
         settled.sizes, lambda query, key: settled.call(query, key, score, mask), (query, key), mask,

@@ -113,9 +113,15 @@ def forward_level() -> int:
     return _of(forward_ad, "torch.autograd.forward_ad", "_current_level")
 
 
+_version_of: Callable[[Tensor], int] = attrgetter("_version")
+
+
 def version_counter(tensor: Tensor) -> int:
     """How often a tensor was written to in place. An inference tensor does not count it: torch raises RuntimeError."""
-    return _of(tensor, "torch.Tensor", "_version")
+    try:  # (`_of` would take as long again, and each short call asks twice.)
+        return _version_of(tensor)
+    except AttributeError:
+        raise _lacking("torch.Tensor._version") from None
 
 
 def viewed(tensor: Tensor) -> Tensor | None:

@@ -178,7 +178,6 @@ class LateFactors(GivenFactors):
         self._sizes, self._make, self._given, self._state = sizes, make, vectors, state
         is_plain = mask is None and state is not None and vectors[0].shape[1] == vectors[1].shape[1]
         self._scale_of_all = scale if is_plain else None
-        self._leveling = Leveling()
         self._unwritten = Unwritten(*vectors, mask)
         self._made: Call | None = None
 
@@ -198,6 +197,11 @@ class LateFactors(GivenFactors):
         if self._made is None:
             self._made = self._make(*self._given)
         return self._made
+
+    @property
+    def reading(self) -> tuple[Call, Tensor]:
+        """The call and its row state: there is no bias, of which rows could be lowered."""
+        return self.call, self.state
 
     def short_weights(self, limit_bytes: int) -> Tensor | None:
         """All weights (cells, T, S) where nothing is masked and the kernel's row state was kept; else None.

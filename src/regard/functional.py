@@ -131,7 +131,7 @@ def attention(
     kind = None
     if backend is None and bias is None and dropout == 0.0:
         kind = settled_calls.call_kind(query, key, value, score, normalization, mask)
-    settled = settled_calls.seen(kind)
+    settled = settled_calls.SEEN.get(kind)
     if settled is not None and not settled_calls.is_recorded(query, key, value):
         if not return_weights:
             return settled.run(query, key, value, mask)[0]

@@ -20,7 +20,7 @@ from regard.backends.fused import Again, whole_call
 from regard.backends.fused_kernels import CpuFlash, OneBlock, repeated
 from regard.backends.kernel_arguments import causal_offset, excluding_factors
 from regard.backends.short_sequences import ShortSequences, takes_short_sequences
-from regard.mechanisms.checks import is_checking
+from regard.mechanisms.checks import IS_CHECKING
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal, Lengths
 from regard.mechanisms.normalizations import Softmax
@@ -30,7 +30,7 @@ from regard.mechanisms.shapes import Sizes
 from regard.torch_private import (
     CPU_TAKES_GROUPS,
     count_dispatch_modes,
-    flash_cpu,
+    flash_cpu_alone,
     forward_level,
     get_function_mode,
     is_tracing,
@@ -40,9 +40,14 @@ from regard.torch_private import (
 CallKind = tuple[Any, ...]
 MOST = 512
 """How many kinds are kept; beyond them all are forgotten."""
-SEEN: dict[CallKind, "Settled | None"] = {}
-"""What calls of each kind decide; None for kinds that go the long way."""
-_flash = flash_cpu.default
+SEEN: dict[CallKind | None, "Settled | None"] = {}
+"""What calls of each kind decide; None for kinds that go the long way, and no kind that cannot be told is in it."""
+# (Behind a long call each step to a name is a wait for memory: these are asked for in every call.)
+_is_compiling, _is_autocast_enabled, _is_grad_enabled = (
+    torch.compiler.is_compiling,
+    torch.is_autocast_enabled,
+    torch.is_grad_enabled,
+)
 _NOTHING_ADDED = AdditiveMask(None, None)
 
 
@@ -62,8 +67,10 @@ class Settled:
         """The output (B, H, T, E) and the log-sum-exp (B, H, T), -inf for a row with no key."""
         if not CPU_TAKES_GROUPS:
             key, value = repeated(query, key), repeated(query, value)
+        if self.positions is None:
+            return flash_cpu_alone(query, key, value, 0.0, self.is_causal, scale=self.scale)
         added = self._added(mask)
-        output, lse = _flash(query, key, value, 0.0, self.is_causal, attn_mask=added.tensor, scale=self.scale)
+        output, lse = flash_cpu_alone(query, key, value, 0.0, self.is_causal, attn_mask=added.tensor, scale=self.scale)
         return output, lse if added.live is None else lse.masked_fill(~added.live, -torch.inf)
 
     def run_with_gradients(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
@@ -107,14 +114,15 @@ def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, 
         return None
     if not (type(query) is type(key) is type(value) is Tensor):
         return None
-    if not (query.is_cpu and key.is_cpu and value.is_cpu) or not (len(query.shape) == len(key.shape) == 4):
+    shapes = query.shape, key.shape, value.shape
+    if not (query.is_cpu and key.is_cpu and value.is_cpu) or not (len(shapes[0]) == len(shapes[1]) == 4):
         return None
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         return None
     masked = None if mask is None else _kind_of_mask(mask)
     if masked is None and mask is not None:
         return None
-    return query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, score.scale, masked
+    return *shapes, query.dtype, key.dtype, value.dtype, score.scale, masked
 
 
 def of_projections(
@@ -131,7 +139,7 @@ def of_projections(
         score: as for `attention`, with softmax.
         mask: as for `attention`.
     """
-    if type(score) is not ScaledDot or torch.is_grad_enabled() or not runs_as_it_stands():
+    if type(score) is not ScaledDot or _is_grad_enabled() or not runs_as_it_stands():
         return None
     if type(x) is not Tensor or type(weight) not in PLAIN or not x.is_cpu or get_function_mode() is not None:
         return None
@@ -154,7 +162,7 @@ def of_projections(
 
 def runs_as_it_stands() -> bool:
     """Whether nothing changes, records or looks at what runs here."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or is_checking():
+    if _is_compiling() or _is_autocast_enabled("cpu") or IS_CHECKING.get():
         return False
     return not count_dispatch_modes() and not is_tracing() and peek_interpreter_stack() is None and forward_level() < 0
 
@@ -179,12 +187,7 @@ def _lengths_of(mask: Mask | Tensor | None) -> Tensor:
 
 def is_recorded(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether autograd records a call of these tensors."""
-    return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-
-
-def seen(kind: CallKind | None) -> Settled | None:
-    """What calls of this kind decide, if one was seen."""
-    return None if kind is None else SEEN.get(kind)
+    return _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
 
 
 def settle(kind: CallKind | None, call: Call, value: Tensor) -> Settled | None:

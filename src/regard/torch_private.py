@@ -108,20 +108,30 @@ def _of(owner: Any, path: str, name: str) -> Any:
         raise _lacking(f"{path}.{name}") from None
 
 
+# (`_of` takes as long as these themselves, and each short call asks for them.)
+_level_of: Callable[[Any], int] = attrgetter("_current_level")
+_version_of: Callable[[Tensor], int] = attrgetter("_version")
+
+
 def forward_level() -> int:
     """The level of forward-mode differentiation; -1 outside of it."""
-    return _of(forward_ad, "torch.autograd.forward_ad", "_current_level")
-
-
-_version_of: Callable[[Tensor], int] = attrgetter("_version")
+    try:
+        return _level_of(forward_ad)
+    except AttributeError:
+        raise _lacking("torch.autograd.forward_ad._current_level") from None
 
 
 def version_counter(tensor: Tensor) -> int:
     """How often a tensor was written to in place. An inference tensor does not count it: torch raises RuntimeError."""
-    try:  # (`_of` would take as long again, and each short call asks twice.)
+    try:
         return _version_of(tensor)
     except AttributeError:
         raise _lacking("torch.Tensor._version") from None
+
+
+def counted_version(tensor: Tensor) -> int | None:
+    """The same, and None for an inference tensor."""
+    return None if tensor.is_inference() else version_counter(tensor)
 
 
 def viewed(tensor: Tensor) -> Tensor | None:
@@ -345,3 +355,12 @@ flash_cuda = operator("_scaled_dot_product_flash_attention")
 flash_cuda_backward = operator("_scaled_dot_product_flash_attention_backward")
 efficient_cuda = operator("_scaled_dot_product_efficient_attention")
 efficient_cuda_backward = operator("_scaled_dot_product_efficient_attention_backward")
+
+
+def _in_fewer_steps(packet: Any, name: str) -> Any:
+    """An operator as torch's own Python calls it: through `torch.ops` a call takes half as long again."""
+    return packet if isinstance(packet, Missing) else getattr(torch, name, packet.default)
+
+
+flash_cpu_alone = _in_fewer_steps(flash_cpu, "_scaled_dot_product_flash_attention_for_cpu")
+"""The kernel of the CPU, where neither a mode nor a graph looks at what is called."""

@@ -22,7 +22,7 @@ from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.shapes import Sizes, take
 from regard.mechanisms.tensor_tree import tensors_mapped, tensors_of_tree
-from regard.torch_private import version_counter
+from regard.torch_private import counted_version, version_counter
 
 
 class CallFactors(Protocol):
@@ -65,14 +65,13 @@ class Unwritten:
 
     def __init__(self, query: Tensor, key: Tensor, *others: object) -> None:
         """Others are masks, biases and whatever else may have tensors."""
-        self._tensors = [query, key]
+        tensors: tuple[Tensor, ...] = (query, key)
         for other in others:
             if other is not None:
-                self._tensors += tensors_of_tree(other)
+                tensors += (*tensors_of_tree(other),)
+        self._tensors = tensors
         # While compiling there are no versions, and an inference tensor has none.
-        self._versions: list[int | None] = []
-        if not torch.compiler.is_compiling():
-            self._versions = [None if one.is_inference() else version_counter(one) for one in self._tensors]
+        self._versions = () if torch.compiler.is_compiling() else (*map(counted_version, tensors),)
 
     def check(self) -> None:
         """Check that nobody has written to it since then.

@@ -17,7 +17,8 @@ from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.mechanisms.masks.basic import Causal, Lengths
 from regard.mechanisms.masks.patterns import Documents
 
-_IS_ON: ContextVar[bool] = ContextVar("regard.checking", default=False)
+IS_CHECKING: ContextVar[bool] = ContextVar("regard.checking", default=False)
+"""Whether the values of calls are checked at this point, outside of graphs."""
 
 
 @contextmanager
@@ -44,16 +45,16 @@ def checking(enabled: bool = True) -> Iterator[None]:
     Traceback (most recent call last):
     regard.errors.NonFiniteError: query[1, 1] is nan: find where it comes from; padding must be finite, masked or not
     """
-    token = _IS_ON.set(enabled)
+    token = IS_CHECKING.set(enabled)
     try:
         yield
     finally:
-        _IS_ON.reset(token)
+        IS_CHECKING.reset(token)
 
 
 def is_checking() -> bool:
     """Whether the values of calls are checked at this point."""
-    return not torch.compiler.is_compiling() and _IS_ON.get()
+    return not torch.compiler.is_compiling() and IS_CHECKING.get()
 
 
 def check_values(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> None:

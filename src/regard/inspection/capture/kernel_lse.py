@@ -10,7 +10,15 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from regard.settled_calls import runs_as_it_stands
-from regard.torch_private import Missing, TorchDispatchMode, flash_cpu, fused_choice, get_function_mode, operator
+from regard.torch_private import (
+    Missing,
+    TorchDispatchMode,
+    flash_cpu,
+    flash_cpu_alone,
+    fused_choice,
+    get_function_mode,
+    operator,
+)
 
 aten = torch.ops.aten
 FLASH = SDPBackend.FLASH_ATTENTION.value
@@ -112,7 +120,8 @@ def _by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | Non
         return None
     if fused_choice(**arguments) != FLASH:
         return None
-    output, lse = FLASH_CPU(query, key, value, arguments["dropout_p"], arguments["is_causal"], scale=arguments["scale"])
+    dropout, is_causal, scale = (arguments[name] for name in ("dropout_p", "is_causal", "scale"))
+    output, lse = flash_cpu_alone(query, key, value, dropout, is_causal, scale=scale)
     kernel.ran(FLASH_CPU, query, key, lse)
     return output
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.inspection.capture.axes import AxisNumber
-from regard.torch_private import version_counter, viewed
+from regard.torch_private import counted_version, viewed
 
 Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 
@@ -53,7 +53,7 @@ class SoftmaxOrigin:
     def softmax(self) -> Tensor | None:
         """The weights as the softmax gave them; None if the model has overwritten them since."""
         tensor = self.tensor
-        return None if tensor is None or version_of(tensor) != self.version else tensor
+        return None if tensor is None or counted_version(tensor) != self.version else tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -201,8 +201,3 @@ def _number(base: Tensor) -> int:
 def is_learned(tensor: Tensor) -> bool:
     """Whether a tensor is a parameter, or a view of one."""
     return isinstance(tensor, nn.Parameter) or isinstance(viewed(tensor), nn.Parameter)
-
-
-def version_of(tensor: Tensor) -> int | None:
-    """How often a tensor was written to in place; None for an inference tensor, which does not count it."""
-    return None if tensor.is_inference() else version_counter(tensor)

@@ -10,7 +10,7 @@ from regard.inspection.capture.mask_reading import GivenMask, read_mask
 from regard.inspection.capture.output_gradients import GradientLog
 from regard.inspection.capture.snapshot import Kept, copied, holds_much_more, may_be_late, may_be_overwritten
 from regard.mechanisms.shapes import Sizes
-from regard.torch_private import version_counter
+from regard.torch_private import counted_version, version_counter
 
 if TYPE_CHECKING:
     from regard.maps.reused_memory import Arena
@@ -105,7 +105,7 @@ class Keeper:
         """Keep a parameter. It is copied only if that is asked for, and then once for all calls."""
         if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
             held = tensor if self.graph else tensor.detach()
-            return Kept(held, what, None if tensor.is_inference() else version_counter(tensor))
+            return Kept(held, what, counted_version(tensor))
         identity = (id(tensor), version_counter(tensor))
         if identity not in self._copies:
             # The watched model holds the parameter, so that no other object can get its id.

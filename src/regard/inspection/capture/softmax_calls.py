@@ -14,8 +14,9 @@ from regard.inspection.capture.axes import reduced_dims
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.product_calls import observe_sum_of_spread
-from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned, version_of
+from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.inspection.capture.traced_calls import trace_results
+from regard.torch_private import counted_version
 
 Positional = tuple[Any, ...]
 
@@ -59,7 +60,7 @@ def begin(thread: Thread, how: str, result: Tensor, dim: int, scores: Tensor | N
     channel = None if scores is None or scores.shape != result.shape else thread.traces.is_channel(scores, axis)
     frame = thread.innermost()
     is_weights = kind == "weights"
-    tensor, version = (_beside(thread, result), version_of(result)) if is_weights else (None, None)
+    tensor, version = (_beside(thread, result), counted_version(result)) if is_weights else (None, None)
     origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
                     len(thread.stack), thread.innermost_module())  # fmt: skip
     last = result.dim() - 1
@@ -89,7 +90,8 @@ def _exponential(thread: Thread, args: Positional, result: Tensor) -> None:
         return
     before = trace.origins[0]
     # The logarithms were not the weights yet: the weights begin here.
-    origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key or 0, _beside(thread, result), version_of(result),
+    origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key or 0, _beside(thread, result),
+                    counted_version(result),
                     before.is_projected, before.is_projection, before.depth, before.module)  # fmt: skip
     if trace.key is None:
         return

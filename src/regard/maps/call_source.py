@@ -100,6 +100,8 @@ def _is_part(tensor: Tensor) -> bool:
 class GivenFactors:
     """A given call and its row state; if there is no exact one from the kernel, it is computed at the first read."""
 
+    __slots__ = ("__weakref__", "_call", "_leveling", "_state", "_unwritten")
+
     def __init__(self, call: Call, state: Tensor | None) -> None:
         self._call = call
         self._state = state
@@ -165,6 +167,8 @@ class LateFactors(GivenFactors):
     The call that `make` gives of the vectors (queries and keys) has these sizes.
     """
 
+    __slots__ = ("_given", "_made", "_make", "_scale_of_all", "_sizes")
+
     def __init__(
         self,
         sizes: Sizes,
@@ -175,7 +179,7 @@ class LateFactors(GivenFactors):
         scale: float,
     ) -> None:
         self._sizes, self._make, self._given, self._state = sizes, make, vectors, state
-        is_plain = mask is None and state is not None and vectors[0].shape[1] == vectors[1].shape[1]
+        is_plain = mask is None and state is not None and sizes.heads == sizes.kv_heads
         self._scale_of_all = scale if is_plain else None
         self._unwritten = Unwritten(*vectors, mask)
         self._made: Call | None = None
@@ -214,14 +218,16 @@ class LateFactors(GivenFactors):
         if state.numel() * key.shape[2] * state.itemsize > limit_bytes:
             return None
         self._unwritten.check()
-        return _dot_logs_of(query.flatten(0, 1), key.flatten(0, 1), state, self._scale_of_all).exp()
+        return _dot_logs_of(query.flatten(0, 1), key.flatten(0, 1), state, self._scale_of_all).exp_()
 
     def tensors(self) -> list[Tensor]:
         """Queries, keys and the row state."""
         return [*self._given, *(() if self._state is None else (self._state,))]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(
+    slots=True, eq=False
+)  # (To make a frozen one takes three times as long, and each call with a map makes one.)
 class CallSource(Source):
     """The weights of an attention call, from its scores and row state; it may have values too."""
 

@@ -225,9 +225,8 @@ class LateFactors(GivenFactors):
         return [*self._given, *(() if self._state is None else (self._state,))]
 
 
-@dataclass(
-    slots=True, eq=False
-)  # (To make a frozen one takes three times as long, and each call with a map makes one.)
+# (To make a frozen one takes three times as long, and each call with a map makes one.)
+@dataclass(slots=True, eq=False)
 class CallSource(Source):
     """The weights of an attention call, from its scores and row state; it may have values too."""
 

@@ -157,6 +157,15 @@ def test_the_lowest_number_under_the_causal_flag_hides_a_key_only_beside_others(
     assert seen.calls[0].error < 1e-6
 
 
+@pytest.mark.parametrize("low", [-1e8, -1e9, MIN])
+def test_low_numbers_say_who_may_attend(low: float) -> None:
+    """They are not held as a bias of T x S numbers."""
+    seen = watched(Attend(), x(), attn_mask=torch.zeros(T, T).masked_fill(~torch.ones(T, T).tril().bool(), low))
+    call = seen[""].source.call
+    assert call.bias is None
+    assert "causal" in str(call.mask)
+
+
 def test_a_row_of_several_low_numbers_is_even_over_the_largest() -> None:
     mask = torch.zeros(T, T)
     mask[2] = torch.tensor([-1e9, MIN, -1e9, MIN, MIN, MIN, MIN])

@@ -235,6 +235,7 @@ def test_values_are_kept_where_that_is_asked() -> None:
     assert torch.equal(output, plain.output)
     expected = plain.weights.with_values(k)
     assert torch.equal(weights.value_norms().dense(), expected.value_norms().dense())
+    torch.testing.assert_close(weights[1].value_norms().dense(), weights.value_norms().dense()[1])
     assert torch.equal(weights[0].attribution(output[0]).dense(), expected[0].attribution(output[0]).dense())
     assert (
         regard.attention(q[0, 0], k[0, 0], k[0, 0], return_weights=True, keep_values=True).weights.value_norms().shape

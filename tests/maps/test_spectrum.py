@@ -75,12 +75,16 @@ def test_the_same_seed_gives_the_same_values() -> None:
     assert not torch.equal(one.error, weights.singular_values(3, seed=6).error)
 
 
-def test_the_bound_of_a_map_of_low_rank_holds_beyond_rounding() -> None:
-    """Equal rows: what is left beside the largest value is rounding, and so is the error of that value."""
+@pytest.mark.parametrize(("queries", "keys"), [(40, 50), (64, 33), (7, 1000)])
+def test_the_bound_of_a_map_of_low_rank_holds_beyond_rounding(queries: int, keys: int) -> None:
+    """Equal rows: what is left beside the largest value is rounding, and so is the error of that value.
+
+    How a product is rounded depends on the processor, so that no one size shows it on all of them.
+    """
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
-        k = torch.randn(1, 1, 50, 4, generator=generator)
-        weights = regard.attention(torch.ones(1, 1, 40, 4), k, k, return_weights=True).weights
+        k = torch.randn(1, 1, keys, 4, generator=generator)
+        weights = regard.attention(torch.ones(1, 1, queries, 4), k, k, return_weights=True).weights
         found = weights.singular_values(1)
         assert (torch.linalg.svdvals(weights.dense().double())[..., :1] <= found.values.double() + found.error).all()
         assert found.error.max() < 1e-5

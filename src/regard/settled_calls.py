@@ -43,11 +43,8 @@ MOST = 512
 SEEN: dict[CallKind | None, "Settled | None"] = {}
 """What calls of each kind decide; None for kinds that go the long way, and no kind that cannot be told is in it."""
 # (Behind a long call each step to a name is a wait for memory: these are asked for in every call.)
-_is_compiling, _is_autocast_enabled, _is_grad_enabled = (
-    torch.compiler.is_compiling,
-    torch.is_autocast_enabled,
-    torch.is_grad_enabled,
-)
+_is_compiling = torch.compiler.is_compiling
+_is_autocast_enabled, _is_grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 _NOTHING_ADDED = AdditiveMask(None, None)
 
 

@@ -130,7 +130,7 @@ def version_counter(tensor: Tensor) -> int:
 
 
 def counted_version(tensor: Tensor) -> int | None:
-    """The same, and None for an inference tensor."""
+    """How often a tensor was written to in place; None for an inference tensor, which does not count it."""
     return None if tensor.is_inference() else version_counter(tensor)
 
 

@@ -21,12 +21,9 @@ def short_stack(layers: nn.Module, kind: type[Any], *inputs: Any) -> ShortLayer 
         kind: the class of its layers; its `alone_for` is the forward that `alone` stands for.
         inputs: of the first layer's `alone`, and of that of every other.
     """
-    if (
-        torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-        or has_hooks_of_all()
-        or type(layers) is not nn.ModuleList
-    ):
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    if has_hooks_of_all() or type(layers) is not nn.ModuleList:
         return None
     sublayers: ShortLayer = []
     for layer in children_of(layers).values():

@@ -245,6 +245,9 @@ def test_compiled_exported_and_scripted_models_are_refused_at_the_door() -> None
     for program in (exported.module(), torch.export.unflatten(exported)):
         with pytest.raises(ArgumentError, match="is a graph"):
             regard.edit(program, {"": Knockout(keys=0)})
+        inner = next(name for name, _ in program.named_modules() if name)
+        with pytest.raises(ArgumentError, match="is a graph"):
+            regard.edit(program, {inner: Knockout(keys=0)})
     scripted = torch.jit.script(nn.Linear(2, 2))
     with pytest.raises(ArgumentError, match="'0' is TorchScript"):
         regard.edit(nn.Sequential(scripted), {"0": Knockout(keys=0)})

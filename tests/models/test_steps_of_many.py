@@ -180,8 +180,10 @@ def test_whoever_looks_at_operations_sees_them(rows: list[int]) -> None:
             return function(*args, **(kwargs or {}))
 
     ready = of_many(prepare(untrained({})))
+    before = ready.start(SOURCES, LENGTHS)
     with Looking():
         ready.step(ready.start(SOURCES, LENGTHS), torch.full((9,), BOS))
+        ready.step(before, torch.full((9,), BOS))
     assert not rows
     ready.step(ready.start(SOURCES, LENGTHS), torch.full((9,), BOS))
     assert rows == [9]

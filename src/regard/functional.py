@@ -16,7 +16,8 @@ from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, ShapeError
 from regard.maps import one_loop
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource, GivenFactors, LateFactors
+from regard.maps.call_source import CallSource, GivenFactors
+from regard.maps.late_call import LateCall
 from regard.maps.triton_statistics import said_of_triton
 from regard.mechanisms.biases.base import Bias, as_bias
 from regard.mechanisms.checks import check_values, is_checking
@@ -150,6 +151,19 @@ def attention(
         return run_call(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
 
 
+def run_to_read(
+    settled: Settled, query: Tensor, key: Tensor, value: Tensor, score: AnyScore, mask: Mask | Tensor | None
+) -> tuple[Tensor, LateCall]:
+    """The output of a call whose kind was seen before, and what is needed to read its weights."""
+    assert isinstance(score, ScaledDot)  # Only such calls are settled.
+    assert not isinstance(mask, Tensor)
+    output, lse = settled.run(query, key, value, mask)
+    # Gradients are not recorded here, and would be wrong if the scores had one when they are read.
+    if query.requires_grad or key.requires_grad:
+        query, key = query.detach(), key.detach()
+    return output, LateCall(settled, query, key, score, mask, lse)
+
+
 def attend_settled(
     settled: Settled,
     query: Tensor,
@@ -160,19 +174,9 @@ def attend_settled(
     *,
     keep_values: bool = False,
 ) -> Attended:
-    """The output and the map of a call whose kind was seen before; the call is put together when the map is read."""
-    assert isinstance(score, ScaledDot)  # Only such calls are settled.
-    assert not isinstance(mask, Tensor)
-    output, lse = settled.run(query, key, value, mask)
-    # Gradients are not recorded here, and would be wrong if the scores had one when they are read.
-    if query.requires_grad or key.requires_grad:
-        query, key = query.detach(), key.detach()
-    # In half precision the kernel's log-sum-exp is not exact enough to be kept.
-    factors = LateFactors(
-        settled.sizes, lambda query, key: settled.call(query, key, score, mask), (query, key), mask,
-        lse if query.dtype == lse.dtype else None, settled.scale,
-    )  # fmt: skip
-    weights = AttentionMap(CallSource(factors, settled.sizes.leading, BACKENDS["fused"]))
+    """The output and the map of a call whose kind was seen before; the map is put together when it is read."""
+    output, late = run_to_read(settled, query, key, value, score, mask)
+    weights = AttentionMap.late(late)
     return Attended(output, weights.with_values(value) if keep_values else weights)
 
 

@@ -17,7 +17,6 @@ from regard.maps.dot_scores import BufferedPart, DotFactors, DotScores
 from regard.maps.fused_statistics import DotSoftmax
 from regard.maps.leveled import Leveling
 from regard.maps.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
-from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.shapes import Sizes, take
@@ -63,15 +62,19 @@ class Unwritten:
 
     __slots__ = ("_tensors", "_versions")
 
-    def __init__(self, query: Tensor, key: Tensor, *others: object) -> None:
-        """Others are masks, biases and whatever else may have tensors."""
+    def __init__(self, tensors: tuple[Tensor, ...], versions: tuple[int | None, ...]) -> None:
+        """The versions may be missing: then nothing is known of the tensors."""
+        self._tensors, self._versions = tensors, versions
+
+    @classmethod
+    def now(cls, query: Tensor, key: Tensor, *others: object) -> "Unwritten":
+        """What a call reads that runs now; others are masks, biases and whatever else may have tensors."""
         tensors: tuple[Tensor, ...] = (query, key)
         for other in others:
             if other is not None:
                 tensors += (*tensors_of_tree(other),)
-        self._tensors = tensors
         # While compiling there are no versions, and an inference tensor has none.
-        self._versions = () if torch.compiler.is_compiling() else (*map(counted_version, tensors),)
+        return cls(tensors, () if torch.compiler.is_compiling() else (*map(counted_version, tensors),))
 
     def check(self) -> None:
         """Check that nobody has written to it since then.
@@ -102,11 +105,14 @@ class GivenFactors:
 
     __slots__ = ("__weakref__", "_call", "_leveling", "_state", "_unwritten")
 
-    def __init__(self, call: Call, state: Tensor | None) -> None:
+    def __init__(self, call: Call, state: Tensor | None, unwritten: Unwritten | None = None) -> None:
+        """What the call reads is looked at now, unless `unwritten` knows it from when the call ran."""
         self._call = call
         self._state = state
         self._leveling = Leveling()
-        self._unwritten = Unwritten(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
+        if unwritten is None:
+            unwritten = Unwritten.now(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
+        self._unwritten = unwritten
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy (`copy`, `pickle`) is nobody else's."""
@@ -161,72 +167,7 @@ class GivenFactors:
         return GivenFactors(*tensors_mapped((self.call, self._state), change))
 
 
-class LateFactors(GivenFactors):
-    """The factors of a call that is put together when it is asked for, because most maps of short calls are not read.
-
-    The call that `make` gives of the vectors (queries and keys) has these sizes.
-    """
-
-    __slots__ = ("_given", "_made", "_make", "_scale_of_all", "_sizes")
-
-    def __init__(
-        self,
-        sizes: Sizes,
-        make: Callable[[Tensor, Tensor], Call],
-        vectors: tuple[Tensor, Tensor],
-        mask: Mask | None,
-        state: Tensor | None,
-        scale: float,
-    ) -> None:
-        self._sizes, self._make, self._given, self._state = sizes, make, vectors, state
-        is_plain = mask is None and state is not None and sizes.heads == sizes.kv_heads
-        self._scale_of_all = scale if is_plain else None
-        self._unwritten = Unwritten(*vectors, mask)
-        self._made: Call | None = None
-
-    @property
-    def sizes(self) -> Sizes:
-        """The sizes of the call."""
-        return self._sizes
-
-    @property
-    def call(self) -> Call:
-        """The call, put together at the first reading.
-
-        Raises:
-            OverwrittenError: somebody has written to what it reads.
-        """
-        self._unwritten.check()
-        if self._made is None:
-            self._made = self._make(*self._given)
-        return self._made
-
-    @property
-    def reading(self) -> tuple[Call, Tensor]:
-        """The call and its row state: there is no bias, of which rows could be lowered."""
-        return self.call, self.state
-
-    def short_weights(self, limit_bytes: int) -> Tensor | None:
-        """All weights (cells, T, S) where nothing is masked and the kernel's row state was kept; else None.
-
-        Raises:
-            OverwrittenError: somebody has written to what it reads.
-        """
-        (query, key), state = self._given, self._state
-        if state is None or self._scale_of_all is None:
-            return None
-        if state.numel() * key.shape[2] * state.itemsize > limit_bytes:
-            return None
-        self._unwritten.check()
-        return _dot_logs_of(query.flatten(0, 1), key.flatten(0, 1), state, self._scale_of_all).exp_()
-
-    def tensors(self) -> list[Tensor]:
-        """Queries, keys and the row state."""
-        return [*self._given, *(() if self._state is None else (self._state,))]
-
-
-# (To make a frozen one takes three times as long, and each call with a map makes one.)
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class CallSource(Source):
     """The weights of an attention call, from its scores and row state; it may have values too."""
 
@@ -337,11 +278,6 @@ class CallSource(Source):
         """The keys that the mask allows."""
         call = self.call
         return range(self.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
-
-    def short_weights(self, limit_bytes: int) -> Tensor | None:
-        """All weights of a short call in few steps; they have the bits of `part`."""
-        weights = self.factors.short_weights(limit_bytes) if isinstance(self.factors, LateFactors) else None
-        return None if weights is None else weights.view(*self.layout, *weights.shape[1:])
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
         """The weights of the call on those cells."""
@@ -523,14 +459,22 @@ def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows
         take(tensor, asked).to(call.compute_dtype).flatten(0, 1)
         for tensor, asked in ((call.query, rows), (call.key, columns))
     )
-    logs = _dot_logs_of(query, key, state, scale)
+    logs = dot_logs(query, key, state, scale)
     if call.mask is None:
         return logs
     masked = call.masked if logs.requires_grad else call.masked_
     return masked(logs.unflatten(0, call.query.shape[:2]), rows, columns).flatten(0, 1)
 
 
-def _dot_logs_of(query: Tensor, key: Tensor, state: Tensor, scale: float) -> Tensor:
+def dot_logs(query: Tensor, key: Tensor, state: Tensor, scale: float) -> Tensor:
+    """The logarithms (cells, T, S) of the softmax of scaled dot products.
+
+    Args:
+        query: (cells, T, D).
+        key: (cells, S, D).
+        state: the log-sum-exp (B, H, T), B H = cells; -inf for a row with no key.
+        scale: multiplies the dot products.
+    """
     less = _never_if_no_key(state).flatten(0, 1)[..., None]
     return torch.baddbmm(less, query, key.mT, beta=-1, alpha=scale)
 

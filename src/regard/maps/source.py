@@ -269,10 +269,6 @@ class Source(ABC):
         With a scratch, a piece may overwrite the memory of the piece before, and carries no gradient.
         """
 
-    def short_weights(self, limit_bytes: int) -> Tensor | None:
-        """All weights as the map has them, if there is a way of few steps and they take no more memory; else None."""
-        return None
-
     def dot_scores(self) -> Scores | None:
         """The scores, if the weights are a softmax of dot products; None for other sources."""
         return None

@@ -42,3 +42,38 @@ def test_any_factor_is_as_the_reference_has_it(
     weigh = torch.randn_like(output)
     for got, wanted in zip(*(torch.autograd.grad(o, (q, k), weigh) for o in (output, expected)), strict=True):
         torch.testing.assert_close(got, wanted, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.7])
+@pytest.mark.parametrize(("heads", "queries", "keys"), [(2, 2, 1), (4, 5, 3), (4, 1, 3), (1, 5, 3)])
+@pytest.mark.parametrize("groups", [1, None])
+@pytest.mark.parametrize("mask", [None, regard.causal(0)], ids=str)
+@pytest.mark.parametrize("is_image", [False, True])
+def test_gradients_of_heads_one_number_wide(
+    is_image: bool, mask: regard.Mask | None, groups: int | None, heads: int, queries: int, keys: int, factor: float
+) -> None:
+    """Heads beside one another, of one number each, may be read as an image whose channels come last.
+
+    torch then puts what it computes of them into memory of that kind, which the kernels do not read.
+    """
+
+    def beside(heads: int, length: int) -> torch.Tensor:
+        made = torch.randn(2, length, heads, 1, dtype=torch.float64).transpose(1, 2).detach()
+        return (made.to(memory_format=torch.channels_last) if is_image else made).requires_grad_()
+
+    q, k, v = beside(heads, queries), beside(groups or heads, keys), beside(groups or heads, keys)
+    output, weights = regard.attention(q, k, v, score=regard.ScaledDot(factor), mask=mask, return_weights=True)
+    key, value = (t.repeat_interleave(heads // t.shape[1], 1) for t in (k, v))
+    scores = factor * q @ key.mT
+    if mask is not None:
+        scores = scores.masked_fill(~torch.ones(queries, keys, dtype=torch.bool).tril(), -torch.inf)
+    dense = scores.softmax(-1)
+    for got, wanted in ((output, dense @ value), (weights.received(), dense.sum(-2)), (weights.dense(), dense)):
+        torch.testing.assert_close(got, wanted)
+        weigh = torch.randn_like(wanted)
+        found, right = (
+            torch.autograd.grad((one * weigh).sum(), (q, k), retain_graph=True, allow_unused=True)
+            for one in (got, wanted)
+        )
+        for mine, exact in zip(found, right, strict=True):
+            torch.testing.assert_close(mine, exact, atol=1e-12, rtol=1e-9)

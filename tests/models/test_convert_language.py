@@ -102,3 +102,22 @@ def test_variants_that_are_not_read_are_named(tmp_path: Path) -> None:
     refused("scaled", GPT2, "scale_attn_by_inverse_layer_idx", scale_attn_by_inverse_layer_idx=True)
     refused("rope", llama(), "'proportional'.*llama3", rope_parameters={"rope_type": "proportional"})
     refused("factor", llama(), "no factor", rope_parameters={"rope_type": "linear"})
+    for number, bad in enumerate((True, "linear", 8.0, ["linear"])):
+        for name in ("rope_parameters", "rope_scaling"):
+            others: dict[str, Any] = {"rope_parameters": None, name: bad}
+            refused(f"{name}{number}", llama(), rf"config\.json: {name} must be a dict, got", **others)
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}
+    refused(
+        "attention",
+        llama(),
+        "attention_factor must be a float, got True",
+        rope_parameters=yarn | {"attention_factor": True},
+    )
+    long = {"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 8, "long_factor": [1.0] * 8}
+    refused(
+        "list",
+        llama(),
+        r"short_factor\[1\] must be a float, got '2'",
+        rope_parameters=long | {"short_factor": [1, "2"]},
+    )
+    refused("number", llama(), "short_factor must be a list, got 1", rope_parameters=long | {"short_factor": 1})

@@ -17,6 +17,7 @@ from regard.backends.short_sequences import ShortSequences, takes_short_sequence
 from regard.backends.tiled import Tiled
 from regard.errors import BackendError
 from regard.mechanisms.normalizations import Softmax, any_coarse
+from regard.mechanisms.readable import row_contiguous
 from regard.mechanisms.scores.base import ScaledDot
 from regard.mechanisms.transforms import can_look, in_forward_mode, in_trace, in_transform
 from regard.torch_private import missing
@@ -76,10 +77,10 @@ class Fused(Backend):
         assert scale is not None, "why_not has said so"
         tensors = (t.to(call.query.dtype) for t in (call.query, call.key, value))
         # The kernels need one width for all three tensors.
-        same = one_width(*tensors, multiple=kernel.multiple)
-        # The CPU operator assumes that the last stride is 1. If it is not, it silently gives wrong numbers.
-        query, key, value_ = (t if t.stride(-1) == 1 else t.contiguous() for t in same)
+        query, key, value_ = one_width(*tensors, multiple=kernel.multiple)
         query, scale = with_positive_scale(query, scale)
+        # Last, because the negative of a tensor may stand in memory in another way.
+        query, key, value_ = (row_contiguous(t) for t in (query, key, value_))
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value_)):
             if isinstance(kernel, CpuFlash) and takes_short_sequences(query, key):
                 kernel = ShortSequences()
@@ -161,7 +162,7 @@ class _WholeCall(torch.autograd.Function):
             grad_output = torch.zeros_like(saved[3])
         if torch.is_grad_enabled():
             return None, None, *ctx.again.gradients(saved[:3], grad_output, grad_lse)
-        grad_output = grad_output if grad_output.stride(-1) == 1 else grad_output.contiguous()
+        grad_output = row_contiguous(grad_output)
         return None, None, *ctx.block.backward(saved, ctx.extras, grad_output, grad_lse)
 
 
@@ -196,7 +197,7 @@ class _FusedBlocks(torch.autograd.Function):
             with torch.enable_grad():
                 found = ctx.again.gradients((query, key, value), grad_output, grad_lse)
             return None, None, None, None, *found
-        grad_output = grad_output if grad_output.stride(-1) == 1 else grad_output.contiguous()
+        grad_output = row_contiguous(grad_output)
         blocks = ctx.covering.every
         is_whole = len(blocks) == 1 and blocks[0].count * len(blocks[0].columns) == key.shape[2]
         grads = () if is_whole else tuple(torch.zeros_like(t) for t in (query, key, value))

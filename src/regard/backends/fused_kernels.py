@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.backends.additive_masks import AdditiveMask
 from regard.backends.backward_precision import goes_in_float32
+from regard.mechanisms.readable import row_contiguous
 from regard.mechanisms.shapes import Sizes
 from regard.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_backward
 
@@ -157,10 +158,9 @@ class OneBlock:
         kernel = self.kernel if grad_lse is None or self.kernel.reads_output else CpuFlash()
         if grad_lse is not None:
             extra = kernel.multiple
-            query, key, output = (torch.nn.functional.pad(t, (0, extra)) for t in (query, key, output))
-            value = torch.nn.functional.pad(torch.nn.functional.pad(value, (0, 1), value=1.0), (0, extra - 1))
-            grad_output = torch.cat([grad_output, grad_lse[..., None].to(grad_output.dtype)], -1)
-            grad_output = torch.nn.functional.pad(grad_output, (0, extra - 1))
+            query, key, output = (wider(t, extra) for t in (query, key, output))
+            value = wider(wider(value, 1, 1.0), extra - 1)
+            grad_output = wider(torch.cat([grad_output, grad_lse[..., None].to(grad_output.dtype)], -1), extra - 1)
         grads = kernel.backward(
             grad_output,
             (query, key, value, output, lse),
@@ -170,6 +170,14 @@ class OneBlock:
             scale=self.scale,
         )
         return grads if grad_lse is None else tuple(g[..., :dim] for g in grads)
+
+
+def wider(tensor: Tensor, columns: int, value: float = 0.0) -> Tensor:
+    """A tensor (..., D) with more columns, which follow one another in memory, as the kernels take for granted.
+
+    torch pads what may be read as channels-last, as one column of many heads may, into memory of that kind.
+    """
+    return row_contiguous(torch.nn.functional.pad(tensor, (0, columns), value=value))
 
 
 def repeated(query: Tensor, tensor: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from regard.maps.pooling import Bins, Grid
 from regard.maps.row_work import FIELDS, WORK, addresses
 from regard.maps.source import Scores, Source, Statistic
 from regard.mechanisms.normalizations import Softmax
-from regard.mechanisms.readable import is_installed
+from regard.mechanisms.readable import is_installed, row_contiguous
 from regard.mechanisms.transforms import can_look, in_forward_mode
 
 SMALL = 1 << 20
@@ -157,7 +157,7 @@ def _read(
     threads, grid = torch.get_num_threads(), wanted.grid
     pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)
     panels, has_sums = -(-source.keys // PANEL), "sum" in wanted.pictures
-    query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (scores.query, scores.key))
+    query, key = (row_contiguous(t) for t in (scores.query, scores.key))
     found = _Answered(source, wanted, pieces, panels * PANEL)
     arrays = {
         **found.arrays(),

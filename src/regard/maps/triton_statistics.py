@@ -18,6 +18,7 @@ from regard.maps.pooling import Grid
 from regard.maps.source import SoftmaxCall, Source, Statistic
 from regard.mechanisms.masks.row_ranges import RowRanges
 from regard.mechanisms.normalizations import Softmax
+from regard.mechanisms.readable import row_contiguous
 from regard.mechanisms.transforms import has_values, in_forward_mode, in_transform
 from regard.mechanisms.triton_use import or_else, runs_triton
 
@@ -116,7 +117,7 @@ def _read(made: SoftmaxCall, asked: Asked, statistics: Sequence[Statistic]) -> l
     ranges = RowRanges.of(call.mask, sizes, device)
     assert ranges is not None, "it was asked"
     assert scale is not None, "it was asked"
-    query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (call.query, call.key))
+    query, key = (row_contiguous(t) for t in (call.query, call.key))
     cells, queries, keys = sizes.flat_batch * sizes.heads, sizes.queries, sizes.keys
     finds = made.state is None
     state = torch.empty(1, device=device) if made.state is None else made.state.flatten(0, 1).float()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.compiled.choice_work import WORK
 from regard.compiled.thread_team import run_in_threads
+from regard.mechanisms.readable import row_contiguous
 
 Chooser = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """A function that chooses among logits (N, V), with offsets (G, M), k numbers: see `best_of_groups`."""
@@ -40,7 +41,7 @@ def best_of_groups(
 
     (groups, members), (_, columns) = offsets.shape, logits.shape
     k = min(k, members * columns)
-    logits, offsets = logits if logits.stride(-1) == 1 else logits.contiguous(), offsets.float().contiguous()
+    logits, offsets = row_contiguous(logits), offsets.float().contiguous()
     values = torch.empty(groups, k, dtype=torch.float32, device="cpu")
     places = torch.empty(groups, k, dtype=torch.int64, device="cpu")
     counter, work = np.zeros(1, np.int64), np.zeros(1, WORK)

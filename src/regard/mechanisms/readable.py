@@ -1,4 +1,4 @@
-"""Whether compiled code may be called: numba is installed, and the tensors are memory that it can read."""
+"""Whether kernels and compiled code may be called on tensors: numba is installed, and their memory can be read."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -33,3 +33,14 @@ def is_readable(*tensors: Tensor) -> bool:
     # Whether there are values depends on nothing else that differs between plain tensors.
     is_run = not tensors or (type(tensors[0]) in PLAIN and can_look(tensors[0]))
     return is_run and all(type(t) in PLAIN and is_its_memory(t) for t in tensors)
+
+
+def row_contiguous(tensor: Tensor) -> Tensor:
+    """A tensor (..., D) whose last numbers follow one another in memory: the same one, or a copy.
+
+    Kernels take it for granted. The CPU kernel of torch gives wrong numbers without a word where it is not so.
+
+    >>> row_contiguous(torch.ones(3, 2).mT).stride()
+    (3, 1)
+    """
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

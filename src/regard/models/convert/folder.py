@@ -48,6 +48,33 @@ class Settings:
             raise RunFolderError(f"{self.source}: {name} must be at most 2^62, got {reprlib.repr(value)}")
         return value
 
+    def optional(self, name: str, kind: type[T]) -> T | None:
+        """A value; None if it is absent or null.
+
+        Raises:
+            RunFolderError: it has another type.
+        """
+        return None if self.values.get(name) is None else self.get(name, kind)
+
+    def floats(self, name: str) -> tuple[float, ...]:
+        """A list of numbers.
+
+        Raises:
+            RunFolderError: it is absent, or something else.
+        """
+        numbers: list[Any] = self.get(name, list)
+        named = Settings({f"{name}[{place}]": number for place, number in enumerate(numbers)}, self.source)
+        return tuple(named.get(place, float) for place in named.values)
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """An object within the object; an empty one if it is absent or null.
+
+        Raises:
+            RunFolderError: it is something else.
+        """
+        found: dict[str, Any] = self.get(name, dict, {})
+        return found
+
     def one_of(self, name: str, choices: Mapping[str, T], default: str | None = None) -> T:
         """The entry of `choices` that a value names.
 

@@ -70,7 +70,7 @@ def _move(settings: Settings, weights: Weights) -> bool:
 
 def _rotary(settings: Settings, head_dim: int) -> Rotary:
     """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, which older folders have."""
-    values = settings.values.get("rope_parameters") or settings.values.get("rope_scaling") or {}
+    values = settings.part("rope_parameters") or settings.part("rope_scaling")
     base = settings.get("rope_theta", float, 10_000.0)
     rope = Settings({"rope_theta": base, **values}, settings.source)
     kind = rope.get("rope_type", str, rope.get("type", str, "default"))
@@ -92,7 +92,7 @@ def _yarn(rope: Settings, longest: int) -> Scaling:
         beta_fast=rope.get("beta_fast", float, 32.0),
         beta_slow=rope.get("beta_slow", float, 1.0),
         truncate=rope.get("truncate", bool, True),
-        attention_factor=rope.values.get("attention_factor"),
+        attention_factor=rope.optional("attention_factor", float),
     )
 
 
@@ -108,11 +108,11 @@ def _llama3(rope: Settings, longest: int) -> Scaling:
 def _longrope(rope: Settings, longest: int) -> Scaling:
     original = rope.get("original_max_position_embeddings", int, longest)
     return LongRoPE(
-        short_factor=tuple(rope.get("short_factor", list)),
-        long_factor=tuple(rope.get("long_factor", list)),
+        short_factor=rope.floats("short_factor"),
+        long_factor=rope.floats("long_factor"),
         factor=rope.get("factor", float, longest / original),
         original_length=original,
-        attention_factor=rope.values.get("attention_factor"),
+        attention_factor=rope.optional("attention_factor", float),
     )
 
 

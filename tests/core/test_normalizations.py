@@ -1,6 +1,7 @@
 """Normalizations against their formulas and the entmax package, on every backend that runs them."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -143,3 +144,21 @@ def test_scores_far_from_zero_lose_no_more_than_their_threshold(normalization: N
     far, _ = normalization.normalize(scores + 128)
     torch.testing.assert_close(far, near, rtol=0, atol=3e-5)
     torch.testing.assert_close(far.sum(-1), torch.ones(50), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_gradients_of_scores_that_are_whole_numbers(name: str, backend: str | None) -> None:
+    """Of four scores 0, 0, -2, -2 the spread is exactly that of entmax's threshold, whose root has no derivative."""
+    normalization, by_hand = NORMALIZATIONS[name]
+    rows = torch.tensor(list(product((0.0, -1.0, -2.0), repeat=5)), dtype=torch.float64)
+    bias = rows.clone().requires_grad_()
+    q, k = torch.zeros(1, 1, len(rows), 2, dtype=torch.float64), torch.zeros(1, 1, 5, 2, dtype=torch.float64)
+    v = torch.randn(1, 1, 5, 3, dtype=torch.float64)
+    options: dict[str, Any] = {"bias": bias[None, None], "normalization": normalization, "backend": backend}
+    output, weights = regard.attention(q, k, v, **options, return_weights=True)
+    expected = by_hand(bias)
+    for ours, theirs in ((output, expected @ v), (weights.dense(), expected[None, None])):
+        weigh = torch.randn_like(ours)
+        mine, right = (torch.autograd.grad((one * weigh).sum(), bias, retain_graph=True)[0] for one in (ours, theirs))
+        torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-10)

@@ -317,6 +317,10 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(
     refused(lambda f: (f / "vocab.json").write_text("{"), r"vocab\.json is not a vocabulary that can be read")
     refused(lambda f: (f / "vocab.json").write_text('{"a": "b"}'), "expected an object of pieces")
     refused(lambda f: (f / "vocab.json").write_text('{"a": 1}'), "has no <unk>")
+    numbered = r"an object of pieces and their ids, 0 to 2\^31"
+    refused(lambda f: edit(f / "vocab.json", more=2**31), numbered)
+    refused(lambda f: edit(f / "vocab.json", more=2**63), numbered)
+    refused(lambda f: edit(f / "vocab.json", more=-1), numbered)
     refused(lambda f: (f / "tokenizer.json").write_text("{}"), r"tokenizer\.json is not a tokenizer")
     refused(lambda f: edit(f / "vocab.json", more=9999), "tokenizer has 10000 tokens and the model")
     refused(lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "a pickle")

@@ -292,7 +292,8 @@ class Sparsemax(_Threshold):
         return mean.gather(-1, size - 1)
 
     def _above(self, scores: Tensor, tau: Tensor) -> Tensor:
-        return (scores - tau).clamp_min(0.0)
+        # Not `clamp_min`, which has the slope 1 where a score is the threshold itself: the row would not keep its sum.
+        return (scores - tau).relu()
 
     def _slope(self, weights: Tensor) -> Tensor:
         return (weights > 0).to(weights.dtype)
@@ -323,9 +324,11 @@ class Entmax15(_Threshold):
         finite = finite - peak
         mean, square = finite.cumsum(-1) / count, finite.square().cumsum(-1) / count
         spread = (1 / count - (square - mean.square())).clamp_min(0.0)
-        tau = mean - spread.sqrt()
+        # The spread of a size that is not chosen may be 0, where the root has no derivative.
+        tau = (mean - spread.sqrt()).detach()
         size = ((ordered - peak) >= tau).sum(-1, keepdim=True)
-        return tau.gather(-1, size - 1) + peak
+        mean, spread = (of_each_size.gather(-1, size - 1) for of_each_size in (mean, spread))
+        return mean - spread.sqrt() + peak
 
     def _above(self, scores: Tensor, tau: Tensor) -> Tensor:
         return (scores / 2 - tau).clamp_min(0.0).square()

@@ -148,6 +148,8 @@ def mutate_tensors(drawn: Drawn, path: Path) -> None:
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    if not isinstance(header, dict):
+        raise ValueError("it was damaged before")
     metadata = header.get("__metadata__", {})
     trees = [name for name, text in metadata.items() if text[:1] in "[{"]
     if trees and drawn.chance(5) is False:

@@ -35,6 +35,8 @@ class Mirror:
     has_signs: bool = False
     has_head: bool = True
     can_save: bool = True
+    may_vanish: bool = False
+    """Whether all weights of a row that has keys may be too small for float64: the participation knows them."""
 
     def of(self, name: str, **changes: Any) -> "Mirror":
         """Another map made of this one."""
@@ -64,5 +66,6 @@ def random_mirror(drawn: Drawn, *, longest: int = 40) -> tuple[Mirror, Call]:
         value=call.laid_out(dense.value), given=vectors[2], grad=drawn.normal(*output.shape),
         has_head=call.sides.has_heads,
         can_save=not any(word in str(call) for word in functions),
+        may_vanish=call.norm.name != "Softmax",
     )  # fmt: skip
     return mirror, call

@@ -110,7 +110,9 @@ def _participation(drawn: Drawn, one: Mirror) -> None:
     bound = right * (relative * (1 + relative) + 64 * one.unit * (1 + one.number)) + TINY
     found = one.map.participation()
     is_dead = (one.dense == 0).all(-1)
-    assert (found[is_dead] == 0).all(), "the participation of a row with no key is not 0"
+    # Where all weights vanish, it is still that of weights that are small.
+    is_right = (found[is_dead] == 0) | (one.may_vanish & (found[is_dead] >= 1 - 1e-6))
+    assert is_right.all(), "the participation of a row with no key is not 0"
     require_close("participation()", found[is_told], right[is_told], bound[is_told])
 
 

@@ -196,7 +196,9 @@ def settle(kind: CallKind | None, call: Call, value: Tensor) -> Settled | None:
     """Keep what a call decides, if others of its kind need nothing else; None if they go the long way."""
     if kind is None or kind in SEEN:
         return None
-    found = _settled(call, value)
+    # Where one batch or head was spread over several, the kernel cannot take the tensors as they come.
+    is_whole = kind[:3] == (call.query.shape, call.key.shape, value.shape)
+    found = _settled(call, value) if is_whole else None
     if len(SEEN) >= MOST:
         SEEN.clear()
     SEEN[kind] = found

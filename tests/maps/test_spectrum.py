@@ -100,3 +100,14 @@ def test_the_norm_of_the_rest_is_bounded_for_every_seed() -> None:
         assert (
             _norm_of_residual(weights.source, torch.zeros(1, 1, 12, 1, dtype=torch.float64), probes) >= largest
         ).all()
+
+
+@pytest.mark.parametrize("far", [30.0, 60.0, 80.0])
+def test_the_bound_holds_where_squares_of_weights_vanish(far: float) -> None:
+    """exp(-60) is a number of float32, and its square is not."""
+    q, k = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 12, 4)
+    bias, kernel = torch.full((1, 1, 9, 12), -far), regard.Unnormalized()
+    weights = regard.attention(q, k, k, bias=bias, normalization=kernel, return_weights=True).weights
+    exact = torch.linalg.svdvals(weights.dense().double())
+    spectrum = weights.singular_values(3)
+    within(regard.maps.Spectrum(spectrum.values.double(), spectrum.error.double()), exact[..., :3], 1e-5 * exact.max())

@@ -69,8 +69,12 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
     # Rounding may have lowered the values and the difference of squares by this much: the errors of a sum of n terms
     # grow as the root of n (Higham and Mary 2019, doi:10.1137/18M1226312).
     rounding = (8 + math.sqrt(queries + keys)) * torch.finfo(of.dtype).eps
-    slack = norm.square() + rounding * total
-    return Spectrum(values.to(answer), ((values.square() + slack[..., None]).sqrt() - values).to(answer))
+    # Squares of weights may vanish. Each of them is less than the smallest number then.
+    slack = norm.square() + rounding * total + queries * keys * torch.finfo(of.dtype).tiny
+    # The difference of the largest and the found values, without the cancellation of a difference.
+    slack = slack[..., None]
+    error = slack / (torch.hypot(values, slack.sqrt()) + values)
+    return Spectrum(values.to(answer), error.to(answer))
 
 
 def _krylov(of: Source, start: Tensor, iterations: int) -> Tensor:

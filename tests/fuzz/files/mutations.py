@@ -175,7 +175,7 @@ def mutate(drawn: Drawn, path: Path) -> str:
     how = by_suffix.get(path.suffix)
     if how is not None and before and drawn.chance(3) is False:
         # What was damaged before may be none of its kind any more.
-        with contextlib.suppress(ValueError, struct.error):
+        with contextlib.suppress(ValueError, RecursionError, struct.error):
             how(drawn, path)
             return path.suffix
     path.write_bytes(mutate_bytes(drawn, before))

@@ -224,7 +224,8 @@ def _together(drawn: Drawn, one: Mirror) -> None:
         ours = answer.values if isinstance(answer, regard.maps.TopKeys) else answer
         right = alone[name]()
         if name == "top_key":
-            assert (ours == right).all(), "summary('argmax') is not argmax()"
+            # Of weights that are equal but for their rounding either may be called the largest.
+            _check_keys("summary('top_key')", one, one.map.top_weight()[..., None], ours[..., None])
             continue
         off = (
             one.unit * 300 * (1 + one.number) * reach

@@ -105,11 +105,15 @@ def check_family(drawn: Drawn) -> None:
         reported = build("eager")(ids, attention_mask=mask, output_attentions=True)
         eager = reported.attentions
         before = model(ids, attention_mask=mask)[0]
-        with regard.watch(model) as seen:
+        with regard.watch(model, verify=True) as seen:
             during = model(ids, attention_mask=mask)[0]
     assert torch.equal(before, during), "the model gives other bits while it is watched"
+    if settings.get("alibi"):
+        errors = [call.error for call in seen.calls]
+        assert all(isinstance(error, float) and error < 1e-5 for error in errors), f"rebuilt outputs are off: {errors}"
+        return  # the library's own two attentions scale ALiBi differently
     if float((before - reported[0]).detach()[mask.bool()].abs().max()) > 2e-5:
-        note("the library's two attentions differ themselves, as Falcon's do under ALiBi")
+        note("the library's two attentions differ themselves")
         return
     maps = seen.maps
     if len(maps) != len(eager):

@@ -150,8 +150,9 @@ def mutate_tensors(drawn: Drawn, path: Path) -> None:
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
     if not isinstance(header, dict):
         raise ValueError("it was damaged before")
-    metadata = header.get("__metadata__") or {}
-    trees = [name for name, text in metadata.items() if text[:1] in "[{"]
+    metadata = header.get("__metadata__")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    trees = [name for name, text in metadata.items() if isinstance(text, str) and text[:1] in "[{"]
     if trees and drawn.chance(5) is False:
         name = drawn.of(sorted(trees))
         if drawn.chance(15):

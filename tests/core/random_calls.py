@@ -207,6 +207,10 @@ def cases(draw: st.DrawFn, scores: Sequence[str] = ("dot", "scaled", "additive")
 
     lead_q, lead_k = ((*batch, heads), (*batch, groups)) if has_heads else (batch, batch)
     query, key, value = normal(*lead_q, queries, dim), normal(*lead_k, keys, dim), normal(*lead_k, keys, width)
+    if batch and draw(st.sampled_from([False, False, False, True])):  # one sequence for the whole batch
+        one = draw(st.sampled_from(["query", "key", "value", "key and value"]))
+        query = query[:1] if one == "query" else query
+        key, value = key[:1] if "key" in one else key, value[:1] if "value" in one else value
     if draw(st.booleans()):  # not contiguous
         query, value = query.mT.contiguous().mT, value.mT.contiguous().mT
     full = (*lead_q, queries, keys)

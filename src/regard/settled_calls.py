@@ -116,11 +116,14 @@ def call_kind(query: Any, key: Any, value: Any, score: Any, normalization: Any, 
         return None
     if not (type(query) is type(key) is type(value) is Tensor):
         return None
-    shapes = query.shape, key.shape, value.shape
-    if not (query.is_cpu and key.is_cpu and value.is_cpu) or not (len(shapes[0]) == len(shapes[1]) == 4):
-        return None
-    if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
-        return None
+    try:
+        shapes = query.shape, key.shape, value.shape
+        if not (query.is_cpu and key.is_cpu and value.is_cpu) or not (len(shapes[0]) == len(shapes[1]) == 4):
+            return None
+        if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
+            return None
+    except RuntimeError:
+        return None  # nested and sparse tensors have neither: the long way says what can be done
     masked = None if mask is None else _kind_of_mask(mask)
     if masked is None and mask is not None:
         return None
@@ -145,8 +148,11 @@ def of_projections(
         return None
     if type(x) is not Tensor or type(weight) not in PLAIN or not x.is_cpu or get_function_mode() is not None:
         return None
-    if len(x.shape) != 3 or x.shape[2] != weight.shape[1] or x.dtype != weight.dtype:
-        return None  # the long way says what does not fit
+    try:
+        if len(x.shape) != 3 or x.shape[2] != weight.shape[1] or x.dtype != weight.dtype:
+            return None  # the long way says what does not fit
+    except RuntimeError:
+        return None  # so it does of a nested tensor, which has no shape
     (batch, length, width), (queries, keys, values), dtype = x.shape, heads, x.dtype
     others = length
     if y is not x:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -104,3 +105,39 @@ def test_nan_propagates() -> None:
 def test_a_mask_is_no_truth_value(combine: Callable[[regard.Mask, regard.Mask], object]) -> None:
     with pytest.raises(ArgumentError, match=r"combine masks with &, \| and ~"):
         combine(regard.causal(), regard.lengths(3))
+
+
+def _nested(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.randn(5, 8), torch.randn(4, 8)], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("grad", [True, False])
+def test_nested_and_sparse_tensors_are_refused_with_what_to_do(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch itself says of them "Internal error", or that something is not implemented."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as a user meets our modules
+    dense = torch.randn(2, 5, 8)
+    sparse = {"sparse_coo": dense.to_sparse(), "_mkldnn": dense.to_mkldnn()}
+    module, additive = regard.nn.MultiHeadAttention(8, 2), regard.nn.AdditiveAttention(8, 8, 8)
+    with torch.set_grad_enabled(grad):
+        for layout in (torch.strided, torch.jagged):
+            nested = _nested(layout)
+            for call in (lambda x: regard.attention(x, x, x), module, lambda x: additive(x, x)):
+                for _ in range(2):
+                    with pytest.raises(ShapeError, match=r"must not be nested: pad it .*regard\.lengths"):
+                        call(nested)
+        for layout_name, tensor in sparse.items():
+            for refused in (
+                lambda x: regard.attention(x, x, x), lambda x: regard.attention(dense, dense, x), module,
+                lambda x: regard.attention(dense, dense, dense, bias=x),
+            ):  # fmt: skip
+                for _ in range(2):
+                    with pytest.raises(
+                        ShapeError, match=rf"must be dense, got a tensor of layout torch\.{layout_name}"
+                    ):
+                        refused(tensor)
+        mask = torch.ones(5, 5, dtype=torch.bool).to_sparse()
+        with pytest.raises(ShapeError, match="mask must be dense"):
+            regard.attention(dense, dense, dense, mask=mask)
+        with pytest.raises(ShapeError, match="lengths must be dense"):
+            regard.attention(dense, dense, dense, mask=regard.lengths(torch.tensor([3, 5]).to_sparse()))

@@ -139,8 +139,9 @@ def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
     The tensor has the input's rank with each dimension full or 1, or it is 2-D `(T, S)`.
 
     Raises:
-        ShapeError: the shape is another; the message says which shapes fit.
+        ShapeError: the shape is another; the message says which shapes fit. Or the tensor is nested or sparse.
     """
+    require_dense(tensor, name)
     full = sizes.map_shape
     fits = tensor.dim() == len(full) and all(n in (1, m) for n, m in zip(tensor.shape, full, strict=True))
     plain = tensor.dim() == 2 and all(n in (1, m) for n, m in zip(tensor.shape, full[-2:], strict=True))
@@ -174,8 +175,9 @@ def canonical_per_sequence(tensor: Tensor, sizes: Sizes, *trailing: int, name: s
     """Flatten the batch dimensions of a tensor of shape `(batch..., *trailing)` to `(B or 1, *trailing)`.
 
     Raises:
-        ShapeError: the shape is another.
+        ShapeError: the shape is another, or the tensor is nested or sparse.
     """
+    require_dense(tensor, name)
     expected = (*sizes.batch, *trailing)
     if tensor.dim() != len(expected) or any(n not in (1, m) for n, m in zip(tensor.shape, expected, strict=True)):
         raise ShapeError(f"{name} must have shape {expected}, got {tuple(tensor.shape)}")
@@ -228,10 +230,28 @@ def _shapes(tensors: dict[str, Tensor]) -> str:
     return ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
 
 
+def require_dense(tensor: Tensor, name: str) -> None:
+    """Check that a tensor is neither nested nor sparse.
+
+    Raises:
+        ShapeError: it is; the message says what to do.
+
+    >>> require_dense(torch.eye(3).to_sparse(), "query")
+    Traceback (most recent call last):
+    regard.errors.ShapeError: query must be dense, got a tensor of layout torch.sparse_coo: use to_dense()
+    """
+    if tensor.is_nested:
+        how = "pad it (torch.nested.to_padded_tensor) and mask by regard.lengths, or put it in one row by regard.pack"
+        raise ShapeError(f"{name} must not be nested: {how}")
+    if tensor.layout != torch.strided:
+        raise ShapeError(f"{name} must be dense, got a tensor of layout {tensor.layout}: use to_dense()")
+
+
 def _check_kinds(tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise ShapeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        require_dense(tensor, name)
         if not tensor.is_floating_point():
             raise ShapeError(f"{name} must be of a floating-point dtype, got {tensor.dtype}: embed or cast it")
     if len({t.dtype for t in tensors.values()}) > 1:

@@ -10,6 +10,7 @@ from regard.errors import ShapeError
 from regard.functional import Attended, attention
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.scores.additive import Additive
+from regard.mechanisms.shapes import require_dense
 from regard.nn.arguments import require_dropout, require_sizes
 
 
@@ -104,6 +105,7 @@ class AdditiveAttention(nn.Module):
 
     def project(self, key: Float[Tensor, "*batch S key_dim"]) -> Float[Tensor, "*batch S A"]:
         """W_k k, which is then given to `attend`, once or many times."""
+        require_dense(key, "the key")
         if key.shape[-1] != self.key_weight.shape[1]:
             raise ShapeError(f"the key must be {self.key_weight.shape[1]} wide, got {key.shape[-1]}")
         return nn.functional.linear(key, self.key_weight)

@@ -13,6 +13,7 @@ from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.rotary.rotary import Rotary
 from regard.mechanisms.scores.base import ScaledDot, Score
+from regard.mechanisms.shapes import require_dense
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
 from regard.nn.linear import Linear, linear, short_product
@@ -358,13 +359,14 @@ class MultiHeadAttention(nn.Module):
             parts: consecutive numbers out of 0 (query), 1 (key) and 2 (value).
 
         Raises:
-            ShapeError: x has no batch dimension, or another width.
+            ShapeError: x has no batch dimension, or another width, or it is nested or sparse.
         """
         first, last = parts[0], parts[-1] + 1
+        name = ("query", "key", "value")[first]
+        require_dense(x, f"the {name}")
         if x.dim() < 3:
             raise ShapeError(f"MultiHeadAttention takes (batch..., length, dim), got {tuple(x.shape)}: pass x[None]")
         if x.shape[-1] != self.widths[first]:
-            name = ("query", "key", "value")[first]
             raise ShapeError(f"the {name} must be {self.widths[first]} wide, got {x.shape[-1]}")
         weight: Tensor = self.in_weights[0 if self.is_packed else first]
         bias: Tensor | None = self.in_bias

@@ -151,19 +151,6 @@ def attention(
         return run_call(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
 
 
-def run_to_read(
-    settled: Settled, query: Tensor, key: Tensor, value: Tensor, score: AnyScore, mask: Mask | Tensor | None
-) -> tuple[Tensor, LateCall]:
-    """The output of a call whose kind was seen before, and what is needed to read its weights."""
-    assert isinstance(score, ScaledDot)  # Only such calls are settled.
-    assert not isinstance(mask, Tensor)
-    output, lse = settled.run(query, key, value, mask)
-    # Gradients are not recorded here, and would be wrong if the scores had one when they are read.
-    if query.requires_grad or key.requires_grad:
-        query, key = query.detach(), key.detach()
-    return output, LateCall(settled, query, key, score, mask, lse)
-
-
 def attend_settled(
     settled: Settled,
     query: Tensor,
@@ -175,8 +162,13 @@ def attend_settled(
     keep_values: bool = False,
 ) -> Attended:
     """The output and the map of a call whose kind was seen before; the map is put together when it is read."""
-    output, late = run_to_read(settled, query, key, value, score, mask)
-    weights = AttentionMap.late(late)
+    assert isinstance(score, ScaledDot)  # Only such calls are settled.
+    assert not isinstance(mask, Tensor)
+    output, lse = settled.run(query, key, value, mask)
+    # Gradients are not recorded here, and would be wrong if the scores had one when they are read.
+    if query.requires_grad or key.requires_grad:
+        query, key = query.detach(), key.detach()
+    weights = AttentionMap.late(LateCall(settled, query, key, score, mask, lse))
     return Attended(output, weights.with_values(value) if keep_values else weights)
 
 

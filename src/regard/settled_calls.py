@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.backends import BACKENDS
 from regard.backends.additive_masks import AdditiveMask
-from regard.backends.base import Backend, Call
+from regard.backends.base import Call
 from regard.backends.fused import Again, whole_call
 from regard.backends.fused_kernels import CpuFlash, OneBlock, repeated
 from regard.backends.kernel_arguments import causal_offset, excluding_factors
@@ -89,11 +89,6 @@ class Settled:
         fewest = valid.min().item()
         tensor = torch.where(self.positions < valid, *self.numbers) if fewest < self.sizes.keys else None
         return AdditiveMask(tensor, valid[..., 0] > 0 if fewest <= 0 else None)
-
-    @property
-    def reader(self) -> Backend:
-        """The backend that computes products with the weights."""
-        return BACKENDS["fused"]
 
     def call(self, query: Tensor, key: Tensor, score: ScaledDot, mask: Mask | None) -> Call:
         """The whole call, for those who read its weights; tensors of this kind are canonical as they come."""

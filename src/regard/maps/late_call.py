@@ -4,7 +4,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from regard.backends.base import Backend, Call
+from regard.backends import BACKENDS
+from regard.backends.base import Call
 from regard.maps.call_source import CallSource, GivenFactors, Unwritten, dot_logs
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.scores.base import ScaledDot
@@ -23,10 +24,6 @@ class Decided(Protocol):
     @property
     def scale(self) -> float:
         """What dot products are multiplied with."""
-
-    @property
-    def reader(self) -> Backend:
-        """The backend that computes products with the weights."""
 
     def call(self, query: Tensor, key: Tensor, score: ScaledDot, mask: Mask | None) -> Call:
         """The whole call."""
@@ -61,7 +58,7 @@ class LateCall:
         decided = self._decided
         call = decided.call(self._query, self._key, self._score, self._mask)
         factors = GivenFactors(call, self._state, self._unwritten)
-        return CallSource(factors, decided.sizes.leading, decided.reader)
+        return CallSource(factors, decided.sizes.leading, BACKENDS["fused"])
 
     def short_weights(self, limit_bytes: int) -> Tensor | None:
         """All weights (B, H, T, S) where nothing is masked and they take no more memory; else None.
@@ -76,7 +73,6 @@ class LateCall:
             return None
         if lse.numel() * sizes.keys * lse.itemsize > limit_bytes:
             return None
-        if (*map(counted_version, self._tensors),) != self._versions:
-            self._unwritten.check()
+        self._unwritten.check()
         logs = dot_logs(query.flatten(0, 1), key.flatten(0, 1), lse, self._decided.scale)
         return logs.exp_().view(*lse.shape, sizes.keys)

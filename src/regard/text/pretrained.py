@@ -16,7 +16,7 @@ from regard.text.unicode import normalise
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """The character that SentencePiece writes for a space."""
 UNKNOWN = "<unk>"
-MOST = 2**31
+MOST_IDS = 2**31
 """How many ids a vocabulary may have."""
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 """A byte, as a vocabulary with byte fallback writes it."""
@@ -223,7 +223,7 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
         ids = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path} is not a vocabulary that can be read ({error})") from None
-    if not isinstance(ids, dict) or not all(type(number) is int and 0 <= number < MOST for number in ids.values()):
+    if not isinstance(ids, dict) or not all(type(number) is int and 0 <= number < MOST_IDS for number in ids.values()):
         raise RunFolderError(f"{path} is not a vocabulary: expected an object of pieces and their ids, 0 to 2^31 - 1")
     if UNKNOWN not in ids:
         raise RunFolderError(f"{path} has no {UNKNOWN}, which pieces outside the vocabulary need")

@@ -475,7 +475,7 @@ def dot_logs(query: Tensor, key: Tensor, state: Tensor, scale: float) -> Tensor:
         state: the log-sum-exp (B, H, T), B H = cells; -inf for a row with no key.
         scale: multiplies the dot products.
     """
-    less = _never_if_no_key(state).flatten(0, 1)[..., None]
+    less = _never_if_no_key(state).flatten(0, 1).unsqueeze(-1)  # (An index takes twice the time of a function.)
     return torch.baddbmm(less, query, key.mT, beta=-1, alpha=scale)
 
 

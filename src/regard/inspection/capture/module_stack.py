@@ -179,7 +179,6 @@ class Thread:
         """
         if not self.watches:
             self.observers = observers
-            _install()
             # Another thread may have closed the last watch, and could not take the mode off this thread's stack.
             if not any(mode is self.mode for mode in get_function_modes()):
                 push_function_mode(self.mode)
@@ -199,7 +198,6 @@ class Thread:
             self.hidden, self.plain = False, None
             self.traces.clear()
             self.mode.compiled.clear()
-            _uninstall()
 
     def hide(self, hidden: bool) -> None:
         """Take our function mode off torch's stack, or put it back.
@@ -362,6 +360,7 @@ class Entries:
             raise ArgumentError(
                 "this `with` is open in this thread already, and would see each call twice: open it once"
             )
+        _install()
         self._open[thread] = thread.enter(watch, observers)
         return thread
 
@@ -376,6 +375,7 @@ class Entries:
         else:
             thread, mark = self._open.popitem()
         thread.leave(watch, mark)
+        _uninstall()
         return thread
 
 

@@ -8,7 +8,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError, FunctionError, NotSeenError
 from regard.inspection.capture.module_names import Names, chooser
-from regard.inspection.capture.module_stack import Frame, Thread, is_in_backward, this_thread
+from regard.inspection.capture.module_stack import Entries, Frame, Thread, is_in_backward, this_thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.output_gradients import ITSELF
@@ -38,6 +38,7 @@ class Door:
         self._wanted = chooser(names, self.modules)
         # A map is read before the model goes on, so that nothing has to be copied.
         self._keeper = Keeper("summary", copy=False)
+        self._entered = Entries()
         self._thread: Thread | None = None
         self._mark = 0
         self._ran = False
@@ -50,9 +51,8 @@ class Door:
     def __enter__(self) -> "Door":
         if self._thread is not None:
             raise ArgumentError("this door is open already: make another one with regard.on_attention(...)")
-        thread = this_thread()
-        self._mark = thread.enter(self, OBSERVERS)
-        self._thread = thread
+        self._mark = len(this_thread().stack)
+        self._thread = self._entered.enter(self, OBSERVERS)
         for part in parts_with_positions(self.model):
             self._hooks.append(part.register_forward_pre_hook(self._before_part, with_kwargs=True))
         for module in self.modules.values():
@@ -68,7 +68,7 @@ class Door:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._thread.leave(self, self._mark)
+        self._entered.leave(self)
         self._thread = None
         if kind is None and self._ran and not self.calls:
             reasons = "; ".join(dict.fromkeys(f"{path!r}: {reason}" for path, reason in self.missed))

@@ -17,8 +17,8 @@ import regard
 from regard.errors import ArgumentError, NotSeenError, OverwrittenError
 from regard.inspection.capture import factors as factors_module
 from regard.inspection.capture import kernel_lse as lse_module
-from regard.inspection.capture.module_stack import this_thread
 from regard.inspection.capture.observers import OBSERVERS
+from regard.inspection.capture.thread_state import this_thread
 from regard.inspection.watch import Seen
 
 B, H, T, D = 2, 3, 7, 5

@@ -19,20 +19,14 @@ from regard.edits.report import UNCHANGED, EditReport, times
 from regard.errors import ArgumentError, RegardError
 from regard.inspection.audit.roles import is_cross
 from regard.inspection.capture.evidence import Evidence
+from regard.inspection.capture.module_hooks import Entries
+from regard.inspection.capture.module_kinds import TORCHS, looks_like_attention
 from regard.inspection.capture.module_names import chooser
-from regard.inspection.capture.module_stack import (
-    TORCHS,
-    Entries,
-    Frame,
-    Thread,
-    is_in_backward,
-    looks_like_attention,
-    this_thread,
-)
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import CallSequence, Moment, Sequences
+from regard.inspection.capture.thread_state import Frame, Thread, is_in_backward, this_thread
 from regard.maps.call_source import CallSource, GivenFactors
 
 Name = str | tuple[str, int]

@@ -18,13 +18,14 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import output_error
 from regard.inspection.capture.folded_heads import Folding
 from regard.inspection.capture.kernel_lse import KernelLse
-from regard.inspection.capture.module_stack import FunctionObserver, Thread
 from regard.inspection.capture.multi_head_calls import arguments_by_name, observe_function, projected_call
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
+from regard.inspection.capture.protocols import FunctionObserver
 from regard.inspection.capture.regard_calls import Own, observe_attention
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
 from regard.inspection.capture.snapshot import copied
+from regard.inspection.capture.thread_state import Thread
 from regard.mechanisms.biases.base import DenseBias
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.normalizations import Softmax

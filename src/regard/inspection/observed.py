@@ -13,12 +13,13 @@ from torch import nn
 from regard.errors import GradientError, ShapeError
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, undisturbed, with_graph
-from regard.inspection.capture.module_stack import Frame, Thread, is_in_backward, looks_like_attention
+from regard.inspection.capture.module_kinds import looks_like_attention
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.output_gradients import ITSELF, NO_GRAPH, called
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import Moment, Sequences
 from regard.inspection.capture.shared_keys import share_keys
+from regard.inspection.capture.thread_state import Frame, Thread, is_in_backward
 from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Source
 from regard.maps.summary_source import Summarize, SummarySource

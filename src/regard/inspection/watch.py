@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args, overload
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
+from regard.inspection.capture.module_hooks import Entries
 from regard.inspection.capture.module_names import Names, chooser, not_seen
-from regard.inspection.capture.module_stack import Entries, this_thread
 from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper, Where
+from regard.inspection.capture.thread_state import this_thread
 from regard.inspection.generations import OfRuns, joined_map, separate
 from regard.inspection.observed import Observed, Record
 from regard.inspection.report import Report, count, missed_by, report

@@ -21,11 +21,12 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted, with_graph
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.mask_reading import GivenMask, both
-from regard.inspection.capture.module_stack import FUSED_SUBCLASS, Frame, Thread
+from regard.inspection.capture.module_hooks import FUSED_SUBCLASS
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import masked
 from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.thread_state import Frame, Thread
 from regard.maps.call_values import widened
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.masks.basic import lengths as lengths_mask

@@ -10,8 +10,8 @@ from types import FrameType
 from torch import Tensor, nn
 
 from regard.inspection.capture.contractions import Contraction, Labels
-from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.provenance import Trace, is_learned
+from regard.inspection.capture.thread_state import Thread
 
 
 @dataclass(frozen=True, slots=True, eq=False)

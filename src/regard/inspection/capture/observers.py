@@ -8,7 +8,6 @@ from regard.functional import attention
 from regard.inspection.capture.contractions import READERS
 from regard.inspection.capture.flex_calls import give_flex, observe_flex
 from regard.inspection.capture.functions import name_of
-from regard.inspection.capture.module_stack import FunctionObserver, Observers
 from regard.inspection.capture.multi_head_calls import (
     observe_encoder,
     observe_encoder_layer,
@@ -17,6 +16,7 @@ from regard.inspection.capture.multi_head_calls import (
 )
 from regard.inspection.capture.operator_calls import observe_operator
 from regard.inspection.capture.product_calls import close, observe_plain, observe_product
+from regard.inspection.capture.protocols import FunctionObserver, Observers
 from regard.inspection.capture.regard_calls import observe_attention
 from regard.inspection.capture.sdpa_calls import observe_sdpa
 from regard.inspection.capture.softmax_calls import (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.inspection.capture.functions import OWN, name_of, namespace_of
-from regard.inspection.capture.module_stack import Thread
+from regard.inspection.capture.thread_state import Thread
 from regard.torch_private import HigherOrderOperator, tree_leaves
 
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")

@@ -18,12 +18,13 @@ from regard.inspection.capture.factors import output_error, undisturbed
 from regard.inspection.capture.folded_heads import Folding, find_folding, note_of
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.kept_values import OutputOf, weights_gradient
-from regard.inspection.capture.module_stack import TRANSPOSED_LINEAR, Frame, Thread
+from regard.inspection.capture.module_kinds import TRANSPOSED_LINEAR
 from regard.inspection.capture.no_attention import ValueProduct, judged
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.stored_weights import StoredSource, stored
+from regard.inspection.capture.thread_state import Frame, Thread
 from regard.inspection.capture.traced_calls import trace_results
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})

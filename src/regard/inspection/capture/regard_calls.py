@@ -11,9 +11,9 @@ from regard.functional import Attended, attention
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
-from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.thread_state import Thread
 from regard.maps.call_source import GivenFactors, source_of_call
 from regard.mechanisms.shapes import as_autocast, canonical
 

@@ -17,10 +17,10 @@ from regard.inspection.capture.folded_heads import Folding, find_folding, note_o
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
 from regard.inspection.capture.mask_reading import GivenMask
-from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.thread_state import Thread
 from regard.maps.call_values import CallValues
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal, causal

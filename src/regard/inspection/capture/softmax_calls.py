@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from regard.inspection.capture.axes import reduced_dims
 from regard.inspection.capture.functions import name_of
-from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.product_calls import observe_sum_of_spread
 from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
+from regard.inspection.capture.thread_state import Thread
 from regard.inspection.capture.traced_calls import trace_results
 from regard.torch_private import counted_version
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from regard.inspection.capture.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
 from regard.inspection.capture.functions import is_in_place, name_of
-from regard.inspection.capture.module_stack import Thread
 from regard.inspection.capture.provenance import Trace
+from regard.inspection.capture.thread_state import Thread
 
 WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
 """Functions that write one tensor into a part of another."""

@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError, FunctionError, NotSeenError
+from regard.inspection.capture.module_hooks import Entries
 from regard.inspection.capture.module_names import Names, chooser
-from regard.inspection.capture.module_stack import Entries, Frame, Thread, is_in_backward, this_thread
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.output_gradients import ITSELF
 from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.thread_state import Frame, Thread, is_in_backward, this_thread
 from regard.inspection.door.cut_caches import CutCaches, arguments_of, mask_of_layer, parts_with_positions
 from regard.inspection.door.cut_tokens import CutTokens, layer_of
 from regard.inspection.door.layer_cache import LayerCache, layer_cache

@@ -1,0 +1,63 @@
+"""Kinds of modules: those that torch may run fused, those that call no attention, and those that are named so."""
+
+from functools import lru_cache
+
+from torch import nn
+
+from regard.inspection.capture.provenance import Traces
+from regard.torch_private import has_pre_hooks
+
+
+def forward_of(module: nn.Module) -> object:
+    """The function that a module's class runs as `forward`; None for a TorchScript module, whose class has none."""
+    return getattr(type(module), "forward", None)
+
+
+def _calls_super(function: object) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and "__class__" in code.co_freevars
+
+
+def looks_like_attention(module: nn.Module) -> bool:
+    """Whether the name of a module's class says that it attends."""
+    name = type(module).__name__.lower()
+    return ("attention" in name or "attn" in name) and any(True for _ in module.parameters())
+
+
+TORCHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+"""The modules that torch may run fused."""
+
+PLAIN = frozenset({
+    nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Dropout, nn.Identity, nn.Conv1d, nn.Conv2d,
+    nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid,
+})  # fmt: skip
+"""Modules of torch that are frequent and do not attend.
+
+They run without our mode, because the mode costs some microseconds for each function that it sees.
+"""
+
+TRANSPOSED_LINEAR = "transformers.pytorch_utils", "Conv1D"
+
+
+@lru_cache(maxsize=1024)
+def is_known(place: str, name: str) -> bool:
+    """Whether a class of transformers, by its module and its name, is as plain: its norms, activations and projections.
+
+    Each of them calls three to eight functions, which together are half of those that a model calls.
+
+    >>> is_known("transformers.models.llama.modeling_llama", "LlamaRMSNorm"), is_known("mine", "LlamaRMSNorm")
+    (True, False)
+    """
+    is_norm = place.startswith("transformers.models.") and name.endswith("RMSNorm")
+    return is_norm or place == "transformers.activations" or (place, name) == TRANSPOSED_LINEAR
+
+
+def is_plain(module: nn.Module, traces: Traces) -> bool:
+    """Whether a module calls no function that has an observer, so that it can run without our mode.
+
+    What a module of torch makes of a traced tensor is found afterwards; those of transformers then run under our mode.
+    """
+    kind = type(module)
+    if kind not in PLAIN and (traces.alive or not is_known(kind.__module__, kind.__name__)):
+        return False
+    return not has_pre_hooks(module) and "forward" not in module.__dict__

@@ -1,0 +1,247 @@
+"""The state of each thread: its watches, the stack of modules that it is running, and what it hands to the watches."""
+
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+from regard.errors import FunctionError
+from regard.inspection.capture.module_kinds import looks_like_attention
+from regard.inspection.capture.observed_call import ObservedCall
+from regard.inspection.capture.protocols import NO_OBSERVERS, Editor, Observers, Watcher
+from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
+from regard.inspection.capture.torch_mode import _Functions, _take_out
+from regard.torch_private import (
+    get_function_mode,
+    get_function_modes,
+    graph_task_id,
+    pop_function_mode,
+    push_function_mode,
+)
+
+
+class Frame:
+    """A module whose forward is running."""
+
+    __slots__ = ("is_in_blocks", "is_recomputed", "module", "pending", "taken", "was_hidden")
+
+    def __init__(self, module: nn.Module, taken: int, was_hidden: bool) -> None:
+        self.module = module
+        self.taken = taken
+        self.was_hidden = was_hidden
+        self.pending: list[SoftmaxOrigin] = []
+        """Softmaxes of this module that may turn out to be attention."""
+        self.is_recomputed = False
+        """Whether our mode is on for this module alone, which a backward pass runs again."""
+        self.is_in_blocks = False
+        """Whether the module multiplied values with parts of a softmax."""
+
+
+class Thread:
+    """One thread: its watches, its stack of modules, and the mode through which it sees functions called."""
+
+    def __init__(self) -> None:
+        self.watches: list[Watcher] = []
+        self.editors: list[Editor] = []
+        """Those of the watches that edit, the outermost first."""
+        self.stack: list[Frame] = []
+        self.plain: nn.Module | None = None
+        """The plain module that is running. It has no frame, because most modules of a model are plain."""
+        self._may_see = False
+        """Whether our mode has to be put back when the plain module ends."""
+        self.taken = 0
+        self.meant: nn.Module | None = None
+        self.is_reading = False
+        """Whether a watch reads a call now: the functions that it calls are not the model's."""
+        self.mode = _Functions(self)
+        self.hidden = False
+        self.observers = NO_OBSERVERS
+        self.traces = Traces()
+        self.handed: set[int] = set()
+        """The addresses of the outputs of calls of FlexAttention that were seen as they ran."""
+
+    def enter(self, watch: Watcher, observers: Observers) -> int:
+        """Begin to report to a watch. The observers of the first watch serve all watches of the thread.
+
+        Returns:
+            The mark that `leave` needs.
+        """
+        if not self.watches:
+            self.observers = observers
+            # Another thread may have closed the last watch, and could not take the mode off this thread's stack.
+            if not any(mode is self.mode for mode in get_function_modes()):
+                push_function_mode(self.mode)
+        self.watches.append(watch)
+        return len(self.stack)
+
+    def leave(self, watch: Watcher, mark: int) -> None:
+        """Stop reporting to a watch, and remove the modules that an interrupt left on the stack."""
+        if len(self.stack) > mark:
+            was_hidden = self.stack[mark].was_hidden
+            del self.stack[mark:]
+            self.hide(was_hidden)
+        self.watches.remove(watch)
+        if not self.watches:
+            # The stack of modes is that of the running thread. If it is another, our mode stays where it is, and rests.
+            _take_out(self.mode)
+            self.hidden, self.plain = False, None
+            self.traces.clear()
+            self.mode.compiled.clear()
+
+    def hide(self, hidden: bool) -> None:
+        """Take our function mode off torch's stack, or put it back.
+
+        torch runs its layers fused only if no function mode is active. If a mode of the user lies above ours, they
+        do not run fused anyway, and ours can stay.
+        """
+        if hidden and not self.hidden and get_function_mode() is self.mode:
+            pop_function_mode()
+            self.hidden = True
+        elif not hidden and self.hidden:
+            push_function_mode(self.mode)
+            self.hidden = False
+
+    def begin_plain(self, module: nn.Module) -> None:
+        """Run a plain module, without our mode."""
+        self.plain, self._may_see = module, not self.hidden
+        if self._may_see:
+            self.hide(True)
+
+    def end_plain(self) -> None:
+        """The plain module has ended."""
+        self.plain = None
+        if self._may_see:
+            self.hide(False)
+
+    def begin_recomputation(self) -> None:
+        """Put our mode on for a module that a backward pass runs again: torch has it off in functions that it handles,
+        of which a backward pass is one.
+        """
+        if not self.hidden and not any(mode is self.mode for mode in get_function_modes()):
+            self.stack[-1].is_recomputed = True
+            push_function_mode(self.mode)
+
+    def may_hide(self, module: nn.Module) -> bool:
+        """Whether our mode has to be off while a module runs: torch may run it fused, and nobody edits it."""
+        if self.editors and any(id(module) in editor.unfused for editor in self.editors):
+            return False
+        return self.observers.may_run_fused(module)
+
+    def begun(self, watch: Watcher) -> int | None:
+        """How many calls had been observed when the watch's model was called; None if it is not the model that runs."""
+        return next((frame.taken for frame in self.stack if watch.paths.get(id(frame.module)) == ""), None)
+
+    def path(self, watch: Watcher) -> str | None:
+        """The path of the innermost running module that the watch knows; None outside its model.
+
+        The module is found as the `self` of a running function, so that a method (a decoder's step) counts like a call.
+        """
+        if self.meant is not None:
+            return watch.paths.get(id(self.meant))
+        running: FrameType | None = _frame_of_model(sys._getframe(1))
+        while running is not None:
+            if (path := watch.paths.get(id(running.f_locals.get("self")))) is not None:
+                return path
+            running = running.f_back
+        return None
+
+    def give(self, source: ObservedCall, module: nn.Module | None = None) -> None:
+        """Hand a call to every watch, as a call of the running module or of `module`."""
+        self.taken += 1
+        self.meant, self.is_reading = module, True
+        try:
+            for watch in tuple(self.watches):
+                watch.take(self, source)
+        finally:
+            self.meant, self.is_reading = None, False
+
+    def try_to(self, observe: Callable[..., Any], *args: Any) -> None:
+        """Observe without ever disturbing the model: an error goes to the report, but one of the user's function."""
+        try:
+            observe(*args)
+        except FunctionError:
+            raise
+        except Exception as error:
+            self.unread(f"{type(error).__name__}: {error}")
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Tell every watch that a module has ended; returns what a watch puts in the place of its output."""
+        changed = None
+        for watch in tuple(self.watches):
+            handed = watch.left(self, module, output if changed is None else changed)
+            changed = changed if handed is None else handed
+        return changed
+
+    def unread(self, reason: str, module: nn.Module | None = None) -> None:
+        """Tell every watch that something cannot be read, in the running module or in `module`."""
+        self.meant = module
+        for watch in self.watches:
+            watch.unread(self, reason)
+        self.meant = None
+
+    def refuse(self, frame: Frame) -> None:
+        """Tell every watch that a module attended in blocks."""
+        for watch in self.watches:
+            watch.refuse(self, frame)
+
+    def other(self, reason: str, module: nn.Module | None = None) -> None:
+        """Tell every watch that something only looked like attention, in the running module or in `module`."""
+        self.meant = module
+        for watch in self.watches:
+            watch.other(self, reason)
+        self.meant = None
+
+    def withdraw(self, token: object, reason: str) -> None:
+        """Tell every watch that a call that it took is no attention."""
+        for watch in self.watches:
+            watch.withdraw(token, reason)
+
+    def hand_on(self) -> None:
+        """Hand on what compiled calls have left, as calls of the running module."""
+        calls, module = list(self.mode.compiled), self.stack[-1].module if self.stack else None
+        self.mode.compiled.clear()
+        # What torch runs without compiling it for good is recorded too, and was seen already.
+        calls = [(args, output) for args, output in calls if output.data_ptr() not in self.handed]
+        self.handed.clear()
+        for args, output in calls:
+            if module is not None:
+                self.try_to(self.observers.compiled, self, args, output, module)
+
+    def innermost(self) -> Frame | None:
+        """The running module whose code this is; an nn.Softmax is passed over, because the module around calls it."""
+        frames = [frame for frame in self.stack[-2:] if not isinstance(frame.module, nn.Softmax)]
+        return frames[-1] if frames else None
+
+    def innermost_module(self) -> nn.Module | None:
+        """The module of that frame."""
+        frame = self.innermost()
+        return None if frame is None else frame.module
+
+    def is_in_attention(self) -> bool:
+        """Whether a running module looks like attention."""
+        return any(looks_like_attention(frame.module) for frame in self.stack)
+
+
+def _frame_of_model(running: FrameType | None) -> FrameType | None:
+    """The innermost frame that is not ours: to ask a frame for its `self` copies all that it holds."""
+    while running is not None and running.f_globals.get("__name__", "").startswith("regard.inspection."):
+        running = running.f_back
+    return running
+
+
+_local = threading.local()
+
+
+def this_thread() -> Thread:
+    """The state of the current thread."""
+    if not hasattr(_local, "thread"):
+        _local.thread = Thread()
+    return _local.thread
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass is running, in which modules run forward only to be recomputed (checkpointing)."""
+    return graph_task_id() != -1
